@@ -15,17 +15,17 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import json
 import math
 import os
 import platform
-import queue
 import re
 import signal
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 import time
 import zlib
 from dataclasses import dataclass, field
@@ -41,9 +41,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-# ----------------------------------------------------------------------------------------------------
-# --- errors: each is one line for the user, and an exit code
-# ----------------------------------------------------------------------------------------------------
+# --- errors: each is one line for the user, and an exit code ----------------------------------------------
 
 EXIT_OVER_BUDGET, EXIT_SIGNAL = 4, 16
 
@@ -63,9 +61,7 @@ class NumericalError(ArithmeticError):
     exit_code = 17
 
 
-# ----------------------------------------------------------------------------------------------------
-# --- settings: one table; the defaults are PRESET=10min_16mb, the other presets say how they differ
-# ----------------------------------------------------------------------------------------------------
+# --- settings: one table; the defaults are PRESET=10min_16mb, the other presets say how they differ -------
 
 PRESETS: dict[str, dict[str, Any]] = {
     "10min_16mb": {},
@@ -174,6 +170,10 @@ class Settings:
         return self.model_dim // self.num_heads
 
     @property
+    def kv_dim(self) -> int:
+        return self.head_dim * self.num_kv_heads
+
+    @property
     def eval_window(self) -> int:
         return self.eval_seq_len or self.train_seq_len
 
@@ -245,59 +245,37 @@ def check_settings(s: Settings) -> None:
     need(s.val_tokens_limit != 1, "VAL_TOKENS_LIMIT", "0 or at least 2 (the first token is not scored)")
 
 
-def settings_markdown() -> str:
-    """The README's settings table: one row for each variable, one column for each preset."""
-    lines = [f"| variable | {' | '.join(PRESETS)} | what it does |", "|---" * (len(PRESETS) + 2) + "|"]
-    for row in dataclasses.fields(Settings):
-        values = [{"preset": name, **overrides}.get(row.name, row.default) for name, overrides in PRESETS.items()]
-        cells = " | ".join(f"`{show(v)}`" if show(v) else "" for v in values)
-        lines.append(f"| `{row.name.upper()}` | {cells} | {row.metadata['doc']} |")
-    return "\n".join(lines)
-
-
 def show(value: Any) -> str:
     """A setting's value as its environment variable would be written."""
     return str(int(value)) if isinstance(value, bool) else f"{value:.10g}" if isinstance(value, float) else str(value)
 
 
-# ----------------------------------------------------------------------------------------------------
-# --- parameters: names, shapes, start values and optimizer of everything that is learned
-# ----------------------------------------------------------------------------------------------------
+# --- parameters: names, shapes, start values and optimizer of everything that is learned ------------------
 
 class Param(NamedTuple):
     name: str
     shape: tuple[int, ...]
-    init: str             # normal, uniform (by scale), or constant (the scale itself)
+    init: str               # normal, uniform (by scale), or constant (the scale itself)
     scale: float
-    group: str            # matrix (Muon); embed, head, vector (Adam)
+    group: str              # matrix (Muon); embed, head, vector (Adam)
 
 
 def parameter_table(s: Settings) -> list[Param]:
-    """All parameters in storage order. Matrices are [out, in] and first; equal ones of all layers are
-    neighbours, so that the flat storage holds them as one stack [layers, out, in]."""
-    dim, kv_dim, hidden = s.model_dim, s.head_dim * s.num_kv_heads, s.mlp_mult * s.model_dim
-    blocks = range(s.num_layers)
+    """All parameters in storage order: matrices [L, out, in] and vectors stand as one stack over the
+    layers, so no work is done layer by layer outside the forward pass. qkv holds three matrices."""
+    dim, layers, kv_dim, hidden = s.model_dim, s.num_layers, s.kv_dim, s.mlp_mult * s.model_dim
     bound = dim ** -0.5     # uniform in +-1/sqrt(fan in), the usual start of a linear layer
-
-    def stack(*rows: tuple) -> list[Param]:
-        return [Param(f"blocks.{i}.{row[0]}", *row[1:]) for i in blocks for row in rows]
-
-    table = stack(("attn.q", (dim, dim), "uniform", bound, "matrix"),
-                  ("attn.k", (kv_dim, dim), "uniform", bound, "matrix"),
-                  ("attn.v", (kv_dim, dim), "uniform", bound, "matrix"))
-    table += stack(("attn.out", (dim, dim), "constant", 0.0, "matrix"))
-    table += stack(("mlp.up", (hidden, dim), "uniform", bound, "matrix"))
-    table += stack(("mlp.down", (dim, hidden), "constant", 0.0, "matrix"))
-    std = s.tied_embed_init_std if s.tie_embeddings else 1.0
-    table.append(Param("tok_emb", (s.vocab_size, dim), "normal", std, "embed"))
+    table = [Param("qkv", (layers, dim + 2 * kv_dim, dim), "uniform", bound, "matrix"),
+             Param("attn_out", (layers, dim, dim), "constant", 0.0, "matrix"),
+             Param("mlp_up", (layers, hidden, dim), "uniform", bound, "matrix"),
+             Param("mlp_down", (layers, dim, hidden), "constant", 0.0, "matrix"),
+             Param("tok_emb", (s.vocab_size, dim), "normal", s.tied_embed_init_std if s.tie_embeddings else 1.0, "embed")]
     if not s.tie_embeddings:
         table.append(Param("head", (s.vocab_size, dim), "constant", 0.0, "head"))
-    table += stack(("attn_scale", (dim,), "constant", 1.0, "vector"))
-    table += stack(("mlp_scale", (dim,), "constant", 1.0, "vector"))
-    table += stack(("mix_x", (dim,), "constant", 1.0, "vector"))
-    table += stack(("mix_x0", (dim,), "constant", 0.0, "vector"))
-    table += stack(("q_gain", (s.num_heads,), "constant", s.qk_gain_init, "vector"))
-    table += [Param(f"skip_weight.{i}", (dim,), "constant", 1.0, "vector") for i in range(s.num_layers // 2)]
+    starts = {"attn_scale": 1.0, "mlp_scale": 1.0, "mix_x": 1.0, "mix_x0": 0.0}
+    table += [Param(name, (layers, dim), "constant", start, "vector") for name, start in starts.items()]
+    table.append(Param("q_gain", (layers, s.num_heads), "constant", s.qk_gain_init, "vector"))
+    table.append(Param("skip_weight", (layers // 2, dim), "constant", 1.0, "vector"))
     return table
 
 
@@ -315,8 +293,8 @@ def draw(param: Param, seed: int) -> np.ndarray:
 def flops_per_token(s: Settings) -> int:
     """Floating-point operations of one training token, forward and backward: 6 for each weight of a
     matrix product and 6 * dim * T / 2 for each of the two causal attention products in each layer."""
-    products = sum(math.prod(p.shape) for p in parameter_table(s) if p.group == "matrix")
-    return 6 * (products + s.vocab_size * s.model_dim) + 6 * s.num_layers * s.model_dim * s.train_seq_len
+    products = sum(math.prod(p.shape) for p in parameter_table(s) if p.group == "matrix") + s.vocab_size * s.model_dim
+    return 6 * products + 6 * s.num_layers * s.model_dim * s.train_seq_len
 
 
 def group_rate(s: Settings, group: str) -> float:
@@ -325,9 +303,7 @@ def group_rate(s: Settings, group: str) -> float:
     return {"matrix": s.matrix_lr, "embed": embed, "head": s.head_lr, "vector": s.scalar_lr}[group]
 
 
-# ----------------------------------------------------------------------------------------------------
-# --- schedules: pure functions of the step and of the progress in [0, 1]
-# ----------------------------------------------------------------------------------------------------
+# --- schedules: pure functions of the step and of the progress in [0, 1] ----------------------------------
 
 def progress(s: Settings, step: int, elapsed: float) -> float:
     """How far the run is: by steps or by the clock (elapsed seconds), whichever is further."""
@@ -353,95 +329,73 @@ def ema_decay(s: Settings, step: int) -> float:
     return min(s.ema_decay, (1 + step) / (10 + step))
 
 
-# ----------------------------------------------------------------------------------------------------
-# --- shards: 256 little-endian int32, then uint16 tokens (format: data/README.md)
-# ----------------------------------------------------------------------------------------------------
+# --- shards: 256 little-endian int32, then uint16 tokens (format: data/README.md) -------------------------
 
 SHARD_MAGIC, SHARD_VERSION, EXTENSION_MAGIC, HEADER_BYTES = 20240520, 1, 0x31464C47, 1024
-SPLITS = ("val", "train")
 
 
-@dataclass(frozen=True)
 class Shard:
-    """The header of one shard file. A legacy shard says no more than its token count."""
-    path: Path
-    header: bytes
-    tokens: int
-    extended: bool
-    vocab_size: int
-    text_bytes: int
-    max_id: int
-    crc32: int
-    index: int
-    count: int
-    split: str
-    lossy: bool
-    tokenizer_sha256: str
-    corpus_sha256: str
+    """The header of one shard file, held against the file's exact size. Raises DataError.
+
+    `claims` is what an extended header says of itself and the set it belongs to; a legacy shard knows
+    its token count only.
+    """
+
+    def __init__(self, path: Path):
+        mend = f"python data/shards.py inspect {path} says more; make or fetch the file again"
+        try:
+            with open(path, "rb") as file:
+                header, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        if len(header) < HEADER_BYTES:
+            raise DataError(f"{path}: {size} bytes, expected a header of {HEADER_BYTES} ({mend})")
+        ints, unsigned = np.frombuffer(header, "<i4").tolist(), np.frombuffer(header, "<u4").tolist()
+        if ints[:2] != [SHARD_MAGIC, SHARD_VERSION]:
+            raise DataError(f"{path}: magic and version {ints[:2]}, expected {[SHARD_MAGIC, SHARD_VERSION]} ({mend})")
+        self.path, self.header, self.tokens = path, header, ints[2]
+        if self.tokens < 1 or size != HEADER_BYTES + 2 * self.tokens:
+            raise DataError(f"{path}: {size} bytes, expected {HEADER_BYTES + 2 * self.tokens} for the {self.tokens} "
+                            f"uint16 tokens that the header names ({mend})")
+        self.extended = unsigned[3] == EXTENSION_MAGIC
+        if unsigned[3] and not self.extended:
+            raise DataError(f"{path}: header int 3 is {unsigned[3]:#x}, expected 0 or {EXTENSION_MAGIC:#x} ({mend})")
+        self.text_bytes, self.max_id, self.crc32 = unsigned[9] + (unsigned[10] << 32), ints[8], unsigned[11]
+        self.claims = {"extended header": self.extended}
+        if self.extended:
+            self.claims |= {"extension": ints[4], "vocabulary": ints[5], "index": ints[12], "number of shards": ints[13],
+                            "split": ints[14], "lossy tokenizer": ints[15] & 1, "tokenizer": header[64:96].hex(),
+                            "corpus": header[96:128].hex()}
 
 
-def read_shard(path: Path) -> Shard:
-    """Read and check one header and the file's exact size. Raises DataError."""
-    mend = f"python data/shards.py inspect {path}"
-    try:
-        with open(path, "rb") as file:
-            header, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(header) < HEADER_BYTES:
-        raise DataError(f"{path}: {size} bytes, expected a header of {HEADER_BYTES} ({mend})")
-    ints, unsigned = np.frombuffer(header, "<i4"), np.frombuffer(header, "<u4")
-    found = (int(ints[0]), int(ints[1]))
-    if found != (SHARD_MAGIC, SHARD_VERSION):
-        hint = "; its bytes are swapped" if found[0] == int(np.int32(SHARD_MAGIC).byteswap()) else ""
-        raise DataError(f"{path}: magic and version {found}, expected {(SHARD_MAGIC, SHARD_VERSION)}{hint} ({mend})")
-    tokens, expected = int(ints[2]), HEADER_BYTES + 2 * int(ints[2])
-    if tokens < 1 or size != expected:
-        raise DataError(f"{path}: {size} bytes, expected {expected} for the {tokens} uint16 tokens that the "
-                        f"header names ({mend})")
-    extended = int(unsigned[3]) == EXTENSION_MAGIC
-    if not extended and unsigned[3]:
-        raise DataError(f"{path}: header int [3] is {unsigned[3]:#x}, expected 0 or {EXTENSION_MAGIC:#x} ({mend})")
-    if extended and ints[14] not in (0, 1):
-        raise DataError(f"{path}: split {ints[14]}, expected 0 (val) or 1 (train) ({mend})")
-    return Shard(path, header, tokens, extended, int(ints[5]), int(unsigned[9]) + (int(unsigned[10]) << 32),
-                 int(ints[8]), int(unsigned[11]), int(ints[12]), int(ints[13]), SPLITS[int(ints[14])],
-                 bool(ints[15] & 1), header[64:96].hex(), header[96:128].hex())
+def find_shards(s: Settings, split: str, expected: dict[str, Any]) -> list[Shard]:
+    """All shards of a split in order: one whole set. Raises DataError.
 
-
-def find_shards(folder: Path, split: str) -> list[Shard]:
-    """All shards of a split in order: one whole set, extended or legacy. Raises DataError."""
+    `expected` holds the claims that must be met; what it does not hold yet, the first shard decides, so
+    that train and val, called with one dict, must come of one tokenizer and one corpus.
+    """
+    folder = Path(s.data_path)
     if not folder.is_dir():
         raise DataError(f"DATA_PATH={folder} is no folder; python data/prepare.py demo makes the demo corpus, "
                         "python data/download.py fetches FineWeb")
-    shards = [read_shard(path) for path in sorted(folder.glob(f"*_{split}_*.bin"))]
+    shards = [Shard(path) for path in sorted(folder.glob(f"*_{split}_*.bin"))]
     if not shards:
         raise DataError(f"DATA_PATH={folder} holds no *_{split}_*.bin; python data/prepare.py demo makes some")
     names = {re.sub(r"_\d+\.bin$", "", shard.path.name) for shard in shards}
     if len(names) > 1:
         raise DataError(f"{folder} holds two {split} sets, {' and '.join(sorted(names)[:2])}: keep one in a folder")
-    indices = [int(match[1]) if (match := re.search(r"_(\d+)\.bin$", s.path.name)) else -1 for s in shards]
-    if indices != list(range(len(shards))):
-        at = next(i for i, index in enumerate(indices) if i != index)
-        raise DataError(f"{shards[at].path}: expected {split} shard number {at} here: one is missing or doubled")
     for at, shard in enumerate(shards):
-        check_membership(shard, shards[0], split, at, len(shards))
+        if not re.search(rf"_0*{at}\.bin$", shard.path.name):
+            raise DataError(f"{shard.path}: expected {split} shard number {at} here: one is missing or doubled")
+        here = {"index": at, "number of shards": len(shards), "split": ("val", "train").index(split)}
+        for what, found in shard.claims.items():
+            need = here.get(what, expected.setdefault(what, found))
+            if found != need:
+                raise DataError(f"{shard.path}: {what} is {found}, expected {need}: the files do not belong together; "
+                                f"python data/shards.py verify {folder} {s.tokenizer_path} says more")
+        if shard.extended and shard.max_id >= s.vocab_size:
+            raise DataError(f"{shard.path}: highest token id {shard.max_id}, expected below VOCAB_SIZE={s.vocab_size}")
     return shards
-
-
-def check_membership(shard: Shard, first: Shard, split: str, index: int, count: int) -> None:
-    """Does the shard belong at this place of this set? Raises DataError."""
-    if shard.extended != first.extended:
-        raise DataError(f"{shard.path}: extended and legacy shards in one set; python data/shards.py upgrade mends it")
-    if not shard.extended:
-        return
-    for what, found, expected in (
-            ("split", shard.split, split), ("index", shard.index, index), ("shards in the set", shard.count, count),
-            ("corpus", shard.corpus_sha256, first.corpus_sha256), ("lossy", shard.lossy, first.lossy),
-            ("tokenizer", shard.tokenizer_sha256, first.tokenizer_sha256)):
-        if found != expected:
-            raise DataError(f"{shard.path}: its header says {what} {found}, expected {expected}; "
-                            f"python data/shards.py verify {shard.path.parent}")
 
 
 class TokenStream:
@@ -485,14 +439,12 @@ class TokenStream:
         return out
 
 
-# ----------------------------------------------------------------------------------------------------
-# --- batch order: a pure function of step and slot, so it is the same for every number of ranks
-# ----------------------------------------------------------------------------------------------------
+# --- batch order: a pure function of step and slot, so it is the same for every number of ranks -----------
 
 def shuffled_windows(seed: int, count: int) -> np.ndarray:
     """A permutation of range(count), int64: by the splitmix64 hash of (seed, number)."""
-    mixed = np.uint64(seed % 2**64) * np.uint64(0xD1342543DE82EF95) + np.arange(1, count + 1, dtype=np.uint64)
-    mixed *= np.uint64(0x9E3779B97F4A7C15)
+    start = np.uint64(seed * 0xD1342543DE82EF95 % 2**64)
+    mixed = (start + np.arange(1, count + 1, dtype=np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.argsort(mixed ^ (mixed >> np.uint64(31)), kind="stable")
@@ -511,63 +463,43 @@ def slot_start(step: int, slot: int, slots: int, length: int, total: int, window
 
 
 class BatchReader:
-    """Reads this rank's part of coming batches ahead of time, in one thread.
+    """Reads this rank's part of the coming batches ahead of time, in one thread.
 
-    `next()` gives (batch, wait): batch is what `convert` made of int64[micro_steps, slot_tokens + 1],
-    wait the seconds spent waiting for it. `crc32s` holds, for each of this rank's slots, the checksum of
-    all tokens it has been given so far: equal data, equal checksums, whatever the number of ranks.
+    `crc32s` holds, for each of this rank's slots, the checksum of all tokens handed out so far: equal
+    data, equal checksums, whatever the number of ranks.
     """
+    AHEAD = 4   # batches
 
-    def __init__(self, s: Settings, stream: TokenStream, rank: int, world: int, first_step: int,
-                 crc32s: list[int], convert: Callable[[np.ndarray], Any]):
-        if stream.total < s.slot_tokens + 1:
+    def __init__(self, s: Settings, stream: TokenStream, rank: int, world: int, step: int, crc32s: list[int],
+                 convert: Callable[[np.ndarray], Any]):
+        if stream.total <= s.slot_tokens:
             raise DataError(f"DATA_PATH={s.data_path}: {stream.total} training tokens, expected at least the "
                             f"{s.slot_tokens + 1} of one slot; lower TRAIN_BATCH_TOKENS")
-        self.s, self.stream, self.convert = s, stream, convert
+        self.s, self.stream, self.convert, self.crc32s = s, stream, convert, crc32s
         self.slots = range(rank, s.batch_slots, world)
         count = stream.total // (s.slot_tokens + 1)
         self.windows = shuffled_windows(s.seed, count) if s.data_order == "shuffled" else None
-        self.crc32s = crc32s
-        self.ready: queue.Queue = queue.Queue(maxsize=4)
-        self.stopped = threading.Event()
-        threading.Thread(target=self.run, args=(first_step,), name="batch reader", daemon=True).start()
+        self.thread = ThreadPoolExecutor(1, "batch reader")
+        self.step, self.coming = step, []
 
-    def read(self, step: int) -> np.ndarray:
-        """uint16[micro_steps, slot_tokens + 1]: this rank's slots of one step."""
+    def read(self, step: int) -> tuple[Any, list[int]]:
+        """This rank's slots of one step, int64[micro_steps, slot_tokens + 1] through `convert`, and their crc32s."""
         s, length = self.s, self.s.slot_tokens
-        starts = [slot_start(step, slot, s.batch_slots, length, self.stream.total, self.windows)
-                  for slot in self.slots]
-        return np.stack([self.stream.read(start, length + 1) for start in starts])
+        starts = [slot_start(step, slot, s.batch_slots, length, self.stream.total, self.windows) for slot in self.slots]
+        tokens = np.stack([self.stream.read(start, length + 1) for start in starts])
+        self.crc32s = [zlib.crc32(slot, crc) for slot, crc in zip(tokens, self.crc32s)]
+        return self.convert(tokens.astype(np.int64)), self.crc32s
 
-    def run(self, step: int) -> None:
-        crc32s = self.crc32s
-        while not self.stopped.is_set():
-            try:
-                tokens = self.read(step)
-                crc32s = [zlib.crc32(slot, crc) for slot, crc in zip(tokens, crc32s)]
-                item = self.convert(tokens.astype(np.int64)), crc32s
-            except Exception as error:      # handed to the training thread, which raises it
-                item = error, crc32s
-            self.ready.put(item)
-            step += 1
-
-    def next(self) -> tuple[Any, float]:
+    def next(self) -> tuple[Any, list[int], float]:
+        """(batch, crc32s up to and with it, seconds waited for it). Raises what reading it raised."""
+        while len(self.coming) < self.AHEAD:
+            self.coming.append(self.thread.submit(self.read, self.step))
+            self.step += 1
         began = time.perf_counter()
-        batch, crc32s = self.ready.get()
-        if isinstance(batch, Exception):
-            raise batch
-        self.crc32s = crc32s
-        return batch, time.perf_counter() - began
-
-    def close(self) -> None:
-        self.stopped.set()
-        while not self.ready.empty():       # wake the thread if it waits for room
-            self.ready.get()
+        return *self.coming.pop(0).result(), time.perf_counter() - began
 
 
-# ----------------------------------------------------------------------------------------------------
-# --- tokens and bytes: what each token of a text is worth
-# ----------------------------------------------------------------------------------------------------
+# --- tokens and bytes: what each token of a text is worth -------------------------------------------------
 
 def load_tokenizer(s: Settings) -> tuple[sentencepiece.SentencePieceProcessor, str]:
     """The tokenizer and the sha256 of its file. Raises DataError."""
@@ -635,19 +567,9 @@ class Corpus:
 def load_corpus(s: Settings, with_train: bool = True) -> Corpus:
     """Open and check tokenizer and shards. Raises DataError."""
     tokenizer, tokenizer_sha256 = load_tokenizer(s)
-    val = find_shards(Path(s.data_path), "val")
-    train = find_shards(Path(s.data_path), "train") if with_train else []
-    if train and train[0].extended != val[0].extended:
-        raise DataError(f"{s.data_path}: extended and legacy shards together; python data/shards.py upgrade mends it")
-    for shard in val + train:
-        for what, found, expected in (("tokenizer", shard.tokenizer_sha256, tokenizer_sha256),
-                                      ("vocabulary", shard.vocab_size, s.vocab_size),
-                                      ("corpus", shard.corpus_sha256, val[0].corpus_sha256)):
-            if shard.extended and found != expected:
-                raise DataError(f"{shard.path}: made with {what} {found}, expected {expected} "
-                                f"(TOKENIZER_PATH={s.tokenizer_path}, DATA_PATH={s.data_path})")
-        if shard.extended and shard.max_id >= s.vocab_size:
-            raise DataError(f"{shard.path}: highest token id {shard.max_id}, expected below VOCAB_SIZE={s.vocab_size}")
+    expected = {"extension": 1, "vocabulary": s.vocab_size, "tokenizer": tokenizer_sha256}
+    val = find_shards(s, "val", expected)
+    train = find_shards(s, "train", expected) if with_train else []
     stream = TokenStream(val, s.vocab_size)
     tokens = stream.read(0, stream.total)
     worth, notes = count_bytes(val, tokens, tokenizer)
@@ -660,7 +582,7 @@ def count_bytes(val: list[Shard], tokens: np.ndarray, tokenizer: Any) -> tuple[n
     """Bytes of each validation token, held against the headers' byte count. Raises DataError."""
     worth, place = token_bytes(byte_table(tokenizer), tokens), val[0].path.parent
     total, stated = int(worth.sum(dtype=np.int64)), sum(shard.text_bytes for shard in val)
-    if val[0].extended and not val[0].lossy:
+    if val[0].extended and not val[0].claims["lossy tokenizer"]:
         if total != stated:
             raise DataError(f"{place}: the validation tokens are worth {total} bytes, the headers say {stated}: the "
                             f"tokenizer does not give this text back; python data/shards.py verify {place}")
@@ -668,12 +590,12 @@ def count_bytes(val: list[Shard], tokens: np.ndarray, tokenizer: Any) -> tuple[n
     if val[0].extended:     # scored by the true bytes of the text, spread over the tokens
         scaled = np.diff(np.concatenate([[0], np.cumsum(worth, dtype=np.int64)]) * stated // max(total, 1))
         return scaled.astype(np.int32), [f"lossy tokenizer: {total} bytes decoded of {stated} in the validation text"]
-    return worth, [f"legacy shards: {total} validation bytes counted by decoding; no header vouches for them"]
+    unknown = int((tokens == tokenizer.unk_id()).sum())
+    return worth, [f"legacy shards: {total} validation bytes counted by decoding, {unknown} unknown tokens as 0; "
+                   "no header vouches for them"]
 
 
-# ----------------------------------------------------------------------------------------------------
-# --- score: windows over the validation tokens, every token but the first scored exactly once
-# ----------------------------------------------------------------------------------------------------
+# --- score: windows over the validation tokens, every token but the first scored exactly once -------------
 
 class Score(NamedTuple):
     val_loss: float         # nats per token
@@ -697,8 +619,7 @@ def eval_windows(total: int, window: int, stride: int) -> np.ndarray:
     return np.stack([starts, firsts, ends], axis=1)
 
 
-def evaluate(s: Settings, nll: Callable[[np.ndarray], np.ndarray], corpus: Corpus, rank: int, world: int,
-             sum_over_ranks: Callable[[list[float]], list[float]]) -> Score:
+def evaluate(s: Settings, nll: Callable[[np.ndarray], np.ndarray], corpus: Corpus, machine: Any) -> Score:
     """Score the validation tokens. `nll` maps int64[B, T+1] to float32[B, T]: nats of ids[:, 1:].
 
     All batches have one shape: past its end a row repeats its last token, which is not scored.
@@ -709,9 +630,9 @@ def evaluate(s: Settings, nll: Callable[[np.ndarray], np.ndarray], corpus: Corpu
         raise DataError(f"DATA_PATH={s.data_path}: {total} validation tokens, expected at least 2")
     window = min(s.eval_window, total - 1)
     windows = eval_windows(total, window, min(s.eval_step, window))
-    rows = max(1, min(s.val_batch_size // s.batch_slots // window, -(-len(windows) // world)))
+    rows = max(1, min(s.val_batch_size // s.batch_slots // window, -(-len(windows) // machine.world)))
     nats = scored = 0.0
-    for first_row in range(rank * rows, len(windows), world * rows):
+    for first_row in range(machine.rank * rows, len(windows), machine.world * rows):
         start, first, end = windows[first_row:first_row + rows].T[:, :, None]
         place = start + np.arange(window + 1)
         ids = tokens[np.minimum(place, end)].astype(np.int64)
@@ -720,16 +641,14 @@ def evaluate(s: Settings, nll: Callable[[np.ndarray], np.ndarray], corpus: Corpu
         is_scored = ((place >= first) & (place <= end))[:, 1:]
         nats += float(nll(ids)[:len(is_scored)][is_scored].sum(dtype=np.float64))
         scored += int(is_scored.sum())
-    nats, scored = sum_over_ranks([nats, scored])
+    nats, scored = (sum(parts) for parts in zip(*machine.gather((nats, scored))))
     assert scored == total - 1, "every token but the first is scored once"
     scored_bytes = int(worth[1:total].sum(dtype=np.int64))
     return Score(nats / scored, nats / math.log(2) / max(scored_bytes, 1), int(scored), scored_bytes,
                  total < len(tokens))
 
 
-# ----------------------------------------------------------------------------------------------------
-# --- artifact: zlib level 9 over a safetensors file; metadata names the scheme of each tensor
-# ----------------------------------------------------------------------------------------------------
+# --- artifact: zlib level 9 over a safetensors file; metadata names the scheme of each tensor -------------
 
 ARTIFACT_FORMAT = "bytegolf-1"
 INT8_ABOVE = 65536      # elements: smaller tensors are not worth a scale for each row
@@ -738,66 +657,69 @@ SHAPE_SETTINGS = ("vocab_size", "num_layers", "model_dim", "num_heads", "num_kv_
 
 
 def quantize_rows(matrix: np.ndarray, percentile: float, std: float) -> tuple[np.ndarray, np.ndarray]:
-    """int8[rows, cols] and a scale for each row such that matrix is about scale * int8.
+    """int8[..., rows, cols] and a scale for each row, so that the matrix is about scale * int8.
 
     Rows are clipped at a percentile of |w| or, if std > 0, at std times the row's standard deviation.
     Scales are float16 where all of them are normal or zero there, else float32; no floor is put under
     them, so a row of small weights keeps all 255 levels.
     """
-    size = np.abs(matrix)
-    limit = std * matrix.std(axis=1) if std else np.quantile(size, percentile / 100, axis=1)
+    limit = std * matrix.std(axis=-1) if std else np.quantile(np.abs(matrix), percentile / 100, axis=-1)
     scale = (limit / 127).astype(np.float32)
-    normal = scale[scale > 0]
-    tiny, huge = np.finfo(np.float16).tiny, np.finfo(np.float16).max
-    if not len(normal) or (normal.min() >= tiny and normal.max() <= huge):
+    normal, half = scale[scale > 0], np.finfo(np.float16)
+    if not len(normal) or (normal.min() >= half.tiny and normal.max() <= half.max):
         scale = scale.astype(np.float16)
-    divisor = np.where(scale > 0, scale, 1).astype(np.float32)[:, None]
+    divisor = np.where(scale > 0, scale, 1).astype(np.float32)[..., None]
     return np.clip(np.rint(matrix / divisor), -127, 127).astype(np.int8), scale
 
 
-def encode_artifact(s: Settings, weights: dict[str, np.ndarray]) -> bytes:
-    """Weights float32 by name -> the artifact's bytes, a function of the values alone.
+def scheme_of(param: Param) -> str:
+    """Large matrices int8 by rows, small ones float16, vectors and scalars (which steer) float32."""
+    if param.group == "vector":
+        return "float32"
+    return "int8 rows" if math.prod(param.shape[-2:]) > INT8_ABOVE else "float16"
 
-    Matrices above INT8_ABOVE elements: int8 by rows. Other tensors: float16; vectors that the optimizer
-    calls so, and values float16 cannot hold: float32. Raises NumericalError for what is not finite.
+
+def encode_artifact(s: Settings, weights: dict[str, np.ndarray]) -> bytes:
+    """float32 weights by name -> the artifact's bytes, a function of the values alone.
+
+    Values that float16 cannot hold make their tensor float32. Raises NumericalError for what is not finite.
     """
-    groups = {param.name: param.group for param in parameter_table(s)}
     tensors, schemes = {}, {}
-    for name, value in weights.items():
+    for param in parameter_table(s):
+        name, value = param.name, weights[param.name]
         if not np.isfinite(value).all():
             raise NumericalError(f"{name} holds values that are not finite: nothing was exported")
-        if value.ndim == 2 and value.size > INT8_ABOVE:
-            schemes[name] = "int8 rows"
+        schemes[name] = scheme = scheme_of(param)
+        if scheme == "int8 rows":
             tensors[name], tensors[name + ".scale"] = quantize_rows(value, s.clip_percentile, s.clip_std)
-        elif groups.get(name) == "vector" or np.abs(value).max(initial=0) > np.finfo(np.float16).max:
-            schemes[name], tensors[name] = "float32", value.astype(np.float32)
+        elif scheme == "float16" and np.abs(value).max(initial=0) <= np.finfo(np.float16).max:
+            tensors[name] = value.astype(np.float16)
         else:
-            schemes[name], tensors[name] = "float16", value.astype(np.float16)
+            schemes[name], tensors[name] = "float32", value.astype(np.float32)
     shape = {name: getattr(s, name) for name in SHAPE_SETTINGS}
     # one metadata key only: safetensors writes several in no fixed order
     about = json.dumps({"format": ARTIFACT_FORMAT, "settings": shape, "schemes": schemes}, sort_keys=True)
     return zlib.compress(safetensors.numpy.save(tensors, {"bytegolf": about}), 9)
 
 
-def decode_artifact(blob: bytes, name: str = "artifact") -> tuple[Settings, dict[str, np.ndarray]]:
-    """The artifact's shape settings and float32 weights by name. Raises DataError if it is damaged."""
+def decode_artifact(blob: bytes, name: str) -> tuple[Settings, dict[str, np.ndarray]]:
+    """Bytes of the file `name` -> its shape settings and float32 weights. Raises DataError if damaged."""
     try:
         inflater = zlib.decompressobj()
         raw = inflater.decompress(blob)
         if not inflater.eof or inflater.unused_data:
-            raise ValueError("the zlib stream is cut short" if not inflater.eof else "bytes follow the zlib stream")
+            raise ValueError("bytes follow the zlib stream" if inflater.eof else "the zlib stream is cut short")
         about = json.loads(json.loads(raw[8:8 + int.from_bytes(raw[:8], "little")])["__metadata__"]["bytegolf"])
         if about["format"] != ARTIFACT_FORMAT:
             raise ValueError(f"format {about['format']!r}, expected {ARTIFACT_FORMAT!r}")
-        rows = {row.name: row for row in dataclasses.fields(Settings) if row.name in SHAPE_SETTINGS}
-        s = Settings(**{key: parse_setting(row, show(about["settings"][key])) for key, row in rows.items()})
-        stored, weights = safetensors.numpy.load(raw), {}
-        for param in parameter_table(s):
-            weights[param.name] = dequantize(stored, param, about["schemes"][param.name])
+        rows = [row for row in dataclasses.fields(Settings) if row.name in SHAPE_SETTINGS]
+        s = Settings(**{row.name: parse_setting(row, show(about["settings"][row.name])) for row in rows})
+        stored = safetensors.numpy.load(raw)
+        weights = {p.name: dequantize(stored, p, about["schemes"][p.name]) for p in parameter_table(s)}
         if stored:
             raise ValueError(f"holds {sorted(stored)[0]!r}, which the model has no place for")
-    except (ValueError, KeyError, TypeError, AttributeError, zlib.error, safetensors.SafetensorError) as error:
-        raise DataError(f"{name}: not a whole artifact: {type(error).__name__}: {error}") from None
+    except (ValueError, LookupError, TypeError, AttributeError, zlib.error, safetensors.SafetensorError) as error:
+        raise DataError(f"{name} is no whole artifact: {type(error).__name__}: {error}") from None
     return s, weights
 
 
@@ -809,10 +731,7 @@ def dequantize(stored: dict[str, np.ndarray], param: Param, scheme: str) -> np.n
         raise ValueError(f"{param.name} is {value.dtype}{value.shape}, expected {np.dtype(dtype)}{param.shape}")
     value = value.astype(np.float32)
     if scheme == "int8 rows":
-        scale = stored.pop(param.name + ".scale")
-        if scale.shape != param.shape[:1] or scale.dtype not in (np.float16, np.float32):
-            raise ValueError(f"{param.name}.scale is {scale.dtype}{scale.shape}, expected {param.shape[:1]}")
-        value *= scale.astype(np.float32)[:, None]
+        value *= stored.pop(param.name + ".scale").astype(np.float32).reshape(*param.shape[:-1], 1)
     if not np.isfinite(value).all():
         raise ValueError(f"{param.name} holds values that are not finite")
     return value
@@ -824,12 +743,10 @@ def count_code(s: Settings, script: bytes) -> int:
 
 def planned_bytes(s: Settings) -> int:
     """Bytes of the artifact before zlib, which saves little on trained weights."""
-    total = 0
-    for param in parameter_table(s):
-        size = math.prod(param.shape)
-        in_int8 = len(param.shape) == 2 and size > INT8_ABOVE
-        total += size + 2 * param.shape[0] if in_int8 else size * (4 if param.group == "vector" else 2)
-    return total
+    def size(p: Param) -> int:
+        rows = 2 * math.prod(p.shape[:-1]) if scheme_of(p) == "int8 rows" else 0
+        return math.prod(p.shape) * {"int8 rows": 1, "float16": 2, "float32": 4}[scheme_of(p)] + rows
+    return sum(size(p) for p in parameter_table(s))
 
 
 def write_whole(path: Path, blob: bytes) -> None:
@@ -846,9 +763,7 @@ def write_whole(path: Path, blob: bytes) -> None:
         raise
 
 
-# ----------------------------------------------------------------------------------------------------
-# --- run directory: train.log for people, metrics.jsonl for programs
-# ----------------------------------------------------------------------------------------------------
+# --- run directory: train.log for people, metrics.jsonl for programs --------------------------------------
 
 class RunLog:
     """Rank 0 prints and writes, the others are silent. Without a folder it only prints."""
@@ -879,11 +794,12 @@ class RunLog:
             self.bar.set_postfix_str(text, refresh=False)
             self.bar.update(done - self.bar.n)
 
-    def close(self) -> None:
+    def block(self, lines: list[str], rows: dict[str, Any]) -> None:
+        """The end of a run: some lines, '---', then one 'key: value' a line."""
         if self.bar is not None:
             self.bar.close()
-        for file in self.files:
-            file.close()
+        for text in (*lines, "---", *(f"{key}: {value}" for key, value in rows.items())):
+            self.line(text)
 
 
 def make_run_folder(s: Settings) -> Path:
@@ -927,9 +843,7 @@ def dry_run(s: Settings, origins: dict[str, str], script: bytes) -> Iterator[str
     yield f"budget: {'ok' if artifact + code <= s.budget_bytes else 'over before zlib'}"
 
 
-# ----------------------------------------------------------------------------------------------------
-# --- machine: device, ranks, number format, compiler
-# ----------------------------------------------------------------------------------------------------
+# --- machine: device, ranks, number format, compiler ------------------------------------------------------
 
 @dataclass
 class Machine:
@@ -948,28 +862,18 @@ class Machine:
             dist.all_reduce(flat)
             flat /= self.world
 
-    def sum_floats(self, values: list[float]) -> list[float]:
-        """Sum float64 numbers over all ranks."""
-        if self.world > 1:
-            total = torch.tensor(values, dtype=torch.float64)
-            dist.all_reduce(total)
-            values = total.tolist()
-        return values
-
     def from_rank_0(self, value: Any) -> Any:
-        """Rank 0's value, on every rank: one clock and one decision for all."""
+        """Rank 0's value, on every rank: one clock and one decision for all. Travels between CPUs."""
+        box = [value]
         if self.world > 1:
-            box = [value]
-            dist.broadcast_object_list(box)
-            value = box[0]
-        return value
+            dist.broadcast_object_list(box, device=torch.device("cpu"))
+        return box[0]
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all ranks, in the order of the ranks."""
-        if self.world == 1:
-            return [value]
-        values = [None] * self.world
-        dist.all_gather_object(values, value)
+        values = [value] * self.world
+        if self.world > 1:
+            dist.all_gather_object(values, value)
         return values
 
     def synchronize(self) -> None:
@@ -1062,63 +966,46 @@ def open_machine(s: Settings) -> Machine:
     return Machine(device, reason, rank, world)
 
 
-# ----------------------------------------------------------------------------------------------------
-# --- model: B batch, T tokens, D width, H heads, G key-value heads, K head width, L layers, V vocabulary
-# ----------------------------------------------------------------------------------------------------
+# --- model: B batch, T tokens, D width, H heads, G key-value heads, K head width, L layers, V vocabulary ---
 
 NORM_EPS = 1e-6     # written down: the default of rms_norm differs between torch versions
 
 
 class Weights:
-    """All parameters in one flat float32 tensor, and the views that the forward pass and Muon use.
+    """All parameters in one flat float32 tensor, and the views of it that products and autograd use.
 
-    `leaves` are what the forward pass reads and autograd differentiates: the block matrices of all layers
-    as stacks [L, out, in] in the compute dtype, everything else in float32 views of `flat`. q, k and v of
-    a layer are neighbours in storage, so their stack is one matrix and one product.
+    `leaves`, by name: the matrices in the compute dtype, cast once after every optimizer step, everything
+    else as float32 views of `flat`.
     """
 
     def __init__(self, s: Settings, device: torch.device, dtype: torch.dtype):
         self.table = parameter_table(s)
-        sizes = [math.prod(p.shape) for p in self.table]
-        self.starts = dict(zip((p.name for p in self.table), np.cumsum([0] + sizes).tolist()))
-        self.flat = torch.zeros(sum(sizes), device=device)
-        self.num_matrix = sum(n for n, p in zip(sizes, self.table) if p.group == "matrix")
-        self.matrices = torch.zeros(self.num_matrix, device=device, dtype=dtype)    # the copy products read
-        self.shapes = self.leaf_shapes(s)
-        self.leaves = {name: (self.matrices if start < self.num_matrix else self.flat)
-                       [start:start + math.prod(shape)].view(shape).detach().requires_grad_()
-                       for name, (start, shape) in self.shapes.items()}
+        ends = np.cumsum([math.prod(p.shape) for p in self.table]).tolist()
+        self.slices = {p.name: slice(end - math.prod(p.shape), end) for p, end in zip(self.table, ends)}
+        self.flat = torch.zeros(ends[-1], device=device)
+        self.num_matrix = max(self.slices[p.name].stop for p in self.table if p.group == "matrix")
+        self.matrices = torch.zeros(self.num_matrix, device=device, dtype=dtype)
+        self.leaves = {**self.views(self.flat), **self.views(self.matrices)}
+        self.leaves = {name: leaf.detach().requires_grad_() for name, leaf in self.leaves.items()}
 
-    def leaf_shapes(self, s: Settings) -> dict[str, tuple[int, tuple[int, ...]]]:
-        """(offset in `flat`, shape) of each leaf, in storage order."""
-        dim, layers, vocab = s.model_dim, s.num_layers, s.vocab_size
-        kv_dim, hidden = s.head_dim * s.num_kv_heads, s.mlp_mult * dim
-        shapes = {"attn.q": ("qkv", (layers, dim + 2 * kv_dim, dim)), "attn.out": ("out", (layers, dim, dim)),
-                  "mlp.up": ("up", (layers, hidden, dim)), "mlp.down": ("down", (layers, dim, hidden)),
-                  "attn_scale": ("attn_scale", (layers, dim)), "mlp_scale": ("mlp_scale", (layers, dim)),
-                  "mix_x": ("mix_x", (layers, dim)), "mix_x0": ("mix_x0", (layers, dim)),
-                  "q_gain": ("q_gain", (layers, s.num_heads))}
-        leaves = {leaf: (self.starts[f"blocks.0.{name}"], shape) for name, (leaf, shape) in shapes.items()}
-        leaves |= {name: (self.starts[name], (vocab, dim)) for name in ("tok_emb", "head") if name in self.starts}
-        if layers > 1:
-            leaves["skip_weight"] = self.starts["skip_weight.0"], (layers // 2, dim)
-        return dict(sorted(leaves.items(), key=lambda item: item[1][0]))
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """A tensor of the layout of `flat`, or of its first part, as views by parameter name."""
+        return {p.name: flat[self.slices[p.name]].view(p.shape) for p in self.table
+                if self.slices[p.name].stop <= len(flat)}
 
     @torch.no_grad()
+    def set(self, flat: Tensor) -> None:
+        """Take over the values of a flat tensor, float32 in the table's order."""
+        self.flat.copy_(flat)
+        self.refresh()
+
     def refresh(self) -> None:
         """Bring the compute copy of the matrices up to date with `flat`."""
         self.matrices.copy_(self.flat[:self.num_matrix])
 
-    @torch.no_grad()
-    def load(self, values: dict[str, np.ndarray]) -> None:
-        whole = np.concatenate([values[p.name].ravel() for p in self.table])
-        self.flat.copy_(torch.from_numpy(whole))
-        self.refresh()
-
-    def named(self, flat: Tensor | None = None) -> dict[str, np.ndarray]:
-        """float32 arrays by parameter name, copied to the host: of `flat` or a tensor of its layout."""
-        host = (self.flat if flat is None else flat).detach().cpu().numpy().copy()
-        return {p.name: host[self.starts[p.name]:][:math.prod(p.shape)].reshape(p.shape) for p in self.table}
+    def pack(self, values: dict[str, np.ndarray]) -> Tensor:
+        """float32 arrays by name -> a flat tensor on the host."""
+        return torch.from_numpy(np.concatenate([values[p.name].ravel() for p in self.table]))
 
 
 def rms_norm(x: Tensor) -> Tensor:
@@ -1170,49 +1057,45 @@ def attention(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, is_causal=True, enable_gqa=True)
 
 
+def block(x: Tensor, x0: Tensor, cos: Tensor, sin: Tensor, w: dict[str, Tensor], head_dim: int) -> Tensor:
+    """One pre-norm transformer block, [B, T, D] to [B, T, D]. w: this layer's weights; its vectors are
+    float32 and act in float32."""
+    dtype, (B, T, D) = x.dtype, x.shape
+    x = (w["mix_x"] * x + w["mix_x0"] * x0).to(dtype)
+    heads = F.linear(rms_norm(x), w["qkv"]).view(B, T, -1, head_dim)
+    G = (heads.size(2) - D // head_dim) // 2
+    q, k, v = heads.split((D // head_dim, G, G), dim=2)
+    q = (rotate(rms_norm(q), cos, sin) * w["q_gain"][:, None]).to(dtype)
+    k = rotate(rms_norm(k), cos, sin).to(dtype)
+    y = attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2).reshape(B, T, D)
+    x = (x + w["attn_scale"] * F.linear(y, w["attn_out"])).to(dtype)
+    y = F.relu(F.linear(rms_norm(x), w["mlp_up"])).square()     # relu squared: So et al. 2021
+    return (x + w["mlp_scale"] * F.linear(y, w["mlp_down"])).to(dtype)
+
+
 class GPT:
-    """The forward pass, functions of the leaves of `Weights`: a U-Net of pre-norm transformer blocks."""
+    """The forward pass, as functions of the leaves of `Weights`: a U-Net of transformer blocks."""
 
     def __init__(self, s: Settings, machine: Machine):
         self.s, self.machine = s, machine
         self.weights = Weights(s, machine.device, machine.dtype)
-        self.rope: dict[int, tuple[Tensor, Tensor]] = {}
+        self.positions = functools.cache(lambda length: rope_tables(s, length, machine.device))
 
-    def positions(self, length: int) -> tuple[Tensor, Tensor]:
-        if length not in self.rope:
-            self.rope[length] = rope_tables(self.s, length, self.machine.device)
-        return self.rope[length]
-
-    def hidden(self, w: dict[str, Tensor], ids_BT: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """The last layer's output after the final norm, [B, T, D] in the compute dtype."""
-        layers, half = self.s.num_layers, self.s.num_layers // 2
-        per_layer = {name: leaf.unbind(0) for name, leaf in w.items() if name not in ("tok_emb", "head")}
-        x = x0 = rms_norm(F.embedding(ids_BT, w["tok_emb"])).to(self.machine.dtype)
-        skips: list[Tensor] = []
-        for i in range(layers):
-            if i >= half and skips:     # the second half of the layers takes up what the first half left
-                x = x + (per_layer["skip_weight"][i - half] * skips.pop()).to(x.dtype)
-            x = self.block(x, x0, cos, sin, **{name: per_layer[name][i] for name in self.block_leaves})
-            if i < half:
-                skips.append(x)
+    def hidden(self, w: dict[str, Tensor], ids: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """int64[B, T] -> the last layer's output after the final norm, [B, T, D] in the compute dtype."""
+        half, stacks = self.s.num_layers // 2, [name for name in w if name not in ("tok_emb", "head", "skip_weight")]
+        layers = [dict(zip(stacks, layer)) for layer in zip(*(w[name].unbind(0) for name in stacks))]
+        x = x0 = rms_norm(F.embedding(ids, w["tok_emb"])).to(self.machine.dtype)
+        outputs: list[Tensor] = []
+        for layer in layers[:half]:
+            x = block(x, x0, cos, sin, layer, self.s.head_dim)
+            outputs.append(x)
+        skips = w["skip_weight"].unbind(0)
+        for i, layer in enumerate(layers[half:]):
+            if outputs:     # the second half takes up what the first half left, last in first out
+                x = (x + skips[i] * outputs.pop()).to(x.dtype)
+            x = block(x, x0, cos, sin, layer, self.s.head_dim)
         return rms_norm(x)
-
-    block_leaves = ("qkv", "out", "up", "down", "attn_scale", "mlp_scale", "mix_x", "mix_x0", "q_gain")
-
-    def block(self, x: Tensor, x0: Tensor, cos: Tensor, sin: Tensor, *, qkv: Tensor, out: Tensor, up: Tensor,
-              down: Tensor, attn_scale: Tensor, mlp_scale: Tensor, mix_x: Tensor, mix_x0: Tensor,
-              q_gain: Tensor) -> Tensor:
-        """One transformer block, [B, T, D] to [B, T, D]; vectors are float32 and act in float32."""
-        dtype, (B, T, D), K = x.dtype, x.shape, self.s.head_dim
-        x = (mix_x * x + mix_x0 * x0).to(dtype)
-        heads = F.linear(rms_norm(x), qkv).view(B, T, -1, K)
-        q, k, v = heads.split((self.s.num_heads, self.s.num_kv_heads, self.s.num_kv_heads), dim=2)
-        q = (rotate(rms_norm(q), cos, sin) * q_gain[:, None]).to(dtype)
-        k = rotate(rms_norm(k), cos, sin).to(dtype)
-        y = attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2).reshape(B, T, D)
-        x = (x + attn_scale * F.linear(y, out)).to(dtype)
-        y = F.linear(F.relu(F.linear(rms_norm(x), up)).square(), down)      # relu squared: So et al. 2021
-        return (x + mlp_scale * y).to(dtype)
 
     def logits(self, w: dict[str, Tensor], hidden: Tensor, dtype: torch.dtype) -> Tensor:
         """float32[..., V], softcapped; the product itself is in `dtype`."""
@@ -1268,9 +1151,7 @@ def sample(predictor: Predictor, tokenizer: Any, seed: int, characters: int = 20
     return tokenizer.decode(ids[1:])[:characters]
 
 
-# ----------------------------------------------------------------------------------------------------
-# --- optimizer: Muon for the block matrices, Adam for everything else
-# ----------------------------------------------------------------------------------------------------
+# --- optimizer: Muon for the block matrices, Adam for everything else -------------------------------------
 
 def newton_schulz(x: Tensor, steps: int) -> Tensor:
     """Move the singular values of each matrix of a stack [n, rows <= cols] to about 1 (0.7 to 1.2).
@@ -1294,23 +1175,13 @@ class Optimizer:
         self.momentum = torch.zeros_like(flat[:self.n])
         self.moment1, self.moment2 = torch.zeros_like(flat[self.n:]), torch.zeros_like(flat[self.n:])
         self.ema = flat.clone() if s.ema_decay else None
-        ends: dict[str, int] = {}
-        for p in weights.table:
-            ends[p.group] = weights.starts[p.name] + math.prod(p.shape)
-        bounds = [0, *ends.values()]
-        self.segments = [(a - self.n, b - self.n, group_rate(s, g))
-                         for a, b, g in zip(bounds, ends.values(), ends) if g != "matrix"]
 
     def stacks(self, flat: Tensor) -> dict[tuple[int, ...], list[tuple[Tensor, float]]]:
         """The matrices of a flat tensor as views [L, rows <= cols] with their factor sqrt(max(1, out / in)),
         those of equal shape together: one batched product for all of them."""
-        s, leaves = self.s, {}
-        for name in ("qkv", "out", "up", "down"):
-            start, shape = self.weights.shapes[name]
-            leaves[name] = flat[start:start + math.prod(shape)].view(shape)
-        kv_dim = s.head_dim * s.num_kv_heads
+        s, views = self.s, self.weights.views(flat)
         groups: dict[tuple[int, ...], list[tuple[Tensor, float]]] = {}
-        for stack in (*leaves.pop("qkv").split((s.model_dim, kv_dim, kv_dim), dim=1), *leaves.values()):
+        for stack in (*views.pop("qkv").split((s.model_dim, s.kv_dim, s.kv_dim), dim=1), *views.values()):
             wide, factor = stack, 1.0
             if stack.size(1) > stack.size(2):
                 wide, factor = stack.mT, (stack.size(1) / stack.size(2)) ** 0.5
@@ -1354,9 +1225,12 @@ class Optimizer:
         self.moment1.lerp_(grad, 1 - s.beta1)
         self.moment2.mul_(s.beta2).addcmul_(grad, grad, value=1 - s.beta2)
         root = (self.moment2 / (1 - s.beta2 ** (step + 1))).sqrt_().add_(s.adam_eps)
-        for start, end, rate in self.segments:
-            self.weights.flat[self.n + start:self.n + end].addcdiv_(
-                self.moment1[start:end], root[start:end], value=-rate * multiplier / (1 - s.beta1 ** (step + 1)))
+        change = self.moment1 / root
+        for param in self.weights.table:
+            if param.group != "matrix":
+                place = self.weights.slices[param.name]
+                rate = group_rate(s, param.group) * multiplier / (1 - s.beta1 ** (step + 1))
+                self.weights.flat[place].sub_(change[place.start - self.n:place.stop - self.n], alpha=rate)
 
     def sha256(self, step: int) -> str:
         """Of everything the next step depends on: weights, moments, average, step."""
@@ -1367,47 +1241,25 @@ class Optimizer:
         return digest.hexdigest()
 
 
-# ----------------------------------------------------------------------------------------------------
-# --- training
-# ----------------------------------------------------------------------------------------------------
-
-class Clock:
-    """Seconds of training: stands still during validation, after the device has finished its work."""
-
-    def __init__(self, machine: Machine):
-        self.machine, self.total, self.began = machine, 0.0, None
-
-    def start(self) -> None:
-        self.machine.synchronize()
-        self.began = time.perf_counter()
-
-    def stop(self) -> None:
-        self.machine.synchronize()
-        self.total, self.began = self.seconds(), None
-
-    def seconds(self) -> float:
-        return self.total + (time.perf_counter() - self.began if self.began is not None else 0.0)
-
+# --- training ---------------------------------------------------------------------------------------------
 
 class Trainer:
     """Model, optimizer and gradient of one run on this rank."""
 
     def __init__(self, s: Settings, machine: Machine):
         self.s, self.machine, self.model = s, machine, GPT(s, machine)
-        weights = self.model.weights
-        self.grad = torch.zeros(len(weights.flat) + 1, device=machine.device)     # the last one is the loss
-        self.grad_views = [self.grad[start:start + math.prod(shape)].view(shape)
-                           for start, shape in weights.shapes.values()]
-        self.leaves = [weights.leaves[name] for name in weights.shapes]
+        self.weights = self.model.weights
+        self.grad = torch.zeros(len(self.weights.flat) + 1, device=machine.device)     # the last one is the loss
+        self.grad_views = list(self.weights.views(self.grad).values())
+        self.leaves = [self.weights.leaves[p.name] for p in self.weights.table]
         self.loss = torch.compile(self.model.loss, dynamic=False) if machine.compile else self.model.loss
         self.predictor = Predictor(self.model)
         self.reset()
 
     def reset(self) -> None:
         """Start weights and a fresh optimizer."""
-        weights = self.model.weights
-        weights.load({param.name: draw(param, self.s.seed) for param in weights.table})
-        self.optimizer = Optimizer(self.s, weights, self.machine)
+        self.weights.set(self.weights.pack({p.name: draw(p, self.s.seed) for p in self.weights.table}))
+        self.optimizer = Optimizer(self.s, self.weights, self.machine)
 
     def convert(self, tokens: np.ndarray) -> Tensor:
         """Runs in the reader's thread: a tensor that can travel to the device while it computes."""
@@ -1420,7 +1272,7 @@ class Trainer:
         rope = self.model.positions(self.s.train_seq_len)
         for tokens in batch.to(self.machine.device, non_blocking=True):
             ids, targets = (part.view(-1, self.s.train_seq_len) for part in (tokens[:-1], tokens[1:]))
-            loss = self.loss(self.model.weights.leaves, ids, targets, *rope)
+            loss = self.loss(self.weights.leaves, ids, targets, *rope)
             torch._foreach_add_(self.grad_views, torch.autograd.grad(loss, self.leaves))
             self.grad[-1] += loss.detach()
         self.grad /= len(batch)
@@ -1431,161 +1283,125 @@ class Trainer:
         self.optimizer.step(gradient, step, multiplier)
         return torch.stack((self.grad[-1], norm))
 
-    def warm_up(self, log: RunLog) -> None:
+    def warm_up(self) -> str:
         """Compile and touch everything with WARMUP_STEPS steps on random tokens, then forget them."""
-        shape = (self.s.batch_slots // self.machine.world, self.s.slot_tokens + 1)
+        shape, began = (self.s.batch_slots // self.machine.world, self.s.slot_tokens + 1), time.perf_counter()
         tokens = np.random.Generator(np.random.PCG64(0)).integers(0, self.s.vocab_size, shape)
-        began = time.perf_counter()
         for step in range(self.s.warmup_steps):
             self.step(self.convert(tokens), step, 1.0)
         self.machine.synchronize()
         self.reset()
-        log.line(f"warmup_steps:{self.s.warmup_steps} on dummy tokens, untimed, state restored: "
-                 f"{time.perf_counter() - began:.1f}s")
+        return f"warmup_steps:{self.s.warmup_steps} on dummy tokens, untimed, state restored, " \
+               f"{time.perf_counter() - began:.1f}s"
 
     def score(self, corpus: Corpus) -> Score:
         """Validate the weights, or their moving average where there is one."""
-        weights, ema, m = self.model.weights, self.optimizer.ema, self.machine
-        trained = weights.flat.clone() if ema is not None else None
-        if ema is not None:
-            weights.flat.copy_(ema)
-            weights.refresh()
-        score = evaluate(self.s, self.predictor.nll, corpus, m.rank, m.world, m.sum_floats)
-        if trained is not None:
-            weights.flat.copy_(trained)
-            weights.refresh()
+        if self.optimizer.ema is None:
+            return evaluate(self.s, self.predictor.nll, corpus, self.machine)
+        trained = self.weights.flat.clone()
+        self.weights.set(self.optimizer.ema)
+        score = evaluate(self.s, self.predictor.nll, corpus, self.machine)
+        self.weights.set(trained)
         return score
 
     def export(self) -> bytes:
-        ema = self.optimizer.ema
-        return encode_artifact(self.s, self.model.weights.named(ema))
+        flat = self.weights.flat if self.optimizer.ema is None else self.optimizer.ema
+        return encode_artifact(self.s, {name: view.numpy() for name, view in self.weights.views(flat.cpu()).items()})
 
 
-class Progress:
-    """What has been measured so far, and the lines that say it. Losses are read one step late, so that a
-    GPU is never waited for between steps."""
+def fetch(tensor: Tensor) -> Callable[[], list[float]]:
+    """Begin to copy a small tensor to the host; the returned function waits for it and gives its values."""
+    if tensor.device.type != "cuda":
+        return tensor.tolist
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record()
+    return lambda: (event.synchronize(), host.tolist())[1]
+
+
+class Meter:
+    """Reports steps: metrics.jsonl for each, a line for some. A step is reported while the next one is
+    under way, so that the host never waits for an idle GPU, nor runs ahead of it by more than a step."""
 
     def __init__(self, s: Settings, machine: Machine, log: RunLog):
         self.s, self.machine, self.log = s, machine, log
-        self.data_wait, self.waits, self.pending = 0.0, 0.0, None
-        self.logged = (0, 0.0)      # step and seconds of the last line
+        self.pending, self.data_wait, self.logged = None, 0.0, (0, 0.0, 0.0)
 
-    def after_step(self, step: int, stats: Tensor, multiplier: float, seconds: float, wait: float) -> None:
-        self.data_wait += wait
-        self.waits += wait
-        late, self.pending = self.pending, (step, fetch(stats), multiplier, seconds, wait)
-        if late is not None:
-            self.report(*late)
+    def after_step(self, *step_facts: Any) -> None:
+        self.flush()
+        self.pending = step_facts
 
     def flush(self) -> None:
         if self.pending is not None:
             self.report(*self.pending)
             self.pending = None
 
-    def report(self, step: int, stats: Callable[[], list[float]], multiplier: float, seconds: float,
-               wait: float) -> None:
-        """metrics.jsonl for every step, a line for some. Raises NumericalError at a loss that is not finite."""
+    def report(self, step: int, stats: Callable[[], list[float]], multiplier: float, seconds: float, wait: float) -> None:
+        """Raises NumericalError at a loss that is not finite."""
         s, (loss, norm) = self.s, stats()
+        self.data_wait += wait
         self.log.event("step", step=step, train_loss=loss, grad_norm=norm, lr_mul=multiplier,
                        train_seconds=seconds, data_wait_seconds=wait)
-        if not math.isfinite(loss) or not math.isfinite(norm):
+        if not math.isfinite(loss + norm):
             raise NumericalError(f"step {step}: train_loss {loss}, gradient norm {norm}, expected finite numbers; "
-                                 "try a lower MATRIX_LR, SCALAR_LR or TIED_EMBED_LR")
+                                 "lower MATRIX_LR, SCALAR_LR or TIED_EMBED_LR")
         self.log.show_bar(step, s.iterations, f"loss {loss:.3f}")
         if step > 10 and step % s.train_log_every and step != s.iterations:
             return
-        steps, spent = step - self.logged[0], max(seconds - self.logged[1], 1e-9)
-        rate = steps * s.train_batch_tokens / spent
+        steps, spent, waited = (now - then for now, then in zip((step, seconds, self.data_wait), self.logged))
+        rate = steps * s.train_batch_tokens / max(spent, 1e-9)
         mfu = rate * flops_per_token(s) / (self.machine.peak_flops * self.machine.world)
         self.log.line(f"step:{step}/{s.iterations} train_loss:{loss:.4f} lr_mul:{multiplier:.3f} "
                       f"train_time:{seconds * 1e3:.0f}ms step_avg:{spent / steps * 1e3:.2f}ms tok_s:{rate:.0f} "
-                      f"mfu:{mfu:.1%} data_wait:{self.waits / steps * 1e3:.1f}ms")
-        self.logged, self.waits = (step, seconds), 0.0
+                      f"mfu:{mfu:.1%} data_wait:{waited / steps * 1e3:.1f}ms")
+        self.logged = (step, seconds, self.data_wait)
 
 
-def fetch(tensor: Tensor) -> Callable[[], list[float]]:
-    """Begin to copy a small tensor to the host; the returned function waits for it."""
-    if tensor.device.type != "cuda":
-        values = tensor.tolist()
-        return lambda: values
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-    event = torch.cuda.Event()
-    event.record()
-
-    def wait() -> list[float]:
-        event.synchronize()
-        return host.tolist()
-    return wait
-
-
-def train(trainer: Trainer, corpus: Corpus, log: RunLog, stop_signal: list[int]) -> dict[str, Any]:
-    """The loop: validate, step, until ITERATIONS, the cap or a signal. Returns what was measured."""
-    s, machine = trainer.s, trainer.machine
-    reader = BatchReader(s, corpus.train, machine.rank, machine.world, 0,
-                         [0] * (s.batch_slots // machine.world), trainer.convert)
-    clock, progress_log, step, eval_seconds = Clock(machine), Progress(s, machine, log), 0, 0.0
-    clock.start()
+def train(trainer: Trainer, corpus: Corpus, log: RunLog, signals: list[int]) -> dict[str, Any]:
+    """Validate and step, until ITERATIONS, the cap or a signal. Returns what was measured."""
+    s, machine, meter = trainer.s, trainer.machine, Meter(trainer.s, trainer.machine, log)
+    crc32s = [0] * (s.batch_slots // machine.world)
+    reader = BatchReader(s, corpus.train, machine.rank, machine.world, 0, crc32s, trainer.convert)
+    step, paused, began = 0, 0.0, time.perf_counter()
     while True:
-        seconds, signalled = machine.from_rank_0((clock.seconds(), bool(stop_signal)))
-        capped = bool(s.max_wallclock_seconds) and seconds >= s.max_wallclock_seconds
-        done = step == s.iterations or capped or signalled
+        # the clock and the signals of rank 0 decide for all ranks
+        seconds, stop = machine.from_rank_0((time.perf_counter() - began - paused, bool(signals)))
+        done = stop or step == s.iterations or 0 < s.max_wallclock_seconds <= seconds
         if done or step == 0 or (s.val_loss_every and step % s.val_loss_every == 0):
-            clock.stop()
-            progress_log.flush()
-            began = time.perf_counter()
+            machine.synchronize()
+            pause = time.perf_counter()
+            seconds = machine.from_rank_0(pause - began - paused)
+            meter.flush()
             score = trainer.score(corpus)
-            eval_seconds += time.perf_counter() - began
-            log.line(f"step:{step}/{s.iterations} {score.line()} train_time:{clock.total * 1e3:.0f}ms")
-            log.event("val", step=step, train_seconds=clock.total, **score._asdict())
+            log.line(f"step:{step}/{s.iterations} {score.line()} train_time:{seconds * 1e3:.0f}ms")
+            log.event("val", step=step, train_seconds=seconds, **score._asdict())
+            paused += time.perf_counter() - pause
             if done:
                 break
-            clock.start()
-            seconds = machine.from_rank_0(clock.seconds())
         multiplier = lr_multiplier(s, step, seconds)
-        batch, wait = reader.next()
-        stats = trainer.step(batch, step, multiplier)
+        batch, crc32s, wait = reader.next()
+        stats = fetch(trainer.step(batch, step, multiplier))
         step += 1
-        progress_log.after_step(step, stats, multiplier, clock.seconds(), wait)
-    reader.close()
-    crc32s = machine.gather(reader.crc32s)      # of rank 0's slots, rank 1's, ...
-    in_order = [crc32s[slot % machine.world][slot // machine.world] for slot in range(s.batch_slots)]
-    return dict(score=score, steps=step, train_seconds=clock.total, eval_seconds=eval_seconds,
-                data_wait_seconds=progress_log.data_wait, signalled=signalled,
-                batches_crc32=f"{zlib.crc32(np.array(in_order, '<u4')):08x}")
+        meter.after_step(step, stats, multiplier, time.perf_counter() - began - paused, wait)
+    by_slot = [crc for one_of_each_rank in zip(*machine.gather(crc32s)) for crc in one_of_each_rank]
+    return {"val_bpb_unquantized": score.val_bpb, "steps": step, "tokens_seen": step * s.train_batch_tokens,
+            "params": len(trainer.weights.flat), "train_seconds": round(seconds, 3), "eval_seconds": round(paused, 3),
+            "data_wait_seconds": round(meter.data_wait, 4), "stopped": stop,
+            "batches_crc32": f"{zlib.crc32(np.array(by_slot, '<u4')):08x}"}
 
 
-# ----------------------------------------------------------------------------------------------------
-# --- main
-# ----------------------------------------------------------------------------------------------------
+# --- main -------------------------------------------------------------------------------------------------
 
-def load_model(blob: bytes, name: str, machine: Machine, s: Settings) -> GPT:
-    """The model of an artifact; shape settings come from the artifact, the others from s."""
-    shape, weights = decode_artifact(blob, name)
-    model = GPT(dataclasses.replace(s, **{key: getattr(shape, key) for key in SHAPE_SETTINGS}), machine)
-    model.weights.load(weights)
-    return model
-
-
-def eval_only(s: Settings, origins: dict[str, str], machine: Machine, log: RunLog) -> int:
-    """EVAL_ONLY=path: score an artifact, write nothing."""
+def environment(machine: Machine) -> dict[str, Any]:
+    """What a run depends on beside its settings."""
     try:
-        blob = Path(s.eval_only).read_bytes()
-    except OSError as error:
-        raise DataError(f"EVAL_ONLY={s.eval_only}: {error.strerror}") from None
-    model = load_model(blob, s.eval_only, machine, s)
-    windows = {key: getattr(s, key) for key in ("eval_seq_len", "eval_stride") if origins[key] == "environment"}
-    model.s = s = dataclasses.replace(model.s, **windows)
-    check_settings(s)
-    corpus = load_corpus(s, with_train=False)
-    began = time.perf_counter()
-    score = evaluate(s, Predictor(model).nll, corpus, machine.rank, machine.world, machine.sum_floats)
-    log.line(f"eval_only:{s.eval_only} {score.line()}")
-    log.line("---")
-    for key, value in {**score_rows(score), "eval_seconds": f"{time.perf_counter() - began:.3f}",
-                       "artifact_sha256": hashlib.sha256(blob).hexdigest(), "val_sha256": corpus.val_sha256,
-                       "tokenizer_sha256": corpus.tokenizer_sha256}.items():
-        log.line(f"{key}: {value}")
-    return 0
+        processor = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())[1]
+    except (OSError, TypeError):
+        processor = platform.processor() or platform.machine()
+    return {"device": f"{machine.device} ({machine.reason})", "ranks": machine.world, "processor": processor,
+            "cores": os.cpu_count(), "threads": torch.get_num_threads(), "platform": platform.platform(),
+            "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__,
+            "sentencepiece": sentencepiece.__version__, "git": git_state()}
 
 
 def score_rows(score: Score) -> dict[str, str]:
@@ -1594,35 +1410,52 @@ def score_rows(score: Score) -> dict[str, str]:
             "val_tokens": f"{score.tokens}{partial}", "val_bytes": f"{score.bytes}{partial}"}
 
 
-def environment(s: Settings, machine: Machine) -> dict[str, Any]:
-    """What a run depended on beside its settings."""
-    return {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__,
-            "sentencepiece": sentencepiece.__version__, "platform": platform.platform(),
-            "processor": cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads(),
-            "device": f"{machine.device} ({machine.reason})", "world_size": machine.world, "git": git_state()}
-
-
-def cpu_name() -> str:
+def eval_only(s: Settings, origins: dict[str, str], machine: Machine, log: RunLog) -> int:
+    """EVAL_ONLY=path: score an artifact, write nothing. The shape is the artifact's; so are the window and
+    the stride unless the environment names others."""
     try:
-        return re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())[1]
-    except (OSError, TypeError):
-        return platform.processor() or platform.machine()
+        blob = Path(s.eval_only).read_bytes()
+    except OSError as error:
+        raise DataError(f"EVAL_ONLY={s.eval_only}: {error.strerror}") from None
+    shape, weights = decode_artifact(blob, s.eval_only)
+    s = dataclasses.replace(s, **{name: getattr(shape, name) for name in SHAPE_SETTINGS
+                                  if not (name.startswith("eval_") and origins[name] == "environment")})
+    check_settings(s)
+    corpus, model = load_corpus(s, with_train=False), GPT(s, machine)
+    model.weights.set(model.weights.pack(weights))
+    began = time.perf_counter()
+    score = evaluate(s, Predictor(model).nll, corpus, machine)
+    rows = {**score_rows(score), "eval_seconds": f"{time.perf_counter() - began:.3f}", "artifact_bytes": len(blob),
+            "artifact_sha256": hashlib.sha256(blob).hexdigest(), "val_sha256": corpus.val_sha256,
+            "tokenizer_sha256": corpus.tokenizer_sha256}
+    log.block([*corpus.notes, f"eval_only:{s.eval_only} {score.line()}"], rows)
+    return 0
 
 
-def export_and_score(trainer: Trainer, corpus: Corpus, folder: Path) -> tuple[bytes, Score, float, str]:
-    """Write the artifact, read it back from disk and score that: the result of the run."""
-    machine, path, blob = trainer.machine, folder / "model.int8.ptz", b""
+def finish(trainer: Trainer, corpus: Corpus, folder: Path, rows: dict[str, Any], log: RunLog, script: bytes) -> int:
+    """Write the artifact, read it back from disk, score that: the result. Returns the exit code."""
+    s, machine, path, blob = trainer.s, trainer.machine, folder / "model.int8.ptz", b""
+    state_sha256 = trainer.optimizer.sha256(rows["steps"])
     if machine.rank == 0:
         write_whole(path, trainer.export())
         blob = path.read_bytes()
-    blob = machine.from_rank_0(blob)
-    model = trainer.model
-    model.weights.load(decode_artifact(blob, str(path))[1])
-    began = time.perf_counter()
-    score = evaluate(trainer.s, trainer.predictor.nll, corpus, machine.rank, machine.world, machine.sum_floats)
-    seconds = time.perf_counter() - began
-    text = sample(trainer.predictor, corpus.tokenizer, trainer.s.seed) if machine.rank == 0 else ""
-    return blob, score, seconds, text
+    blob, began = machine.from_rank_0(blob), time.perf_counter()
+    trainer.weights.set(trainer.weights.pack(decode_artifact(blob, str(path))[1]))
+    score = evaluate(s, trainer.predictor.nll, corpus, machine)
+    rows["eval_seconds"] = round(rows["eval_seconds"] + time.perf_counter() - began, 3)
+    text = sample(trainer.predictor, corpus.tokenizer, s.seed) if machine.rank == 0 else ""
+    code, stopped = count_code(s, script), rows.pop("stopped")
+    over = len(blob) + code > s.budget_bytes
+    rows = {**score_rows(score), **rows, "peak_memory_mib": round(machine.peak_memory_mib()),
+            "artifact_bytes": len(blob), "code_bytes": code, "total_bytes": len(blob) + code,
+            "budget_bytes": s.budget_bytes, "budget": "over" if over else "ok",
+            "artifact_sha256": hashlib.sha256(blob).hexdigest(), "script_sha256": hashlib.sha256(script).hexdigest(),
+            "train_sha256": corpus.train_sha256, "val_sha256": corpus.val_sha256,
+            "tokenizer_sha256": corpus.tokenizer_sha256, "state_sha256": state_sha256, "preset": s.preset,
+            "seed": s.seed, "run_id": folder.name, "device": str(machine.device), "torch": torch.__version__}
+    log.event("final", **rows)
+    log.block([f"the model writes: {text!r}"], rows)
+    return EXIT_SIGNAL if stopped else EXIT_OVER_BUDGET if over else 0
 
 
 def run(s: Settings, origins: dict[str, str], script: bytes) -> int:
@@ -1630,79 +1463,40 @@ def run(s: Settings, origins: dict[str, str], script: bytes) -> int:
     machine = open_machine(s)
     if s.eval_only:
         log = RunLog(None, machine.rank == 0)
-        log.line(choose_dtype(s, machine))
-        log.line(choose_compile(s, machine))
+        log.line(f"{choose_dtype(s, machine)} {choose_compile(s, machine)}")
         return eval_only(s, origins, machine, log)
     corpus = load_corpus(s)
-    folder = Path(machine.from_rank_0(str(make_run_folder(s)) if machine.rank == 0 else ""))
-    log = RunLog(folder, machine.rank == 0)
-    stop_signal: list[int] = []
+    folder = Path(machine.from_rank_0(machine.rank == 0 and str(make_run_folder(s))))
+    log, about, signals = RunLog(folder, machine.rank == 0), environment(machine), []
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, frame: stop_signal.append(number))
-    about = environment(s, machine)
-    if machine.rank == 0:
-        write_whole(folder / "config.json", json.dumps(
-            {"settings": vars(s), "origins": origins, "environment": about}, indent=1).encode())
+        signal.signal(number, lambda number, frame: signals.append(number))
     log.line(f"run:{folder} preset:{s.preset} " + " ".join(
         f"{name.upper()}={show(getattr(s, name))}" for name, origin in origins.items() if origin == "environment"))
     log.line(" ".join(f"{key}:{value}" for key, value in about.items()))
-    log.line(choose_dtype(s, machine))
-    log.line(choose_compile(s, machine))
-    for note in corpus.notes:
-        log.line(f"note: {note}")
+    log.line(f"{choose_dtype(s, machine)} {choose_compile(s, machine)}")
+    if machine.rank == 0:
+        config = {"settings": vars(s), "origins": origins, "environment": about}
+        write_whole(folder / "config.json", json.dumps(config, indent=1).encode())
     trainer = Trainer(s, machine)
-    log.line(f"params:{len(trainer.model.weights.flat)} train_tokens:{corpus.train.total} "
-             f"val_tokens:{len(corpus.val_tokens)} val_bytes:{int(corpus.val_bytes.sum(dtype=np.int64))} "
-             f"slots:{s.batch_slots}x{s.slot_tokens} ranks:{machine.world}")
-    if s.warmup_steps:
-        trainer.warm_up(log)
-    totals = train(trainer, corpus, log, stop_signal)
-    return finish(trainer, corpus, folder, totals, log, script)
-
-
-def finish(trainer: Trainer, corpus: Corpus, folder: Path, totals: dict[str, Any], log: RunLog, script: bytes) -> int:
-    """Export, score the export, print the final block. Returns the exit code."""
-    s, machine = trainer.s, trainer.machine
-    state_sha256 = trainer.optimizer.sha256(totals["steps"])
-    blob, score, seconds, text = export_and_score(trainer, corpus, folder)
-    code = count_code(s, script)
-    over = len(blob) + code > s.budget_bytes
-    rows = {**score_rows(score),
-            "val_bpb_unquantized": f"{totals['score'].val_bpb:.8f}" + (" partial" if score.partial else ""),
-            "steps": totals["steps"], "tokens_seen": totals["steps"] * s.train_batch_tokens,
-            "params": len(trainer.model.weights.flat), "train_seconds": f"{totals['train_seconds']:.3f}",
-            "eval_seconds": f"{totals['eval_seconds'] + seconds:.3f}",
-            "data_wait_seconds": f"{totals['data_wait_seconds']:.3f}",
-            "peak_memory_mib": f"{machine.peak_memory_mib():.0f}", "artifact_bytes": len(blob), "code_bytes": code,
-            "total_bytes": len(blob) + code, "budget_bytes": s.budget_bytes, "budget": "over" if over else "ok",
-            "artifact_sha256": hashlib.sha256(blob).hexdigest(), "script_sha256": hashlib.sha256(script).hexdigest(),
-            "train_sha256": corpus.train_sha256, "val_sha256": corpus.val_sha256,
-            "tokenizer_sha256": corpus.tokenizer_sha256, "state_sha256": state_sha256,
-            "batches_crc32": totals["batches_crc32"], "preset": s.preset, "seed": s.seed, "run_id": folder.name,
-            "device": str(machine.device), "torch": torch.__version__}
-    log.event("final", **rows)
-    log.line(f"the model writes: {text!r}")
-    log.line("---")
-    for key, value in rows.items():
-        log.line(f"{key}: {value}")
-    log.close()
-    return EXIT_OVER_BUDGET if over else 0
+    log.line(f"params:{len(trainer.weights.flat)} train_tokens:{corpus.train.total} val_tokens:{len(corpus.val_tokens)} "
+             f"val_bytes:{int(corpus.val_bytes.sum(dtype=np.int64))} batch:{s.batch_slots}x{s.slot_tokens}")
+    for note in corpus.notes + ([trainer.warm_up()] if s.warmup_steps else []):
+        log.line(note)
+    return finish(trainer, corpus, folder, train(trainer, corpus, log, signals), log, script)
 
 
 def main() -> int:
-    sys.stdout.reconfigure(errors="backslashreplace")
-    sys.stderr.reconfigure(errors="backslashreplace")
-    speaks = os.environ.get("RANK", "0") == "0"
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")
     try:
-        default = "10min_16mb" if torch.cuda.is_available() else "10min_floppy"
-        s, origins = load_settings(dict(os.environ), default)
+        s, origins = load_settings(dict(os.environ), "10min_16mb" if torch.cuda.is_available() else "10min_floppy")
         script = Path(__file__).read_bytes()
         if s.dry_run:
             print("\n".join(dry_run(s, origins, script)))
             return 0
         return run(s, origins, script)
     except (SettingError, DataError, NumericalError) as error:
-        if speaks:
+        if os.environ.get("RANK", "0") == "0":
             print(f"train_gpt.py: {error}", file=sys.stderr)
         return error.exit_code
     finally:

@@ -1,21 +1,24 @@
-"""Published shards and their tokenizer from the Hugging Face hub, each file whole and checked or not there.
+"""Published shards and their tokenizer from the Hugging Face hub: each file whole and checked, or not there.
 
     python data/download.py --variant sp1024 --train-shards 80
     python data/download.py --variant sp1024 --train-shards 0      # the validation split alone
     python data/download.py --variant sp1024 --verify              # check every byte of what is there
 
-The hub client finds the repo, the commit, the token, the proxies and the mirror (HF_ENDPOINT, HF_TOKEN and its
-other variables count). The bytes are received here, because the client (2.4) forgets a file that it could not
-finish, and never gives up a server that trickles: here a part lies in .partial/ beside its target, a later call
-goes on where it ends, and it gets its name only when size, checksum and header are right. So any moment is safe
-to stop at. Everything comes from one commit of one repo; source.json in the data set's folder says which.
+The hub client finds repo, commit, token, mirror and proxy (HF_ENDPOINT, HF_TOKEN and its other variables count).
+The bytes are received here, because the client (2.4) throws away a file that it could not finish and never gives
+up on a server that trickles. Here a part waits in .partial/ beside its target, a later call goes on where it ends,
+and it gets its name when size, checksum and header are right: any moment is safe to stop at. Everything comes
+from one commit of one repo, which source.json in the data set's folder remembers. Validation shards come last, so
+a first download that was cut short cannot be trained on.
 
-Exit codes: 0 all is there, 2 bad argument, 3 it is not (the last line says why), 130 Ctrl-C.
+Exit codes: 0 all is there, 2 bad argument, 3 it is not (the last line says why and what mends it), 130 Ctrl-C.
 """
 import argparse
+import errno
 import fnmatch
 import hashlib
 import io
+import itertools
 import json
 import os
 import random
@@ -44,18 +47,19 @@ import shards
 from shards import DataError
 
 REPO_ID = "willdepueoai/parameter-golf"
-PREFIX = "datasets"                         # the paths in the manifest start from this folder of the repo
+PREFIX = "datasets"                           # the manifest's paths start from this folder of the repo
 MANIFEST = f"{PREFIX}/manifest.json"
-RECORD = "source.json"
-PARTIAL = ".partial"
-TIMEOUT = constants.HF_HUB_DOWNLOAD_TIMEOUT  # s without a byte, 10 unless the variable of that name says else
-SLOWEST = 1024                              # bytes/s over TIMEOUT; at this rate one shard would take two days
-RENEWAL = 1 << 20                           # bytes of progress after which the tries count anew
-LONGEST_WAIT = 300                          # s; the hub counts its requests in windows of five minutes
+RECORD, PARTIAL, LOCK = "source.json", ".partial", ".spool-download.lock"
+TIMEOUT = constants.HF_HUB_DOWNLOAD_TIMEOUT   # s without a byte; 10, or what the variable of that name says
+SLOWEST = 1024                                # bytes/s over TIMEOUT; a shard would take two days at this rate
+RENEWAL = 1 << 20                             # bytes of progress after which tries count anew
+LONGEST_WAIT = 300                            # s; the hub counts requests in windows of five minutes
+GO_ON = "run the same command again to go on"
+OWNER = "tell the repo's owner, or use another --revision"
 
 
 class Unreachable(DataError):
-    """No answer from the hub at all."""
+    """The hub does not answer at all."""
 
 
 class Damaged(DataError):
@@ -67,21 +71,21 @@ class Stopped(Exception):
 
 
 def say(line: str) -> None:
-    tqdm.write(line, file=sys.stderr)       # above the bar where there is one
+    tqdm.write(line, file=sys.stderr)         # above the bar, where there is one
 
 
 # --------------------------------------------------------------------------------------------------
-# what is published: files, and the plan of a data set
+# what is published: files, and the plan of a variant
 # --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class File:
-    """A published file: `path` below PREFIX in the repo and below the root here, `size` in bytes, `etag` as the
-    hub names content: the sha256 of a large file, the git or plain sha1 of a small one, "" if unknown."""
+    """A published file: `path` below PREFIX in the repo and below the root here, `size` in bytes, and `etag`, the
+    hub's name for the content: sha256 of a large file, sha1 of a small one, "" where unknown."""
     path: str
-    size: int | None = None
-    etag: str = ""
+    size: int | None
+    etag: str
 
     @property
     def name(self) -> str:
@@ -90,39 +94,23 @@ class File:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that a variant consists of at one commit. `train` has all shards, asked for or not."""
+    """What a variant consists of at one commit; `train` holds all shards, asked for or not."""
     repo_id: str
-    revision: str                           # as asked for; `commit` is what it meant
+    revision: str                             # as asked for; `commit` is what it meant then
     commit: str
     name: str
-    folder: str
+    folder: str                               # below the root
     vocab_size: int | None
-    tokenizer: tuple[File, ...]             # first the one that TOKENIZER_PATH names
+    tokenizer: tuple[File, ...]               # first the one that TOKENIZER_PATH names
     train: tuple[File, ...]
     val: tuple[File, ...]
-
-    def needed(self, train_shards: int) -> tuple[File, ...]:
-        """The files of a call. Raises DataError where so many training shards do not exist."""
-        if train_shards > len(self.train):
-            raise DataError(f"{self.name} has {len(self.train)} training shards at {self.origin}, "
-                            f"{train_shards} were asked for: call with --train-shards {len(self.train)}")
-        return self.tokenizer + self.train[:train_shards] + self.val
 
     @property
     def origin(self) -> str:
         return f"{self.repo_id}@{self.commit[:12]}"
 
-
-def same_content(stream: BinaryIO, etag: str) -> bool:
-    """Whether the whole stream has the checksum `etag`; True where there is none to compare."""
-    size = stream.seek(0, os.SEEK_END)
-    # mirrors such as Artifactory give a small file's plain sha1 where the hub gives the one git would
-    kinds = {64: [hashlib.sha256], 40: [lambda: hashlib.sha1(b"blob %d\0" % size), hashlib.sha1]}
-
-    def checksum(kind) -> str:
-        stream.seek(0)
-        return hashlib.file_digest(stream, kind).hexdigest()
-    return not etag or any(checksum(kind) == etag for kind in kinds[len(etag)])
+    def needed(self, train_shards: int) -> tuple[File, ...]:
+        return self.tokenizer + self.train[:train_shards] + self.val
 
 
 def checksum_or_none(text: object) -> str:
@@ -131,22 +119,38 @@ def checksum_or_none(text: object) -> str:
     return text if re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", text) else ""
 
 
+def same_content(stream: BinaryIO, etag: str) -> bool:
+    """Whether the whole stream has the checksum `etag`; True where there is none to compare."""
+    size = stream.seek(0, os.SEEK_END)
+    # a mirror like Artifactory gives the plain sha1 where the hub gives the one that git would
+    git_sha1 = lambda: hashlib.sha1(b"blob %d\0" % size)
+    kinds = {0: [], 40: [git_sha1, hashlib.sha1], 64: [hashlib.sha256]}[len(etag)]
+    for kind in kinds:
+        stream.seek(0)
+        if hashlib.file_digest(stream, kind).hexdigest() == etag:
+            return True
+    return not kinds
+
+
 # --------------------------------------------------------------------------------------------------
 # the hub: ask, wait and ask again
 # --------------------------------------------------------------------------------------------------
 
 
 class Hub:
-    """One repo on one hub. Every method raises DataError, in one line, when it gives up."""
+    """One repo on one hub. Every method raises DataError, in one line, once it gives up."""
 
     def __init__(self, repo_id: str, revision: str, retries: int):
         self.repo_id, self.revision, self.retries = repo_id, revision, retries
         self.stop = threading.Event()
+        # some of the client's requests have no time limit, and a hub that stalls must not hang us
+        limit = httpx2.Timeout(TIMEOUT).as_dict()
+        get_session().event_hooks["request"].append(lambda request: request.extensions.update(timeout=limit))
 
     def patiently(self, what: str, attempt: Callable, progress: Callable[[], int] = lambda: 0):
-        """Return attempt(). After a failure that may pass, wait 1, 2, 4, ... s, or what the hub asks for, and try
-        again, at most `retries` times; the count starts anew whenever `progress()`, in bytes, has passed its best
-        by RENEWAL, so a bad line gets there in the end and a broken server does not hold us for ever."""
+        """Return attempt(). After a failure that may pass, wait 1, 2, 4, ... s or as long as the hub asks, and
+        try again, at most `retries` times. The count starts anew whenever `progress()`, in bytes, has passed its
+        best by RENEWAL: a bad line gets there in the end, and a broken server does not hold us for ever."""
         best, failures = progress(), 0
         while True:
             try:
@@ -158,53 +162,42 @@ class Hub:
                 failures += 1
                 if not may_pass(error) or failures > self.retries or wait > LONGEST_WAIT:
                     raise self.verdict(what, error, failures) from error
-                say(f"{what}: {brief(error)}; again in {wait:.0f} s (try {failures + 1} of {self.retries + 1})")
+                say(f"{what}: {brief(error)}: trying again in {wait:.0f} s ({failures} of {self.retries})")
             if self.stop.wait(wait):
                 raise Stopped
 
     def verdict(self, what: str, error: Exception, tries: int) -> DataError:
-        """The error to end with, and what mends it."""
-        tried = f" ({tries} tries)" if tries > 1 else ""
+        """The error to end with: what happened, and what mends it."""
+        what = f"{what}: {brief(error)}" + (f", {tries} times" if tries > 1 else "")
         if isinstance(error, OfflineModeIsEnabled):
-            return Unreachable(f"{what}: HF_HUB_OFFLINE is set, so the hub may not be asked: unset it")
+            return Unreachable(what)
         if isinstance(error, httpx2.RequestError):
-            return Unreachable(f"{what}: {brief(error)}{tried}: check network, proxy and HF_ENDPOINT "
-                               f"({constants.ENDPOINT}), then run the same command again to go on")
+            return Unreachable(f"{what}: check network, proxy and HF_ENDPOINT ({constants.ENDPOINT}), then {GO_ON}")
         if isinstance(error, Damaged):
-            return DataError(f"{what}: {error}{tried}: run the same command again; if it stays, tell {self.repo_id}")
-        status = error.response.status_code
+            return DataError(f"{what}: {GO_ON}; if this stays, tell the owner of {self.repo_id}")
         if isinstance(error, RevisionNotFoundError):
-            return DataError(f"{self.repo_id} has no revision {self.revision!r}: check --revision")
-        if status in (401, 403, 404):
-            token = "the token in use may not read it" if get_token() else "set HF_TOKEN to a token that may read it"
-            return DataError(f"{what}: {brief(error)}: {self.repo_id} does not exist or is private or gated: "
-                             f"check --repo-id, or {token}")
-        if asked_wait(error) > LONGEST_WAIT:
-            return DataError(f"{what}: {brief(error)}: the hub asks to wait {asked_wait(error):.0f} s: "
-                             "run the same command again then")
-        return DataError(f"{what}: {brief(error)}{tried}: run the same command again later to go on")
+            return DataError(f"{what}: the repo has no revision {self.revision!r}: check --revision")
+        if error.response.status_code in (401, 403, 404):
+            token = "make sure that your token may read it" if get_token() else "set HF_TOKEN to one that may read it"
+            return DataError(f"{what}: not there, private or gated: check --repo-id {self.repo_id}, or {token}")
+        return DataError(f"{what}: {GO_ON}" + (f" in {wait:.0f} s" if (wait := asked_wait(error)) else ""))
 
     def listing(self) -> tuple[str, dict[str, File]]:
-        """The commit that the revision means now, and what it holds below PREFIX by path from there."""
+        """The commit that the revision means now, and what lies below PREFIX then, by path."""
         api = HfApi()
 
         def ask():
             info = api.dataset_info(self.repo_id, revision=self.revision, files_metadata=True, timeout=TIMEOUT)
-            # list_repo_tree asks without a time limit, and a hub that stalls must not hang us
-            limit = httpx2.Timeout(TIMEOUT).as_dict()
-            get_session().event_hooks["request"].append(lambda request: request.extensions.update(timeout=limit))
-            tree = info.siblings or api.list_repo_tree(self.repo_id, recursive=True, revision=info.sha,
-                                                       repo_type="dataset")
-            return info.sha, [f for f in tree if not isinstance(f, RepoFolder)]
+            found = info.siblings or api.list_repo_tree(self.repo_id, repo_type="dataset", revision=info.sha,
+                                                        recursive=True)
+            return str(info.sha), [file for file in found if not isinstance(file, RepoFolder)]
         try:
             commit, found = self.patiently(f"{self.repo_id} at {self.revision}", ask)
-            if not isinstance(commit, str) or not commit:
-                raise ValueError("no commit")
+            files = [File(f.rfilename.removeprefix(PREFIX + "/"), f.size, checksum_or_none(f.lfs and f.lfs.sha256))
+                     for f in found if f.rfilename.startswith(PREFIX + "/")]
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise DataError(f"{constants.ENDPOINT} does not answer as a Hugging Face hub does "
-                            f"({brief(error)}): check HF_ENDPOINT and proxy") from error
-        files = [File(f.rfilename.removeprefix(PREFIX + "/"), f.size, checksum_or_none(f.lfs and f.lfs.sha256))
-                 for f in found if f.rfilename.startswith(PREFIX + "/")]
+            raise DataError(f"{constants.ENDPOINT} does not answer as a Hugging Face hub does ({brief(error)}): "
+                            "check HF_ENDPOINT and proxy") from error
         return commit, {file.path: file for file in files}
 
     def complete(self, file: File, commit: str) -> File:
@@ -213,20 +206,17 @@ class Hub:
             return file
         url = self.url(file, commit)
         found = self.patiently(file.path, lambda: get_hf_file_metadata(url, timeout=TIMEOUT))
-        if found.commit_hash not in (None, commit):
-            raise DataError(f"{url}: the answer is of commit {found.commit_hash}, expected {commit}: "
-                            "run the same command again; if it stays, check HF_ENDPOINT")
         size = found.size if file.size is None else file.size
-        if size is None:
-            raise DataError(f"{url}: the answer gives no size, expected X-Linked-Size or Content-Length: "
-                            "check HF_ENDPOINT and proxy")
-        return replace(file, size=size, etag=file.etag or checksum_or_none(found.etag))
+        if found.commit_hash not in (None, commit) or size is None:
+            raise DataError(f"{url}: the answer is for commit {found.commit_hash} and {size} bytes, expected "
+                            f"{commit} and a size: check HF_ENDPOINT and proxy, then {GO_ON}")
+        return File(file.path, size, file.etag or checksum_or_none(found.etag))
 
     def url(self, file: File, commit: str) -> str:
         return hf_hub_url(self.repo_id, f"{PREFIX}/{file.path}", repo_type="dataset", revision=commit)
 
     def fetch(self, file: File, commit: str, out: BinaryIO, bar: tqdm) -> None:
-        """Append to `out` what it lacks of `file`, and check it."""
+        """Append to `out` what it lacks of `file`, and check the whole."""
         self.patiently(file.path, lambda: self.receive(file, commit, out, bar),
                        progress=lambda: out.seek(0, os.SEEK_END))
 
@@ -241,30 +231,31 @@ class Hub:
                 if response.status_code not in (200, 206, 416):
                     raise HfHubHTTPError("", response=response)
                 if response.status_code != 206:
-                    empty(out, bar)         # a server that knows no ranges sends all of it again
-                self.copy(response, file, out, bar)
+                    empty(out, bar)           # all of it comes again, or nothing can follow what we have
+                if response.status_code != 416:
+                    self.copy(response, file, out, bar)
         size = out.seek(0, os.SEEK_END)
         if size < file.size:
             raise Damaged(f"ended after {size} of {file.size} bytes")
         if size > file.size or not same_content(out, file.etag):
             empty(out, bar)
             raise Damaged(f"more than the {file.size} bytes published" if size > file.size else
-                          f"checksum is not {file.etag[:16]}..., the one published")
+                          f"checksum is not {file.etag[:16]}..., the published one")
 
     def copy(self, response: httpx2.Response, file: File, out: BinaryIO, bar: tqdm) -> None:
-        """Write the body to `out`, no more than a chunk beyond the size of `file`."""
+        """Write the body to `out`, but at most one chunk more than `file` has."""
         since, received = time.monotonic(), 0
         for chunk in response.iter_bytes():
             if self.stop.is_set():
                 raise Stopped
             out.write(chunk)
             bar.update(len(chunk))
-            received += len(chunk)
             if out.tell() > file.size:
                 return
-            if (seconds := time.monotonic() - since) > TIMEOUT:
+            received, seconds = received + len(chunk), time.monotonic() - since
+            if seconds > TIMEOUT:
                 if received < SLOWEST * seconds:
-                    raise Damaged(f"came at {received / seconds:.0f} bytes a second")
+                    raise Damaged(f"came at {received / seconds:.0f} bytes/s, too slow to go on")
                 since, received = time.monotonic(), 0
 
 
@@ -278,7 +269,7 @@ def may_pass(error: Exception) -> bool:
     """Whether the same request may succeed a little later."""
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code in (408, 429) or error.response.status_code >= 500
-    return isinstance(error, (httpx2.RequestError, Damaged))
+    return not isinstance(error, OfflineModeIsEnabled)
 
 
 def asked_wait(error: Exception) -> float:
@@ -291,12 +282,11 @@ def asked_wait(error: Exception) -> float:
 
 
 def brief(error: Exception) -> str:
-    """What happened, on one line, without advice."""
+    """What happened, in one line, without advice."""
     if isinstance(error, HfHubHTTPError):
-        return f"HTTP {error.response.status_code} from {error.response.url.host}"
-    if isinstance(error, Damaged):
-        return str(error)
-    return " ".join(f"{type(error).__name__} {error}".split())
+        return f"HTTP {error.response.status_code} from {error.response.url.netloc.decode()}"
+    name = "" if isinstance(error, DataError) else type(error).__name__
+    return " ".join([name, *str(error).split()]).strip()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -305,62 +295,76 @@ def brief(error: Exception) -> str:
 
 
 def ask_plan(hub: Hub, variant: str, workers: int) -> Plan:
-    """What the hub publishes under `variant` now."""
+    """What the hub publishes as `variant` now. Raises DataError."""
     commit, files = hub.listing()
     origin = f"{hub.repo_id}@{commit[:12]}"
     if "manifest.json" not in files:
         raise DataError(f"{origin} has no {MANIFEST}, so it publishes no shards: check --repo-id and --revision")
     manifest = read_manifest(hub, hub.complete(files["manifest.json"], commit), commit)
     try:
-        plan = plan_of(manifest, variant, files, Plan(hub.repo_id, hub.revision, commit, "", "", None, (), (), ()))
+        dataset, tokenizer = choose(manifest, variant, origin)
+        folder, claims = inside(dataset["path"]).rstrip("/"), claimed(dataset, tokenizer)
+        groups = {"tokenizer": tokenizer_files(tokenizer, files, origin),
+                  "train": split(files, folder, dataset["train_glob"], origin),
+                  "val": split(files, folder, dataset["val_glob"], origin)}
+        promised = (dataset.get("stats") or {}).get("files_val", max(1, len(groups["val"])))
     except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{origin}: {MANIFEST} is not of the published form ({brief(error)}): tell its owner") from error
+        raise DataError(f"{origin}: {MANIFEST} is not of the published form ({brief(error)}): {OWNER}") from error
+    if len(groups["val"]) != promised:
+        raise DataError(f"{origin} holds {len(groups['val'])} validation shards of {promised} in {folder}, and a "
+                        f"score needs the whole split: {OWNER}")
     with ThreadPoolExecutor(workers) as pool:
-        def complete(group):
-            return tuple(pool.map(lambda file: hub.complete(file, commit), group))
-        return replace(plan, tokenizer=complete(plan.tokenizer), train=complete(plan.train), val=complete(plan.val))
+        whole = {key: tuple(pool.map(lambda f: agree(hub.complete(f, commit), claims.get(f.name, {})), group))
+                 for key, group in groups.items()}
+    return Plan(hub.repo_id, hub.revision, commit, dataset["name"], folder, tokenizer.get("vocab_size"), **whole)
 
 
 def read_manifest(hub: Hub, file: File, commit: str) -> dict:
+    """The manifest at `commit`. It is never kept, so that none can go stale."""
     out = io.BytesIO()
     hub.fetch(file, commit, out, tqdm(disable=True))
     try:
         return json.loads(out.getvalue())
     except ValueError as error:
-        raise DataError(f"{hub.url(file, commit)}: not JSON ({error}): tell the repo's owner") from error
-
-
-def plan_of(manifest: dict, variant: str, files: dict[str, File], plan: Plan) -> Plan:
-    """Complete `plan` from the manifest, and check the one against what the repo really holds."""
-    matches = [d for d in manifest["datasets"] if fits(d["name"], variant)]
-    if len(matches) != 1:
-        names = ", ".join(sorted(d["name"] for d in (matches or manifest["datasets"]))) or "none"
-        raise DataError(f"{plan.origin} has {'no' if not matches else 'more than one'} variant {variant!r}: "
-                        f"call with --variant and one of: {names}")
-    entry, = matches
-    found = [t for t in manifest["tokenizers"] if t["name"] == entry["tokenizer_name"]]
-    if not found:
-        raise DataError(f"{plan.origin}: {MANIFEST} has no tokenizer {entry['tokenizer_name']!r}, which "
-                        f"{entry['name']} needs: tell its owner")
-    paths = [found[0][key] for key in ("model_path", "path", "vocab_path") if found[0].get(key)]
-    missing = [path for path in paths[:1] or ["a tokenizer file"] if path not in files]
-    if missing:
-        raise DataError(f"{plan.origin}: {missing[0]} is missing, the tokenizer of {entry['name']}: tell its owner")
-    claims = {PurePosixPath(f.get("path") or f["name"]).name: f for f in entry.get("files") or ()}
-    claims[PurePosixPath(paths[0]).name] = {"sha256": found[0].get("model_sha256") or found[0].get("sha256")}
-
-    def published(paths):
-        return tuple(agree(files[inside(path)], claims.get(PurePosixPath(path).name, {})) for path in paths)
-    folder = inside(entry["path"]).rstrip("/")
-    train, val = (split(files, folder, entry[f"{s}_glob"], entry.get("stats", {}).get(f"files_{s}"), plan.origin)
-                  for s in ("train", "val"))
-    return replace(plan, name=entry["name"], folder=folder, vocab_size=found[0].get("vocab_size"),
-                   tokenizer=published(path for path in paths if path in files), train=published(train),
-                   val=published(val))
+        raise DataError(f"{hub.url(file, commit)}: not JSON ({brief(error)}): {OWNER}") from error
 
 
 def fits(name: str, variant: str) -> bool:
     return name == variant or name.endswith("_" + variant)
+
+
+def choose(manifest: dict, variant: str, origin: str) -> tuple[dict, dict]:
+    """The manifest's entries of the variant and of its tokenizer."""
+    datasets = [entry for entry in manifest["datasets"] if fits(entry["name"], variant)]
+    if len(datasets) != 1:
+        names = ", ".join(sorted(entry["name"] for entry in datasets or manifest["datasets"]))
+        raise DataError(f"{origin} has {'more than one' if datasets else 'no'} variant {variant!r}: "
+                        f"call with --variant and one of: {names or 'none at all'}")
+    name = datasets[0]["tokenizer_name"]
+    tokenizers = [entry for entry in manifest["tokenizers"] if entry["name"] == name]
+    if not tokenizers:
+        raise DataError(f"{origin}: {MANIFEST} lacks the tokenizer {name!r} of {datasets[0]['name']}: {OWNER}")
+    return datasets[0], tokenizers[0]
+
+
+def tokenizer_files(tokenizer: dict, files: dict[str, File], origin: str) -> list[File]:
+    """The tokenizer, then its vocabulary as text where that is published too."""
+    paths = [inside(tokenizer[key]) for key in ("model_path", "path", "vocab_path") if tokenizer.get(key)]
+    if not paths or paths[0] not in files:
+        raise DataError(f"{origin} lacks the file of the tokenizer {tokenizer['name']} {paths[:1]}: {OWNER}")
+    return [files[path] for path in paths if path in files]
+
+
+def split(files: dict[str, File], folder: str, pattern: str, origin: str) -> list[File]:
+    """The shards of a split in the order of their numbers. Raises DataError where one is missing among them."""
+    found = sorted((int(number[1]), file.name, file) for path, file in files.items()
+                   if path == f"{folder}/{file.name}" and fnmatch.fnmatchcase(file.name, pattern)
+                   and (number := re.search(r"(\d+)\.bin$", path)))
+    for (before, name, _), (after, next_name, _) in itertools.pairwise(found):
+        if after != before + 1:
+            raise DataError(f"{origin}: {name} is followed by {next_name} in {folder}, expected number {before + 1}: "
+                            f"{OWNER}")
+    return [file for _, _, file in found]
 
 
 def inside(path: str) -> str:
@@ -370,38 +374,31 @@ def inside(path: str) -> str:
     return path
 
 
-def split(files: dict[str, File], folder: str, pattern: str, count: int | None, origin: str) -> list[str]:
-    """Paths of a split's shards in order, none missing among them. `count` is how many the manifest promises."""
-    paths = sorted(p for p in files if p.startswith(folder + "/") and fnmatch.fnmatchcase(p[len(folder) + 1:], pattern))
-    numbers = [int(n) for p in paths for n in re.findall(r"(\d+)\.bin$", p)]
-    gap = next((i for i, number in enumerate(numbers) if number != numbers[0] + i), None)
-    if gap is not None:
-        raise DataError(f"{origin}: shard {numbers[0] + gap} of {folder}/{pattern} is missing, the next is "
-                        f"{PurePosixPath(paths[gap]).name}: tell its owner, or use another --revision")
-    if "val" in pattern and (not paths or count not in (None, len(paths))):
-        raise DataError(f"{origin} holds {len(paths)} of {count or 'at least 1'} validation shards {folder}/{pattern}, "
-                        "and a score needs the whole split: tell its owner, or use another --revision")
-    return paths
+def claimed(dataset: dict, tokenizer: dict) -> dict[str, dict]:
+    """What the manifest says of single files, by name: `sha256`, and `size` in bytes or `tokens`."""
+    claims = {PurePosixPath(file.get("path") or file["name"]).name: file for file in dataset.get("files") or ()}
+    path = tokenizer.get("model_path") or tokenizer.get("path") or ""
+    sha256 = tokenizer.get("model_sha256") or tokenizer.get("sha256")
+    return claims | {PurePosixPath(path).name: {"sha256": sha256}}
 
 
 def agree(file: File, claim: dict) -> File:
-    """`file` as the repo has it, refused where the manifest claims another content."""
-    size = claim.get("size", shards.HEADER_BYTES + 2 * claim["tokens"] if "tokens" in claim else file.size)
-    etag = checksum_or_none(claim.get("sha256"))
-    for what, ours, theirs in (("bytes", file.size, size), ("sha256", file.etag if len(file.etag) == 64 else "", etag)):
-        if ours and theirs and ours != theirs:
-            raise DataError(f"{file.path}: {MANIFEST} promises {what} {theirs}, the repo holds {ours}: one of them "
-                            "is stale: tell the owner, or use another --revision")
-    return replace(file, size=size, etag=etag or file.etag)
+    """`file` as the repo has it. Raises DataError where the manifest claims another content."""
+    size = shards.HEADER_BYTES + 2 * claim["tokens"] if "tokens" in claim else claim.get("size", file.size)
+    sha256 = checksum_or_none(claim.get("sha256"))
+    if size != file.size or sha256 and len(file.etag) == 64 and sha256 != file.etag:
+        raise DataError(f"{file.path}: {MANIFEST} promises {size} bytes, sha256 {sha256 or 'unknown'}, and the repo "
+                        f"holds {file.size} bytes, {file.etag}: {OWNER}")
+    return replace(file, etag=sha256 or file.etag)
 
 
 # --------------------------------------------------------------------------------------------------
-# the folder: what is there, where it came from, what it lacks
+# the folder: where it came from, what it holds, what it lacks
 # --------------------------------------------------------------------------------------------------
 
 
 def read_record(folder: Path) -> Plan | None:
-    """The plan that `folder` was fetched by, None where it was not fetched by this program."""
+    """The plan that `folder` was fetched by, None where this program did not fetch it."""
     path = folder / RECORD
     try:
         raw = json.loads(path.read_bytes())
@@ -410,63 +407,233 @@ def read_record(folder: Path) -> Plan | None:
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{path}: not what this program wrote ({brief(error)}): "
-                        f"rm -r {shlex.quote(str(folder))}, then run the same command again") from error
+        raise DataError(f"{path}: not what this program wrote ({brief(error)}): rm -r {shlex.quote(str(folder))}, "
+                        "then run the same command again") from error
 
 
 def recorded_plan(root: Path, hub: Hub, variant: str) -> Plan | None:
-    """The plan of an earlier call with the same repo, revision and variant."""
+    """The plan of an earlier call for the same repo, revision and variant."""
     plans = [read_record(path.parent) for path in root.glob(f"datasets/*/{RECORD}")]
-    return next((p for p in plans if p and fits(p.name, variant) and p.repo_id == hub.repo_id
-                 and hub.revision in (p.revision, p.commit)), None)
+    return next((plan for plan in plans if plan and fits(plan.name, variant) and plan.repo_id == hub.repo_id
+                 and hub.revision in (plan.revision, plan.commit)), None)
 
 
-def bind(root: Path, plan: Plan) -> bool:
-    """Tie the data set's folder to the plan's repo and commit, or raise DataError if it is tied to others.
-    Returns False where files of unknown origin lie there, so that their content must be compared."""
-    folder = root / plan.folder
-    remove, record = f"rm -r {shlex.quote(str(folder))}", read_record(folder)
+def bind(root: Path, plan: Plan) -> None:
+    """Tie the data set's folder to one commit of one repo. Raises DataError where it is tied to another, or holds
+    files that are not this commit's."""
+    folder, record = root / plan.folder, read_record(root / plan.folder)
+    mend = f"use another --root, or rm -r {shlex.quote(str(folder))}"
     if record and (record.repo_id, record.commit) != (plan.repo_id, plan.commit):
-        raise DataError(f"{folder} holds {record.origin}, and {plan.revision} is now {plan.origin}: go on with "
-                        f"--repo-id {record.repo_id} --revision {record.commit}, or take the new one "
-                        f"with another --root or after {remove}")
-    strangers = {p.name for p in folder.glob("*.bin")} - {f.name for f in plan.train + plan.val}
+        raise DataError(f"{folder} is from {record.origin}, and this call asks for {plan.origin}: go on with "
+                        f"--repo-id {record.repo_id} --revision {record.commit}, {mend}")
+    strangers = {path.name for path in folder.glob("*.bin")} - {file.name for file in plan.train + plan.val}
     if strangers:
-        raise DataError(f"{folder}: {min(strangers)} is not of {plan.origin}, and two sets in one folder would be "
-                        f"trained on as one: use another --root, or {remove}")
-    if not record:
-        for file in (f for f in plan.tokenizer + plan.train + plan.val if (root / f.path).is_file()):
-            if problem := damage(root / file.path, file, thorough=True):
-                raise DataError(f"{root / file.path}: not the file of {plan.origin} ({problem}): "
-                                f"use another --root, or rm {shlex.quote(str(root / file.path))}")
-    (folder / PARTIAL).mkdir(parents=True, exist_ok=True)
-    draft = folder / PARTIAL / RECORD
-    draft.write_text(json.dumps(asdict(plan), indent=1) + "\n")
-    os.replace(draft, folder / RECORD)
-    return bool(record)
+        raise DataError(f"{folder} holds {min(strangers)}, which is not of {plan.origin}, and the trainer would "
+                        f"read two sets as one: {mend}")
+    for file in () if record else plan.tokenizer + plan.train + plan.val:
+        path = root / file.path
+        if path.is_file() and (problem := damage(path, file, thorough=True)):
+            raise DataError(f"{path} is not the one of {plan.origin} ({problem}): use another --root, or rm "
+                            f"{shlex.quote(str(path))}")
+    folder.mkdir(parents=True, exist_ok=True)
+    shards.write_beside(folder / RECORD, (json.dumps(asdict(plan), indent=1) + "\n").encode())
 
 
 def damage(path: Path, file: File, thorough: bool) -> str:
-    """What is wrong with the bytes at `path`, "" if nothing; checksums are compared if `thorough`."""
+    """What is wrong with the content of `path`, "" if nothing. Only `thorough` compares checksums."""
     with open(path, "rb") as stream:
         size = stream.seek(0, os.SEEK_END)
         if size != file.size:
             return f"{size} bytes, expected {file.size}"
-        if thorough and not same_content(stream, file.etag):
-            return f"its checksum is not {file.etag[:16]}..."
-    return ""
+        return f"checksum is not {file.etag[:16]}..." if thorough and not same_content(stream, file.etag) else ""
 
 
-def lacking(root: Path, needed: tuple[File, ...], thorough: bool, workers: int) -> list[File]:
-    """The files that are not there; one that is there but damaged is removed, and said so."""
-    def whole(file: File) -> bool:
+def lacking(root: Path, files: tuple[File, ...], thorough: bool, workers: int) -> list[File]:
+    """Those of `files` that are not there. One that is there but damaged is removed, and said so."""
+    def is_whole(file: File) -> bool:
         path = root / file.path
         if not path.is_file():
             return False
-        problem = damage(path, file, thorough) 
-        if problem:
-            say(f"{path}: {problem}: removed, it will be fetched again")
+        if problem := damage(path, file, thorough):
+            say(f"{path}: {problem}: removed, to be fetched again")
             path.unlink()
         return not problem
     with ThreadPoolExecutor(workers) as pool:
-        return [file for file, there in zip(needed, pool.map(whole, needed)) if not there]
+        return [file for file, whole in zip(files, pool.map(is_whole, files)) if not whole]
+
+
+def part_path(root: Path, plan: Plan, file: File) -> Path:
+    """Where `file` grows: on the target's file system, under a name that another commit does not use."""
+    key = hashlib.sha256(f"{plan.repo_id} {plan.commit} {file}".encode()).hexdigest()
+    return (root / file.path).parent / PARTIAL / f"{file.name}.{key[:16]}"
+
+
+def check_shard(path: Path, name: str) -> None:
+    """Raises DataError where `path`, which is what was published as `name`, is no shard."""
+    try:
+        header, tokens = shards.read_shard(path)
+    except DataError as error:
+        raise DataError(f"{name} as published is no shard ({error}): {OWNER}") from error
+    if not header.legacy and zlib.crc32(tokens) != header.crc32:
+        raise DataError(f"{name} as published has crc32 {zlib.crc32(tokens):08x}, and its header says "
+                        f"{header.crc32:08x}: {OWNER}")
+
+
+# --------------------------------------------------------------------------------------------------
+# the download
+# --------------------------------------------------------------------------------------------------
+
+
+def fetch_file(root: Path, plan: Plan, file: File, hub: Hub, bar: tqdm) -> None:
+    """Bring one file under its name, whole and checked."""
+    part = part_path(root, plan, file)
+    part.parent.mkdir(parents=True, exist_ok=True)
+    with open(part, "a+b") as out:
+        hub.fetch(file, plan.commit, out, bar)
+        shards.sync(out)
+    if file.name.endswith(".bin"):
+        try:
+            check_shard(part, file.path)
+        except DataError:
+            part.unlink()
+            raise
+    os.replace(part, root / file.path)
+
+
+def fetch_all(root: Path, plan: Plan, missing: list[File], hub: Hub, workers: int) -> None:
+    """Bring all `missing` files, `workers` at a time. Raises the first error, having stopped the others."""
+    parts = [part_path(root, plan, file) for file in missing]
+    total, there = sum(file.size for file in missing), sum(p.stat().st_size for p in parts if p.exists())
+    if total - there > (free := shutil.disk_usage(root / plan.folder).free):
+        raise DataError(f"{root}: {total - there} bytes to come and {free} free: make room, then {GO_ON}")
+    print(f"{plan.name} of {plan.origin}: {len(missing)} files, {(total - there) / 1e6:.1f} MB to come", flush=True)
+    bar = tqdm(total=total, initial=there, unit="B", unit_scale=True, desc=plan.name, disable=None)
+    with bar, ThreadPoolExecutor(workers) as pool:
+        for is_last in (False, True):
+            futures = [pool.submit(fetch_file, root, plan, file, hub, bar)
+                       for file in missing if (file in plan.val) == is_last]
+            try:
+                for future in as_completed(futures):
+                    future.result()
+            except BaseException:
+                hub.stop.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+    for folder in {part.parent for part in parts}:
+        shutil.rmtree(folder)                 # with parts of other commits, which nobody will go on with
+
+
+def find_plan(args: argparse.Namespace, hub: Hub) -> Plan:
+    """The hub's word, or the folder's own where that cannot have changed or the hub is out of reach."""
+    known = recorded_plan(args.root, hub, args.variant)
+    if known and known.commit == hub.revision:
+        return known
+    try:
+        return ask_plan(hub, args.variant, args.workers)
+    except Unreachable as error:
+        if not known or not all((args.root / file.path).is_file() for file in known.needed(args.train_shards)):
+            raise
+        say(f"{error}. All files of {known.origin} are there; whether {known.revision} has moved on is unknown")
+        return known
+
+
+def download(args: argparse.Namespace) -> None:
+    """Make the folder hold what `args` asks for. Raises DataError, OSError."""
+    hub = Hub(args.repo_id, args.revision, args.retries)
+    plan = find_plan(args, hub)
+    if args.train_shards > len(plan.train):
+        raise DataError(f"{plan.name} of {plan.origin} has {len(plan.train)} training shards, {args.train_shards} "
+                        f"were asked for: call with --train-shards {len(plan.train)} or fewer")
+    needed = plan.needed(args.train_shards)
+    args.root.mkdir(parents=True, exist_ok=True)
+    with lock(args.root):
+        bind(args.root, plan)
+        missing = lacking(args.root, needed, args.verify, args.workers)
+        if missing:
+            fetch_all(args.root, plan, missing, hub, args.workers)
+        else:
+            print(f"nothing to download: all {len(needed)} files are there, "
+                  + ("every checksum is right" if args.verify else "sizes are right (--verify checks every byte)"))
+    report(args.root, plan)
+
+
+def lock(root: Path) -> filelock.AcquireReturnProxy:
+    """One download at a time into a root; a second one waits for the first, and then finds its files."""
+    file = filelock.FileLock(root / LOCK)
+    try:
+        return file.acquire(timeout=0)
+    except filelock.Timeout:
+        say(f"another download into {root} is under way: waiting for it to end")
+        return file.acquire()
+
+
+def report(root: Path, plan: Plan) -> None:
+    """Say what is there and the command that trains on it."""
+    def shown(path: Path) -> str:
+        near = os.path.relpath(path)
+        return shlex.quote(str(path) if near.startswith("..") else near)
+    train = [file for file in plan.train if (root / file.path).is_file()]
+    tokens = sum((file.size - shards.HEADER_BYTES) // 2 for file in train)
+    print(f"{plan.name} of {plan.origin}: {len(train)} training shards ({tokens:,} tokens), "
+          f"{len(plan.val)} validation shards, tokenizer {plan.tokenizer[0].name}. To train on it:")
+    vocab_size = f"VOCAB_SIZE={plan.vocab_size} " if plan.vocab_size else ""
+    print(f"{vocab_size}DATA_PATH={shown(root / plan.folder)} TOKENIZER_PATH={shown(root / plan.tokenizer[0].path)} "
+          f"python {shown(Path(__file__).absolute().parent.parent / 'train_gpt.py')}")
+
+
+# --------------------------------------------------------------------------------------------------
+# the command line
+# --------------------------------------------------------------------------------------------------
+
+
+def repo_id(text: str) -> str:
+    validate_repo_id(text)
+    return text
+
+
+def count(text: str, least: int = 0) -> int:
+    if int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text} is less than {least}")
+    return int(text)
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    summary, _, details = __doc__.partition("\n")
+    parser = argparse.ArgumentParser(description=summary, epilog=details,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--variant", default="sp1024", help="data set by its name or the end of it (%(default)s)")
+    add("--train-shards", type=count, default=80, help="how many, from the first on (%(default)s)")
+    add("--repo-id", type=repo_id, default=REPO_ID, help="dataset repo (%(default)s)")
+    add("--revision", default="main", help="branch, tag or commit (%(default)s)")
+    add("--root", type=lambda text: Path(text).absolute(), default=Path(__file__).absolute().parent,
+        help="gets the folders datasets/ and tokenizers/ (%(default)s)")
+    add("--workers", type=lambda text: count(text, 1), default=8, help="files at a time (%(default)s)")
+    add("--retries", type=count, default=4, help="further tries in a row (%(default)s)")
+    add("--verify", action="store_true", help="compare the checksums of files that are there")
+    return parser.parse_args(argv)
+
+
+def interrupt(*_) -> None:
+    print(f"\ninterrupted: {GO_ON}", file=sys.stderr, flush=True)
+    os._exit(130)                             # at once: a part may end anywhere, and a file is whole or not there
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        download(args)
+    except DataError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        mend = "make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "mend this or use another --root"
+        print(f"error: {error.filename or args.root}: {error.strerror or error}: {mend}, then {GO_ON}",
+              file=sys.stderr)
+        return DataError.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
