@@ -13,6 +13,7 @@ stand word for word in train_gpt_mlx.py too.
 """
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import difflib
 import functools
@@ -160,46 +161,28 @@ class Settings:
     code_bytes: str = var("raw", "how the script counts: its size, or its size at zlib level 9",
                           choices=("raw", "zlib"))
 
-    @property
-    def slot_tokens(self) -> int:
-        """Tokens of one slot: what one rank computes in one micro-step."""
-        return self.train_batch_tokens // self.batch_slots
-
-    @property
-    def head_dim(self) -> int:
-        return self.model_dim // self.num_heads
-
-    @property
-    def kv_dim(self) -> int:
-        return self.head_dim * self.num_kv_heads
-
-    @property
-    def eval_window(self) -> int:
-        return self.eval_seq_len or self.train_seq_len
-
-    @property
-    def eval_step(self) -> int:
-        return self.eval_stride or self.eval_window
+    # derived
+    slot_tokens = property(lambda s: s.train_batch_tokens // s.batch_slots)     # of one rank's micro-step
+    head_dim = property(lambda s: s.model_dim // s.num_heads)
+    kv_dim = property(lambda s: s.head_dim * s.num_kv_heads)
+    eval_window = property(lambda s: s.eval_seq_len or s.train_seq_len)
+    eval_step = property(lambda s: s.eval_stride or s.eval_window)
 
 
 def parse_setting(row: dataclasses.Field, text: str) -> Any:
     """The value of one environment variable. Raises SettingError naming what it takes."""
-    name, kind, limits = row.name.upper(), row.type, row.metadata
-    takes = {"int": "a whole number", "float": "a number", "bool": "0 or 1", "str": "a text"}[kind]
-    if limits["choices"]:
-        takes = "one of " + ", ".join(limits["choices"])
-    low, high = limits["low"], limits["high"]
-    takes += f" from {low:g}" if low is not None else ""
-    takes += f" to {high:g}" if high is not None else ""
+    low, high, choices = (row.metadata[key] for key in ("low", "high", "choices"))
+    read = {"int": int, "float": float, "str": str, "bool": lambda text: {"0": False, "1": True}[text]}[row.type]
     try:
-        value = {"0": False, "1": True}[text] if kind == "bool" else {"int": int, "float": float, "str": str}[kind](text)
+        value = read(text)
+        if choices and value not in choices or row.type == "float" and not math.isfinite(value) \
+                or low is not None and value < low or high is not None and value > high:
+            raise ValueError
     except (KeyError, ValueError):
-        raise SettingError(f"{name}={text!r}: takes {takes}") from None
-    bad_choice = limits["choices"] and value not in limits["choices"]
-    bad_number = kind in ("int", "float") and not (
-        math.isfinite(value) and (low is None or value >= low) and (high is None or value <= high))
-    if bad_choice or bad_number:
-        raise SettingError(f"{name}={text!r}: takes {takes}")
+        takes = {"int": "a whole number", "float": "a number", "bool": "0 or 1", "str": "a text"}[row.type]
+        takes = "one of " + ", ".join(choices) if choices else takes
+        takes += (f" from {low:g}" if low is not None else "") + (f" to {high:g}" if high is not None else "")
+        raise SettingError(f"{row.name.upper()}={text!r}: takes {takes}") from None
     return value
 
 
@@ -211,8 +194,7 @@ def refuse_near_misses(env: dict[str, str], names: set[str]) -> None:
         if not close and "_" in upper:
             close = sorted(n for n in names if n.startswith(upper + "_") or n.endswith("_" + upper))
         if close:
-            raise SettingError(f"{name}={env[name]!r} is no setting; {close[0]} is: write that, "
-                               f"or unset {name}")
+            raise SettingError(f"{name}={env[name]!r} is no setting; {close[0]} is: write that or unset {name}")
 
 
 def load_settings(env: dict[str, str], default_preset: str) -> tuple[Settings, dict[str, str]]:
@@ -228,26 +210,28 @@ def load_settings(env: dict[str, str], default_preset: str) -> tuple[Settings, d
 
 def check_settings(s: Settings) -> None:
     """Refuse values that are possible alone but not together. Raises SettingError."""
-    def need(ok: bool, name: str, takes: str) -> None:
+    unit, below_1 = s.batch_slots * s.train_seq_len, "a number from 0 to below 1"
+    for name, ok, takes in (
+            ("num_heads", s.model_dim % s.num_heads == 0, f"a divisor of MODEL_DIM={s.model_dim}"),
+            ("num_heads", s.head_dim % 2 == 0, f"heads of even width, MODEL_DIM / NUM_HEADS is {s.head_dim}"),
+            ("num_kv_heads", s.num_heads % s.num_kv_heads == 0, f"a divisor of NUM_HEADS={s.num_heads}"),
+            ("train_batch_tokens", s.train_batch_tokens % unit == 0,
+             f"a multiple of BATCH_SLOTS * TRAIN_SEQ_LEN = {unit}"),
+            ("eval_stride", s.eval_step <= s.eval_window, f"at most the window, {s.eval_window}"),
+            ("val_tokens_limit", s.val_tokens_limit != 1, "0 or at least 2: the first token is not scored"),
+            ("run_id", re.fullmatch(r"([\w-][\w.-]{0,99})?", s.run_id),
+             "at most 100 letters, digits, '.', '_', '-', the first no '.'"),
+            *((name, getattr(s, name) < 1, below_1) for name in
+              ("muon_momentum", "muon_momentum_warmup_start", "beta1", "beta2", "ema_decay"))):
         if not ok:
-            raise SettingError(f"{name}={getattr(s, name.lower())}: takes {takes}")
-    need(s.model_dim % s.num_heads == 0, "NUM_HEADS", f"a divisor of MODEL_DIM={s.model_dim}")
-    need(s.head_dim % 2 == 0, "NUM_HEADS", f"heads of even width (MODEL_DIM / NUM_HEADS is {s.head_dim})")
-    need(s.num_heads % s.num_kv_heads == 0, "NUM_KV_HEADS", f"a divisor of NUM_HEADS={s.num_heads}")
-    unit = s.batch_slots * s.train_seq_len
-    need(s.train_batch_tokens % unit == 0, "TRAIN_BATCH_TOKENS",
-         f"a multiple of BATCH_SLOTS * TRAIN_SEQ_LEN = {unit}")
-    need(s.eval_step <= s.eval_window, "EVAL_STRIDE", f"at most the window, {s.eval_window}")
-    need(re.fullmatch(r"([\w-][\w.-]{0,99})?", s.run_id) is not None, "RUN_ID",
-         "at most 100 letters, digits, '.', '_', '-', not beginning with '.'")
-    for name in ("muon_momentum", "muon_momentum_warmup_start", "beta1", "beta2", "ema_decay"):
-        need(getattr(s, name) < 1, name.upper(), "a number from 0 to below 1")
-    need(s.val_tokens_limit != 1, "VAL_TOKENS_LIMIT", "0 or at least 2 (the first token is not scored)")
+            raise SettingError(f"{name.upper()}={getattr(s, name)}: takes {takes}")
 
 
 def show(value: Any) -> str:
     """A setting's value as its environment variable would be written."""
-    return str(int(value)) if isinstance(value, bool) else f"{value:.10g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    return str(int(value) if isinstance(value, bool) else value)
 
 
 # --- parameters: names, shapes, start values and optimizer of everything that is learned ------------------
@@ -265,11 +249,12 @@ def parameter_table(s: Settings) -> list[Param]:
     layers, so no work is done layer by layer outside the forward pass. qkv holds three matrices."""
     dim, layers, kv_dim, hidden = s.model_dim, s.num_layers, s.kv_dim, s.mlp_mult * s.model_dim
     bound = dim ** -0.5     # uniform in +-1/sqrt(fan in), the usual start of a linear layer
+    std = s.tied_embed_init_std if s.tie_embeddings else 1.0
     table = [Param("qkv", (layers, dim + 2 * kv_dim, dim), "uniform", bound, "matrix"),
              Param("attn_out", (layers, dim, dim), "constant", 0.0, "matrix"),
              Param("mlp_up", (layers, hidden, dim), "uniform", bound, "matrix"),
              Param("mlp_down", (layers, dim, hidden), "constant", 0.0, "matrix"),
-             Param("tok_emb", (s.vocab_size, dim), "normal", s.tied_embed_init_std if s.tie_embeddings else 1.0, "embed")]
+             Param("tok_emb", (s.vocab_size, dim), "normal", std, "embed")]
     if not s.tie_embeddings:
         table.append(Param("head", (s.vocab_size, dim), "constant", 0.0, "head"))
     starts = {"attn_scale": 1.0, "mlp_scale": 1.0, "mix_x": 1.0, "mix_x0": 0.0}
@@ -293,8 +278,8 @@ def draw(param: Param, seed: int) -> np.ndarray:
 def flops_per_token(s: Settings) -> int:
     """Floating-point operations of one training token, forward and backward: 6 for each weight of a
     matrix product and 6 * dim * T / 2 for each of the two causal attention products in each layer."""
-    products = sum(math.prod(p.shape) for p in parameter_table(s) if p.group == "matrix") + s.vocab_size * s.model_dim
-    return 6 * products + 6 * s.num_layers * s.model_dim * s.train_seq_len
+    matrices = sum(math.prod(p.shape) for p in parameter_table(s) if p.group == "matrix")
+    return 6 * (matrices + s.vocab_size * s.model_dim) + 6 * s.num_layers * s.model_dim * s.train_seq_len
 
 
 def group_rate(s: Settings, group: str) -> float:
@@ -342,28 +327,26 @@ class Shard:
     """
 
     def __init__(self, path: Path):
-        mend = f"python data/shards.py inspect {path} says more; make or fetch the file again"
         try:
             with open(path, "rb") as file:
                 header, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error.strerror}") from None
         if len(header) < HEADER_BYTES:
-            raise DataError(f"{path}: {size} bytes, expected a header of {HEADER_BYTES} ({mend})")
+            raise DataError(f"{path}: {size} bytes, expected a header of {HEADER_BYTES}; make or fetch it again")
         ints, unsigned = np.frombuffer(header, "<i4").tolist(), np.frombuffer(header, "<u4").tolist()
-        if ints[:2] != [SHARD_MAGIC, SHARD_VERSION]:
-            raise DataError(f"{path}: magic and version {ints[:2]}, expected {[SHARD_MAGIC, SHARD_VERSION]} ({mend})")
-        self.path, self.header, self.tokens = path, header, ints[2]
-        if self.tokens < 1 or size != HEADER_BYTES + 2 * self.tokens:
-            raise DataError(f"{path}: {size} bytes, expected {HEADER_BYTES + 2 * self.tokens} for the {self.tokens} "
-                            f"uint16 tokens that the header names ({mend})")
-        self.extended = unsigned[3] == EXTENSION_MAGIC
-        if unsigned[3] and not self.extended:
-            raise DataError(f"{path}: header int 3 is {unsigned[3]:#x}, expected 0 or {EXTENSION_MAGIC:#x} ({mend})")
+        self.path, self.header, self.tokens, self.extended = path, header, ints[2], unsigned[3] == EXTENSION_MAGIC
+        for what, found, expected in (
+                ("magic", ints[0], SHARD_MAGIC), ("version", ints[1], SHARD_VERSION),
+                ("file size", size, HEADER_BYTES + 2 * max(self.tokens, 1)),
+                ("extension magic", unsigned[3], EXTENSION_MAGIC if unsigned[3] else 0)):
+            if found != expected:
+                raise DataError(f"{path}: {what} is {found}, expected {expected} ({self.tokens} uint16 tokens by the "
+                                f"header); python data/shards.py inspect {path} says more")
         self.text_bytes, self.max_id, self.crc32 = unsigned[9] + (unsigned[10] << 32), ints[8], unsigned[11]
         self.claims = {"extended header": self.extended}
         if self.extended:
-            self.claims |= {"extension": ints[4], "vocabulary": ints[5], "index": ints[12], "number of shards": ints[13],
+            self.claims |= {"extension": ints[4], "vocabulary": ints[5], "index": ints[12], "shards": ints[13],
                             "split": ints[14], "lossy tokenizer": ints[15] & 1, "tokenizer": header[64:96].hex(),
                             "corpus": header[96:128].hex()}
 
@@ -375,26 +358,23 @@ def find_shards(s: Settings, split: str, expected: dict[str, Any]) -> list[Shard
     that train and val, called with one dict, must come of one tokenizer and one corpus.
     """
     folder = Path(s.data_path)
-    if not folder.is_dir():
-        raise DataError(f"DATA_PATH={folder} is no folder; python data/prepare.py demo makes the demo corpus, "
-                        "python data/download.py fetches FineWeb")
     shards = [Shard(path) for path in sorted(folder.glob(f"*_{split}_*.bin"))]
     if not shards:
-        raise DataError(f"DATA_PATH={folder} holds no *_{split}_*.bin; python data/prepare.py demo makes some")
-    names = {re.sub(r"_\d+\.bin$", "", shard.path.name) for shard in shards}
-    if len(names) > 1:
-        raise DataError(f"{folder} holds two {split} sets, {' and '.join(sorted(names)[:2])}: keep one in a folder")
+        raise DataError(f"DATA_PATH={folder} holds no *_{split}_*.bin; python data/prepare.py demo makes the demo "
+                        "corpus, python data/download.py fetches FineWeb")
+    stem = re.sub(r"_\d+\.bin$", "", shards[0].path.name)
     for at, shard in enumerate(shards):
-        if not re.search(rf"_0*{at}\.bin$", shard.path.name):
-            raise DataError(f"{shard.path}: expected {split} shard number {at} here: one is missing or doubled")
-        here = {"index": at, "number of shards": len(shards), "split": ("val", "train").index(split)}
+        if not re.fullmatch(rf"{re.escape(stem)}_0*{at}\.bin", shard.path.name):
+            raise DataError(f"{shard.path}: expected {stem} number {at}: a shard is missing or doubled, or the "
+                            "folder holds two sets")
+        here = {"index": at, "shards": len(shards), "split": ("val", "train").index(split)}
         for what, found in shard.claims.items():
             need = here.get(what, expected.setdefault(what, found))
             if found != need:
-                raise DataError(f"{shard.path}: {what} is {found}, expected {need}: the files do not belong together; "
-                                f"python data/shards.py verify {folder} {s.tokenizer_path} says more")
+                raise DataError(f"{shard.path}: {what} is {found}, expected {need}: these files do not belong "
+                                f"together; python data/shards.py verify {folder} says more")
         if shard.extended and shard.max_id >= s.vocab_size:
-            raise DataError(f"{shard.path}: highest token id {shard.max_id}, expected below VOCAB_SIZE={s.vocab_size}")
+            raise DataError(f"{shard.path}: highest token id {shard.max_id}, VOCAB_SIZE={s.vocab_size} needs less")
     return shards
 
 
@@ -413,14 +393,14 @@ class TokenStream:
         try:
             if self.maps[index] is None:
                 self.maps[index] = np.memmap(shard.path, "<u2", "r", HEADER_BYTES, (shard.tokens,))
-                if shard.extended and zlib.crc32(self.maps[index]) != shard.crc32:
-                    raise DataError(f"{shard.path}: crc32 of the tokens is {zlib.crc32(self.maps[index]):#010x}, "
-                                    f"its header says {shard.crc32:#010x}: the file is damaged, make or fetch it again")
-            size = os.stat(shard.path).st_size
-        except OSError as error:
-            raise DataError(f"{shard.path}: cannot be read: {error.strerror}") from None
-        if size != HEADER_BYTES + 2 * shard.tokens:     # reading on would end the process with SIGBUS
-            raise DataError(f"{shard.path}: changed to {size} bytes, expected {HEADER_BYTES + 2 * shard.tokens}")
+                if shard.extended and (found := zlib.crc32(self.maps[index])) != shard.crc32:
+                    raise DataError(f"{shard.path}: crc32 of the tokens is {found:#010x}, expected "
+                                    f"{shard.crc32:#010x}: the file is damaged, make or fetch it again")
+            size, expected = os.stat(shard.path).st_size, HEADER_BYTES + 2 * shard.tokens
+        except (OSError, ValueError) as error:
+            raise error if isinstance(error, DataError) else DataError(f"{shard.path}: cannot be read: {error}") from None
+        if size != expected:        # reading on would end the process with SIGBUS
+            raise DataError(f"{shard.path}: now {size} bytes, expected {expected}: it changed under the run")
         return self.maps[index]
 
     def read(self, start: int, length: int) -> np.ndarray:
@@ -434,8 +414,8 @@ class TokenStream:
             out[filled:filled + len(part)] = part
             filled += len(part)
         if int(out.max()) >= self.vocab_size:
-            raise DataError(f"token {int(out.max())} within {length} tokens from number {start % self.total} of "
-                            f"{self.shards[0].path.parent}, expected ids below VOCAB_SIZE={self.vocab_size}")
+            raise DataError(f"{self.shards[index].path}: token {int(out.max())} within the {length} tokens from number "
+                            f"{start % self.total} of the set on, expected less than VOCAB_SIZE={self.vocab_size}")
         return out
 
 
@@ -849,12 +829,12 @@ def dry_run(s: Settings, origins: dict[str, str], script: bytes) -> Iterator[str
 class Machine:
     """Where this process computes. rank and world are its place among the processes of the run."""
     device: torch.device
-    reason: str
     rank: int = 0
     world: int = 1
     dtype: torch.dtype = torch.float32
-    peak_flops: float = math.inf        # measured, of one process, in dtype
+    peak_flops: float = math.inf        # per second, measured, of one process in dtype
     compile: bool = False
+    notes: tuple[str, ...] = ()         # why it is so
 
     def all_mean(self, flat: Tensor) -> None:
         """Average a tensor over all ranks, in place."""
@@ -877,10 +857,8 @@ class Machine:
         return values
 
     def synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        elif self.device.type == "mps":
-            torch.mps.synchronize()
+        if self.device.type != "cpu":
+            getattr(torch, self.device.type).synchronize()
 
     def peak_memory_mib(self) -> float:
         if self.device.type == "cuda":
@@ -889,29 +867,46 @@ class Machine:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 
-def choose_device(s: Settings) -> tuple[torch.device, str]:
-    """The device and why. Raises SettingError if DEVICE names one that is not there."""
+def open_machine(s: Settings) -> Machine:
+    """Device, process group, number format and compiler. Raises SettingError for what is not there."""
+    world, rank, local = (int(os.environ.get(key, default)) for key, default in
+                          (("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0)))
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     kind = next(name for name in there if there[name]) if s.device == "auto" else s.device
     if not there[kind]:
-        raise SettingError(f"DEVICE={kind}: torch {torch.__version__} finds none here; "
-                           f"takes auto, {', '.join(name for name in there if there[name])}")
-    reason = "DEVICE asks for it" if s.device != "auto" else \
+        raise SettingError(f"DEVICE={kind}: torch {torch.__version__} finds none here")
+    if s.batch_slots % world:
+        raise SettingError(f"WORLD_SIZE={world}: takes a divisor of BATCH_SLOTS={s.batch_slots} "
+                           "(torchrun --nproc_per_node times --nnodes)")
+    if kind == "cuda" and local >= torch.cuda.device_count():
+        raise SettingError(f"LOCAL_RANK={local}: {torch.cuda.device_count()} GPUs are here; lower --nproc_per_node")
+    machine = Machine(torch.device(kind, local) if kind == "cuda" else torch.device(kind), rank, world)
+    why = "DEVICE" if s.device != "auto" else \
         {"cuda": "a GPU is here", "mps": "no CUDA, an Apple GPU is here", "cpu": "no CUDA or Apple GPU is here"}[kind]
-    if kind != "cuda":
-        return torch.device(kind), reason
-    local = int(os.environ.get("LOCAL_RANK", 0))
-    if local >= torch.cuda.device_count():
-        raise SettingError(f"LOCAL_RANK={local}: {torch.cuda.device_count()} GPUs are here: "
-                           f"lower --nproc_per_node to that")
-    return torch.device("cuda", local), f"{reason}: {torch.cuda.get_device_name(local)}"
+    if kind == "cuda":
+        torch.cuda.set_device(local)
+        why += ", " + torch.cuda.get_device_name(local)
+    elif kind == "cpu":
+        keep_freed_memory()
+    if world > 1:       # small decisions travel as CPU tensors over gloo: no GPU waits for them
+        dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo")
+    machine.notes = f"device:{machine.device} ({why})", choose_dtype(s, machine), choose_compile(s, machine)
+    return machine
 
 
-def measure_flops(device: torch.device, dtype: torch.dtype) -> float:
+def keep_freed_memory() -> None:
+    """Let glibc keep freed memory instead of giving it back: on a CPU the page faults of the large
+    temporaries of a step cost 15 % of it. Does nothing where the C library has no mallopt."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt:
+        for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 2**26)):   # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
+            mallopt(option, value)
+
+
+def measure_flops(machine: Machine, dtype: torch.dtype) -> float:
     """Floating-point operations per second of a square matrix product: the median of five."""
-    side, seconds = 8192 if device.type == "cuda" else 1024, []
-    a, b = torch.randn(2, side, side, device=device).to(dtype)
-    machine = Machine(device, "")
+    side, seconds = 8192 if machine.device.type == "cuda" else 1024, []
+    a, b = torch.randn(2, side, side, device=machine.device).to(dtype)
     for _ in range(7):
         machine.synchronize()
         began = time.perf_counter()
@@ -923,59 +918,40 @@ def measure_flops(device: torch.device, dtype: torch.dtype) -> float:
 
 def choose_dtype(s: Settings, machine: Machine) -> str:
     """Set dtype and peak_flops; the returned line says why. Rank 0 decides for all."""
-    tried = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-    if s.dtype != "auto" or machine.device.type == "cuda":
-        name = "bfloat16" if s.dtype == "auto" else s.dtype
-        flops, reason = {name: measure_flops(machine.device, tried[name])}, "DTYPE" if s.dtype != "auto" else "CUDA"
-    else:
-        flops = {name: measure_flops(machine.device, dtype) for name, dtype in tried.items()}
-        name, reason = max(flops, key=flops.get), "the faster"
-    name, flops = machine.from_rank_0((name, flops))
-    machine.dtype, machine.peak_flops = tried[name], flops[name]
-    return f"dtype:{name} ({reason}) " + " ".join(f"{n}:{f / 1e9:.0f}GFLOP/s" for n, f in flops.items())
+    names, why = [s.dtype], "DTYPE"
+    if s.dtype == "auto":
+        names, why = (["bfloat16"], "CUDA") if machine.device.type == "cuda" else (["bfloat16", "float32"], "the faster")
+    flops = machine.from_rank_0({name: measure_flops(machine, getattr(torch, name)) for name in names})
+    name = max(flops, key=flops.get)
+    machine.dtype, machine.peak_flops = getattr(torch, name), flops[name]
+    return f"dtype:{name} ({why}) " + " ".join(f"{n}:{f / 1e9:.0f}GFLOP/s" for n, f in flops.items())
 
 
 def choose_compile(s: Settings, machine: Machine) -> str:
     """Set machine.compile after trying it on one small function; the returned line says why."""
-    reason = "COMPILE=0"
+    why = "works here" if s.compile else "COMPILE=0"
     if s.compile and machine.device.type == "mps":
-        reason = "not tried on MPS"
+        why = "not used on MPS"
     elif s.compile:
         try:
             torch.compile(lambda x: (x * 2).tanh())(torch.ones(64, device=machine.device))
-            reason = "torch.compile works here"
         except Exception as error:      # no compiler, a broken one, no cache folder: whatever it is, eager runs
-            reason = f"torch.compile failed, so eager and slower: {type(error).__name__}: {str(error).strip()[:200]}"
-            reason = reason.splitlines()[0]
-    machine.compile = all(machine.gather(reason == "torch.compile works here"))
-    return f"compile:{int(machine.compile)} ({reason})"
+            why = f"failed, so eager and slower: {type(error).__name__}: " + str(error).strip().partition("\n")[0]
+    machine.compile = all(machine.gather(why == "works here"))
+    return f"compile:{int(machine.compile)} ({why})"
 
 
-def open_machine(s: Settings) -> Machine:
-    """Device and process group. Raises SettingError if the ranks cannot share the batch evenly."""
-    device, reason = choose_device(s)
-    world, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
-    if s.batch_slots % world:
-        raise SettingError(f"WORLD_SIZE={world}: takes a divisor of BATCH_SLOTS={s.batch_slots} "
-                           f"(torchrun --nproc_per_node, --nnodes)")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    if world > 1:
-        # small decisions travel as CPU tensors over gloo: no GPU waits for them
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-    return Machine(device, reason, rank, world)
-
-
-# --- model: B batch, T tokens, D width, H heads, G key-value heads, K head width, L layers, V vocabulary ---
+# --- model: B batch, T tokens, D width, H heads, G key-value heads, R = H / G, K head width, V vocabulary --
 
 NORM_EPS = 1e-6     # written down: the default of rms_norm differs between torch versions
 
 
 class Weights:
-    """All parameters in one flat float32 tensor, and the views of it that products and autograd use.
+    """All parameters in one flat float32 tensor, and views of it.
 
-    `leaves`, by name: the matrices in the compute dtype, cast once after every optimizer step, everything
-    else as float32 views of `flat`.
+    `leaves`, what the forward pass reads and autograd differentiates: for each name a list over the layers
+    (of one for embedding and head). Matrices are in the compute dtype, cast once after every optimizer
+    step, everything else is a float32 view of `flat`.
     """
 
     def __init__(self, s: Settings, device: torch.device, dtype: torch.dtype):
@@ -985,13 +961,18 @@ class Weights:
         self.flat = torch.zeros(ends[-1], device=device)
         self.num_matrix = max(self.slices[p.name].stop for p in self.table if p.group == "matrix")
         self.matrices = torch.zeros(self.num_matrix, device=device, dtype=dtype)
-        self.leaves = {**self.views(self.flat), **self.views(self.matrices)}
-        self.leaves = {name: leaf.detach().requires_grad_() for name, leaf in self.leaves.items()}
+        self.leaves = {name: [part.detach().requires_grad_() for part in self.layers(name, view)] for name, view in
+                       {**self.views(self.flat), **self.views(self.matrices)}.items()}
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """A tensor of the layout of `flat`, or of its first part, as views by parameter name."""
         return {p.name: flat[self.slices[p.name]].view(p.shape) for p in self.table
                 if self.slices[p.name].stop <= len(flat)}
+
+    @staticmethod
+    def layers(name: str, view: Tensor) -> list[Tensor]:
+        """The layers of a stack; embedding and head are one each."""
+        return [view] if name in ("tok_emb", "head") else list(view.unbind(0))
 
     @torch.no_grad()
     def set(self, flat: Tensor) -> None:
@@ -1009,146 +990,164 @@ class Weights:
 
 
 def rms_norm(x: Tensor) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) over the last dimension, no weights (Zhang and Sennrich 2019)."""
-    return F.rms_norm(x, (x.size(-1),), eps=NORM_EPS)
+    """x / sqrt(mean(x^2) + eps) over the last dimension, float32, no weights (Zhang and Sennrich 2019)."""
+    x = x.float()
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + NORM_EPS)
 
 
 def rope_tables(s: Settings, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """cos and sin, float32[T, K/2], of the rotary position embedding (Su et al. 2021)."""
+    """(cos, cos) and (sin, -sin), float32[T, 1, K], of the rotary position embedding (Su et al. 2021)."""
     inverse = s.rope_base ** (-torch.arange(0, s.head_dim, 2, dtype=torch.float64) / s.head_dim)
     angles = torch.outer(torch.arange(length, dtype=torch.float64), inverse)
-    return angles.cos().float().to(device), angles.sin().float().to(device)
+    cos, sin = torch.cat((angles.cos(), angles.cos()), 1), torch.cat((angles.sin(), -angles.sin()), 1)
+    return cos[:, None].float().to(device), sin[:, None].float().to(device)
 
 
-def rotate(x_BTHK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (first half, second half) of each head by their position's angles."""
-    x1, x2 = x_BTHK.float().chunk(2, dim=-1)
-    cos, sin = cos[:, None], sin[:, None]
-    return torch.cat((x1 * cos + x2 * sin, x2 * cos - x1 * sin), dim=-1)
+def norm_and_rotate(x_BTHK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """RMS-normalise each head and turn its pairs (first half, second half) by the angle of their position."""
+    x = rms_norm(x_BTHK)
+    swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
+    return x * cos + swapped * sin
 
 
-def block_causal_attention(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, block: int = 128) -> Tensor:
-    """Causal softmax attention in plain tensor operations: query blocks against the keys up to their end.
+def attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
+    """Causal grouped-query softmax attention at scale 1 / sqrt(K), [B, T, H * K], by the fastest exact path."""
+    if q_BTHK.device.type == "cpu":
+        return block_causal_attention(q_BTHK, k_BTGK, v_BTGK)
+    q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2).flatten(2)
 
-    What lies above the diagonal blocks is never computed, and the query heads of a group stand as rows
-    of one product, so keys and values are not repeated. On CPUs three times faster than
-    scaled_dot_product_attention when compiled. Softmax in float32. Returns [B, H, T, K].
+
+def block_causal_attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, block: int = 128) -> Tensor:
+    """Attention in plain tensor operations: blocks of queries against the keys up to their own place.
+
+    Nothing above the diagonal blocks is computed, and the R query heads of a group stand as rows of one
+    product, so keys and values are not repeated. q and k are RMS-normalised: |score| <= gain * sqrt(K), 12
+    at the start, so the exponential needs no running maximum; the clamp guards against a runaway gain.
     """
-    B, H, T, K = q_BHTK.shape
-    G = k_BGTK.size(1)
-    q = q_BHTK.view(B * G, H // G, T, K)
-    k, v = k_BGTK.reshape(B * G, T, K), v_BGTK.reshape(B * G, T, K)
-    out = []
-    for start in range(0, T, block):
-        end = min(start + block, T)
-        rows = q[:, :, start:end].reshape(B * G, -1, K)
-        scores = torch.bmm(rows, k[:, :end].transpose(1, 2)).view(B * G, H // G, end - start, end)
-        above = torch.ones(end - start, end, dtype=torch.bool, device=q.device).triu(start + 1)
-        scores = (scores.float() * K ** -0.5).masked_fill(above, -math.inf)
-        weights = scores.softmax(-1).to(v.dtype).view(B * G, -1, end)
-        out.append(torch.bmm(weights, v[:, :end]).view(B * G, H // G, end - start, K))
-    return torch.cat(out, dim=2).view(B, H, T, K)
+    (B, T, H, K), G = q_BTHK.shape, k_BTGK.size(2)
+    R, n = H // G, -(-T // block)
+    if T % block:
+        q_BTHK, k_BTGK, v_BTGK = (F.pad(x, (0, 0, 0, 0, 0, n * block - T)) for x in (q_BTHK, k_BTGK, v_BTGK))
+    q, k, v = (x.reshape(B, n, block, G, -1).permute(1, 0, 3, 2, 4).reshape(n, B * G, -1, K)
+               for x in (q_BTHK * (K ** -0.5 * math.log2(math.e)), k_BTGK, v_BTGK))     # rows: token, then head
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        weights = torch.exp2(torch.bmm(q, k.transpose(1, 2)).float().clamp(max=115.0))
+        if mask is not None:
+            weights = weights * mask
+        return torch.bmm(weights.to(v.dtype), v).float(), weights.sum(-1, keepdim=True)
+
+    below = torch.ones(block, block, device=q.device).tril().repeat_interleave(R, 0)
+    on_diagonal = attend(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), below)
+    sums, totals = (list(x.unflatten(0, (n, -1)).unbind(0)) for x in on_diagonal)
+    for i in range(1, n):
+        before = attend(q[i], torch.cat(k[:i].unbind(0), 1), torch.cat(v[:i].unbind(0), 1))
+        sums[i], totals[i] = sums[i] + before[0], totals[i] + before[1]
+    out = torch.stack([x / total for x, total in zip(sums, totals)]).to(v.dtype)
+    out = out.view(n, B, G, block, R * K).permute(1, 0, 3, 2, 4).reshape(B, n * block, H * K)
+    return out[:, :T]
 
 
-def attention(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor) -> Tensor:
-    """Causal grouped-query attention by the fastest exact path of the device."""
-    if q_BHTK.device.type == "cpu":
-        return block_causal_attention(q_BHTK, k_BGTK, v_BGTK)
-    return F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, is_causal=True, enable_gqa=True)
+def embed(ids: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
+    """int64[B, T] -> [B, T, D]: normalised rows of the table."""
+    return rms_norm(F.embedding(ids, table)).to(dtype)
 
 
 def block(x: Tensor, x0: Tensor, cos: Tensor, sin: Tensor, w: dict[str, Tensor], head_dim: int) -> Tensor:
     """One pre-norm transformer block, [B, T, D] to [B, T, D]. w: this layer's weights; its vectors are
     float32 and act in float32."""
-    dtype, (B, T, D) = x.dtype, x.shape
-    x = (w["mix_x"] * x + w["mix_x0"] * x0).to(dtype)
-    heads = F.linear(rms_norm(x), w["qkv"]).view(B, T, -1, head_dim)
-    G = (heads.size(2) - D // head_dim) // 2
-    q, k, v = heads.split((D // head_dim, G, G), dim=2)
-    q = (rotate(rms_norm(q), cos, sin) * w["q_gain"][:, None]).to(dtype)
-    k = rotate(rms_norm(k), cos, sin).to(dtype)
-    y = attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2).reshape(B, T, D)
-    x = (x + w["attn_scale"] * F.linear(y, w["attn_out"])).to(dtype)
-    y = F.relu(F.linear(rms_norm(x), w["mlp_up"])).square()     # relu squared: So et al. 2021
+    dtype, (B, T, D), H = x.dtype, x.shape, x.size(2) // head_dim
+    x = w["mix_x"] * x + w["mix_x0"] * x0
+    heads = F.linear(rms_norm(x).to(dtype), w["qkv"]).view(B, T, -1, head_dim)
+    q, k, v = heads.split((H, *[(heads.size(2) - H) // 2] * 2), dim=2)
+    q = (norm_and_rotate(q, cos, sin) * w["q_gain"][:, None]).to(dtype)
+    y = attention(q, norm_and_rotate(k, cos, sin).to(dtype), v)
+    x = x + w["attn_scale"] * F.linear(y, w["attn_out"])
+    y = F.relu(F.linear(rms_norm(x).to(dtype), w["mlp_up"])).square()     # relu squared: So et al. 2021
     return (x + w["mlp_scale"] * F.linear(y, w["mlp_down"])).to(dtype)
 
 
+def head_logits(x: Tensor, matrix: Tensor, softcap: float, dtype: torch.dtype) -> Tensor:
+    """[..., D] -> float32[..., V]: final norm, product in dtype, softcap c tanh(z / c)."""
+    z = F.linear(rms_norm(x).to(dtype), matrix.to(dtype)).float()
+    return softcap * torch.tanh(z / softcap)
+
+
+def head_nll(x: Tensor, matrix: Tensor, targets: Tensor, softcap: float, dtype: torch.dtype) -> Tensor:
+    """float32[B, T]: cross-entropy of each target in nats."""
+    logits = head_logits(x, matrix, softcap, dtype)
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+
+
 class GPT:
-    """The forward pass, as functions of the leaves of `Weights`: a U-Net of transformer blocks."""
+    """The forward pass over `Weights`: a U-Net of transformer blocks.
+
+    Compiled piece by piece: all layers share one compiled block, so compilation takes no longer for a
+    deeper model.
+    """
 
     def __init__(self, s: Settings, machine: Machine):
-        self.s, self.machine = s, machine
-        self.weights = Weights(s, machine.device, machine.dtype)
+        self.s, self.machine, self.weights = s, machine, Weights(s, machine.device, machine.dtype)
+        leaves = self.weights.leaves
+        self.embedding, self.skip_weight = leaves["tok_emb"][0], leaves["skip_weight"]
+        self.head = leaves.get("head", leaves["tok_emb"])[0]
+        names = [name for name in leaves if name not in ("tok_emb", "head", "skip_weight")]
+        self.layers = [dict(zip(names, layer)) for layer in zip(*(leaves[name] for name in names))]
         self.positions = functools.cache(lambda length: rope_tables(s, length, machine.device))
+        compiled = functools.partial(torch.compile, dynamic=False) if machine.compile else lambda function: function
+        self.embed, self.block, self.head_nll = compiled(embed), compiled(block), compiled(head_nll)
 
-    def hidden(self, w: dict[str, Tensor], ids: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """int64[B, T] -> the last layer's output after the final norm, [B, T, D] in the compute dtype."""
-        half, stacks = self.s.num_layers // 2, [name for name in w if name not in ("tok_emb", "head", "skip_weight")]
-        layers = [dict(zip(stacks, layer)) for layer in zip(*(w[name].unbind(0) for name in stacks))]
-        x = x0 = rms_norm(F.embedding(ids, w["tok_emb"])).to(self.machine.dtype)
-        outputs: list[Tensor] = []
-        for layer in layers[:half]:
-            x = block(x, x0, cos, sin, layer, self.s.head_dim)
-            outputs.append(x)
-        skips = w["skip_weight"].unbind(0)
-        for i, layer in enumerate(layers[half:]):
-            if outputs:     # the second half takes up what the first half left, last in first out
-                x = (x + skips[i] * outputs.pop()).to(x.dtype)
-            x = block(x, x0, cos, sin, layer, self.s.head_dim)
-        return rms_norm(x)
+    def trunk(self, ids: Tensor) -> Tensor:
+        """int64[B, T] -> the last block's output, [B, T, D] in the compute dtype."""
+        half, outputs, constants = len(self.layers) // 2, [], (*self.positions(ids.size(1)), )
+        x = x0 = self.embed(ids, self.embedding, self.machine.dtype)
+        for i, layer in enumerate(self.layers):
+            if i >= half and outputs:       # the second half takes up what the first half left, last in first out
+                x = x + (self.skip_weight[i - half] * outputs.pop()).to(x.dtype)
+            x = self.block(x, x0, *constants, layer, self.s.head_dim)
+            if i < half:
+                outputs.append(x)
+        return x
 
-    def logits(self, w: dict[str, Tensor], hidden: Tensor, dtype: torch.dtype) -> Tensor:
-        """float32[..., V], softcapped; the product itself is in `dtype`."""
-        matrix = w["head"] if "head" in w else w["tok_emb"]
-        z = F.linear(hidden.to(dtype), matrix.to(dtype)).float()
-        return self.s.logit_softcap * torch.tanh(z / self.s.logit_softcap)
-
-    def loss(self, w: dict[str, Tensor], ids: Tensor, targets: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Mean cross-entropy in nats of ids and targets int64[B, T], for training."""
-        hidden = self.hidden(w, ids, cos, sin)
-        return F.cross_entropy(self.logits(w, hidden, self.machine.dtype).flatten(0, 1), targets.flatten())
-
-    def nll(self, w: dict[str, Tensor], ids: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """float32[B, T]: nats of ids[:, 1:], for scoring: the last layer is in float32."""
-        logits = self.logits(w, self.hidden(w, ids[:, :-1], cos, sin), torch.float32)
-        return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view(ids.size(0), -1)
+    def nll(self, ids: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
+        """int64[B, T] twice -> float32[B, T] in nats. dtype is that of the last product: scoring wants float32."""
+        return self.head_nll(self.trunk(ids), self.head, targets, self.s.logit_softcap, dtype)
 
 
 class Predictor:
-    """A trained model behind numpy arrays: what evaluation, sampling and the referee call.
-
-    `max_len` tokens of context were seen in training; a longer row is scored, but beyond what was learned.
-    """
+    """A trained model behind numpy arrays: what evaluation, sampling and the referee call."""
 
     def __init__(self, model: GPT):
         self.model, self.vocab_size = model, model.s.vocab_size
-        self.max_len = max(model.s.train_seq_len, model.s.eval_window)
-        self.compiled = torch.compile(model.nll, dynamic=False) if model.machine.compile else model.nll
+        self.max_len = max(model.s.train_seq_len, model.s.eval_window)      # beyond it the model is untrained
 
     @torch.no_grad()
     def nll(self, ids: np.ndarray) -> np.ndarray:
         """int64[B, T+1] -> float32[B, T]: nats of ids[:, 1:], each given what stands left of it."""
-        device_ids = torch.from_numpy(ids).to(self.model.machine.device)
-        rope = self.model.positions(ids.shape[1] - 1)
-        return self.compiled(self.model.weights.leaves, device_ids, *rope).cpu().numpy()
+        tensor = torch.from_numpy(ids).to(self.model.machine.device)
+        return self.model.nll(tensor[:, :-1], tensor[:, 1:], torch.float32).cpu().numpy()
 
     @torch.no_grad()
     def logprobs(self, ids: np.ndarray) -> np.ndarray:
         """int64[B, T] -> float32[B, T, V]: nats of every next token at each position."""
-        model, rope = self.model, self.model.positions(ids.shape[1])
-        leaves = model.weights.leaves
-        hidden = model.hidden(leaves, torch.from_numpy(ids).to(model.machine.device), *rope)
-        return model.logits(leaves, hidden, torch.float32).log_softmax(-1).cpu().numpy()
+        x = self.model.trunk(torch.from_numpy(ids).to(self.model.machine.device))
+        logits = head_logits(x, self.model.head, self.model.s.logit_softcap, torch.float32)
+        return logits.log_softmax(-1).cpu().numpy()
 
 
 def sample(predictor: Predictor, tokenizer: Any, seed: int, characters: int = 200) -> str:
-    """A text of about `characters` that the model writes from nothing, at temperature 0.8."""
-    rng, ids = np.random.Generator(np.random.PCG64(seed)), [max(tokenizer.bos_id(), 0)]
-    while len(tokenizer.decode(ids[1:])) < characters and len(ids) < 2 * characters:
-        z = predictor.logprobs(np.array([ids[-min(predictor.max_len, 128):]]))[0, -1].astype(np.float64) / 0.8
+    """A text of at most `characters` that the model writes from nothing, at temperature 0.8."""
+    rng, context = np.random.Generator(np.random.PCG64(seed)), min(predictor.max_len, 256)
+    ids = np.full((1, context), max(tokenizer.bos_id(), 0))     # one shape: what follows a token cannot reach it
+    text, length = "", 1
+    while len(text) < characters and length < context:
+        z = predictor.logprobs(ids)[0, length - 1].astype(np.float64) / 0.8
         p = np.exp(z - z.max())
-        ids.append(int(rng.choice(len(p), p=p / p.sum())))
-    return tokenizer.decode(ids[1:])[:characters]
+        ids[0, length] = rng.choice(len(p), p=p / p.sum())
+        length += 1
+        text = tokenizer.decode(ids[0, 1:length].tolist())
+    return text[:characters]
 
 
 # --- optimizer: Muon for the block matrices, Adam for everything else -------------------------------------
@@ -1250,9 +1249,9 @@ class Trainer:
         self.s, self.machine, self.model = s, machine, GPT(s, machine)
         self.weights = self.model.weights
         self.grad = torch.zeros(len(self.weights.flat) + 1, device=machine.device)     # the last one is the loss
-        self.grad_views = list(self.weights.views(self.grad).values())
-        self.leaves = [self.weights.leaves[p.name] for p in self.weights.table]
-        self.loss = torch.compile(self.model.loss, dynamic=False) if machine.compile else self.model.loss
+        self.leaves = [leaf for leaves in self.weights.leaves.values() for leaf in leaves]
+        views = self.weights.views(self.grad)
+        self.grad_views = [part for name in self.weights.leaves for part in self.weights.layers(name, views[name])]
         self.predictor = Predictor(self.model)
         self.reset()
 
@@ -1269,11 +1268,11 @@ class Trainer:
     def step(self, batch: Tensor, step: int, multiplier: float) -> Tensor:
         """One optimizer step on int64[micro_steps, slot_tokens + 1]; returns (train loss, gradient norm)."""
         self.grad.zero_()
-        rope = self.model.positions(self.s.train_seq_len)
         for tokens in batch.to(self.machine.device, non_blocking=True):
             ids, targets = (part.view(-1, self.s.train_seq_len) for part in (tokens[:-1], tokens[1:]))
-            loss = self.loss(self.weights.leaves, ids, targets, *rope)
-            torch._foreach_add_(self.grad_views, torch.autograd.grad(loss, self.leaves))
+            loss = self.model.nll(ids, targets, self.machine.dtype).mean()
+            for view, grad in zip(self.grad_views, torch.autograd.grad(loss, self.leaves)):
+                view += grad
             self.grad[-1] += loss.detach()
         self.grad /= len(batch)
         self.machine.all_mean(self.grad)
@@ -1398,7 +1397,7 @@ def environment(machine: Machine) -> dict[str, Any]:
         processor = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())[1]
     except (OSError, TypeError):
         processor = platform.processor() or platform.machine()
-    return {"device": f"{machine.device} ({machine.reason})", "ranks": machine.world, "processor": processor,
+    return {"ranks": machine.world, "processor": processor,
             "cores": os.cpu_count(), "threads": torch.get_num_threads(), "platform": platform.platform(),
             "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__,
             "sentencepiece": sentencepiece.__version__, "git": git_state()}
@@ -1463,7 +1462,7 @@ def run(s: Settings, origins: dict[str, str], script: bytes) -> int:
     machine = open_machine(s)
     if s.eval_only:
         log = RunLog(None, machine.rank == 0)
-        log.line(f"{choose_dtype(s, machine)} {choose_compile(s, machine)}")
+        log.line(" ".join(machine.notes))
         return eval_only(s, origins, machine, log)
     corpus = load_corpus(s)
     folder = Path(machine.from_rank_0(machine.rank == 0 and str(make_run_folder(s))))
@@ -1473,7 +1472,7 @@ def run(s: Settings, origins: dict[str, str], script: bytes) -> int:
     log.line(f"run:{folder} preset:{s.preset} " + " ".join(
         f"{name.upper()}={show(getattr(s, name))}" for name, origin in origins.items() if origin == "environment"))
     log.line(" ".join(f"{key}:{value}" for key, value in about.items()))
-    log.line(f"{choose_dtype(s, machine)} {choose_compile(s, machine)}")
+    log.line(" ".join(machine.notes))
     if machine.rank == 0:
         config = {"settings": vars(s), "origins": origins, "environment": about}
         write_whole(folder / "config.json", json.dumps(config, indent=1).encode())
