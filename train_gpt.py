@@ -83,29 +83,25 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def var(default: Any, doc: str, low: float | None = None, high: float | None = None,
-        choices: tuple[str, ...] = ()) -> Any:
+def var(default: Any, doc: str, low: float | None = None, high: float | None = None, pick: tuple = ()) -> Any:
     """A row of the settings table: default, one line of documentation, and what values it takes."""
-    return field(default=default, metadata=dict(doc=doc, low=low, high=high, choices=choices))
+    return field(default=default, metadata=dict(doc=doc, low=low, high=high, pick=pick))
 
 
 @dataclass(frozen=True)
 class Settings:
     """Every setting, read once. The environment variable is the field's name in upper case."""
-    preset: str = var("10min_16mb", "row of defaults; unset: 10min_16mb on CUDA, else 10min_floppy",
-                      choices=tuple(PRESETS))
+    preset: str = var("10min_16mb", "row of defaults (unset, without CUDA: 10min_floppy)", pick=tuple(PRESETS))
     dry_run: bool = var(False, "print settings, parameters and planned bytes, then stop")
     # data
     data_path: str = var("./data/datasets/fineweb10B_sp1024", "folder of *_train_*.bin and *_val_*.bin")
     tokenizer_path: str = var("./data/tokenizers/fineweb_1024_bpe.model", "SentencePiece model file")
-    data_order: str = var("shuffled", "order of the training windows: shuffled by SEED, or as stored",
-                          choices=("shuffled", "sequential"))
+    data_order: str = var("shuffled", "of training windows: by SEED or as is", pick=("shuffled", "sequential"))
     run_id: str = var("", "name of the run's folder under logs/; empty: date, time and process id")
     seed: int = var(1337, "draws the start weights and the data order", low=0)
     # machine
-    device: str = var("auto", "where to compute", choices=("auto", "cuda", "mps", "cpu"))
-    dtype: str = var("auto", "of the matrix products; auto: bfloat16 on CUDA, else the faster, measured",
-                     choices=("auto", "bfloat16", "float32"))
+    device: str = var("auto", "where to compute", pick=("auto", "cuda", "mps", "cpu"))
+    dtype: str = var("auto", "of products; auto: the faster, measured", pick=("auto", "bfloat16", "float32"))
     compile: bool = var(True, "use torch.compile where it works")
     # validation
     val_batch_size: int = var(524288, "validation tokens of one forward pass over all slots", low=1)
@@ -118,14 +114,12 @@ class Settings:
     # length
     iterations: int = var(20000, "optimizer steps at most", low=1)
     max_wallclock_seconds: float = var(600.0, "training seconds at most on rank 0's clock; 0: no cap", low=0)
-    warmdown_iters: float = var(3000.0, "end of the run with falling rate: steps of ITERATIONS, or if "
-                                "below 1 a fraction; progress is by step or clock, whichever is further",
-                                low=0)
-    warmup_steps: int = var(20, "untimed steps on dummy tokens before the start; state restored after", low=0)
+    warmdown_iters: float = var(3000.0, "the rate falls in the last steps; below 1: fraction of the run", low=0)
+    warmup_steps: int = var(20, "untimed steps on dummy tokens before the start, then forgotten", low=0)
     lr_warmup_steps: int = var(10, "steps over which the learning rate rises linearly", low=0)
     train_batch_tokens: int = var(393216, "tokens of one optimizer step over all ranks", low=1)
     train_seq_len: int = var(4096, "tokens of one training sequence", low=1)
-    batch_slots: int = var(8, "equal parts of a step's batch; ranks take turns, so they must divide it", low=1)
+    batch_slots: int = var(8, "parts of a step's batch; the number of ranks must divide it", low=1)
     # shape
     vocab_size: int = var(1024, "pieces of the tokenizer", low=2, high=65536)
     num_layers: int = var(9, "blocks", low=1)
@@ -155,11 +149,10 @@ class Settings:
     grad_clip_norm: float = var(0.0, "largest norm of the whole gradient; 0: off", low=0)
     ema_decay: float = var(0.0, "score and export a moving average of the weights; 0: off", low=0, high=1)
     # artifact
-    clip_percentile: float = var(99.99984, "int8 rows are clipped at this percentile of |w|", low=50, high=100)
+    clip_percentile: float = var(99.99984, "int8 rows are clipped at this percentile of |w|", 50, 100)
     clip_std: float = var(0.0, "if above 0, clip at so many standard deviations of the row instead", low=0)
     budget_bytes: int = var(16000000, "most bytes of artifact and code together", low=1)
-    code_bytes: str = var("raw", "how the script counts: its size, or its size at zlib level 9",
-                          choices=("raw", "zlib"))
+    code_bytes: str = var("raw", "the script counts by its size, or by that at zlib level 9", pick=("raw", "zlib"))
 
     # derived
     slot_tokens = property(lambda s: s.train_batch_tokens // s.batch_slots)     # of one rank's micro-step
@@ -171,16 +164,16 @@ class Settings:
 
 def parse_setting(row: dataclasses.Field, text: str) -> Any:
     """The value of one environment variable. Raises SettingError naming what it takes."""
-    low, high, choices = (row.metadata[key] for key in ("low", "high", "choices"))
-    read = {"int": int, "float": float, "str": str, "bool": lambda text: {"0": False, "1": True}[text]}[row.type]
+    low, high, pick = (row.metadata[key] for key in ("low", "high", "pick"))
+    read = {"int": int, "float": float, "str": str, "bool": lambda text: ("0", "1").index(text) == 1}[row.type]
     try:
         value = read(text)
-        if choices and value not in choices or row.type == "float" and not math.isfinite(value) \
+        if pick and value not in pick or row.type == "float" and not math.isfinite(value) \
                 or low is not None and value < low or high is not None and value > high:
             raise ValueError
-    except (KeyError, ValueError):
+    except ValueError:
         takes = {"int": "a whole number", "float": "a number", "bool": "0 or 1", "str": "a text"}[row.type]
-        takes = "one of " + ", ".join(choices) if choices else takes
+        takes = "one of " + ", ".join(pick) if pick else takes
         takes += (f" from {low:g}" if low is not None else "") + (f" to {high:g}" if high is not None else "")
         raise SettingError(f"{row.name.upper()}={text!r}: takes {takes}") from None
     return value
@@ -194,7 +187,7 @@ def refuse_near_misses(env: dict[str, str], names: set[str]) -> None:
         if not close and "_" in upper:
             close = sorted(n for n in names if n.startswith(upper + "_") or n.endswith("_" + upper))
         if close:
-            raise SettingError(f"{name}={env[name]!r} is no setting; {close[0]} is: write that or unset {name}")
+            raise SettingError(f"{name}={env[name]!r} is no setting, {close[0]} is: write that or unset it")
 
 
 def load_settings(env: dict[str, str], default_preset: str) -> tuple[Settings, dict[str, str]]:
@@ -317,6 +310,14 @@ def ema_decay(s: Settings, step: int) -> float:
 # --- shards: 256 little-endian int32, then uint16 tokens (format: data/README.md) -------------------------
 
 SHARD_MAGIC, SHARD_VERSION, EXTENSION_MAGIC, HEADER_BYTES = 20240520, 1, 0x31464C47, 1024
+INSPECT = "; python data/shards.py inspect {} says more"
+GET_DATA = "python data/prepare.py demo makes the demo corpus, python data/download.py fetches FineWeb"
+
+
+def need(where: Any, what: str, found: Any, expected: Any, more: str = "") -> None:
+    """Raise DataError unless what was found is what was expected."""
+    if found != expected:
+        raise DataError(f"{where}: {what} is {found}, expected {expected}{more}")
 
 
 class Shard:
@@ -332,22 +333,21 @@ class Shard:
                 header, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-        if len(header) < HEADER_BYTES:
-            raise DataError(f"{path}: {size} bytes, expected a header of {HEADER_BYTES}; make or fetch it again")
+        need(path, "header", f"{len(header)} bytes", f"{HEADER_BYTES} bytes", "; make or fetch it again")
         ints, unsigned = np.frombuffer(header, "<i4").tolist(), np.frombuffer(header, "<u4").tolist()
-        self.path, self.header, self.tokens, self.extended = path, header, ints[2], unsigned[3] == EXTENSION_MAGIC
-        for what, found, expected in (
-                ("magic", ints[0], SHARD_MAGIC), ("version", ints[1], SHARD_VERSION),
-                ("file size", size, HEADER_BYTES + 2 * max(self.tokens, 1)),
-                ("extension magic", unsigned[3], EXTENSION_MAGIC if unsigned[3] else 0)):
-            if found != expected:
-                raise DataError(f"{path}: {what} is {found}, expected {expected} ({self.tokens} uint16 tokens by the "
-                                f"header); python data/shards.py inspect {path} says more")
+        self.path, self.header, self.tokens = path, header, ints[2]
+        self.extended = unsigned[3] == EXTENSION_MAGIC
+        need(path, "magic", ints[0], SHARD_MAGIC, INSPECT.format(path))
+        need(path, "version", ints[1], SHARD_VERSION, INSPECT.format(path))
+        need(path, "file size", size, HEADER_BYTES + 2 * max(self.tokens, 1),
+             f" for the {self.tokens} uint16 tokens that its header names" + INSPECT.format(path))
+        need(path, "extension", unsigned[3], EXTENSION_MAGIC if unsigned[3] else 0, INSPECT.format(path))
         self.text_bytes, self.max_id, self.crc32 = unsigned[9] + (unsigned[10] << 32), ints[8], unsigned[11]
         self.claims = {"extended header": self.extended}
         if self.extended:
-            self.claims |= {"extension": ints[4], "vocabulary": ints[5], "index": ints[12], "shards": ints[13],
-                            "split": ints[14], "lossy tokenizer": ints[15] & 1, "tokenizer": header[64:96].hex(),
+            names = {4: "extension version", 5: "vocabulary", 12: "index", 13: "shards", 14: "split"}
+            self.claims |= {what: ints[at] for at, what in names.items()}
+            self.claims |= {"lossy tokenizer": ints[15] & 1, "tokenizer": header[64:96].hex(),
                             "corpus": header[96:128].hex()}
 
 
@@ -360,21 +360,18 @@ def find_shards(s: Settings, split: str, expected: dict[str, Any]) -> list[Shard
     folder = Path(s.data_path)
     shards = [Shard(path) for path in sorted(folder.glob(f"*_{split}_*.bin"))]
     if not shards:
-        raise DataError(f"DATA_PATH={folder} holds no *_{split}_*.bin; python data/prepare.py demo makes the demo "
-                        "corpus, python data/download.py fetches FineWeb")
+        raise DataError(f"DATA_PATH={folder} holds no *_{split}_*.bin; {GET_DATA}")
     stem = re.sub(r"_\d+\.bin$", "", shards[0].path.name)
     for at, shard in enumerate(shards):
         if not re.fullmatch(rf"{re.escape(stem)}_0*{at}\.bin", shard.path.name):
-            raise DataError(f"{shard.path}: expected {stem} number {at}: a shard is missing or doubled, or the "
-                            "folder holds two sets")
+            raise DataError(f"{shard.path}: expected {stem} number {at}: a shard is missing or doubled, or "
+                            "the folder holds two sets")
         here = {"index": at, "shards": len(shards), "split": ("val", "train").index(split)}
         for what, found in shard.claims.items():
-            need = here.get(what, expected.setdefault(what, found))
-            if found != need:
-                raise DataError(f"{shard.path}: {what} is {found}, expected {need}: these files do not belong "
-                                f"together; python data/shards.py verify {folder} says more")
+            need(shard.path, what, found, here.get(what, expected.setdefault(what, found)),
+                 f": these files do not belong together; python data/shards.py verify {folder} says more")
         if shard.extended and shard.max_id >= s.vocab_size:
-            raise DataError(f"{shard.path}: highest token id {shard.max_id}, VOCAB_SIZE={s.vocab_size} needs less")
+            raise DataError(f"{shard.path}: highest id is {shard.max_id}, expected below {s.vocab_size}")
     return shards
 
 
@@ -391,16 +388,15 @@ class TokenStream:
         """uint16[tokens] of one shard; its checksum is computed when it is first touched."""
         shard = self.shards[index]
         try:
+            size = os.stat(shard.path).st_size      # had it shrunk, reading would be a SIGBUS
+            need(shard.path, "file size", size, HEADER_BYTES + 2 * shard.tokens, ": it changed under the run")
             if self.maps[index] is None:
                 self.maps[index] = np.memmap(shard.path, "<u2", "r", HEADER_BYTES, (shard.tokens,))
-                if shard.extended and (found := zlib.crc32(self.maps[index])) != shard.crc32:
-                    raise DataError(f"{shard.path}: crc32 of the tokens is {found:#010x}, expected "
-                                    f"{shard.crc32:#010x}: the file is damaged, make or fetch it again")
-            size, expected = os.stat(shard.path).st_size, HEADER_BYTES + 2 * shard.tokens
-        except (OSError, ValueError) as error:
-            raise error if isinstance(error, DataError) else DataError(f"{shard.path}: cannot be read: {error}") from None
-        if size != expected:        # reading on would end the process with SIGBUS
-            raise DataError(f"{shard.path}: now {size} bytes, expected {expected}: it changed under the run")
+                if shard.extended:
+                    need(shard.path, "crc32 of the tokens", zlib.crc32(self.maps[index]), shard.crc32,
+                         ": the file is damaged, make or fetch it again")
+        except OSError as error:
+            raise DataError(f"{shard.path}: cannot be read: {error.strerror}") from None
         return self.maps[index]
 
     def read(self, start: int, length: int) -> np.ndarray:
@@ -414,8 +410,8 @@ class TokenStream:
             out[filled:filled + len(part)] = part
             filled += len(part)
         if int(out.max()) >= self.vocab_size:
-            raise DataError(f"{self.shards[index].path}: token {int(out.max())} within the {length} tokens from number "
-                            f"{start % self.total} of the set on, expected less than VOCAB_SIZE={self.vocab_size}")
+            raise DataError(f"{self.shards[index].path}: token {int(out.max())} among the {length} from "
+                            f"number {start % self.total} of the set on, expected below {self.vocab_size}")
         return out
 
 
@@ -453,8 +449,8 @@ class BatchReader:
     def __init__(self, s: Settings, stream: TokenStream, rank: int, world: int, step: int, crc32s: list[int],
                  convert: Callable[[np.ndarray], Any]):
         if stream.total <= s.slot_tokens:
-            raise DataError(f"DATA_PATH={s.data_path}: {stream.total} training tokens, expected at least the "
-                            f"{s.slot_tokens + 1} of one slot; lower TRAIN_BATCH_TOKENS")
+            raise DataError(f"DATA_PATH={s.data_path}: {stream.total} training tokens, expected the "
+                            f"{s.slot_tokens + 1} of a slot at least; lower TRAIN_BATCH_TOKENS")
         self.s, self.stream, self.convert, self.crc32s = s, stream, convert, crc32s
         self.slots = range(rank, s.batch_slots, world)
         count = stream.total // (s.slot_tokens + 1)
@@ -463,9 +459,9 @@ class BatchReader:
         self.step, self.coming = step, []
 
     def read(self, step: int) -> tuple[Any, list[int]]:
-        """This rank's slots of one step, int64[micro_steps, slot_tokens + 1] through `convert`, and their crc32s."""
-        s, length = self.s, self.s.slot_tokens
-        starts = [slot_start(step, slot, s.batch_slots, length, self.stream.total, self.windows) for slot in self.slots]
+        """This rank's slots of a step, int64[micro_steps, slot_tokens + 1] through `convert`, and crc32s."""
+        slots, length, total = self.s.batch_slots, self.s.slot_tokens, self.stream.total
+        starts = [slot_start(step, slot, slots, length, total, self.windows) for slot in self.slots]
         tokens = np.stack([self.stream.read(start, length + 1) for start in starts])
         self.crc32s = [zlib.crc32(slot, crc) for slot, crc in zip(tokens, self.crc32s)]
         return self.convert(tokens.astype(np.int64)), self.crc32s
@@ -487,13 +483,10 @@ def load_tokenizer(s: Settings) -> tuple[sentencepiece.SentencePieceProcessor, s
         blob = Path(s.tokenizer_path).read_bytes()
         tokenizer = sentencepiece.SentencePieceProcessor(model_proto=blob)
     except OSError as error:
-        raise DataError(f"TOKENIZER_PATH={s.tokenizer_path}: {error.strerror}; python data/prepare.py demo "
-                        "makes the demo tokenizer, python data/download.py fetches FineWeb's") from None
+        raise DataError(f"TOKENIZER_PATH={s.tokenizer_path}: {error.strerror}; {GET_DATA}") from None
     except RuntimeError:
         raise DataError(f"TOKENIZER_PATH={s.tokenizer_path} is no SentencePiece model") from None
-    if tokenizer.vocab_size() != s.vocab_size:
-        raise DataError(f"TOKENIZER_PATH={s.tokenizer_path} has {tokenizer.vocab_size()} pieces, "
-                        f"expected VOCAB_SIZE={s.vocab_size}")
+    need(f"TOKENIZER_PATH={s.tokenizer_path}", "vocabulary", tokenizer.vocab_size(), s.vocab_size, " (VOCAB_SIZE)")
     return tokenizer, hashlib.sha256(blob).hexdigest()
 
 
@@ -514,7 +507,7 @@ def byte_table(tokenizer: sentencepiece.SentencePieceProcessor) -> ByteTable:
     single = np.array([tokenizer.is_byte(i) for i in ids])
 
     def sizes(prefix: list[int]) -> np.ndarray:
-        return np.array([len(text.encode()) for text in tokenizer.decode([prefix + [i] for i in ids])], np.int32)
+        return np.array([len(text.encode()) for text in tokenizer.decode([prefix + [i] for i in ids])])
     first = sizes([])
     usable = np.flatnonzero(~nothing & (first > 0))
     if not len(usable):
@@ -534,7 +527,7 @@ def token_bytes(table: ByteTable, tokens: np.ndarray) -> np.ndarray:
 @dataclass(frozen=True)
 class Corpus:
     """All data of a run, checked: training stream, validation tokens and the bytes each is worth."""
-    train: TokenStream | None
+    train: TokenStream
     val_tokens: np.ndarray          # uint16[n]
     val_bytes: np.ndarray           # int32[n]
     tokenizer: sentencepiece.SentencePieceProcessor
@@ -547,32 +540,33 @@ class Corpus:
 def load_corpus(s: Settings, with_train: bool = True) -> Corpus:
     """Open and check tokenizer and shards. Raises DataError."""
     tokenizer, tokenizer_sha256 = load_tokenizer(s)
-    expected = {"extension": 1, "vocabulary": s.vocab_size, "tokenizer": tokenizer_sha256}
+    expected = {"extension version": 1, "vocabulary": s.vocab_size, "tokenizer": tokenizer_sha256}
     val = find_shards(s, "val", expected)
     train = find_shards(s, "train", expected) if with_train else []
     stream = TokenStream(val, s.vocab_size)
     tokens = stream.read(0, stream.total)
     worth, notes = count_bytes(val, tokens, tokenizer)
     header_hash = hashlib.sha256(b"".join(shard.header for shard in train)).hexdigest()
-    return Corpus(TokenStream(train, s.vocab_size) if train else None, tokens, worth, tokenizer, tokenizer_sha256,
-                  header_hash, hashlib.sha256(tokens.astype("<u2")).hexdigest(), notes)
+    val_hash = hashlib.sha256(tokens.astype("<u2")).hexdigest()
+    return Corpus(TokenStream(train, s.vocab_size), tokens, worth, tokenizer, tokenizer_sha256, header_hash,
+                  val_hash, notes)
 
 
 def count_bytes(val: list[Shard], tokens: np.ndarray, tokenizer: Any) -> tuple[np.ndarray, list[str]]:
     """Bytes of each validation token, held against the headers' byte count. Raises DataError."""
     worth, place = token_bytes(byte_table(tokenizer), tokens), val[0].path.parent
     total, stated = int(worth.sum(dtype=np.int64)), sum(shard.text_bytes for shard in val)
-    if val[0].extended and not val[0].claims["lossy tokenizer"]:
-        if total != stated:
-            raise DataError(f"{place}: the validation tokens are worth {total} bytes, the headers say {stated}: the "
-                            f"tokenizer does not give this text back; python data/shards.py verify {place}")
+    lossy = val[0].claims.get("lossy tokenizer")
+    if val[0].extended and not lossy:
+        need(place, "byte count of the validation tokens", total, stated, " by the headers: this tokenizer does "
+             f"not give the text back; python data/shards.py verify {place} says more")
         return worth, []
-    if val[0].extended:     # scored by the true bytes of the text, spread over the tokens
+    if lossy:       # the text's true bytes, spread over the tokens
         scaled = np.diff(np.concatenate([[0], np.cumsum(worth, dtype=np.int64)]) * stated // max(total, 1))
-        return scaled.astype(np.int32), [f"lossy tokenizer: {total} bytes decoded of {stated} in the validation text"]
+        return scaled.astype(np.int32), [f"note: lossy tokenizer: {total} bytes decoded of {stated}"]
     unknown = int((tokens == tokenizer.unk_id()).sum())
-    return worth, [f"legacy shards: {total} validation bytes counted by decoding, {unknown} unknown tokens as 0; "
-                   "no header vouches for them"]
+    return worth, [f"note: legacy shards: {total} validation bytes counted by decoding, {unknown} unknown "
+                   "tokens as 0; no header vouches for them"]
 
 
 # --- score: windows over the validation tokens, every token but the first scored exactly once -------------
@@ -585,7 +579,7 @@ class Score(NamedTuple):
     partial: bool           # not the whole validation set
 
     def line(self) -> str:
-        return f"val_loss:{self.val_loss:.4f} val_bpb:{self.val_bpb:.4f}" + (" partial" if self.partial else "")
+        return f"val_loss:{self.val_loss:.4f} val_bpb:{self.val_bpb:.4f}{' partial' if self.partial else ''}"
 
 
 def eval_windows(total: int, window: int, stride: int) -> np.ndarray:
@@ -632,8 +626,8 @@ def evaluate(s: Settings, nll: Callable[[np.ndarray], np.ndarray], corpus: Corpu
 
 ARTIFACT_FORMAT = "bytegolf-1"
 INT8_ABOVE = 65536      # elements: smaller tensors are not worth a scale for each row
-SHAPE_SETTINGS = ("vocab_size", "num_layers", "model_dim", "num_heads", "num_kv_heads", "mlp_mult",
-                  "tie_embeddings", "rope_base", "logit_softcap", "train_seq_len", "eval_seq_len", "eval_stride")
+SHAPE_SETTINGS = ("vocab_size num_layers model_dim num_heads num_kv_heads mlp_mult tie_embeddings rope_base "
+                  "logit_softcap train_seq_len eval_seq_len eval_stride").split()
 
 
 def quantize_rows(matrix: np.ndarray, percentile: float, std: float) -> tuple[np.ndarray, np.ndarray]:
@@ -688,8 +682,9 @@ def decode_artifact(blob: bytes, name: str) -> tuple[Settings, dict[str, np.ndar
         inflater = zlib.decompressobj()
         raw = inflater.decompress(blob)
         if not inflater.eof or inflater.unused_data:
-            raise ValueError("bytes follow the zlib stream" if inflater.eof else "the zlib stream is cut short")
-        about = json.loads(json.loads(raw[8:8 + int.from_bytes(raw[:8], "little")])["__metadata__"]["bytegolf"])
+            raise ValueError("bytes follow the zlib stream" if inflater.eof else "zlib stream cut short")
+        header = json.loads(raw[8:8 + int.from_bytes(raw[:8], "little")])
+        about = json.loads(header["__metadata__"]["bytegolf"])
         if about["format"] != ARTIFACT_FORMAT:
             raise ValueError(f"format {about['format']!r}, expected {ARTIFACT_FORMAT!r}")
         rows = [row for row in dataclasses.fields(Settings) if row.name in SHAPE_SETTINGS]
@@ -698,7 +693,8 @@ def decode_artifact(blob: bytes, name: str) -> tuple[Settings, dict[str, np.ndar
         weights = {p.name: dequantize(stored, p, about["schemes"][p.name]) for p in parameter_table(s)}
         if stored:
             raise ValueError(f"holds {sorted(stored)[0]!r}, which the model has no place for")
-    except (ValueError, LookupError, TypeError, AttributeError, zlib.error, safetensors.SafetensorError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, zlib.error, safetensors.SafetensorError,
+            OverflowError, ArithmeticError, RecursionError) as error:
         raise DataError(f"{name} is no whole artifact: {type(error).__name__}: {error}") from None
     return s, weights
 
@@ -708,7 +704,7 @@ def dequantize(stored: dict[str, np.ndarray], param: Param, scheme: str) -> np.n
     value = stored.pop(param.name)
     dtype = {"int8 rows": np.int8, "float16": np.float16, "float32": np.float32}[scheme]
     if value.shape != param.shape or value.dtype != dtype:
-        raise ValueError(f"{param.name} is {value.dtype}{value.shape}, expected {np.dtype(dtype)}{param.shape}")
+        raise ValueError(f"{param.name} is {value.dtype}{value.shape}, expected {scheme}{param.shape}")
     value = value.astype(np.float32)
     if scheme == "int8 rows":
         value *= stored.pop(param.name + ".scale").astype(np.float32).reshape(*param.shape[:-1], 1)
@@ -789,7 +785,7 @@ def make_run_folder(s: Settings) -> Path:
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
-        raise SettingError(f"RUN_ID={run_id}: {folder} exists and is never overwritten: choose another name") from None
+        raise SettingError(f"RUN_ID={run_id}: {folder} exists, choose another: it is never overwritten") from None
     except OSError as error:
         raise SettingError(f"RUN_ID={run_id}: {folder} cannot be made: {error.strerror}") from None
     return folder
@@ -864,7 +860,8 @@ class Machine:
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated() / 2**20
         import resource     # not on every platform
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+        size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return size / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def open_machine(s: Settings) -> Machine:
@@ -879,10 +876,10 @@ def open_machine(s: Settings) -> Machine:
         raise SettingError(f"WORLD_SIZE={world}: takes a divisor of BATCH_SLOTS={s.batch_slots} "
                            "(torchrun --nproc_per_node times --nnodes)")
     if kind == "cuda" and local >= torch.cuda.device_count():
-        raise SettingError(f"LOCAL_RANK={local}: {torch.cuda.device_count()} GPUs are here; lower --nproc_per_node")
+        raise SettingError(f"LOCAL_RANK={local}: {torch.cuda.device_count()} GPUs here, lower --nproc_per_node")
     machine = Machine(torch.device(kind, local) if kind == "cuda" else torch.device(kind), rank, world)
-    why = "DEVICE" if s.device != "auto" else \
-        {"cuda": "a GPU is here", "mps": "no CUDA, an Apple GPU is here", "cpu": "no CUDA or Apple GPU is here"}[kind]
+    why = {"cuda": "a GPU is here", "mps": "no CUDA, an Apple GPU is here", "cpu": "no GPU is here"}[kind]
+    why = "DEVICE" if s.device != "auto" else why
     if kind == "cuda":
         torch.cuda.set_device(local)
         why += ", " + torch.cuda.get_device_name(local)
@@ -899,7 +896,8 @@ def keep_freed_memory() -> None:
     temporaries of a step cost 15 % of it. Does nothing where the C library has no mallopt."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt:
-        for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 2**26)):   # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
+        M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
+        for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 2**26)):
             mallopt(option, value)
 
 
@@ -918,9 +916,9 @@ def measure_flops(machine: Machine, dtype: torch.dtype) -> float:
 
 def choose_dtype(s: Settings, machine: Machine) -> str:
     """Set dtype and peak_flops; the returned line says why. Rank 0 decides for all."""
-    names, why = [s.dtype], "DTYPE"
-    if s.dtype == "auto":
-        names, why = (["bfloat16"], "CUDA") if machine.device.type == "cuda" else (["bfloat16", "float32"], "the faster")
+    names, why = ["bfloat16", "float32"], "the faster"
+    if s.dtype != "auto" or machine.device.type == "cuda":
+        names, why = ([s.dtype], "DTYPE") if s.dtype != "auto" else (["bfloat16"], "CUDA")
     flops = machine.from_rank_0({name: measure_flops(machine, getattr(torch, name)) for name in names})
     name = max(flops, key=flops.get)
     machine.dtype, machine.peak_flops = getattr(torch, name), flops[name]
@@ -936,7 +934,8 @@ def choose_compile(s: Settings, machine: Machine) -> str:
         try:
             torch.compile(lambda x: (x * 2).tanh())(torch.ones(64, device=machine.device))
         except Exception as error:      # no compiler, a broken one, no cache folder: whatever it is, eager runs
-            why = f"failed, so eager and slower: {type(error).__name__}: " + str(error).strip().partition("\n")[0]
+            reason = str(error).strip().partition("\n")[0]
+            why = f"failed, so eager and slower: {type(error).__name__}: {reason}"
     machine.compile = all(machine.gather(why == "works here"))
     return f"compile:{int(machine.compile)} ({why})"
 
@@ -961,8 +960,9 @@ class Weights:
         self.flat = torch.zeros(ends[-1], device=device)
         self.num_matrix = max(self.slices[p.name].stop for p in self.table if p.group == "matrix")
         self.matrices = torch.zeros(self.num_matrix, device=device, dtype=dtype)
-        self.leaves = {name: [part.detach().requires_grad_() for part in self.layers(name, view)] for name, view in
-                       {**self.views(self.flat), **self.views(self.matrices)}.items()}
+        views = {**self.views(self.flat), **self.views(self.matrices)}
+        self.leaves = {name: [part.detach().requires_grad_() for part in self.layers(name, view)]
+                       for name, view in views.items()}
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """A tensor of the layout of `flat`, or of its first part, as views by parameter name."""
@@ -1011,7 +1011,7 @@ def norm_and_rotate(x_BTHK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
-    """Causal grouped-query softmax attention at scale 1 / sqrt(K), [B, T, H * K], by the fastest exact path."""
+    """Causal grouped-query softmax attention at scale 1 / sqrt(K), [B, T, H * K]: the fastest exact path."""
     if q_BTHK.device.type == "cpu":
         return block_causal_attention(q_BTHK, k_BTGK, v_BTGK)
     q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
@@ -1030,7 +1030,7 @@ def block_causal_attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, block
     if T % block:
         q_BTHK, k_BTGK, v_BTGK = (F.pad(x, (0, 0, 0, 0, 0, n * block - T)) for x in (q_BTHK, k_BTGK, v_BTGK))
     q, k, v = (x.reshape(B, n, block, G, -1).permute(1, 0, 3, 2, 4).reshape(n, B * G, -1, K)
-               for x in (q_BTHK * (K ** -0.5 * math.log2(math.e)), k_BTGK, v_BTGK))     # rows: token, then head
+               for x in (q_BTHK * (K ** -0.5 * math.log2(math.e)), k_BTGK, v_BTGK))     # rows: token, head
 
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         weights = torch.exp2(torch.bmm(q, k.transpose(1, 2)).float().clamp(max=115.0))
@@ -1095,7 +1095,7 @@ class GPT:
         names = [name for name in leaves if name not in ("tok_emb", "head", "skip_weight")]
         self.layers = [dict(zip(names, layer)) for layer in zip(*(leaves[name] for name in names))]
         self.positions = functools.cache(lambda length: rope_tables(s, length, machine.device))
-        compiled = functools.partial(torch.compile, dynamic=False) if machine.compile else lambda function: function
+        compiled = functools.partial(torch.compile, dynamic=False) if machine.compile else lambda f: f
         self.embed, self.block, self.head_nll = compiled(embed), compiled(block), compiled(head_nll)
 
     def trunk(self, ids: Tensor) -> Tensor:
@@ -1103,7 +1103,7 @@ class GPT:
         half, outputs, constants = len(self.layers) // 2, [], (*self.positions(ids.size(1)), )
         x = x0 = self.embed(ids, self.embedding, self.machine.dtype)
         for i, layer in enumerate(self.layers):
-            if i >= half and outputs:       # the second half takes up what the first half left, last in first out
+            if i >= half and outputs:       # the second half takes up what the first left, last in first out
                 x = x + (self.skip_weight[i - half] * outputs.pop()).to(x.dtype)
             x = self.block(x, x0, *constants, layer, self.s.head_dim)
             if i < half:
@@ -1111,7 +1111,7 @@ class GPT:
         return x
 
     def nll(self, ids: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
-        """int64[B, T] twice -> float32[B, T] in nats. dtype is that of the last product: scoring wants float32."""
+        """int64[B, T] twice -> float32[B, T] in nats. dtype is of the last product: scoring wants float32."""
         return self.head_nll(self.trunk(ids), self.head, targets, self.s.logit_softcap, dtype)
 
 
@@ -1139,7 +1139,7 @@ class Predictor:
 def sample(predictor: Predictor, tokenizer: Any, seed: int, characters: int = 200) -> str:
     """A text of at most `characters` that the model writes from nothing, at temperature 0.8."""
     rng, context = np.random.Generator(np.random.PCG64(seed)), min(predictor.max_len, 256)
-    ids = np.full((1, context), max(tokenizer.bos_id(), 0))     # one shape: what follows a token cannot reach it
+    ids = np.full((1, context), max(tokenizer.bos_id(), 0))     # one shape: later tokens do not count
     text, length = "", 1
     while len(text) < characters and length < context:
         z = predictor.logprobs(ids)[0, length - 1].astype(np.float64) / 0.8
@@ -1248,10 +1248,11 @@ class Trainer:
     def __init__(self, s: Settings, machine: Machine):
         self.s, self.machine, self.model = s, machine, GPT(s, machine)
         self.weights = self.model.weights
-        self.grad = torch.zeros(len(self.weights.flat) + 1, device=machine.device)     # the last one is the loss
+        self.grad = torch.zeros(len(self.weights.flat) + 1, device=machine.device)  # the last is the loss
         self.leaves = [leaf for leaves in self.weights.leaves.values() for leaf in leaves]
         views = self.weights.views(self.grad)
-        self.grad_views = [part for name in self.weights.leaves for part in self.weights.layers(name, views[name])]
+        self.grad_views = [part for name in self.weights.leaves
+                           for part in self.weights.layers(name, views[name])]
         self.predictor = Predictor(self.model)
         self.reset()
 
@@ -1305,7 +1306,8 @@ class Trainer:
 
     def export(self) -> bytes:
         flat = self.weights.flat if self.optimizer.ema is None else self.optimizer.ema
-        return encode_artifact(self.s, {name: view.numpy() for name, view in self.weights.views(flat.cpu()).items()})
+        views = self.weights.views(flat.cpu())
+        return encode_artifact(self.s, {name: view.numpy() for name, view in views.items()})
 
 
 def fetch(tensor: Tensor) -> Callable[[], list[float]]:
@@ -1335,15 +1337,16 @@ class Meter:
             self.report(*self.pending)
             self.pending = None
 
-    def report(self, step: int, stats: Callable[[], list[float]], multiplier: float, seconds: float, wait: float) -> None:
+    def report(self, step: int, stats: Callable[[], list[float]], multiplier: float, seconds: float,
+               wait: float) -> None:
         """Raises NumericalError at a loss that is not finite."""
         s, (loss, norm) = self.s, stats()
         self.data_wait += wait
         self.log.event("step", step=step, train_loss=loss, grad_norm=norm, lr_mul=multiplier,
                        train_seconds=seconds, data_wait_seconds=wait)
         if not math.isfinite(loss + norm):
-            raise NumericalError(f"step {step}: train_loss {loss}, gradient norm {norm}, expected finite numbers; "
-                                 "lower MATRIX_LR, SCALAR_LR or TIED_EMBED_LR")
+            raise NumericalError(f"step {step}: train_loss {loss}, gradient norm {norm}, expected finite "
+                                 "numbers; lower MATRIX_LR, SCALAR_LR or TIED_EMBED_LR")
         self.log.show_bar(step, s.iterations, f"loss {loss:.3f}")
         if step > 10 and step % s.train_log_every and step != s.iterations:
             return
@@ -1351,8 +1354,8 @@ class Meter:
         rate = steps * s.train_batch_tokens / max(spent, 1e-9)
         mfu = rate * flops_per_token(s) / (self.machine.peak_flops * self.machine.world)
         self.log.line(f"step:{step}/{s.iterations} train_loss:{loss:.4f} lr_mul:{multiplier:.3f} "
-                      f"train_time:{seconds * 1e3:.0f}ms step_avg:{spent / steps * 1e3:.2f}ms tok_s:{rate:.0f} "
-                      f"mfu:{mfu:.1%} data_wait:{waited / steps * 1e3:.1f}ms")
+                      f"train_time:{seconds * 1e3:.0f}ms step_avg:{spent / steps * 1e3:.2f}ms "
+                      f"tok_s:{rate:.0f} mfu:{mfu:.1%} data_wait:{waited / steps * 1e3:.1f}ms")
         self.logged = (step, seconds, self.data_wait)
 
 
@@ -1384,8 +1387,8 @@ def train(trainer: Trainer, corpus: Corpus, log: RunLog, signals: list[int]) -> 
         meter.after_step(step, stats, multiplier, time.perf_counter() - began - paused, wait)
     by_slot = [crc for one_of_each_rank in zip(*machine.gather(crc32s)) for crc in one_of_each_rank]
     return {"val_bpb_unquantized": score.val_bpb, "steps": step, "tokens_seen": step * s.train_batch_tokens,
-            "params": len(trainer.weights.flat), "train_seconds": round(seconds, 3), "eval_seconds": round(paused, 3),
-            "data_wait_seconds": round(meter.data_wait, 4), "stopped": stop,
+            "params": len(trainer.weights.flat), "train_seconds": round(seconds, 3),
+            "eval_seconds": round(paused, 3), "data_wait_seconds": round(meter.data_wait, 4), "stopped": stop,
             "batches_crc32": f"{zlib.crc32(np.array(by_slot, '<u4')):08x}"}
 
 
@@ -1424,14 +1427,15 @@ def eval_only(s: Settings, origins: dict[str, str], machine: Machine, log: RunLo
     model.weights.set(model.weights.pack(weights))
     began = time.perf_counter()
     score = evaluate(s, Predictor(model).nll, corpus, machine)
-    rows = {**score_rows(score), "eval_seconds": f"{time.perf_counter() - began:.3f}", "artifact_bytes": len(blob),
-            "artifact_sha256": hashlib.sha256(blob).hexdigest(), "val_sha256": corpus.val_sha256,
+    rows = {**score_rows(score), "eval_seconds": f"{time.perf_counter() - began:.3f}",
+            "artifact_bytes": len(blob), "artifact_sha256": hashlib.sha256(blob).hexdigest(), "val_sha256": corpus.val_sha256,
             "tokenizer_sha256": corpus.tokenizer_sha256}
     log.block([*corpus.notes, f"eval_only:{s.eval_only} {score.line()}"], rows)
     return 0
 
 
-def finish(trainer: Trainer, corpus: Corpus, folder: Path, rows: dict[str, Any], log: RunLog, script: bytes) -> int:
+def finish(trainer: Trainer, corpus: Corpus, folder: Path, rows: dict[str, Any], log: RunLog,
+           script: bytes) -> int:
     """Write the artifact, read it back from disk, score that: the result. Returns the exit code."""
     s, machine, path, blob = trainer.s, trainer.machine, folder / "model.int8.ptz", b""
     state_sha256 = trainer.optimizer.sha256(rows["steps"])
@@ -1448,8 +1452,8 @@ def finish(trainer: Trainer, corpus: Corpus, folder: Path, rows: dict[str, Any],
     rows = {**score_rows(score), **rows, "peak_memory_mib": round(machine.peak_memory_mib()),
             "artifact_bytes": len(blob), "code_bytes": code, "total_bytes": len(blob) + code,
             "budget_bytes": s.budget_bytes, "budget": "over" if over else "ok",
-            "artifact_sha256": hashlib.sha256(blob).hexdigest(), "script_sha256": hashlib.sha256(script).hexdigest(),
-            "train_sha256": corpus.train_sha256, "val_sha256": corpus.val_sha256,
+            "artifact_sha256": hashlib.sha256(blob).hexdigest(),
+            "script_sha256": hashlib.sha256(script).hexdigest(), "train_sha256": corpus.train_sha256, "val_sha256": corpus.val_sha256,
             "tokenizer_sha256": corpus.tokenizer_sha256, "state_sha256": state_sha256, "preset": s.preset,
             "seed": s.seed, "run_id": folder.name, "device": str(machine.device), "torch": torch.__version__}
     log.event("final", **rows)
@@ -1469,16 +1473,16 @@ def run(s: Settings, origins: dict[str, str], script: bytes) -> int:
     log, about, signals = RunLog(folder, machine.rank == 0), environment(machine), []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: signals.append(number))
-    log.line(f"run:{folder} preset:{s.preset} " + " ".join(
-        f"{name.upper()}={show(getattr(s, name))}" for name, origin in origins.items() if origin == "environment"))
+    given = [name for name, origin in origins.items() if origin == "environment"]
+    log.line(f"run:{folder} preset:{s.preset} " + " ".join(f"{n.upper()}={show(getattr(s, n))}" for n in given))
     log.line(" ".join(f"{key}:{value}" for key, value in about.items()))
     log.line(" ".join(machine.notes))
     if machine.rank == 0:
         config = {"settings": vars(s), "origins": origins, "environment": about}
         write_whole(folder / "config.json", json.dumps(config, indent=1).encode())
     trainer = Trainer(s, machine)
-    log.line(f"params:{len(trainer.weights.flat)} train_tokens:{corpus.train.total} val_tokens:{len(corpus.val_tokens)} "
-             f"val_bytes:{int(corpus.val_bytes.sum(dtype=np.int64))} batch:{s.batch_slots}x{s.slot_tokens}")
+    log.line(f"params:{len(trainer.weights.flat)} train_tokens:{corpus.train.total} "
+             f"val_tokens:{len(corpus.val_tokens)} val_bytes:{int(corpus.val_bytes.sum(dtype=np.int64))} batch:{s.batch_slots}x{s.slot_tokens}")
     for note in corpus.notes + ([trainer.warm_up()] if s.warmup_steps else []):
         log.line(note)
     return finish(trainer, corpus, folder, train(trainer, corpus, log, signals), log, script)
@@ -1488,7 +1492,8 @@ def main() -> int:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")
     try:
-        s, origins = load_settings(dict(os.environ), "10min_16mb" if torch.cuda.is_available() else "10min_floppy")
+        default = "10min_16mb" if torch.cuda.is_available() else "10min_floppy"
+        s, origins = load_settings(dict(os.environ), default)
         script = Path(__file__).read_bytes()
         if s.dry_run:
             print("\n".join(dry_run(s, origins, script)))
