@@ -4,14 +4,14 @@
     python data/download.py --variant sp1024 --train-shards 0      # the validation split alone
     python data/download.py --variant sp1024 --verify              # check every byte of what is there
 
-The hub client finds repo, commit, token, mirror and proxy (HF_ENDPOINT, HF_TOKEN and its other variables count).
-The bytes are received here, because the client (2.4) throws away a file that it could not finish and never gives
-up on a server that trickles. Here a part waits in .partial/ beside its target, a later call goes on where it ends,
-and it gets its name when size, checksum and header are right: any moment is safe to stop at. Everything comes
-from one commit of one repo, which source.json in the data set's folder remembers. Validation shards come last, so
-a first download that was cut short cannot be trained on.
+The hub client finds repo, commit, token, mirror and proxy; HF_ENDPOINT, HF_TOKEN and its other variables
+count. The bytes are received here, because the client (2.4) throws away a file that it could not finish and
+never gives up on a server that trickles. Here a part waits in .partial/ beside its target, a later call goes
+on where it ends, and it gets its name when size, checksum and header are right: any moment is safe to stop.
+All comes from one commit of one repo, which source.json in the data set's folder remembers. Validation shards
+come last, so a first download that was cut short cannot be trained on.
 
-Exit codes: 0 all is there, 2 bad argument, 3 it is not (the last line says why and what mends it), 130 Ctrl-C.
+Exit codes: 0 all is there, 2 bad argument, 3 it is not (the last line says why, and what to do), 130 Ctrl-C.
 """
 import argparse
 import errno
@@ -81,8 +81,8 @@ def say(line: str) -> None:
 
 @dataclass(frozen=True)
 class File:
-    """A published file: `path` below PREFIX in the repo and below the root here, `size` in bytes, and `etag`, the
-    hub's name for the content: sha256 of a large file, sha1 of a small one, "" where unknown."""
+    """A published file: `path` below PREFIX in the repo and below the root here, `size` in bytes, and `etag`,
+    the hub's name for the content: sha256 of a large file, sha1 of a small one, "" where unknown."""
     path: str
     size: int | None
     etag: str
@@ -123,8 +123,8 @@ def same_content(stream: BinaryIO, etag: str) -> bool:
     """Whether the whole stream has the checksum `etag`; True where there is none to compare."""
     size = stream.seek(0, os.SEEK_END)
     # a mirror like Artifactory gives the plain sha1 where the hub gives the one that git would
-    git_sha1 = lambda: hashlib.sha1(b"blob %d\0" % size)
-    kinds = {0: [], 40: [git_sha1, hashlib.sha1], 64: [hashlib.sha256]}[len(etag)]
+    small, large = [lambda: hashlib.sha1(b"blob %d\0" % size), hashlib.sha1], [hashlib.sha256]
+    kinds = {0: [], 40: small, 64: large}[len(etag)]
     for kind in kinds:
         stream.seek(0)
         if hashlib.file_digest(stream, kind).hexdigest() == etag:
@@ -144,13 +144,13 @@ class Hub:
         self.repo_id, self.revision, self.retries = repo_id, revision, retries
         self.stop = threading.Event()
         # some of the client's requests have no time limit, and a hub that stalls must not hang us
-        limit = httpx2.Timeout(TIMEOUT).as_dict()
-        get_session().event_hooks["request"].append(lambda request: request.extensions.update(timeout=limit))
+        get_session().event_hooks["request"].append(limit_time)
 
     def patiently(self, what: str, attempt: Callable, progress: Callable[[], int] = lambda: 0):
-        """Return attempt(). After a failure that may pass, wait 1, 2, 4, ... s or as long as the hub asks, and
-        try again, at most `retries` times. The count starts anew whenever `progress()`, in bytes, has passed its
-        best by RENEWAL: a bad line gets there in the end, and a broken server does not hold us for ever."""
+        """Return attempt(). After a failure that may pass, wait 1, 2, 4, ... s or as long as the hub asks,
+        and try again, at most `retries` times. The count starts anew whenever `progress()`, in bytes, has
+        passed its best by RENEWAL: a bad line gets there in the end, a broken server cannot hold us for ever.
+        """
         best, failures = progress(), 0
         while True:
             try:
@@ -172,14 +172,16 @@ class Hub:
         if isinstance(error, OfflineModeIsEnabled):
             return Unreachable(what)
         if isinstance(error, httpx2.RequestError):
-            return Unreachable(f"{what}: check network, proxy and HF_ENDPOINT ({constants.ENDPOINT}), then {GO_ON}")
+            return Unreachable(f"{what}: check network, proxy and HF_ENDPOINT {constants.ENDPOINT}, "
+                               f"then {GO_ON}")
         if isinstance(error, Damaged):
             return DataError(f"{what}: {GO_ON}; if this stays, tell the owner of {self.repo_id}")
         if isinstance(error, RevisionNotFoundError):
             return DataError(f"{what}: the repo has no revision {self.revision!r}: check --revision")
         if error.response.status_code in (401, 403, 404):
-            token = "make sure that your token may read it" if get_token() else "set HF_TOKEN to one that may read it"
-            return DataError(f"{what}: not there, private or gated: check --repo-id {self.repo_id}, or {token}")
+            token = "check that your token" if get_token() else "set HF_TOKEN to a token that"
+            return DataError(f"{what}: not there, private or gated: check --repo-id {self.repo_id}, "
+                             f"or {token} may read it")
         return DataError(f"{what}: {GO_ON}" + (f" in {wait:.0f} s" if (wait := asked_wait(error)) else ""))
 
     def listing(self) -> tuple[str, dict[str, File]]:
@@ -187,25 +189,28 @@ class Hub:
         api = HfApi()
 
         def ask():
-            info = api.dataset_info(self.repo_id, revision=self.revision, files_metadata=True, timeout=TIMEOUT)
+            info = api.dataset_info(self.repo_id, revision=self.revision, files_metadata=True)
+            if not info.sha:
+                raise ValueError("no commit")
             found = info.siblings or api.list_repo_tree(self.repo_id, repo_type="dataset", revision=info.sha,
                                                         recursive=True)
-            return str(info.sha), [file for file in found if not isinstance(file, RepoFolder)]
+            return info.sha, [file for file in found if not isinstance(file, RepoFolder)]
         try:
             commit, found = self.patiently(f"{self.repo_id} at {self.revision}", ask)
-            files = [File(f.rfilename.removeprefix(PREFIX + "/"), f.size, checksum_or_none(f.lfs and f.lfs.sha256))
-                     for f in found if f.rfilename.startswith(PREFIX + "/")]
+            files = [File(file.rfilename.removeprefix(PREFIX + "/"), file.size,
+                          checksum_or_none(file.lfs and file.lfs.sha256))
+                     for file in found if file.rfilename.startswith(PREFIX + "/")]
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise DataError(f"{constants.ENDPOINT} does not answer as a Hugging Face hub does ({brief(error)}): "
-                            "check HF_ENDPOINT and proxy") from error
+            raise DataError(f"{constants.ENDPOINT} does not answer as a Hugging Face hub does ({brief(error)}"
+                            "): check HF_ENDPOINT and proxy") from error
         return commit, {file.path: file for file in files}
 
     def complete(self, file: File, commit: str) -> File:
-        """`file` with the size and etag that a listing leaves out for small files, and some mirrors for all."""
+        """`file` with the size and etag that listings leave out for small files, and some mirrors for all."""
         if file.size is not None and file.etag:
             return file
         url = self.url(file, commit)
-        found = self.patiently(file.path, lambda: get_hf_file_metadata(url, timeout=TIMEOUT))
+        found = self.patiently(file.path, lambda: get_hf_file_metadata(url))
         size = found.size if file.size is None else file.size
         if found.commit_hash not in (None, commit) or size is None:
             raise DataError(f"{url}: the answer is for commit {found.commit_hash} and {size} bytes, expected "
@@ -227,12 +232,14 @@ class Hub:
             headers = build_hf_headers() | {"Accept-Encoding": "identity"}
             if start:
                 headers["Range"] = f"bytes={start}-"
-            with get_session().stream("GET", self.url(file, commit), headers=headers, timeout=TIMEOUT) as response:
-                if response.status_code not in (200, 206, 416):
-                    raise HfHubHTTPError("", response=response)
-                if response.status_code != 206:
-                    empty(out, bar)           # all of it comes again, or nothing can follow what we have
-                if response.status_code != 416:
+            url = self.url(file, commit)
+            with get_session().stream("GET", url, headers=headers, timeout=TIMEOUT) as response:
+                if response.status_code == 416:
+                    empty(out, bar)           # the server has nothing that could follow what we have
+                else:
+                    check_offer(response, start, file.size)
+                    if response.status_code == 200:
+                        empty(out, bar)       # it knows no ranges, and sends all of it again
                     self.copy(response, file, out, bar)
         size = out.seek(0, os.SEEK_END)
         if size < file.size:
@@ -257,6 +264,26 @@ class Hub:
                 if received < SLOWEST * seconds:
                     raise Damaged(f"came at {received / seconds:.0f} bytes/s, too slow to go on")
                 since, received = time.monotonic(), 0
+
+
+def limit_time(request: httpx2.Request) -> None:
+    limits = request.extensions["timeout"]
+    request.extensions["timeout"] = {key: TIMEOUT if limits[key] is None else limits[key] for key in limits}
+
+
+def check_offer(response: httpx2.Response, start: int, size: int) -> None:
+    """Raises Damaged where the headers already show another content, so that a sign-in page or an LFS pointer
+    costs nothing that is there; HfHubHTTPError where there is no content at all."""
+    if response.status_code not in (200, 206):
+        raise HfHubHTTPError("", response=response)
+    if response.status_code == 206:
+        told = response.headers.get("Content-Range", "no range")
+        right = told.startswith(f"bytes {start}-") and told.rpartition("/")[2] in (str(size), "*")
+    else:
+        told = response.headers.get("Content-Length", str(size)) + " bytes"
+        right = told == f"{size} bytes" or "Content-Encoding" in response.headers
+    if not right:
+        raise Damaged(f"the server offers {told}, expected {size} bytes from {start} on")
 
 
 def empty(out: BinaryIO, bar: tqdm) -> None:
@@ -299,7 +326,7 @@ def ask_plan(hub: Hub, variant: str, workers: int) -> Plan:
     commit, files = hub.listing()
     origin = f"{hub.repo_id}@{commit[:12]}"
     if "manifest.json" not in files:
-        raise DataError(f"{origin} has no {MANIFEST}, so it publishes no shards: check --repo-id and --revision")
+        raise DataError(f"{origin} has no {MANIFEST}, and so no shards: check --repo-id and --revision")
     manifest = read_manifest(hub, hub.complete(files["manifest.json"], commit), commit)
     try:
         dataset, tokenizer = choose(manifest, variant, origin)
@@ -309,14 +336,15 @@ def ask_plan(hub: Hub, variant: str, workers: int) -> Plan:
                   "val": split(files, folder, dataset["val_glob"], origin)}
         promised = (dataset.get("stats") or {}).get("files_val", max(1, len(groups["val"])))
     except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{origin}: {MANIFEST} is not of the published form ({brief(error)}): {OWNER}") from error
+        raise DataError(f"{origin}: {MANIFEST} is not as it should be ({brief(error)}): {OWNER}") from error
     if len(groups["val"]) != promised:
-        raise DataError(f"{origin} holds {len(groups['val'])} validation shards of {promised} in {folder}, and a "
-                        f"score needs the whole split: {OWNER}")
+        raise DataError(f"{origin} holds {len(groups['val'])} validation shards of {promised} in {folder}, "
+                        f"and a score needs the whole split: {OWNER}")
     with ThreadPoolExecutor(workers) as pool:
         whole = {key: tuple(pool.map(lambda f: agree(hub.complete(f, commit), claims.get(f.name, {})), group))
                  for key, group in groups.items()}
-    return Plan(hub.repo_id, hub.revision, commit, dataset["name"], folder, tokenizer.get("vocab_size"), **whole)
+    return Plan(hub.repo_id, hub.revision, commit, dataset["name"], folder, tokenizer.get("vocab_size"),
+                **whole)
 
 
 def read_manifest(hub: Hub, file: File, commit: str) -> dict:
@@ -343,7 +371,7 @@ def choose(manifest: dict, variant: str, origin: str) -> tuple[dict, dict]:
     name = datasets[0]["tokenizer_name"]
     tokenizers = [entry for entry in manifest["tokenizers"] if entry["name"] == name]
     if not tokenizers:
-        raise DataError(f"{origin}: {MANIFEST} lacks the tokenizer {name!r} of {datasets[0]['name']}: {OWNER}")
+        raise DataError(f"{origin}: {MANIFEST} lacks the tokenizer {name} of {datasets[0]['name']}: {OWNER}")
     return datasets[0], tokenizers[0]
 
 
@@ -356,27 +384,27 @@ def tokenizer_files(tokenizer: dict, files: dict[str, File], origin: str) -> lis
 
 
 def split(files: dict[str, File], folder: str, pattern: str, origin: str) -> list[File]:
-    """The shards of a split in the order of their numbers. Raises DataError where one is missing among them."""
+    """The shards of a split in the order of their numbers. Raises DataError where one is missing."""
     found = sorted((int(number[1]), file.name, file) for path, file in files.items()
                    if path == f"{folder}/{file.name}" and fnmatch.fnmatchcase(file.name, pattern)
                    and (number := re.search(r"(\d+)\.bin$", path)))
     for (before, name, _), (after, next_name, _) in itertools.pairwise(found):
         if after != before + 1:
-            raise DataError(f"{origin}: {name} is followed by {next_name} in {folder}, expected number {before + 1}: "
-                            f"{OWNER}")
+            raise DataError(f"{origin}: {next_name} follows {name} in {folder}, expected "
+                            f"number {before + 1}: {OWNER}")
     return [file for _, _, file in found]
 
 
 def inside(path: str) -> str:
     """`path` where it stays below the root on every system. Raises DataError."""
     if not path or path.startswith("/") or ".." in path.split("/") or re.search(r"[\\:\0]", path):
-        raise DataError(f"{MANIFEST} names the path {path!r}, which leads out of the folder: do not use this repo")
+        raise DataError(f"{MANIFEST} has the path {path!r}, which leads out of the folder: use another repo")
     return path
 
 
 def claimed(dataset: dict, tokenizer: dict) -> dict[str, dict]:
     """What the manifest says of single files, by name: `sha256`, and `size` in bytes or `tokens`."""
-    claims = {PurePosixPath(file.get("path") or file["name"]).name: file for file in dataset.get("files") or ()}
+    claims = {PurePosixPath(f.get("path") or f["name"]).name: f for f in dataset.get("files") or ()}
     path = tokenizer.get("model_path") or tokenizer.get("path") or ""
     sha256 = tokenizer.get("model_sha256") or tokenizer.get("sha256")
     return claims | {PurePosixPath(path).name: {"sha256": sha256}}
@@ -387,8 +415,8 @@ def agree(file: File, claim: dict) -> File:
     size = shards.HEADER_BYTES + 2 * claim["tokens"] if "tokens" in claim else claim.get("size", file.size)
     sha256 = checksum_or_none(claim.get("sha256"))
     if size != file.size or sha256 and len(file.etag) == 64 and sha256 != file.etag:
-        raise DataError(f"{file.path}: {MANIFEST} promises {size} bytes, sha256 {sha256 or 'unknown'}, and the repo "
-                        f"holds {file.size} bytes, {file.etag}: {OWNER}")
+        raise DataError(f"{file.path}: {MANIFEST} promises {size} bytes, sha256 {sha256 or 'unknown'}, "
+                        f"and the repo holds {file.size} bytes, {file.etag}: {OWNER}")
     return replace(file, etag=sha256 or file.etag)
 
 
@@ -407,8 +435,8 @@ def read_record(folder: Path) -> Plan | None:
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{path}: not what this program wrote ({brief(error)}): rm -r {shlex.quote(str(folder))}, "
-                        "then run the same command again") from error
+        raise DataError(f"{path}: not what this program wrote ({brief(error)}): "
+                        f"rm -r {shlex.quote(str(folder))}, then run the same command again") from error
 
 
 def recorded_plan(root: Path, hub: Hub, variant: str) -> Plan | None:
@@ -418,9 +446,9 @@ def recorded_plan(root: Path, hub: Hub, variant: str) -> Plan | None:
                  and hub.revision in (plan.revision, plan.commit)), None)
 
 
-def bind(root: Path, plan: Plan) -> None:
-    """Tie the data set's folder to one commit of one repo. Raises DataError where it is tied to another, or holds
-    files that are not this commit's."""
+def is_bound(root: Path, plan: Plan) -> bool:
+    """Whether the data set's folder was fetched by this plan. Raises DataError where it comes from another
+    repo or commit, or holds files that are not of this one."""
     folder, record = root / plan.folder, read_record(root / plan.folder)
     mend = f"use another --root, or rm -r {shlex.quote(str(folder))}"
     if record and (record.repo_id, record.commit) != (plan.repo_id, plan.commit):
@@ -428,15 +456,20 @@ def bind(root: Path, plan: Plan) -> None:
                         f"--repo-id {record.repo_id} --revision {record.commit}, {mend}")
     strangers = {path.name for path in folder.glob("*.bin")} - {file.name for file in plan.train + plan.val}
     if strangers:
-        raise DataError(f"{folder} holds {min(strangers)}, which is not of {plan.origin}, and the trainer would "
-                        f"read two sets as one: {mend}")
+        raise DataError(f"{folder} holds {min(strangers)}, which is not of {plan.origin}, and a trainer "
+                        f"would take two sets for one: {mend}")
     for file in () if record else plan.tokenizer + plan.train + plan.val:
         path = root / file.path
         if path.is_file() and (problem := damage(path, file, thorough=True)):
             raise DataError(f"{path} is not the one of {plan.origin} ({problem}): use another --root, or rm "
                             f"{shlex.quote(str(path))}")
-    folder.mkdir(parents=True, exist_ok=True)
-    shards.write_beside(folder / RECORD, (json.dumps(asdict(plan), indent=1) + "\n").encode())
+    return bool(record)
+
+
+def bind(root: Path, plan: Plan) -> None:
+    """Remember, before any file comes, where the data set's files will have come from."""
+    (root / plan.folder).mkdir(parents=True, exist_ok=True)
+    shards.write_beside(root / plan.folder / RECORD, (json.dumps(asdict(plan), indent=1) + "\n").encode())
 
 
 def damage(path: Path, file: File, thorough: bool) -> str:
@@ -445,21 +478,18 @@ def damage(path: Path, file: File, thorough: bool) -> str:
         size = stream.seek(0, os.SEEK_END)
         if size != file.size:
             return f"{size} bytes, expected {file.size}"
-        return f"checksum is not {file.etag[:16]}..." if thorough and not same_content(stream, file.etag) else ""
+        if thorough and not same_content(stream, file.etag):
+            return f"checksum is not {file.etag[:16]}..."
+    return ""
 
 
-def lacking(root: Path, files: tuple[File, ...], thorough: bool, workers: int) -> list[File]:
-    """Those of `files` that are not there. One that is there but damaged is removed, and said so."""
-    def is_whole(file: File) -> bool:
+def lacking(root: Path, files: tuple[File, ...], thorough: bool, workers: int) -> dict[File, str]:
+    """Those of `files` that are not there, or there but damaged, and then in what way."""
+    def problem(file: File) -> str | None:
         path = root / file.path
-        if not path.is_file():
-            return False
-        if problem := damage(path, file, thorough):
-            say(f"{path}: {problem}: removed, to be fetched again")
-            path.unlink()
-        return not problem
+        return damage(path, file, thorough) or None if path.is_file() else "absent"
     with ThreadPoolExecutor(workers) as pool:
-        return [file for file, whole in zip(files, pool.map(is_whole, files)) if not whole]
+        return {file: found for file, found in zip(files, pool.map(problem, files)) if found}
 
 
 def part_path(root: Path, plan: Plan, file: File) -> Path:
@@ -500,13 +530,18 @@ def fetch_file(root: Path, plan: Plan, file: File, hub: Hub, bar: tqdm) -> None:
     os.replace(part, root / file.path)
 
 
-def fetch_all(root: Path, plan: Plan, missing: list[File], hub: Hub, workers: int) -> None:
+def fetch_all(root: Path, plan: Plan, missing: dict[File, str], hub: Hub, workers: int) -> None:
     """Bring all `missing` files, `workers` at a time. Raises the first error, having stopped the others."""
+    for file, problem in missing.items():
+        if (root / file.path).is_file():
+            say(f"{root / file.path}: {problem}: removed, to be fetched again")
+            (root / file.path).unlink()
     parts = [part_path(root, plan, file) for file in missing]
     total, there = sum(file.size for file in missing), sum(p.stat().st_size for p in parts if p.exists())
     if total - there > (free := shutil.disk_usage(root / plan.folder).free):
         raise DataError(f"{root}: {total - there} bytes to come and {free} free: make room, then {GO_ON}")
-    print(f"{plan.name} of {plan.origin}: {len(missing)} files, {(total - there) / 1e6:.1f} MB to come", flush=True)
+    print(f"{plan.name} of {plan.origin}: {len(missing)} files, {(total - there) / 1e6:.1f} MB to come",
+          flush=True)
     bar = tqdm(total=total, initial=there, unit="B", unit_scale=True, desc=plan.name, disable=None)
     with bar, ThreadPoolExecutor(workers) as pool:
         for is_last in (False, True):
@@ -531,9 +566,9 @@ def find_plan(args: argparse.Namespace, hub: Hub) -> Plan:
     try:
         return ask_plan(hub, args.variant, args.workers)
     except Unreachable as error:
-        if not known or not all((args.root / file.path).is_file() for file in known.needed(args.train_shards)):
+        if not known or not all((args.root / f.path).is_file() for f in known.needed(args.train_shards)):
             raise
-        say(f"{error}. All files of {known.origin} are there; whether {known.revision} has moved on is unknown")
+        say(f"{error}. Yet all files of {known.origin} are there, whatever {known.revision} may be by now")
         return known
 
 
@@ -542,18 +577,23 @@ def download(args: argparse.Namespace) -> None:
     hub = Hub(args.repo_id, args.revision, args.retries)
     plan = find_plan(args, hub)
     if args.train_shards > len(plan.train):
-        raise DataError(f"{plan.name} of {plan.origin} has {len(plan.train)} training shards, {args.train_shards} "
-                        f"were asked for: call with --train-shards {len(plan.train)} or fewer")
+        raise DataError(f"{plan.name} of {plan.origin} has {len(plan.train)} training shards, and not "
+                        f"{args.train_shards}: call with --train-shards {len(plan.train)} or fewer")
     needed = plan.needed(args.train_shards)
-    args.root.mkdir(parents=True, exist_ok=True)
-    with lock(args.root):
-        bind(args.root, plan)
-        missing = lacking(args.root, needed, args.verify, args.workers)
-        if missing:
-            fetch_all(args.root, plan, missing, hub, args.workers)
-        else:
-            print(f"nothing to download: all {len(needed)} files are there, "
-                  + ("every checksum is right" if args.verify else "sizes are right (--verify checks every byte)"))
+
+    def survey() -> tuple[bool, dict[File, str]]:
+        return is_bound(args.root, plan), lacking(args.root, needed, args.verify, args.workers)
+    bound, missing = survey()
+    if not bound or missing:                  # else nothing is written, since the root may be read-only
+        args.root.mkdir(parents=True, exist_ok=True)
+        with lock(args.root):
+            bound, missing = survey()         # now that no other download changes anything
+            bind(args.root, plan)
+            if missing:
+                fetch_all(args.root, plan, missing, hub, args.workers)
+    if not missing:
+        checked = "checksums are right" if args.verify else "sizes are right (--verify checks every byte)"
+        print(f"nothing to download: all {len(needed)} files are there, {checked}")
     report(args.root, plan)
 
 
@@ -577,7 +617,8 @@ def report(root: Path, plan: Plan) -> None:
     print(f"{plan.name} of {plan.origin}: {len(train)} training shards ({tokens:,} tokens), "
           f"{len(plan.val)} validation shards, tokenizer {plan.tokenizer[0].name}. To train on it:")
     vocab_size = f"VOCAB_SIZE={plan.vocab_size} " if plan.vocab_size else ""
-    print(f"{vocab_size}DATA_PATH={shown(root / plan.folder)} TOKENIZER_PATH={shown(root / plan.tokenizer[0].path)} "
+    print(f"{vocab_size}DATA_PATH={shown(root / plan.folder)} "
+          f"TOKENIZER_PATH={shown(root / plan.tokenizer[0].path)} "
           f"python {shown(Path(__file__).absolute().parent.parent / 'train_gpt.py')}")
 
 
@@ -616,7 +657,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def interrupt(*_) -> None:
     print(f"\ninterrupted: {GO_ON}", file=sys.stderr, flush=True)
-    os._exit(130)                             # at once: a part may end anywhere, and a file is whole or not there
+    os._exit(130)                             # at once: a part may end anywhere, and a file never does
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -628,7 +669,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
-        mend = "make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "mend this or use another --root"
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        mend = "make room" if full else "mend this or use another --root"
         print(f"error: {error.filename or args.root}: {error.strerror or error}: {mend}, then {GO_ON}",
               file=sys.stderr)
         return DataError.exit_code

@@ -19,7 +19,6 @@ import importlib.metadata
 import io
 import itertools
 import json
-import math
 import os
 import re
 import shutil
@@ -66,9 +65,9 @@ class Plan:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name) or {"train", "val"} & set(words):
             raise UsageError(f"--name is {self.name!r}, expected letters, digits and . _ - without the words "
                              "train and val")
-        if not SPECIAL_PIECES < self.vocab_size <= 65536:
+        if not (SPECIAL_PIECES < self.vocab_size <= shards.IDS or self.given_tokenizer):
             raise UsageError(f"--vocab-size is {self.vocab_size}, expected {SPECIAL_PIECES + 1} (every byte, "
-                             "three specials, one character) to 65536 (tokens are uint16)")
+                             f"three specials, the space) to {shards.IDS} (tokens are uint16)")
         if not 0 < self.val_fraction < 1 or self.val_docs < 0:
             raise UsageError("--val-fraction takes a number between 0 and 1, --val-docs a number above 0")
         if not 0 < self.shard_tokens <= shards.MAX_TOKENS:
@@ -87,6 +86,30 @@ class Plan:
         share = 0 if self.val_docs else int(self.val_fraction * 2**64)
         last_val = max(share - 1, smallest)
         return last_val, last_val + int(self.second_fraction * 2**64)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A plan, where its documents come from, and where its results go."""
+    plan: Plan
+    documents: Iterable[Document]
+    state: list                       # of the source, as JSON: another state, another spool
+    root: Path = REPO
+    workers: int = 2
+    given: bytes | None = None        # tokenizer file to use instead of training one
+    expected: str | None = None       # sha256 that the corpus must have
+
+    @property
+    def target(self) -> Path:
+        return self.root / "data" / self.plan.dataset
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.root / "data" / self.plan.tokenizer
+
+    @property
+    def work(self) -> Path:
+        return self.root / "data" / f".spool_{self.target.name}"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -143,7 +166,8 @@ def read_txt(path: Path, source: Source) -> Iterator[Document]:
             yield str(path), checked(file.read(MAX_DOCUMENT + 1), f"{path}", 0)
             return
         lines, size, start, first = [], 0, 0, 1
-        for number, line in enumerate(itertools.chain(file, [separator]), 1):
+        all_lines = itertools.chain(iter(lambda: file.readline(MAX_DOCUMENT + 1), b""), [separator])
+        for number, line in enumerate(all_lines, 1):
             if line.rstrip(b"\r\n") == separator:
                 yield f"{path}:{first}", checked(b"".join(lines), f"{path}", start)
                 lines, start, size, first = [], start + size + len(line), 0, number + 1
@@ -165,15 +189,15 @@ def read_jsonl(path: Path, source: Source) -> Iterator[Document]:
             if len(line) > MAX_LINE:
                 too_large(where)
             if line.strip():
-                yield where, field_text(parse_json(line, path, where, start), source.field, where)
+                yield where, field_text(parse_json(line, where, start), source.field, where)
             start += len(line)
 
 
-def parse_json(line: bytes, path: Path, where: str, start: int) -> dict:
+def parse_json(line: bytes, where: str, start: int) -> dict:
     """The object on a line of JSON."""
     try:
-        row = json.loads(checked(line, f"{path} (line {where.rsplit(':', 1)[1]})", start, MAX_LINE))
-    except ValueError as error:
+        row = json.loads(checked(line, where, start, MAX_LINE))
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: no JSON ({error}), expected one object a line") from error
     if not isinstance(row, dict):
         raise DataError(f"{where}: holds a {type(row).__name__}, expected a JSON object")
@@ -282,6 +306,9 @@ def sort_bucket(path: Path) -> int:
     return int((~new).sum())
 
 
+SPLITS = ("val", "second", "train")   # in order of their keys
+
+
 class Corpus:
     """The spooled documents: hashed, without duplicates, split.
 
@@ -333,9 +360,6 @@ class Corpus:
         return sum(int(self.places(bucket, split)["size"].sum(dtype=np.int64)) for bucket in range(BUCKETS))
 
 
-SPLITS = ("val", "second", "train")   # in order of their keys
-
-
 def progress(what: str, total: int | None, initial: int = 0) -> tqdm:
     """A bar of bytes with a rate on a terminal, nothing elsewhere."""
     return tqdm(desc=what, total=total, initial=initial, unit="B", unit_scale=True, disable=None, leave=False)
@@ -345,7 +369,7 @@ def progress(what: str, total: int | None, initial: int = 0) -> tqdm:
 # tokenizer
 # --------------------------------------------------------------------------------------------------
 
-SAMPLE_CHARS = 8_000_000      # twice as many take twice the time and give no more bytes a token
+SAMPLE_CHARS = {"bpe": 8_000_000, "unigram": 1_000_000}   # two seconds of training, and ten
 DOCUMENT_CHARS = 50_000       # from one document: huge generated files would else fill the vocabulary
 WINDOW_CHARS = 500            # trained on windows across lines: 1.92 bytes a token, on single words 1.84
 SPECIAL_PIECES = 3 + 256      # unknown, BOS, EOS, and every byte
@@ -357,11 +381,11 @@ def train_tokenizer(texts: Iterable[bytes], plan: Plan) -> bytes:
     Pieces may cross spaces, line ends and scripts: on source code that gives more bytes a token, since line
     end and indentation become one piece. What has no piece is written in bytes.
     """
-    import sentencepiece
-    model = io.BytesIO()
+    import sentencepiece              # 0.1 s that reading the demo's documents need not pay
+    starts, model = sample(texts, SAMPLE_CHARS[plan.model_type]), io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=sentences(sample(texts), plan.vocab_size), model_writer=model,
+            sentence_iterator=sentences(starts, plan.vocab_size), model_writer=model,
             vocab_size=plan.vocab_size, model_type=plan.model_type, character_coverage=1.0,
             byte_fallback=True, normalization_rule_name="identity", add_dummy_prefix=False,
             remove_extra_whitespaces=False, allow_whitespace_only_pieces=True, split_by_whitespace=False,
@@ -377,13 +401,13 @@ def train_tokenizer(texts: Iterable[bytes], plan: Plan) -> bytes:
     return model.getvalue()
 
 
-def sample(texts: Iterable[bytes]) -> list[str]:
-    """The start of each document until the sample is full; documents come shuffled by their hashes."""
+def sample(texts: Iterable[bytes], limit: int) -> list[str]:
+    """The start of each document until there are `limit` characters; documents come shuffled by hash."""
     taken, chars = [], 0
     for text in texts:
         taken.append(text[:4 * DOCUMENT_CHARS].decode(errors="ignore")[:DOCUMENT_CHARS])
         chars += len(taken[-1])
-        if chars >= SAMPLE_CHARS:
+        if chars >= limit:
             break
     return taken
 
@@ -392,14 +416,17 @@ def sentences(texts: list[str], vocab_size: int) -> Iterator[str]:
     """Windows to train on, cut at rare characters: half of the free pieces may be single characters.
 
     Otherwise a text in many scripts has more characters than the vocabulary has places. NUL and the marks
-    that SentencePiece keeps for itself are cut out too.
+    that SentencePiece keeps for itself are cut out too. The space is always kept: without a piece of its own
+    its mark would come back from decoding in its place.
     """
     counts = Counter()
     for text in texts:
         counts.update(text)
-    common = sorted(counts.keys() - set("\0\u2581\u2585"), key=lambda c: (-counts[c], c))
-    rare = counts.keys() - set(common[:max(1, (vocab_size - SPECIAL_PIECES) // 2)])
-    cut = re.compile("[" + re.escape("".join(sorted(rare))) + "]+") if rare else None
+    common = sorted(counts.keys() - set(" \0\u2581\u2585"), key=lambda c: (-counts[c], c))
+    kept = {" ", *common[:(vocab_size - SPECIAL_PIECES - 1) // 2]}
+    rare = "".join(sorted(counts.keys() - kept))
+    cut = re.compile(f"[{re.escape(rare)}]+") if rare else None
+    yield " "
     for text in texts:
         for start in range(0, len(text), WINDOW_CHARS):
             window = text[start:start + WINDOW_CHARS]
@@ -411,7 +438,7 @@ def sentences(texts: list[str], vocab_size: int) -> Iterator[str]:
 # --------------------------------------------------------------------------------------------------
 
 BATCH_BYTES = 300_000
-RUNNING_BYTES = 16 << 20              # being encoded at a time: bounds the memory, about 30 times as much
+RUNNING_BYTES = MAX_DOCUMENT          # being encoded at a time; this bounds the memory, whatever the threads
 SAMPLED = 32                          # one training document in so many is decoded again and compared
 
 
@@ -427,7 +454,8 @@ def encode_batch(batch: list[Document], tokenizer: shards.Tokenizer, compare_eve
                  lossy_ok: bool) -> list[Encoded]:
     """Encode documents; decode one in `compare_every` again, and each whose tokens have other bytes than it.
 
-    SentencePiece lets go of Python's lock, so this runs in threads: 11.4 MB/s with two, 9.5 in processes.
+    SentencePiece lets go of Python's lock, so this runs in threads: on two cores 11.4 MB/s, in two processes
+    9.5 (SentencePiece's own two threads 9.1).
     """
     sp = tokenizer.processor
     ids = sp.encode([text for _, text in batch], add_bos=True)
@@ -472,34 +500,33 @@ def encode(documents: Iterator[Document], tokenizer: shards.Tokenizer, compare_e
     pool, running, running_bytes = ThreadPoolExecutor(workers), deque(), 0
     try:
         for batch, size in batches(documents):
+            while running and (running_bytes + size > RUNNING_BYTES or running[0][0].done()):
+                future, done_bytes = running.popleft()
+                yield from future.result()
+                running_bytes -= done_bytes
             running.append((pool.submit(encode_batch, batch, tokenizer, compare_every, lossy_ok), size))
             running_bytes += size
-            while running_bytes > RUNNING_BYTES or running and running[0][0].done():
-                future, size = running.popleft()
-                yield from future.result()
-                running_bytes -= size
         for future, _ in running:
             yield from future.result()
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def write_split(split: int, corpus: Corpus, header: shards.Header, plan: Plan, folder: Path,
-                encoder: tuple[shards.Tokenizer, int]) -> None:
+def write_split(split: int, job: Job, corpus: Corpus, tokenizer: shards.Tokenizer, folder: Path) -> None:
     """Write the shards of one split that `folder` does not hold yet. A shard holds whole documents only."""
-    name, (tokenizer, workers) = SPLIT_NAMES[split], encoder
-    whole = [shards.read_header(path) for path in split_files(folder, plan, split)]
-    header, index, writer = replace(header, split=split), len(whole), None
-    documents = corpus.read(name, sum(h.documents for h in whole))
-    every = 1 if split == VAL else SAMPLED
+    name, most = SPLIT_NAMES[split], job.plan.shard_tokens
+    whole = [shards.read_header(path) for path in split_files(folder, job.plan, split)]
+    header, writer = shards.Header(0, tokenizer.vocab_size, tokenizer.bos_id, index=len(whole), split=split,
+                                   tokenizer=tokenizer.sha256, corpus=corpus.sha256), None
+    documents = encode(corpus.read(name, sum(h.documents for h in whole)), tokenizer,
+                       1 if split == VAL else SAMPLED, job.plan.lossy_ok, job.workers)
     with progress(f"encode {name}", corpus.text_bytes(name), sum(h.text_bytes for h in whole)) as bar:
-        for document in encode(documents, tokenizer, every, plan.lossy_ok, workers):
-            if writer and writer.tokens + len(document.tokens) > plan.shard_tokens:
+        for document in documents:
+            if writer and writer.tokens + len(document.tokens) > most:
                 writer.close()
-                writer = None
-            if writer is None:
-                path = folder / shards.shard_name(plan.name, split, index)
-                writer, index = shards.ShardWriter(path, replace(header, index=index)), index + 1
+                header, writer = replace(header, index=header.index + 1), None
+            writer = writer or shards.ShardWriter(
+                folder / shards.shard_name(job.plan.name, split, header.index), header)
             writer.add(document.tokens, document.text_bytes, document.lossy)
             bar.update(document.text_bytes)
     if writer:
@@ -517,45 +544,30 @@ def split_files(folder: Path, plan: Plan, split: int) -> list[Path]:
 # --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Job:
-    """A plan, where its documents come from, and where its results go."""
-    plan: Plan
-    documents: Iterable[Document]
-    state: list                       # of the source, as JSON: another state, another spool
-    root: Path = REPO
-    workers: int = 2
-    given: bytes | None = None        # tokenizer file to use instead of training one
-    expected: str | None = None       # sha256 that the corpus must have
-
-    @property
-    def target(self) -> Path:
-        return self.root / "data" / self.plan.dataset
-
-    @property
-    def tokenizer(self) -> Path:
-        return self.root / "data" / self.plan.tokenizer
-
-    @property
-    def work(self) -> Path:
-        return self.root / "data" / f".spool_{self.target.name}"
-
-
 def prepare(job: Job) -> None:
-    """Make the dataset of `job`, or continue making it, or find that it is there. Raises DataError."""
-    if finished(job, job.expected):
-        shutil.rmtree(job.work, ignore_errors=True)
-        return
+    """Make the dataset of `job`, or continue making it, or find that it is there.
+
+    Raises DataError and UsageError, after which nothing stays behind: the next run will have other text or
+    other options. What ends a run otherwise leaves what is whole to the next one.
+    """
     job.work.mkdir(parents=True, exist_ok=True)
     try:
         with filelock.FileLock(job.work / "lock", timeout=0):
-            build(job)
-            shutil.rmtree(job.work)
+            try:
+                if not finished(job, job.expected):
+                    build(job)
+                clear(job.work)
+            except (DataError, UsageError):
+                clear(job.work)
+                raise
     except filelock.Timeout as error:
         raise UsageError(f"{job.work}: another prepare.py is at work there, expected to be alone") from error
-    except (DataError, UsageError):
-        shutil.rmtree(job.work)       # the next run will have other text or other options
-        raise
+
+
+def clear(work: Path) -> None:
+    """Remove the hidden folder; the plan first, so that no later run trusts what a kill may leave of it."""
+    (work / "plan.json").unlink(missing_ok=True)
+    shutil.rmtree(work)
 
 
 def finished(job: Job, corpus_sha256: str | None) -> bool:
@@ -572,10 +584,15 @@ def finished(job: Job, corpus_sha256: str | None) -> bool:
     if not same:
         raise UsageError(f"{job.target}: exists and was made from other text or with other options, expected "
                          f"a free place; remove it or choose another --name: rm -r {job.target}")
-    if corpus_sha256:
-        shards.check_manifest(job.target, job.tokenizer)
-        report(job, manifest)
-    return bool(corpus_sha256)
+    if corpus_sha256 is None:
+        return False
+    try:
+        shards.raise_failed(shards.verify_folder(job.target, shards.Tokenizer(job.tokenizer)))
+    except DataError as error:
+        raise DataError(f"{error}; rm -r {job.target} and the same command makes it anew") from error
+    print(f"{job.target}: is whole, made by the same command")
+    report(job, manifest)
+    return True
 
 
 def build(job: Job) -> None:
@@ -596,11 +613,9 @@ def build(job: Job) -> None:
         raise UsageError(f"{job.tokenizer}: another tokenizer has this name, expected a free place; remove "
                          "it or choose another --name")
     tokenizer = shards.Tokenizer(model)
-    header = shards.Header(0, tokenizer.vocab_size, tokenizer.bos_id, tokenizer=tokenizer.sha256,
-                           corpus=corpus.sha256)
     dataset.mkdir(exist_ok=True)
     for split in (VAL, TRAIN):
-        write_split(split, corpus, header, job.plan, dataset, (tokenizer, job.workers))
+        write_split(split, job, corpus, tokenizer, dataset)
     manifest = seal(dataset, job, corpus, tokenizer)
     publish(job, dataset, model)
     report(job, manifest)
@@ -612,12 +627,12 @@ def begin(job: Job) -> None:
     code = [shards.file_sha256(here.with_name(name)).hex() for name in ("prepare.py", "shards.py")]
     job_json = json.dumps([asdict(job.plan), job.state, code])
     plan = job.work / "plan.json"
-    if plan.exists() and plan.read_text() == job_json:
-        return
-    for leftover in ("documents", "documents.partial", "dataset"):
-        shutil.rmtree(job.work / leftover, ignore_errors=True)
-    (job.work / "tokenizer.model").unlink(missing_ok=True)
-    shards.write_beside(plan, job_json.encode())
+    if not plan.exists() or plan.read_text() != job_json:
+        plan.unlink(missing_ok=True)
+        for leftover in ("documents", "documents.partial", "dataset"):
+            shutil.rmtree(job.work / leftover, ignore_errors=True)
+        (job.work / "tokenizer.model").unlink(missing_ok=True)
+        shards.write_beside(plan, job_json.encode())
 
 
 def seal(folder: Path, job: Job, corpus: Corpus, tokenizer: shards.Tokenizer) -> dict:
@@ -638,12 +653,12 @@ def seal(folder: Path, job: Job, corpus: Corpus, tokenizer: shards.Tokenizer) ->
         "tokenizer": {"file": os.path.relpath(job.tokenizer, job.target), "sha256": tokenizer.sha256.hex(),
                       "vocab_size": tokenizer.vocab_size, "model_type": plan.model_type},
         "corpus_sha256": corpus.sha256.hex(), "val_sha256": corpus.split_sha256("val"),
-        "train_sha256": corpus.split_sha256("train"), "lossy": any(f["lossy"] for f in files),
+        "train_sha256": corpus.split_sha256("train"),
+        "second_sha256": corpus.split_sha256("second") if plan.second_fraction else None,
+        "lossy": any(file["lossy"] for file in files),
         "dropped": corpus.dropped, "options": asdict(plan), "files": files}
     shards.write_beside(folder / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
-    failed = [line for line in shards.verify_folder(folder, tokenizer) if line.startswith("FAIL")]
-    if failed:
-        raise DataError(failed[0].removeprefix("FAIL "))
+    shards.raise_failed(shards.verify_folder(folder, tokenizer))
     return manifest
 
 
@@ -692,7 +707,7 @@ def demo_sources() -> Iterator[Document]:
             raise DataError(f"{package}: version {distribution.version} is installed, expected "
                             f"{pins[package]}: {mend}")
         for file in distribution.files or ():
-            # in the package's own folder: installers write elsewhere, as into bin, or bytecode, which is no .py
+            # in the package's own folder: installers write elsewhere, as into ../../bin, and bytecode
             if file.suffix == ".py" and len(file.parts) > 1 and file.parts[0] != ".." and file.hash:
                 yield str(file), read_recorded(file, mend)
 
@@ -730,6 +745,20 @@ def demo_documents(split: str) -> list[Document]:
 # --------------------------------------------------------------------------------------------------
 
 
+def cores() -> int:
+    """Cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)     # Linux has it, macOS and Windows do not
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def positive(text: str) -> int:
+    """An argument that counts something."""
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
+
+
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
@@ -738,29 +767,29 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     text.add_argument("paths", nargs="+", type=Path, metavar="PATH", help=", ".join(READERS) + ", folders")
     text.add_argument("--name", required=True, help="of the dataset: data/datasets/NAME_sp1024")
     text.add_argument("--field", default="text", help="of jsonl and parquet (default: text)")
-    text.add_argument("--separator", metavar="LINE", help="line that parts documents in .txt; '' = empty line")
+    text.add_argument("--separator", metavar="LINE", help="line between documents in .txt; '' = an empty one")
     size = text.add_mutually_exclusive_group()
-    size.add_argument("--val-docs", type=int, default=0, metavar="N", help="validation documents, by hash")
+    size.add_argument("--val-docs", type=positive, default=0, metavar="N",
+                      help="number of validation documents, by hash")
     size.add_argument("--val-fraction", type=float, default=Plan.val_fraction, metavar="F",
                       help="share of validation documents, by hash (default: %(default)s)")
     text.add_argument("--tokenizer", type=Path, metavar="FILE", help="take this SentencePiece model")
-    text.add_argument("--lossy-ok", action="store_true", help="accept a tokenizer that loses text, and say so")
+    text.add_argument("--lossy-ok", action="store_true", help="accept loss of text; the headers tell of it")
     for command in (demo, text):
-        command.add_argument("--vocab-size", type=int, metavar="V",
+        command.add_argument("--vocab-size", type=positive, metavar="V",
                              help="260 (bytes) to 65536 (default: 1024, or the given tokenizer's)")
         command.add_argument("--model-type", choices=["bpe", "unigram"], default=Plan.model_type)
-        command.add_argument("--shard-tokens", type=int, default=Plan.shard_tokens, metavar="N",
+        command.add_argument("--shard-tokens", type=positive, default=Plan.shard_tokens, metavar="N",
                              help="at most so many tokens a shard (default: %(default)s)")
-        command.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), metavar="N",
+        command.add_argument("--workers", type=positive, default=cores(), metavar="N",
                              help="threads that encode (default: %(default)s, the cores)")
-        command.add_argument("--root", type=Path, default=REPO, help="write into ROOT/data (default: the repo)")
+        command.add_argument("--root", type=Path, default=REPO,
+                             help="write into ROOT/data (default: this repo)")
     return parser.parse_args(argv)
 
 
 def make_job(args: argparse.Namespace) -> Job:
     """What the arguments ask for. Raises UsageError."""
-    if args.workers < 1:
-        raise UsageError(f"--workers is {args.workers}, expected 1 or more")
     common = {"vocab_size": args.vocab_size or Plan.vocab_size, "model_type": args.model_type,
               "shard_tokens": args.shard_tokens}
     if args.command == "demo":

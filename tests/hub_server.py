@@ -6,12 +6,13 @@
         ...                               # run the real client with HF_ENDPOINT=hub.url
         hub.requests                      # what it asked for
 
-What it speaks: repo info and tree listing of a commit with git and LFS checksums, HEAD and GET of /resolve/ with
-X-Repo-Commit, ETag, X-Linked-Etag and X-Linked-Size, a redirect to a "CDN" of another origin for LFS files, ranges,
-and the hub's error codes. Files that end in .bin or .model are in LFS. It speaks no Xet.
+It speaks repo info and tree listing of a commit with git and LFS checksums, HEAD and GET of /resolve/ with
+X-Repo-Commit, ETag, X-Linked-Etag and X-Linked-Size, a redirect to a "CDN" of another origin for LFS files,
+ranges, and the hub's error codes. Files that end in .bin or .model are in LFS. It speaks no Xet.
 """
 import hashlib
 import json
+import os
 import re
 import socket
 import struct
@@ -25,14 +26,15 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 @dataclass
 class Fault:
-    """What to do wrong with the next `times` requests whose "METHOD /path" matches `where`. Body lengths count the
-    bytes of that response; without any, the answer is right."""
+    """What to do wrong with the next `times` requests whose "METHOD /path" matches `where`. Lengths count the
+    bytes of that response's body."""
     where: str
     times: float = float("inf")
     before: Callable[[], None] = lambda: None    # called before the answer
     status: int = 0                              # answer with this and no body
     headers: dict = field(default_factory=dict)  # add these
     without: tuple = ()                          # leave these out
+    hangs_up: bool = False                       # close the connection before any answer
     body: Callable[[bytes], bytes] | None = None # another content, under the old checksums
     dies_after: int | None = None                # then close the connection in the middle
     resets_after: int | None = None              # then reset it
@@ -55,7 +57,7 @@ class Request:
 
 class HubServer:
     def __init__(self):
-        self.repos: dict[str, dict] = {}         # repo id -> {"refs": {name: commit}, "commits": {...}, "token": ...}
+        self.repos: dict[str, dict] = {}         # id -> refs {name: commit}, commits {commit: files}, token
         self.faults: list[Fault] = []
         self.requests: list[Request] = []
         self.lists_siblings = True               # in repo info; else only the tree lists files
@@ -82,7 +84,7 @@ class HubServer:
             server.server_close()
 
     def commit(self, repo_id: str, files: dict[str, bytes], ref: str = "main", token: str = "") -> str:
-        """Make `ref` of a repo mean exactly `files`, and return the commit. Only `token`, if given, may read."""
+        """Make `ref` of a repo mean exactly `files`; returns the commit. Only `token`, if given, may read."""
         content = "".join(f"{path} {hashlib.sha1(data).hexdigest()}" for path, data in sorted(files.items()))
         commit = hashlib.sha1((repo_id + content).encode()).hexdigest()
         repo = self.repos.setdefault(repo_id, {"refs": {}, "commits": {}})
@@ -101,11 +103,12 @@ class HubServer:
                     return fault
         return Fault("")
 
-    def fetched(self, pattern: str = "") -> list[str]:
-        """Names of the files whose content was asked for, in order."""
-        return [request.path.rsplit("/", 1)[1] for request in list(self.requests)
-                if request.method == "GET" and re.search("/(cdn|resolve)/.*" + pattern, request.path)
-                and (request.path.startswith("/cdn/") or not is_lfs(request.path))]
+    def fetched(self, pattern: str = "", since: int = 0, repo_id: str = ".+?/.+?") -> list[str]:
+        """Names of the files whose content was asked for, in order; `since` counts requests."""
+        contents = [request.path for request in self.requests[since:] if request.method == "GET"
+                    and re.search(f"^/(cdn|datasets)/{repo_id}/.*{pattern}", request.path)
+                    and request.path.startswith("/cdn/") == is_lfs(request.path)]
+        return [path.rsplit("/", 1)[1] for path in contents]
 
 
 def is_lfs(path: str) -> bool:
@@ -137,15 +140,17 @@ class Handler(BaseHTTPRequestHandler):
         self.fault = self.hub.take_fault(f"{self.command} {request.path}")
         self.fault.before()
         try:
-            if self.fault.status:
+            if self.fault.hangs_up:
+                self.close_connection = True
+            elif self.fault.status:
                 self.answer(self.fault.status, {}, b"")
             elif match := re.fullmatch("/cdn/(.+?/.+?)/([0-9a-f]{40})/(.+)", request.path):
                 assert not token, "the hub's token must not leave the hub"
                 self.send_file(self.hub.repos[match[1]]["commits"][match[2]][match[3]], {})
-            elif match := re.fullmatch("/api/datasets/(.+?/.+?)/(revision|tree)/([^/]+)", request.path):
-                self.api(request, *match.groups())
-            elif match := re.fullmatch("/datasets/(.+?/.+?)/resolve/([^/]+)/(.+)", request.path):
-                self.resolve(request, *match.groups())
+            elif match := re.fullmatch("/api/datasets/(.+?/.+?)/(revision|tree)/([^/]+)", url.path):
+                self.api(request, *map(unquote, match.groups()))
+            elif match := re.fullmatch("/datasets/(.+?/.+?)/resolve/([^/]+)/(.+)", url.path):
+                self.resolve(request, *map(unquote, match.groups()))
             else:
                 self.refuse(404, "")
         except (ConnectionError, TimeoutError):
@@ -174,16 +179,19 @@ class Handler(BaseHTTPRequestHandler):
                                     for e in entries]
             return self.answer(200, {"Content-Type": "application/json"}, json.dumps(info).encode())
         folders = sorted({path.rsplit("/", n)[0] for path in files for n in range(1, path.count("/") + 1)})
-        entries = [{"type": "directory", "path": path, "oid": "0" * 40, "size": 0} for path in folders] + entries
+        entries += [{"type": "directory", "path": path, "oid": "0" * 40, "size": 0} for path in folders]
         start = int(request.query.get("cursor", ["0"])[0])
-        more = f'<{self.hub.url}{quote(request.path)}?recursive=true&cursor={start + self.hub.page}>; rel="next"'
-        headers = {"Link": more} if start + self.hub.page < len(entries) else {}
-        self.answer(200, headers, json.dumps(entries[start:start + self.hub.page]).encode())
+        end = start + self.hub.page
+        more = f'<{self.hub.url}{quote(request.path)}?recursive=true&cursor={end}>; rel="next"'
+        headers = {"Link": more} if end < len(entries) else {}
+        self.answer(200, headers, json.dumps(entries[start:end]).encode())
 
     def entry(self, path: str, data: bytes) -> dict:
         git, sha256 = checksums(data)
-        lfs = {"lfs": {"size": len(data), "sha256": sha256, "oid": sha256, "pointerSize": 130}} if is_lfs(path) else {}
-        return {"type": "file", "path": path, "size": len(data), "oid": git, "blobId": git} | lfs
+        entry = {"type": "file", "path": path, "size": len(data), "oid": git, "blobId": git}
+        if is_lfs(path):
+            entry["lfs"] = {"size": len(data), "sha256": sha256, "oid": sha256, "pointerSize": 130}
+        return entry
 
     def resolve(self, request: Request, repo_id: str, revision: str, path: str) -> None:
         if not (found := self.open(request, repo_id, revision)):
@@ -199,14 +207,14 @@ class Handler(BaseHTTPRequestHandler):
                           "Location": f"{self.hub.cdn}/cdn/{quote(repo_id)}/{commit}/{quote(path)}"}, b"")
 
     def refuse(self, status: int, code: str) -> None:
-        self.answer(status, {"X-Error-Code": code, "X-Error-Message": code}, json.dumps({"error": code}).encode())
+        headers = {"X-Error-Code": code, "X-Error-Message": code}
+        self.answer(status, headers, json.dumps({"error": code}).encode())
 
     def send_file(self, data: bytes, headers: dict) -> None:
         with self.hub.lock:
             self.hub.active += self.command == "GET"
             self.hub.most_active = max(self.hub.active, self.hub.most_active)
         try:
-            data = self.fault.body(data) if self.fault.body else data
             wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
             if not wanted or self.fault.ignores_range:
                 return self.answer(200, headers, data)
@@ -222,6 +230,7 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self, status: int, headers: dict, body: bytes) -> None:
         """Send a response, as wrong as the fault wants it."""
         fault = self.fault
+        body = fault.body(body) if fault.body else body
         if fault.ends_after is not None:
             body = body[:fault.ends_after]
         self.send_response(status)
@@ -241,7 +250,7 @@ class Handler(BaseHTTPRequestHandler):
         if fault.resets_after is not None:
             time.sleep(0.1)                      # else the reset overtakes what was sent
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.connection.close()
+            os.close(self.connection.detach())
         while fault.endless and not self.hub.closing.is_set():
             self.wfile.write(bytes(65536))
         self.close_connection = self.close_connection or bool(stops)

@@ -1,0 +1,42 @@
+"""Fixtures of the trainer's tests: one tiny corpus and one finished run, made once."""
+import subprocess
+import sys
+
+import pytest
+from hypothesis import settings
+
+import helpers
+
+sys.path.insert(0, str(helpers.ROOT))
+settings.register_profile("here", deadline=None, database=None, derandomize=True)
+settings.load_profile("here")
+
+
+@pytest.fixture(scope="session")
+def tokenizer_path(tmp_path_factory):
+    """A lossless tokenizer of 400 pieces."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    return helpers.train_tokenizer(folder / "tiny.model", helpers.documents(400, 3))
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory, tokenizer_path):
+    """A tiny corpus with extended headers. Read only."""
+    return helpers.make_corpus(tmp_path_factory.mktemp("corpus"), tokenizer_path)
+
+
+@pytest.fixture(scope="session")
+def offline():
+    """A command prefix that takes the network away; empty where the system does not let us."""
+    prefix = ("unshare", "--map-root-user", "--net")
+    try:
+        return prefix if subprocess.run([*prefix, "true"], capture_output=True).returncode == 0 else ()
+    except FileNotFoundError:
+        return ()
+
+
+@pytest.fixture(scope="session")
+def base_run(tmp_path_factory, corpus, offline):
+    """20 fp32 steps of one process, without a network where that can be had."""
+    env = corpus.env(RUN_ID="läuft-日本", ITERATIONS=20, VAL_LOSS_EVERY=10, TRAIN_LOG_EVERY=5)
+    return helpers.run_script(tmp_path_factory.mktemp("base"), env, prefix=offline)
