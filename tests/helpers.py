@@ -19,6 +19,7 @@ import sentencepiece
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "train_gpt.py"
 BOS = 1
+CORPUS = hashlib.sha256(b"tiny").digest()       # names the texts of make_corpus in its headers
 
 SENTENCES = [
     "the quick brown fox jumps over the lazy dog", "Быстрая коричневая лиса прыгает", "敏捷的棕色狐狸跳过懒狗",
@@ -73,6 +74,15 @@ def header(tokens: np.ndarray, extended: bool = True, **fields: int | bytes) -> 
     return bytes(blob)
 
 
+def sha256(path: Path) -> bytes:
+    return hashlib.sha256(path.read_bytes()).digest()
+
+
+def tiny_env(**more) -> dict[str, str]:
+    """The environment of a tiny run."""
+    return {name: str(value) for name, value in (TINY | more).items()}
+
+
 @dataclass
 class Corpus:
     """A dataset folder, its tokenizer, and what went into them."""
@@ -87,8 +97,7 @@ class Corpus:
 
     def env(self, **more) -> dict[str, str]:
         """The environment of a tiny run on this corpus."""
-        named = dict(TINY, DATA_PATH=self.data_path, TOKENIZER_PATH=self.tokenizer_path) | more
-        return {name: str(value) for name, value in named.items()}
+        return tiny_env(**dict(DATA_PATH=self.data_path, TOKENIZER_PATH=self.tokenizer_path) | more)
 
     def val_bytes(self) -> int:
         return sum(len(text.encode()) for text in self.texts["val"])
@@ -119,8 +128,8 @@ def make_corpus(folder: Path, tokenizer_path: Path, extended: bool = True, train
         groups = [list(group) for group in np.array_split(np.array(texts[split], object), shards)]
         parts = [encode_documents(tokenizer, group) for group in groups]
         tokens[split] = np.concatenate(parts)
-        named = dict(vocabulary=tokenizer.vocab_size(), documents=count, corpus=hashlib.sha256(b"tiny").digest(),
-                     tokenizer=hashlib.sha256(tokenizer_path.read_bytes()).digest(), extended=extended,
+        named = dict(vocabulary=tokenizer.vocab_size(), documents=count, corpus=CORPUS,
+                     tokenizer=sha256(tokenizer_path), extended=extended,
                      text_bytes=[sum(len(text.encode()) for text in group) for group in groups])
         write_shards(folder, split, parts, **named | fields)
     return Corpus(folder, tokenizer_path, tokens, texts)

@@ -1,0 +1,154 @@
+"""What each token is worth: the sum over a document is its UTF-8 length, for any kind of SentencePiece model."""
+import random
+
+import numpy as np
+import pytest
+import sentencepiece
+
+import helpers
+import train_gpt
+
+COUNT = 10_000
+SPACE_MARK = "\u2581"       # SentencePiece's own sign for a space: no identity normaliser gives it back
+ALPHABET = sorted(set("".join(helpers.SENTENCES)) | set(" \n\t"))
+USER_SYMBOLS = [text.replace(" ", SPACE_MARK) for text in ["<a>", "  x ", "x", "    ", "\n", "é"]]
+COVERED = dict(byte_fallback=False, character_coverage=1.0)
+
+
+def random_character(rng: random.Random) -> str:
+    """Any code point that UTF-8 can write, the usual ones more often."""
+    ranges = [(32, 127)] * 3 + [(9, 11), (1, 0x3000), (0x3000, 0xd800), (0xe000, 0x110000)]
+    made = chr(rng.randrange(*rng.choice(ranges)))
+    return made if made != SPACE_MARK else " "
+
+
+def random_documents(seed: int, character=random_character) -> list[str]:
+    """Random characters before, inside or instead of words; runs of spaces at both ends; empty documents."""
+    rng, made = random.Random(seed), []
+    for words in helpers.documents(COUNT, seed):
+        noise = "".join(character(rng) for _ in range(rng.randrange(25)))
+        cut = rng.randrange(len(words) + 1)
+        made.append(" " * rng.choice([0, 0, 1, 2, 5]) + words[:cut] + noise + " " * rng.choice([0, 0, 1, 3]))
+    return made + ["", " ", "  ", "\n", "x", "  x ", "    "]
+
+
+@pytest.fixture(scope="module")
+def any_text():
+    return random_documents(5) + ["<a>", " <a>x <a>", "x<a>  x    é"]
+
+
+@pytest.fixture(scope="module")
+def covered_text():
+    """Only characters that a model without byte fallback has seen."""
+    return random_documents(6, lambda rng: rng.choice(ALPHABET))
+
+
+def worth(path, texts: list[str], closing: list[int]) -> tuple[np.ndarray, list[int]]:
+    """Bytes of each document by the trainer's table, and by the tokenizer's own decoding."""
+    tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    ids = tokenizer.encode(texts)
+    stream = np.array([i for document in ids for i in [helpers.BOS, *document, *closing]], np.uint16)
+    per_token = train_gpt.token_bytes(train_gpt.byte_table(tokenizer), stream)
+    assert len(per_token) == len(stream) and per_token.min() >= 0
+    per_document = np.add.reduceat(per_token, np.flatnonzero(stream == helpers.BOS))
+    assert per_document.sum() == per_token.sum()
+    return per_document, [len(text.encode()) for text in tokenizer.decode(ids)]
+
+
+LOSSLESS = {
+    "bpe, bytes": (dict(), False),
+    "bpe, bytes, dummy prefix": (dict(add_dummy_prefix=True), False),
+    "bpe, bytes, dummy prefix, white space pieces, user symbols": (
+        dict(add_dummy_prefix=True, allow_whitespace_only_pieces=True, user_defined_symbols=USER_SYMBOLS), False),
+    "bpe, bytes, pieces across spaces, user symbols": (
+        dict(split_by_whitespace=False, allow_whitespace_only_pieces=True, user_defined_symbols=USER_SYMBOLS), False),
+    "unigram, bytes, white space pieces": (dict(model_type="unigram", allow_whitespace_only_pieces=True), False),
+    "unigram, covered, dummy prefix": (dict(model_type="unigram", add_dummy_prefix=True, **COVERED), True),
+    "bpe, covered": (COVERED, True),
+    "characters, covered, dummy prefix": (dict(model_type="char", add_dummy_prefix=True, **COVERED), True),
+    "bpe, bytes, spaces as suffix": (dict(treat_whitespace_as_suffix=True), False),
+}
+
+
+@pytest.mark.parametrize("closing", [[], [2]], ids=["begin mark", "begin and end marks"])
+@pytest.mark.parametrize("kind", LOSSLESS)
+def test_bytes_of_10000_documents_are_exact(tmp_path, any_text, covered_text, kind, closing):
+    options, needs_covered = LOSSLESS[kind]
+    # a model that covers all characters must have seen all of them
+    path = helpers.train_tokenizer(tmp_path / "x.model", helpers.documents(1000, 7) + ALPHABET, **options)
+    texts = covered_text if needs_covered else any_text
+    found, decoded = worth(path, texts, closing)
+    true = [len(text.encode()) for text in texts]
+    assert decoded == true, "this kind of tokenizer should give every text back"
+    wrong = [(text, int(got)) for text, got, want in zip(texts, found, true) if got != want]
+    assert not wrong, wrong[:3]
+    assert len(texts) > COUNT and found.sum() == sum(true) > 500_000
+
+
+LOSSY = {   # texts do not come back whole: what counts then is what the tokens decode to
+    "nmt_nfkc": dict(normalization_rule_name="nmt_nfkc", add_dummy_prefix=True, remove_extra_whitespaces=True),
+    "nfkc_cf, unigram": dict(normalization_rule_name="nfkc_cf", model_type="unigram"),
+    "dummy suffix": dict(treat_whitespace_as_suffix=True, add_dummy_prefix=True),
+}
+
+
+@pytest.mark.parametrize("kind", LOSSY)
+def test_bytes_of_a_lossy_tokenizer_are_those_of_its_own_decoding(tmp_path, any_text, kind):
+    path = helpers.train_tokenizer(tmp_path / "x.model", helpers.documents(1000, 7), **LOSSY[kind])
+    texts = any_text[::4]
+    found, decoded = worth(path, texts, [])
+    assert found.tolist() == decoded and decoded != [len(text.encode()) for text in texts]
+
+
+def test_pieces_with_inner_and_repeated_space_marks_count_one_byte_a_space(tmp_path):
+    """The fault of the reference: three bytes for each space mark that is not the first character."""
+    symbols = ["    ", "a b  c", "\t", "  é"]
+    path = helpers.train_tokenizer(tmp_path / "x.model", helpers.documents(300, 7),
+                                   user_defined_symbols=[symbol.replace(" ", SPACE_MARK) for symbol in symbols])
+    tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    table = train_gpt.byte_table(tokenizer)
+    ids = [tokenizer.piece_to_id(symbol.replace(" ", SPACE_MARK)) for symbol in symbols]
+    assert tokenizer.unk_id() not in ids
+    assert table.inner[ids].tolist() == table.first[ids].tolist() == [len(symbol.encode()) for symbol in symbols]
+    controls = [0, 1, 2]        # unknown, begin, end
+    assert table.inner[controls].tolist() == table.first[controls].tolist() == [0, 0, 0]
+    single = [i for i in range(tokenizer.vocab_size()) if tokenizer.is_byte(i)]
+    assert len(single) == 256 and set(table.inner[single]) == set(table.first[single]) == {1}
+
+
+def test_a_dummy_prefix_is_dropped_at_the_start_of_a_document_only(tmp_path):
+    path = helpers.train_tokenizer(tmp_path / "x.model", helpers.documents(300, 7), add_dummy_prefix=True)
+    tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    the = tokenizer.piece_to_id(SPACE_MARK + "the")
+    table = train_gpt.byte_table(tokenizer)
+    assert (table.first[the], table.inner[the]) == (3, 4)
+    stream = np.array([1, the, the, 2, 1, the, the, the], np.uint16)
+    assert train_gpt.token_bytes(table, stream).tolist() == [0, 3, 4, 0, 0, 3, 4, 4]
+    assert train_gpt.token_bytes(table, stream[1:3]).tolist() == [3, 4], "a stream begins a document"
+
+
+def test_unknown_tokens_of_a_legacy_shard_count_nothing_and_are_told(tmp_path):
+    path = helpers.train_tokenizer(tmp_path / "x.model", ["ab ba aab bba "] * 50, vocab_size=12, **COVERED)
+    tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    ids = np.array([1, *tokenizer.encode("ab ☃ ba")], np.uint16)
+    assert (ids == tokenizer.unk_id()).sum() == 1
+    for split in ("train", "val"):
+        helpers.write_shards(tmp_path / "data", split, [ids], extended=False)
+    env = helpers.tiny_env(DATA_PATH=tmp_path / "data", TOKENIZER_PATH=path, VOCAB_SIZE=tokenizer.vocab_size())
+    corpus = train_gpt.load_corpus(train_gpt.load_settings(env, "smoke")[0])
+    assert corpus.val_bytes.sum() == len("ab  ba".encode())
+    assert any("1 unknown" in note for note in corpus.notes)
+
+
+@pytest.mark.parametrize("change", [-300, -1, 1, 5000])
+def test_a_lossy_tokenizer_is_scored_on_the_bytes_of_the_text(tmp_path, tokenizer_path, change):
+    """Flag 1 of the header: the tokens do not give the text back, its true size stands in the header."""
+    corpus = helpers.make_corpus(tmp_path, tokenizer_path, flags=1)
+    size = corpus.val_bytes() + change
+    for path in tmp_path.glob("*_val_*"):
+        path.unlink()
+    named = dict(vocabulary=400, flags=1, tokenizer=helpers.sha256(tokenizer_path), corpus=helpers.CORPUS)
+    helpers.write_shards(tmp_path, "val", [corpus.tokens["val"]], text_bytes=[size], **named)
+    loaded = train_gpt.load_corpus(train_gpt.load_settings(corpus.env(), "smoke")[0])
+    assert loaded.val_bytes.sum() == size and loaded.val_bytes.min() >= 0
+    assert any("lossy" in note for note in loaded.notes)
