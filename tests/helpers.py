@@ -22,8 +22,9 @@ BOS = 1
 CORPUS = hashlib.sha256(b"tiny").digest()       # names the texts of make_corpus in its headers
 
 SENTENCES = [
-    "the quick brown fox jumps over the lazy dog", "Быстрая коричневая лиса прыгает", "敏捷的棕色狐狸跳过懒狗",
-    "والثعلب البني السريع يقفز", "def f(x):\n    return x  # twice", "naïve café, déjà vu", "🦊 ✨ 👍🏽 🇩🇪",
+    "the quick brown fox jumps over the lazy dog", "Быстрая коричневая лиса прыгает",
+    "敏捷的棕色狐狸跳过懒狗", "والثعلب البني السريع يقفز",
+    "def f(x):\n    return x  # twice", "naïve café, déjà vu", "🦊 ✨ 👍🏽 🇩🇪",
     "for i in range(10):\n\tprint(i)", "שועל חום מהיר", "갈색 여우가 개를"]
 
 # a run of a second or two: the smoke preset, smaller still
