@@ -30,6 +30,7 @@ import sys
 import threading
 import time
 import zlib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -54,6 +55,8 @@ TIMEOUT = constants.HF_HUB_DOWNLOAD_TIMEOUT   # s without a byte; 10, or what th
 SLOWEST = 1024                                # bytes/s over TIMEOUT; a shard would take two days at this rate
 RENEWAL = 1 << 20                             # bytes of progress after which tries count anew
 LONGEST_WAIT = 300                            # s; the hub counts requests in windows of five minutes
+PATIENCE = 6 * TIMEOUT                        # s that a request may take without any part of a file coming
+LARGEST_ANSWER = 64 << 20                     # bytes; a listing of 100,000 files has 30 MB
 GO_ON = "run the same command again to go on"
 OWNER = "tell the repo's owner, or use another --revision"
 
@@ -143,8 +146,11 @@ class Hub:
     def __init__(self, repo_id: str, revision: str, retries: int):
         self.repo_id, self.revision, self.retries = repo_id, revision, retries
         self.stop = threading.Event()
-        # some of the client's requests have no time limit, and a hub that stalls must not hang us
+        # some of the client's requests have no time limit and none a limit of size
         get_session().event_hooks["request"].append(limit_time)
+        get_session().event_hooks["response"].append(limit_size)
+        self.since: dict[str, float] = {}     # of each request under way, when it last came forward
+        threading.Thread(target=self.watch, daemon=True).start()
 
     def patiently(self, what: str, attempt: Callable, progress: Callable[[], int] = lambda: 0):
         """Return attempt(). After a failure that may pass, wait 1, 2, 4, ... s or as long as the hub asks,
@@ -153,6 +159,7 @@ class Hub:
         """
         best, failures = progress(), 0
         while True:
+            self.since[what] = time.monotonic()
             try:
                 return attempt()
             except (HfHubHTTPError, httpx2.RequestError, OfflineModeIsEnabled, Damaged) as error:
@@ -163,8 +170,20 @@ class Hub:
                 if not may_pass(error) or failures > self.retries or wait > LONGEST_WAIT:
                     raise self.verdict(what, error, failures) from error
                 say(f"{what}: {brief(error)}: trying again in {wait:.0f} s ({failures} of {self.retries})")
+            finally:
+                del self.since[what]
             if self.stop.wait(wait):
                 raise Stopped
+
+    def watch(self) -> None:
+        """End the program, at any moment of which that is safe, where a request trickles in for ever: the
+        client's time limit begins anew with each byte of an answer."""
+        while not self.stop.wait(TIMEOUT / 4):
+            for what, since in list(self.since.items()):
+                if time.monotonic() - since > PATIENCE:
+                    print(f"error: {what}: no answer that ends within {PATIENCE} s: check network, proxy and "
+                          f"HF_ENDPOINT {constants.ENDPOINT}, then {GO_ON}", file=sys.stderr, flush=True)
+                    os._exit(DataError.exit_code)
 
     def verdict(self, what: str, error: Exception, tries: int) -> DataError:
         """The error to end with: what happened, and what mends it."""
@@ -233,7 +252,9 @@ class Hub:
             if start:
                 headers["Range"] = f"bytes={start}-"
             url = self.url(file, commit)
-            with get_session().stream("GET", url, headers=headers, timeout=TIMEOUT) as response:
+            limit = {"limit": file.size + LARGEST_ANSWER}
+            with get_session().stream("GET", url, headers=headers, timeout=TIMEOUT,
+                                      extensions=limit) as response:
                 if response.status_code == 416:
                     empty(out, bar)           # the server has nothing that could follow what we have
                 else:
@@ -257,6 +278,7 @@ class Hub:
                 raise Stopped
             out.write(chunk)
             bar.update(len(chunk))
+            self.since[file.path] = time.monotonic()
             if out.tell() > file.size:
                 return
             received, seconds = received + len(chunk), time.monotonic() - since
@@ -269,6 +291,28 @@ class Hub:
 def limit_time(request: httpx2.Request) -> None:
     limits = request.extensions["timeout"]
     request.extensions["timeout"] = {key: TIMEOUT if limits[key] is None else limits[key] for key in limits}
+
+
+class Limited(httpx2.SyncByteStream):
+    """The body of a response, but at most `limit` bytes: the client keeps an answer in memory."""
+
+    def __init__(self, stream: httpx2.SyncByteStream, limit: int):
+        self.stream, self.limit = stream, limit
+
+    def __iter__(self) -> Iterator[bytes]:
+        received = 0
+        for chunk in self.stream:
+            received += len(chunk)
+            if received > self.limit:
+                raise httpx2.RemoteProtocolError(f"answer of more than {self.limit} bytes")
+            yield chunk
+
+    def close(self) -> None:
+        self.stream.close()
+
+
+def limit_size(response: httpx2.Response) -> None:
+    response.stream = Limited(response.stream, response.request.extensions.get("limit", LARGEST_ANSWER))
 
 
 def check_offer(response: httpx2.Response, start: int, size: int) -> None:

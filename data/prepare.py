@@ -4,7 +4,7 @@
     python data/prepare.py text PATH... --name NAME --vocab-size 1024
 
 Both run the same pipeline, in bounded memory whatever the size of the text:
-  1. spool     read every document once, hash it, put it in one of 256 buckets by its hash; sort each bucket
+  1. spool     read every document once, hash it, put it in one of 64 buckets by its hash; sort each bucket
   2. split     by another part of the same hash
   3. tokenizer train it on training documents only, or take the one that was given
   4. encode    in parallel, in the order of the hashes; decode again and compare
@@ -13,6 +13,7 @@ All of it grows in a hidden folder beside the target. A second run continues fro
 """
 import argparse
 import base64
+import errno
 import gzip
 import hashlib
 import importlib.metadata
@@ -62,9 +63,9 @@ class Plan:
 
     def __post_init__(self):
         words = self.name.split("_")  # the trainer finds its files by *_train_*.bin and *_val_*.bin
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name) or {"train", "val"} & set(words):
-            raise UsageError(f"--name is {self.name!r}, expected letters, digits and . _ - without the words "
-                             "train and val")
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.name) or {"train", "val"} & set(words):
+            raise UsageError(f"--name is {self.name!r}, expected up to 100 letters, digits and . _ - without "
+                             "the words train and val")
         if not (SPECIAL_PIECES < self.vocab_size <= shards.IDS or self.given_tokenizer):
             raise UsageError(f"--vocab-size is {self.vocab_size}, expected {SPECIAL_PIECES + 1} (every byte, "
                              f"three specials, the space) to {shards.IDS} (tokens are uint16)")
@@ -222,11 +223,14 @@ def field_text(row: dict, field: str, where: str) -> bytes:
 
 
 def read_parquet(path: Path, source: Source) -> Iterator[Document]:
-    """One document a row, the string in column `field`; null counts as empty."""
+    """One document a row, the string in column `field`; null counts as empty.
+
+    Without a buffer size pyarrow would hold a whole column of a row group: all of the file, as some are made.
+    """
     import pyarrow                    # 0.2 s that other formats need not pay
     import pyarrow.parquet
     try:
-        with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as file:
+        with pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
             if source.field not in file.schema_arrow.names:
                 raise DataError(f"{path}: no column {source.field!r} among {file.schema_arrow.names}; "
                                 "--field NAME chooses another")
@@ -263,7 +267,7 @@ def too_large(where: str):
 # spool: documents on disk, by hash
 # --------------------------------------------------------------------------------------------------
 
-BUCKETS = 256                         # by the first byte of the hash
+BUCKETS = 64                          # by the first bits of the hash; macOS allows 256 open files, two each
 
 # Where a document lies in its bucket: its name (of that many bytes) stands at `offset`, its text after it.
 # The hash as four numbers, because numpy sorts numbers and not bytes with zeros at the end.
@@ -284,8 +288,9 @@ def spool(documents: Iterable[Document], folder: Path) -> None:
             empty += not text
             if text:
                 digest, label = hashlib.sha256(text).digest(), name.encode(errors="replace")
-                file = texts[digest[0]]
-                places[digest[0]].write(_PLACE.pack(digest, file.tell(), len(label), len(text)))
+                bucket = digest[0] * BUCKETS // 256
+                file = texts[bucket]
+                places[bucket].write(_PLACE.pack(digest, file.tell(), len(label), len(text)))
                 file.write(label + text)
                 bar.update(len(text))
     for file in texts + places:
@@ -454,23 +459,22 @@ def encode_batch(batch: list[Document], tokenizer: shards.Tokenizer, compare_eve
                  lossy_ok: bool) -> list[Encoded]:
     """Encode documents; decode one in `compare_every` again, and each whose tokens have other bytes than it.
 
-    SentencePiece lets go of Python's lock, so this runs in threads: on two cores 11.4 MB/s, in two processes
-    9.5 (SentencePiece's own two threads 9.1).
+    Its content decides which one, so that a resumed run compares the same. SentencePiece lets go of Python's
+    lock, so this runs in threads, which copy nothing.
     """
-    sp = tokenizer.processor
-    ids = sp.encode([text for _, text in batch], add_bos=True)
+    sp, done = tokenizer.processor, []
+    ids = sp.encode([text for _, text in batch], add_bos=True, return_type="numpy")
     ends = np.cumsum([len(document) for document in ids])
-    flat = np.fromiter(itertools.chain.from_iterable(ids), np.uint16, ends[-1])
+    flat = np.concatenate(ids).astype(np.uint16)
     sizes = tokenizer.document_bytes(flat, ends - [len(document) for document in ids]).tolist()
-    done = []
-    for i, (name, text) in enumerate(batch):
+    for (name, text), document, end, size in zip(batch, ids, ends, sizes):
         lossy = False
-        if i % compare_every == 0 or sizes[i] != len(text):
-            decoded = sp.decode(ids[i]).encode()
+        if size != len(text) or zlib.crc32(text) % compare_every == 0:
+            decoded = sp.decode(document.tolist()).encode()
             lossy = decoded != text
             if lossy and not lossy_ok:
                 refuse_loss(name, text, decoded)
-        done.append(Encoded(flat[ends[i] - len(ids[i]):ends[i]], len(text), lossy))
+        done.append(Encoded(flat[end - len(document):end], len(text), lossy))
     return done
 
 
@@ -556,18 +560,32 @@ def prepare(job: Job) -> None:
             try:
                 if not finished(job, job.expected):
                     build(job)
-                clear(job.work)
+                remove(job.work)
             except (DataError, UsageError):
-                clear(job.work)
+                remove(job.work)
                 raise
     except filelock.Timeout as error:
         raise UsageError(f"{job.work}: another prepare.py is at work there, expected to be alone") from error
 
 
 def clear(work: Path) -> None:
-    """Remove the hidden folder; the plan first, so that no later run trusts what a kill may leave of it."""
+    """Empty the hidden folder; the plan first, so that no later run trusts what a kill may leave of it."""
     (work / "plan.json").unlink(missing_ok=True)
-    shutil.rmtree(work)
+    for leftover in ("documents", "documents.partial", "dataset"):
+        shutil.rmtree(work / leftover, ignore_errors=True)
+    for leftover in ("tokenizer.model", "tokenizer.model.partial", "plan.json.partial"):
+        (work / leftover).unlink(missing_ok=True)
+
+
+def remove(work: Path) -> None:
+    """Remove the hidden folder, the lock last: whoever waits for it finds it gone and makes a new one."""
+    clear(work)
+    (work / "lock").unlink()
+    try:
+        work.rmdir()
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:    # else another run has begun there
+            raise
 
 
 def finished(job: Job, corpus_sha256: str | None) -> bool:
@@ -628,26 +646,26 @@ def begin(job: Job) -> None:
     job_json = json.dumps([asdict(job.plan), job.state, code])
     plan = job.work / "plan.json"
     if not plan.exists() or plan.read_text() != job_json:
-        plan.unlink(missing_ok=True)
-        for leftover in ("documents", "documents.partial", "dataset"):
-            shutil.rmtree(job.work / leftover, ignore_errors=True)
-        (job.work / "tokenizer.model").unlink(missing_ok=True)
+        clear(job.work)
         shards.write_beside(plan, job_json.encode())
 
 
 def seal(folder: Path, job: Job, corpus: Corpus, tokenizer: shards.Tokenizer) -> dict:
-    """Write the number of shards into each header, verify them all, and last of all write the manifest."""
+    """Complete the headers, write the manifest, verify all.
+
+    A shard does not know how many there will be, nor whether the tokenizer loses text further on: then all
+    headers must say so, since a trainer asks for one answer.
+    """
     plan, files = job.plan, []
-    for split in (VAL, TRAIN):
-        paths = split_files(folder, plan, split)
-        for path in paths:
-            h = replace(shards.read_header(path), count=len(paths))
-            with open(path, "r+b") as file:
-                file.write(shards.pack(h))
-                shards.sync(file)
-            files.append({"name": path.name, "split": SPLIT_NAMES[split],
-                          "sha256": shards.file_sha256(path).hex(), "tokens": h.tokens,
-                          "bytes": h.text_bytes, "documents": h.documents, "lossy": h.lossy})
+    paths = [split_files(folder, plan, split) for split in (VAL, TRAIN)]
+    headers = {path: shards.read_header(path) for path in paths[VAL] + paths[TRAIN]}
+    flags = shards.LOSSY if any(h.lossy for h in headers.values()) else 0
+    for path, h in headers.items():
+        with open(path, "r+b") as file:
+            file.write(shards.pack(replace(h, count=len(paths[h.split]), flags=flags)))
+            shards.sync(file)
+        files.append({"name": path.name, "split": SPLIT_NAMES[h.split], "documents": h.documents,
+                      "bytes": h.text_bytes, "tokens": h.tokens, "sha256": shards.file_sha256(path).hex()})
     manifest = {
         "format": shards.MANIFEST_FORMAT, "version": 1, "name": plan.name,
         "tokenizer": {"file": os.path.relpath(job.tokenizer, job.target), "sha256": tokenizer.sha256.hex(),
@@ -655,7 +673,7 @@ def seal(folder: Path, job: Job, corpus: Corpus, tokenizer: shards.Tokenizer) ->
         "corpus_sha256": corpus.sha256.hex(), "val_sha256": corpus.split_sha256("val"),
         "train_sha256": corpus.split_sha256("train"),
         "second_sha256": corpus.split_sha256("second") if plan.second_fraction else None,
-        "lossy": any(file["lossy"] for file in files),
+        "lossy": bool(flags),
         "dropped": corpus.dropped, "options": asdict(plan), "files": files}
     shards.write_beside(folder / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
     shards.raise_failed(shards.verify_folder(folder, tokenizer))
@@ -675,9 +693,10 @@ def report(job: Job, manifest: dict) -> None:
     dropped = manifest["dropped"]
     print(f"dropped: {dropped['duplicates']:,} exact duplicates, {dropped['empty']:,} empty documents")
     for entry in manifest["files"]:
-        lossy = "; LOSSY: the tokens do not give back the text exactly" if entry["lossy"] else ""
         print(f"{job.target / entry['name']}: {entry['documents']:,} documents, {entry['bytes']:,} bytes, "
-              f"{entry['tokens']:,} tokens, {entry['bytes'] / entry['tokens']:.4f} bytes a token{lossy}")
+              f"{entry['tokens']:,} tokens, {entry['bytes'] / entry['tokens']:.4f} bytes a token")
+    if manifest["lossy"]:
+        print("LOSSY: the tokens do not give back all of the text exactly")
     print(f"tokenizer: {job.tokenizer}")
 
 

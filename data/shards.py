@@ -355,7 +355,9 @@ def read_runs(paths: list[Path], bos_id: int) -> Iterator[Run]:
 # --------------------------------------------------------------------------------------------------
 
 MANIFEST_FORMAT = "bytegolf dataset"
-MANIFEST_KEYS = {"tokenizer", "corpus_sha256", "val_sha256", "train_sha256", "lossy", "options", "files"}
+MANIFEST = {"tokenizer": {"file": str, "sha256": str}, "corpus_sha256": str, "val_sha256": str, "lossy": bool,
+            "files": [{"name": str, "sha256": str, "tokens": int, "bytes": int, "documents": int}]}
+THREADS = 4                           # each maps a whole shard; numpy and zlib let go of the lock
 
 
 def check(where: object, what: str, found: object, expected: object) -> str:
@@ -382,10 +384,23 @@ def load_manifest(folder: Path) -> dict | None:
         raise DataError(f"{path}: cannot be read ({error}), expected JSON") from error
     if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST_FORMAT:
         return None
-    missing = MANIFEST_KEYS - manifest.keys()
-    if missing:
-        raise DataError(f"{path}: lacks {sorted(missing)}, expected all of {sorted(MANIFEST_KEYS)}")
+    if problem := misfit(manifest, MANIFEST, "the manifest"):
+        raise DataError(f"{path}: {problem}; make the dataset anew")
     return manifest
+
+
+def misfit(value: object, shape: object, what: str) -> str:
+    """The first place where JSON has another shape than expected, "" where it has none such."""
+    kind = shape if isinstance(shape, type) else type(shape)
+    if not isinstance(value, kind):
+        return f"{what} is {json.dumps(value)[:40]}, expected {kind.__name__}"
+    if isinstance(shape, dict):
+        if missing := sorted(shape.keys() - value.keys()):
+            return f"{what} lacks {missing}, expected all of {sorted(shape)}"
+        inner = [(value[key], shape[key], f"{what}'s {key}") for key in shape]
+    else:
+        inner = [(item, shape[0], f"{what}[{i}]") for i, item in enumerate(value)] if kind is list else []
+    return next(filter(None, (misfit(*triple) for triple in inner)), "")
 
 
 def verify_folder(folder: Path, tokenizer: Tokenizer | None) -> Iterator[str]:
@@ -426,8 +441,8 @@ def by_split(paths: Iterable[Path]) -> Splits:
 
 
 def verify_files(paths: list[Path], tokenizer: Tokenizer | None) -> Iterator[str]:
-    """Check each shard alone, several at a time: numpy and zlib let go of Python's lock."""
-    with ThreadPoolExecutor() as pool:
+    """Check each shard alone, several at a time."""
+    with ThreadPoolExecutor(THREADS) as pool:
         for lines in pool.map(lambda path: verify_shard(path, tokenizer), paths):
             yield from lines
 
@@ -493,7 +508,7 @@ def verify_set(folder: Path, headers: dict[Path, Header], splits: Splits) -> Ite
             moved = [path.name for i, path, h in extended if h.index != i]
             yield check(where, "shards whose header has another index", moved, [])
             yield check(where, "number of shards", [len(paths)], sorted({h.count for _, _, h in extended}))
-    for field in ("tokenizer", "vocab_size", "bos_id", "corpus"):
+    for field in ("tokenizer", "vocab_size", "bos_id", "corpus", "lossy"):
         values = {getattr(h, field) for h in headers.values() if not h.legacy}
         if values:
             yield check(folder, f"different values of {field}", len(values), 1)
@@ -513,13 +528,14 @@ def verify_manifest(folder: Path, headers: dict[Path, Header], manifest: dict) -
     """Check manifest.json against the files."""
     listed = {entry["name"]: entry for entry in manifest["files"]}
     yield check(folder, "files by the manifest", sorted(path.name for path in headers), sorted(listed))
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(THREADS) as pool:
         digests = pool.map(file_sha256, headers)
     for (path, h), digest in zip(headers.items(), digests):
         if entry := listed.get(path.name):
-            counts = {"tokens": h.tokens, "bytes": h.text_bytes, "documents": h.documents, "lossy": h.lossy}
+            counts = {"tokens": h.tokens, "bytes": h.text_bytes, "documents": h.documents}
             yield check(path, "sha256", digest.hex(), entry["sha256"])
             yield check(path, "counts", counts, {key: entry[key] for key in counts})
+            yield check(path, "lossy", h.lossy, manifest["lossy"])
             yield check(path, "corpus", h.corpus.hex(), manifest["corpus_sha256"])
             yield check(path, "tokenizer", h.tokenizer.hex(), manifest["tokenizer"]["sha256"])
 

@@ -41,6 +41,7 @@ class Fault:
     stalls_after: int | None = None              # then send nothing more
     ends_after: int | None = None                # say that this is all
     drips: float = 0                             # seconds between single bytes
+    drips_headers: bool = False                  # those of the headers too
     endless: bool = False                        # go on after the end, without a length
     ignores_range: bool = False
 
@@ -254,6 +255,12 @@ class Handler(BaseHTTPRequestHandler):
         while fault.endless and not self.hub.closing.is_set():
             self.wfile.write(bytes(65536))
         self.close_connection = self.close_connection or bool(stops)
+
+    def flush_headers(self) -> None:
+        if self.fault.drips_headers:
+            self.send(b"".join(self._headers_buffer))
+            self._headers_buffer = []
+        super().flush_headers()
 
     def send(self, data: bytes) -> None:
         if not self.fault.drips:

@@ -501,6 +501,22 @@ def test_a_hub_that_stalls(hub, tmp_path):
     check_all_go_on(hub, tmp_path, len(cases), **limits)
 
 
+def test_a_hub_that_trickles_for_ever_or_never_ends(hub, tmp_path):
+    """Where the client's time limit begins anew with each byte, and where it would keep all of an answer."""
+    cases = [("/api/datasets/{}/", dict(drips=0.05)), (SECOND, dict(drips=0.2, drips_headers=True)),
+             ("/api/datasets/{}/", dict(endless=True)),
+             ("{}/resolve/.*train_000001", dict(status=302, headers={"Location": "x"}, endless=True))]
+    faults = [hub.fault(cases[i][0].format(f"case/{i}"), **cases[i][1]) for i in commit_all(hub, len(cases))]
+    calls = [start(hub, tmp_path / str(i), "--repo-id", f"case/{i}", "--retries", 0,
+                   HF_HUB_DOWNLOAD_TIMEOUT="1", HF_HUB_ETAG_TIMEOUT="1") for i in range(len(cases))]
+    for i, process in enumerate(calls):
+        out, err = process.communicate(timeout=60)
+        result = subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        check_refused(result, "no answer that ends within 6 s" if i < 2 else "answer of more than", "HF_ENDPOINT")
+        faults[i].times = 0
+    check_all_go_on(hub, tmp_path, len(cases))
+
+
 def test_a_mirror_that_stalls_at_its_tree(hub, tmp_path):
     hub.lists_siblings = False
     hub.fault("/tree/", times=1, stalls_after=5)                   # where the client itself has no time limit

@@ -162,6 +162,13 @@ def swap_bytes(dataset: Path, shard: Path) -> None:
                       + np.frombuffer(raw[1024:], ">u2").astype("<u2").tobytes())
 
 
+def edit_manifest(dataset: Path, change) -> None:
+    path = dataset / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+
+
 def count_of(shard: Path) -> int:
     return struct.unpack_from("<i", shard.read_bytes(), 8)[0]
 
@@ -205,7 +212,13 @@ DAMAGES = {                                   # what is done to the data, words 
     "other order": (lambda d, s: rewrite(s, index=3), "another index is ['t_train_000001.bin'], expected []"),
     "no manifest": (lambda d, s: (d / "manifest.json").write_text("{"), "manifest.json: cannot be read"),
     "half a manifest": (lambda d, s: (d / "manifest.json").write_text('{"format": "bytegolf dataset"}'),
-                        "manifest.json: lacks"),
+                        "the manifest lacks"),
+    "manifest of another shape": (lambda d, s: edit_manifest(d, lambda m: m["files"][0].pop("tokens")),
+                                  "the manifest's files[0] lacks ['tokens'], expected all of"),
+    "manifest without a tokenizer": (lambda d, s: edit_manifest(d, lambda m: m.update(tokenizer=None)),
+                                     "the manifest's tokenizer is null, expected dict"),
+    "manifest of other counts": (lambda d, s: edit_manifest(d, lambda m: m["files"][1].update(bytes=5)),
+                                 "'bytes': 5,"),
     "no val": (lambda d, s: (d / "t_val_000000.bin").unlink(), "val: no shards"),
     "nothing": (lambda d, s: [p.unlink() for p in d.glob("*.bin")], "holds no shards"),
 }
