@@ -28,9 +28,10 @@ SENTENCES = [
     "for i in range(10):\n\tprint(i)", "שועל חום מהיר", "갈색 여우가 개를"]
 
 # a run of a second or two: the smoke preset, smaller still
-TINY = dict(PRESET="smoke", VOCAB_SIZE=400, MODEL_DIM=32, NUM_LAYERS=2, TRAIN_SEQ_LEN=32, TRAIN_BATCH_TOKENS=512,
-            VAL_BATCH_SIZE=4096, ITERATIONS=3, WARMUP_STEPS=0, COMPILE=0, DTYPE="float32", VAL_TOKENS_LIMIT=0,
-            MAX_WALLCLOCK_SECONDS=0)
+TINY = dict(
+    PRESET="smoke", VOCAB_SIZE=400, MODEL_DIM=32, NUM_LAYERS=2, TRAIN_SEQ_LEN=32, TRAIN_BATCH_TOKENS=512,
+    VAL_BATCH_SIZE=4096, VAL_TOKENS_LIMIT=0, ITERATIONS=3, WARMUP_STEPS=0, COMPILE=0, DTYPE="float32",
+    MAX_WALLCLOCK_SECONDS=0)
 
 
 def documents(count: int, seed: int, sentences: list[str] = SENTENCES) -> list[str]:
@@ -60,10 +61,11 @@ def header(tokens: np.ndarray, extended: bool = True, **fields: int | bytes) -> 
     text_bytes = fields.pop("text_bytes", 0)
     ints = {0: 20240520, 1: 1, 2: len(tokens)}
     hashes = {16: fields.pop("tokenizer", bytes(32)), 24: fields.pop("corpus", bytes(32))}
-    places = dict(vocabulary=5, bos=6, documents=7, max_id=8, crc32=11, index=12, shards=13, split=14, flags=15)
+    places = dict(vocabulary=5, bos=6, documents=7, max_id=8, crc32=11, index=12, shards=13, split=14,
+                  flags=15)
     if extended:
-        ints |= {3: 0x31464C47, 4: 1, 6: BOS, 8: int(tokens.max()) if len(tokens) else 0, 9: text_bytes % 2**32,
-                 10: text_bytes >> 32, 11: zlib.crc32(payload)}
+        ints |= {3: 0x31464C47, 4: 1, 6: BOS, 8: int(tokens.max()) if len(tokens) else 0,
+                 9: text_bytes % 2**32, 10: text_bytes >> 32, 11: zlib.crc32(payload)}
         ints |= {places[name]: value for name, value in fields.items() if name in places}
     ints |= {int(name[1:]): value for name, value in fields.items() if name[0] == "i" and name[1:].isdigit()}
     blob = bytearray(1024)
@@ -171,9 +173,10 @@ def command(ranks: int = 0, script: Path = SCRIPT) -> list[str]:
     return [sys.executable, *torchrun, str(script)]
 
 
-def run_script(cwd: Path, env: dict[str, str], ranks: int = 0, prefix: tuple[str, ...] = ()) -> Run:
+def run_script(cwd: Path, env: dict[str, str], ranks: int = 0, prefix: tuple[str, ...] = (),
+               script: Path = SCRIPT) -> Run:
     """Run the real train_gpt.py as a process of its own in `cwd`."""
     cwd.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run([*prefix, *command(ranks)], cwd=cwd, env=clean_environment(**env), timeout=280,
-                          capture_output=True, text=True, encoding="utf-8")
+    done = subprocess.run([*prefix, *command(ranks, script)], cwd=cwd, env=clean_environment(**env),
+                          timeout=280, capture_output=True, text=True, encoding="utf-8")
     return Run(done.returncode, done.stdout, done.stderr, cwd)

@@ -29,7 +29,8 @@ def shape_settings(**more):
 
 def random_weights(s, seed: int, scale: float = 1.0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
-    return {p.name: (scale * rng.standard_normal(p.shape)).astype(np.float32) for p in train_gpt.parameter_table(s)}
+    return {p.name: (scale * rng.standard_normal(p.shape)).astype(np.float32)
+            for p in train_gpt.parameter_table(s)}
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +113,8 @@ def test_each_tensor_comes_back_as_its_scheme_promises(artifact):
     assert list(decoded) == list(weights)
     assert {name: value.shape for name, value in decoded.items()} == {n: v.shape for n, v in weights.items()}
     assert all(value.dtype == np.float32 for value in decoded.values())
-    for name in ("vocab_size", "num_layers", "model_dim", "num_heads", "num_kv_heads", "mlp_mult", "tie_embeddings",
-                 "rope_base", "logit_softcap", "train_seq_len"):
+    for name in ("vocab_size", "num_layers", "model_dim", "num_heads", "num_kv_heads", "mlp_mult",
+                 "tie_embeddings", "rope_base", "logit_softcap", "train_seq_len"):
         assert getattr(shape, name) == getattr(s, name)
     for param in train_gpt.parameter_table(s):
         found, want = decoded[param.name], weights[param.name]
@@ -162,7 +163,7 @@ def test_bytes_are_a_function_of_the_values(artifact):
     s, weights, blob = artifact
     assert encode_artifact(s, {name: weights[name].copy() for name in reversed(weights)}) == blob
     decoded = decode_artifact(blob, "x")[1]
-    again = decode_artifact(encode_artifact(s, decoded), "x")[1]        # floats are a fixed point, int8 nearly
+    again = decode_artifact(encode_artifact(s, decoded), "x")[1]    # floats are a fixed point, int8 nearly
     assert all(np.array_equal(again[name], decoded[name]) for name in decoded if name != "tok_emb")
     program = ("import sys, zlib; sys.path[:0] = sys.argv[1:]; import test_artifact as t\n"
                "s = t.shape_settings(); print(zlib.crc32(t.encode_artifact(s, t.random_weights(s, 0))))")
@@ -297,7 +298,8 @@ def test_a_whole_file_with_wrong_contents_is_refused(artifact, kind):
 
 @pytest.mark.parametrize("blob", [
     b"", b"\0", b"x" * 1000, zlib.compress(b""), zlib.compress(b"\xff" * 8), zlib.compress(bytes(8)),
-    zlib.compress((100_000).to_bytes(8, "little") + b"[" * 100_000), zlib.compress(safetensors.numpy.save({})),
+    zlib.compress((100_000).to_bytes(8, "little") + b"[" * 100_000),
+    zlib.compress(safetensors.numpy.save({})),
     zlib.compress(safetensors.numpy.save({"a": np.zeros(3)}, {"bytegolf": "{}"})),
     zlib.compress(safetensors.numpy.save({"a": np.zeros(3)}, {"bytegolf": "[" * 50_000})),
     b"\x80\x04\x95\x01\x00"], ids=lambda blob: f"{len(blob)} bytes")

@@ -1,4 +1,4 @@
-"""What each token is worth: the sum over a document is its UTF-8 length, for any kind of SentencePiece model."""
+"""What each token is worth: over a document its UTF-8 length, for any kind of SentencePiece model."""
 import random
 
 import numpy as np
@@ -12,6 +12,7 @@ COUNT = 10_000
 SPACE_MARK = "\u2581"       # SentencePiece's own sign for a space: no identity normaliser gives it back
 ALPHABET = sorted(set("".join(helpers.SENTENCES)) | set(" \n\t"))
 USER_SYMBOLS = [text.replace(" ", SPACE_MARK) for text in ["<a>", "  x ", "x", "    ", "\n", "é"]]
+SPACE_PIECES = dict(allow_whitespace_only_pieces=True, user_defined_symbols=USER_SYMBOLS)
 COVERED = dict(byte_fallback=False, character_coverage=1.0)
 
 
@@ -59,10 +60,10 @@ LOSSLESS = {
     "bpe, bytes": (dict(), False),
     "bpe, bytes, dummy prefix": (dict(add_dummy_prefix=True), False),
     "bpe, bytes, dummy prefix, white space pieces, user symbols": (
-        dict(add_dummy_prefix=True, allow_whitespace_only_pieces=True, user_defined_symbols=USER_SYMBOLS), False),
+        dict(add_dummy_prefix=True, **SPACE_PIECES), False),
     "bpe, bytes, pieces across spaces, user symbols": (
-        dict(split_by_whitespace=False, allow_whitespace_only_pieces=True, user_defined_symbols=USER_SYMBOLS), False),
-    "unigram, bytes, white space pieces": (dict(model_type="unigram", allow_whitespace_only_pieces=True), False),
+        dict(split_by_whitespace=False, **SPACE_PIECES), False),
+    "unigram, bytes, white space pieces": (dict(model_type="unigram", **SPACE_PIECES), False),
     "unigram, covered, dummy prefix": (dict(model_type="unigram", add_dummy_prefix=True, **COVERED), True),
     "bpe, covered": (COVERED, True),
     "characters, covered, dummy prefix": (dict(model_type="char", add_dummy_prefix=True, **COVERED), True),
@@ -86,7 +87,8 @@ def test_bytes_of_10000_documents_are_exact(tmp_path, any_text, covered_text, ki
 
 
 LOSSY = {   # texts do not come back whole: what counts then is what the tokens decode to
-    "nmt_nfkc": dict(normalization_rule_name="nmt_nfkc", add_dummy_prefix=True, remove_extra_whitespaces=True),
+    "nmt_nfkc": dict(normalization_rule_name="nmt_nfkc", add_dummy_prefix=True,
+                     remove_extra_whitespaces=True),
     "nfkc_cf, unigram": dict(normalization_rule_name="nfkc_cf", model_type="unigram"),
     "dummy suffix": dict(treat_whitespace_as_suffix=True, add_dummy_prefix=True),
 }
@@ -103,13 +105,15 @@ def test_bytes_of_a_lossy_tokenizer_are_those_of_its_own_decoding(tmp_path, any_
 def test_pieces_with_inner_and_repeated_space_marks_count_one_byte_a_space(tmp_path):
     """The fault of the reference: three bytes for each space mark that is not the first character."""
     symbols = ["    ", "a b  c", "\t", "  é"]
-    path = helpers.train_tokenizer(tmp_path / "x.model", helpers.documents(300, 7),
-                                   user_defined_symbols=[symbol.replace(" ", SPACE_MARK) for symbol in symbols])
+    marked = [symbol.replace(" ", SPACE_MARK) for symbol in symbols]
+    texts = helpers.documents(300, 7)
+    path = helpers.train_tokenizer(tmp_path / "x.model", texts, user_defined_symbols=marked)
     tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(path))
     table = train_gpt.byte_table(tokenizer)
-    ids = [tokenizer.piece_to_id(symbol.replace(" ", SPACE_MARK)) for symbol in symbols]
+    ids = tokenizer.piece_to_id(marked)
     assert tokenizer.unk_id() not in ids
-    assert table.inner[ids].tolist() == table.first[ids].tolist() == [len(symbol.encode()) for symbol in symbols]
+    sizes = [len(symbol.encode()) for symbol in symbols]
+    assert table.inner[ids].tolist() == table.first[ids].tolist() == sizes
     controls = [0, 1, 2]        # unknown, begin, end
     assert table.inner[controls].tolist() == table.first[controls].tolist() == [0, 0, 0]
     single = [i for i in range(tokenizer.vocab_size()) if tokenizer.is_byte(i)]
@@ -134,7 +138,7 @@ def test_unknown_tokens_of_a_legacy_shard_count_nothing_and_are_told(tmp_path):
     assert (ids == tokenizer.unk_id()).sum() == 1
     for split in ("train", "val"):
         helpers.write_shards(tmp_path / "data", split, [ids], extended=False)
-    env = helpers.tiny_env(DATA_PATH=tmp_path / "data", TOKENIZER_PATH=path, VOCAB_SIZE=tokenizer.vocab_size())
+    env = helpers.tiny_env(DATA_PATH=tmp_path / "data", TOKENIZER_PATH=path, VOCAB_SIZE=len(tokenizer))
     corpus = train_gpt.load_corpus(train_gpt.load_settings(env, "smoke")[0])
     assert corpus.val_bytes.sum() == len("ab  ba".encode())
     assert any("1 unknown" in note for note in corpus.notes)

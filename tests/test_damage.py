@@ -11,7 +11,8 @@ import helpers
 import train_gpt
 from helpers import Corpus
 
-VAL, TRAIN = "tiny_val_000000.bin", "tiny_train_000001.bin"
+VAL, VAL1 = "tiny_val_000000.bin", "tiny_val_000001.bin"
+FIRST, TRAIN, LAST = (f"tiny_train_00000{index}.bin" for index in range(3))
 OTHER = bytes(range(32))
 
 
@@ -23,36 +24,43 @@ def broken(tmp_path, corpus) -> Corpus:
     return Corpus(tmp_path / "data", tmp_path / "tiny.model", corpus.tokens, corpus.texts)
 
 
-def change(path: Path, **ints: int) -> None:
-    """Overwrite single ints of a header: i5=7 writes 7 in place 5."""
+def edit(path: Path, at: int, new: bytes) -> None:
+    """Overwrite bytes; a negative place counts from the end."""
     blob = bytearray(path.read_bytes())
-    for place, value in ints.items():
-        struct.pack_into("<I", blob, 4 * int(place[1:]), value % 2**32)
+    at %= len(blob)
+    blob[at:at + len(new)] = new
     path.write_bytes(blob)
 
 
-def make_legacy(path: Path) -> None:
-    """As other projects write a shard: three ints, zeros, tokens."""
+def change(path: Path, place: int, value: int) -> None:
+    """Overwrite one int of a header."""
+    edit(path, 4 * place, struct.pack("<I", value % 2**32))
+
+
+def resize(path: Path, size: int) -> None:
+    """Cut the file, or lengthen it with zeros; a negative size counts from the end."""
     blob = path.read_bytes()
-    path.write_bytes(blob[:12] + bytes(1012) + blob[1024:])
+    path.write_bytes((blob + bytes(max(0, size - len(blob))))[:size])
 
 
 def flip(path: Path, at: int) -> None:
-    blob = bytearray(path.read_bytes())
-    blob[at] ^= 1
-    path.write_bytes(blob)
+    edit(path, at, bytes([path.read_bytes()[at] ^ 1]))
 
 
 def put_token(path: Path, at: int, token: int) -> None:
-    blob = bytearray(path.read_bytes())
-    struct.pack_into("<H", blob, 1024 + 2 * at, token)
-    path.write_bytes(blob)
+    """A negative place counts from the end."""
+    edit(path, 1024 + 2 * at if at >= 0 else 2 * at, struct.pack("<H", token))
 
 
-def write_hash(path: Path, place: int) -> None:
-    blob = bytearray(path.read_bytes())
-    blob[4 * place:4 * place + 32] = OTHER
-    path.write_bytes(blob)
+def make_legacy(*paths: Path) -> None:
+    """As other projects write a shard: three ints, zeros, tokens."""
+    for path in paths:
+        edit(path, 12, bytes(1012))
+
+
+def legacy_with(folder: Path, at: int, token: int) -> None:
+    make_legacy(*folder.glob("*.bin"))
+    put_token(folder / VAL, at, token)
 
 
 def make_folder(path: Path) -> None:
@@ -60,66 +68,78 @@ def make_folder(path: Path) -> None:
     path.mkdir()
 
 
-def all_shards(folder: Path, work) -> None:
-    for path in folder.glob("*.bin"):
-        work(path)
+def make_dangling(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("nowhere")
 
 
-def legacy_with(folder: Path, at: int, token: int) -> None:
-    all_shards(folder, make_legacy)
-    put_token(folder / VAL, at, token)
+def remove(*paths: Path) -> None:
+    for path in paths:
+        path.unlink()
 
 
-# damage: (what to do to the folder, the file named or None for the folder, words of the line)
+def add_a_second_set(folder: Path) -> None:
+    for path in folder.glob("*_train_*"):
+        shutil.copy(path, folder / path.name.replace("tiny", "zzz"))
+
+
+def copy_over_train(folder: Path) -> None:
+    remove(*folder.glob("*_train_*"))
+    shutil.copy(folder / VAL, folder / FIRST)
+
+
+def other_hash(place: int, *paths: Path) -> None:
+    for path in paths:
+        edit(path, 4 * place, OTHER)
+
+
+NO_TOKENS = helpers.header(np.zeros(0, np.uint16))
+BIG_ENDIAN = (20240520).to_bytes(4, "big")
+
+# damage: (what to do to the folder, the file that is named or "" for the folder, words of the line)
 SHARDS = {
-    "truncated": (lambda d: (d / VAL).write_bytes((d / VAL).read_bytes()[:-2]), VAL, "file size is .* expected"),
-    "a byte too many": (lambda d: (d / TRAIN).write_bytes((d / TRAIN).read_bytes() + b"x"), TRAIN, "file size is"),
-    "odd size": (lambda d: (d / TRAIN).write_bytes((d / TRAIN).read_bytes()[:-1]), TRAIN, "file size is .*expected"),
-    "big endian": (lambda d: change(d / VAL, i0=int.from_bytes((20240520).to_bytes(4, "little"), "big")), VAL, "magic"),
-    "another magic": (lambda d: change(d / VAL, i0=20240521), VAL, "magic is 20240521, expected 20240520"),
-    "another version": (lambda d: change(d / TRAIN, i1=2), TRAIN, "version is 2, expected 1"),
-    "another extension": (lambda d: change(d / TRAIN, i3=0x31464C48), TRAIN, "extension is .*, expected"),
-    "another extension version": (lambda d: change(d / VAL, i4=2), VAL, "extension version is 2, expected 1"),
-    "header only": (lambda d: (d / VAL).write_bytes((d / VAL).read_bytes()[:1024]), VAL, "file size is 1024"),
-    "header only, no tokens": (lambda d: (d / VAL).write_bytes(helpers.header(np.zeros(0, np.uint16))), VAL, "expected"),
-    "half a header": (lambda d: (d / VAL).write_bytes((d / VAL).read_bytes()[:512]), VAL, "512 bytes, expected 1024"),
+    "truncated": (lambda d: resize(d / VAL, -2), VAL, "file size is .* expected"),
+    "a byte too many": (lambda d: resize(d / TRAIN, 10**6), TRAIN, "file size is 1000000, expected"),
+    "odd size": (lambda d: resize(d / TRAIN, -1), TRAIN, "file size is .*expected"),
+    "big endian": (lambda d: edit(d / VAL, 0, BIG_ENDIAN), VAL, "magic"),
+    "another magic": (lambda d: change(d / VAL, 0, 20240521), VAL, "magic is 20240521, expected 20240520"),
+    "another version": (lambda d: change(d / TRAIN, 1, 2), TRAIN, "version is 2, expected 1"),
+    "another extension": (lambda d: change(d / TRAIN, 3, 0x31464C48), TRAIN, "extension is .*, expected"),
+    "another extension version": (lambda d: change(d / VAL, 4, 2), VAL, "extension version is 2, expected 1"),
+    "header only": (lambda d: resize(d / VAL, 1024), VAL, "file size is 1024"),
+    "header only, no tokens": (lambda d: (d / VAL).write_bytes(NO_TOKENS), VAL, "expected"),
+    "half a header": (lambda d: resize(d / VAL, 512), VAL, "512 bytes, expected 1024"),
     "empty file": (lambda d: (d / TRAIN).write_bytes(b""), TRAIN, "0 bytes, expected 1024"),
-    "negative token count": (lambda d: change(d / TRAIN, i2=-5), TRAIN, "expected"),
-    "huge token count": (lambda d: change(d / VAL, i2=2**31 - 1), VAL, "file size is .*, expected"),
-    "vocabulary of another size": (lambda d: change(d / VAL, i5=1024), VAL, "vocabulary is 1024, expected 400"),
-    "highest id outside the vocabulary": (lambda d: change(d / TRAIN, i8=400), TRAIN, "400.*expected.*below 400"),
-    "tokenizer of another hash": (lambda d: write_hash(d / VAL, 16), VAL, "tokenizer is 00010203.*expected"),
-    "tokenizers of train and val": (lambda d: write_hash(d / TRAIN, 16), TRAIN, "tokenizer is 00010203.*expected"),
-    "texts of train and val": (lambda d: [write_hash(p, 24) for p in d.glob("*_train_*")], "tiny_train_000000.bin",
-                               "corpus is 00010203.*expected"),
-    "one shard of another text": (lambda d: write_hash(d / TRAIN, 24), TRAIN, "corpus is 00010203.*expected"),
+    "negative token count": (lambda d: change(d / TRAIN, 2, -5), TRAIN, "expected"),
+    "huge token count": (lambda d: change(d / VAL, 2, 2**31 - 1), VAL, "file size is .*, expected"),
+    "another vocabulary": (lambda d: change(d / VAL, 5, 1024), VAL, "vocabulary is 1024, expected 400"),
+    "highest id too high": (lambda d: change(d / TRAIN, 8, 400), TRAIN, "400.*expected.*below 400"),
+    "another tokenizer": (lambda d: other_hash(16, d / VAL), VAL, "tokenizer is 00010203.*expected"),
+    "another tokenizer of train": (lambda d: other_hash(16, d / TRAIN), TRAIN, "tokenizer is 0001.*expected"),
+    "another text": (lambda d: other_hash(24, *d.glob("*_train_*")), FIRST, "corpus is 0001.*expect"),
+    "a shard of another text": (lambda d: other_hash(24, d / TRAIN), TRAIN, "corpus is 00010203.*expected"),
     "a flipped token": (lambda d: flip(d / VAL, 1024), VAL, "crc32 .*expected"),
-    "a flipped last token": (lambda d: flip(d / "tiny_val_000001.bin", -1), "tiny_val_000001.bin", "crc32 .*expected"),
-    "index wrong": (lambda d: change(d / TRAIN, i12=2), TRAIN, "index is 2, expected 1"),
-    "count wrong": (lambda d: change(d / TRAIN, i13=7), TRAIN, "shards is 7, expected 3"),
-    "train labelled val": (lambda d: change(d / TRAIN, i14=0), TRAIN, "split is 0, expected 1"),
-    "val labelled train": (lambda d: change(d / VAL, i14=1), VAL, "split is 1, expected 0"),
-    "val named train": (lambda d: [(d / f"tiny_train_00000{i}.bin").unlink() for i in (1, 2)]
-                        + [shutil.copy(d / VAL, d / "tiny_train_000000.bin")], "tiny_train_000000.bin", "is .*expected"),
-    "a middle shard missing": (lambda d: (d / TRAIN).unlink(), "tiny_train_00000", "shards is 3, expected 2|missing"),
-    "the first shard missing": (lambda d: (d / "tiny_train_000000.bin").unlink(), TRAIN, "missing"),
-    "the last shard missing": (lambda d: (d / "tiny_train_000002.bin").unlink(), "tiny_train_000000.bin",
-                               "shards is 3, expected 2"),
-    "two sets": (lambda d: [shutil.copy(p, d / p.name.replace("tiny", "zzz")) for p in d.glob("*_train_*")],
-                 "", "shards is 3, expected 6|two sets"),
-    "mixed legacy and extended": (lambda d: make_legacy(d / TRAIN), TRAIN, "extended header is False, expected True"),
-    "legacy val, extended train": (lambda d: [make_legacy(p) for p in d.glob("*_val_*")], "tiny_train_000000.bin",
-                                   "extended header is True, expected False"),
-    "byte total wrong": (lambda d: change(d / VAL, i9=12345), None, r"byte.* is \d+, expected \d+"),
-    "byte total too high by 4 GiB": (lambda d: change(d / VAL, i10=1), None, r"byte.* is \d+, expected \d{10}"),
-    "legacy, token outside the vocabulary": (lambda d: legacy_with(d, 3, 400), VAL, "400.*expected"),
-    "legacy, last token outside it": (lambda d: legacy_with(d, -1 + (d / VAL).stat().st_size // 2 - 512, 65535),
-                                      VAL, "65535.*expected"),
+    "a flipped last token": (lambda d: flip(d / VAL1, -1), VAL1, "crc32 .*expected"),
+    "index wrong": (lambda d: change(d / TRAIN, 12, 2), TRAIN, "index is 2, expected 1"),
+    "count wrong": (lambda d: change(d / TRAIN, 13, 7), TRAIN, "shards is 7, expected 3"),
+    "train labelled val": (lambda d: change(d / TRAIN, 14, 0), TRAIN, "split is 0, expected 1"),
+    "val labelled train": (lambda d: change(d / VAL, 14, 1), VAL, "split is 1, expected 0"),
+    "val named train": (copy_over_train, FIRST, "is .*expected"),
+    "a middle shard missing": (lambda d: remove(d / TRAIN), "tiny_train_00000", "3, expected 2|missing"),
+    "the first shard missing": (lambda d: remove(d / FIRST), TRAIN, "missing|index is 1, expected 0"),
+    "the last shard missing": (lambda d: remove(d / LAST), FIRST, "shards is 3, expected 2"),
+    "two sets": (add_a_second_set, "", "shards is 3, expected 6|two sets"),
+    "mixed legacy and extended": (lambda d: make_legacy(d / TRAIN), TRAIN, "header is False, expected True"),
+    "legacy val, extended train": (lambda d: make_legacy(*d.glob("*_val_*")), FIRST, "is True, expected"),
+    "byte total wrong": (lambda d: change(d / VAL, 9, 12345), "", r"byte.* is \d+, expected \d+"),
+    "byte total 4 GiB too high": (lambda d: change(d / VAL, 10, 1), "", r"byte.* is \d+, expected \d{10}"),
+    "legacy, token too high": (lambda d: legacy_with(d, 3, 400), VAL, "400.*expected"),
+    "legacy, last token too high": (lambda d: legacy_with(d, -1, 65535), VAL, "65535.*expected"),
     "a folder named like a shard": (lambda d: make_folder(d / TRAIN), TRAIN, "[Dd]irectory"),
-    "a dangling link": (lambda d: ((d / VAL).unlink(), (d / VAL).symlink_to("nowhere")), VAL, "No such file"),
-    "no validation": (lambda d: [p.unlink() for p in d.glob("*_val_*")], None, r"no \*_val_\*\.bin"),
-    "no training": (lambda d: [p.unlink() for p in d.glob("*_train_*")], None, r"no \*_train_\*\.bin"),
-    "no folder": (shutil.rmtree, None, "no "),
+    "a dangling link": (lambda d: make_dangling(d / VAL), VAL, "No such file"),
+    "no validation": (lambda d: remove(*d.glob("*_val_*")), "", r"no \*_val_\*\.bin"),
+    "no training": (lambda d: remove(*d.glob("*_train_*")), "", r"no \*_train_\*\.bin"),
+    "no folder": (shutil.rmtree, "", "no "),
 }
 
 
@@ -137,7 +157,7 @@ def test_a_damaged_or_foreign_shard_is_refused_by_name(broken, kind):
     damage, named, words = SHARDS[kind]
     damage(broken.data_path)
     line = refusal(broken)
-    assert str(broken.data_path / (named or "")) in line and re.search(words, line), line
+    assert str(broken.data_path / named) in line and re.search(words, line), line
 
 
 @pytest.mark.parametrize("kind", SHARDS)
@@ -166,21 +186,21 @@ def test_training_tokens_are_checked_when_they_are_first_touched(broken):
 
 
 def test_a_token_outside_the_vocabulary_in_legacy_training_text_is_refused_when_read(broken):
-    all_shards(broken.data_path, make_legacy)
+    make_legacy(*broken.data_path.glob("*.bin"))
     put_token(broken.data_path / TRAIN, 7, 400)
     loaded = train_gpt.load_corpus(train_gpt.load_settings(broken.env(), "smoke")[0])
-    at = (broken.data_path / "tiny_train_000000.bin").stat().st_size // 2 - 512
+    at = (broken.data_path / FIRST).stat().st_size // 2 - 512
     assert len(loaded.train.read(at, 7)) == 7
     with pytest.raises(train_gpt.DataError, match=f"{TRAIN}.*400"):
         loaded.train.read(at, 8)
-    with pytest.raises(train_gpt.DataError, match=f"{TRAIN}.*400"):        # named wherever the reading began
+    with pytest.raises(train_gpt.DataError, match=f"{TRAIN}.*400"):     # named wherever the reading began
         loaded.train.read(at - 50, loaded.train.total - at + 40)
 
 
 def test_a_shard_that_shrinks_under_the_run_is_refused_not_a_crash(broken):
     """Reading a memory map past the file's end would end the process by SIGBUS."""
     loaded = train_gpt.load_corpus(train_gpt.load_settings(broken.env(), "smoke")[0])
-    path = broken.data_path / "tiny_train_000000.bin"
+    path = broken.data_path / FIRST
     loaded.train.read(0, 10)
     with open(path, "r+b") as file:
         file.truncate(2000)
@@ -198,7 +218,7 @@ TOKENIZERS = {
     "missing": (lambda c: c.tokenizer_path.unlink(), {}, "No such file"),
     "a folder": (lambda c: make_folder(c.tokenizer_path), {}, "[Dd]irectory"),
     "empty": (lambda c: c.tokenizer_path.write_bytes(b""), {}, "SentencePiece|is 0, expected 400"),
-    "no SentencePiece model": (lambda c: c.tokenizer_path.write_bytes(b"\x00\xff{}" * 99), {}, "SentencePiece"),
+    "noise": (lambda c: c.tokenizer_path.write_bytes(b"\x00\xff{}" * 99), {}, "SentencePiece"),
     "a text": (lambda c: c.tokenizer_path.write_text("hello world\n" * 20), {}, "SentencePiece"),
     "cut short": (lambda c: c.tokenizer_path.write_bytes(c.tokenizer_path.read_bytes()[:3000]), {}, ""),
     "of another size": (lambda c: None, dict(VOCAB_SIZE=1024), "400, expected 1024"),
@@ -241,13 +261,13 @@ def test_legacy_shards_are_taken_and_the_log_says_so(tmp_path, tokenizer_path, t
 
 # --- through the script -----------------------------------------------------------------------------------
 
-SCRIPTED = ["crc32 of val", "train damaged behind its header", "another tokenizer", "no folder"]
+SCRIPTED = ["crc32 of val", "train behind its header", "another tokenizer", "no folder"]
 
 
 @pytest.mark.parametrize("kind", SCRIPTED)
 def test_the_script_ends_with_exit_3_and_one_line(broken, tmp_path, kind):
     damage = {"crc32 of val": lambda: flip(broken.data_path / VAL, -1),
-              "train damaged behind its header": lambda: [flip(p, -1) for p in broken.data_path.glob("*_train_*")],
+              "train behind its header": lambda: [flip(p, -1) for p in broken.data_path.glob("*_train_*")],
               "another tokenizer": lambda: retrain(broken),
               "no folder": lambda: shutil.rmtree(broken.data_path)}
     damage[kind]()
@@ -256,4 +276,4 @@ def test_the_script_ends_with_exit_3_and_one_line(broken, tmp_path, kind):
     assert run.err.startswith("train_gpt.py: ") and run.err.count("\n") == 1 and "Traceback" not in run.out
     assert "val_bpb: " not in run.out
     # found before the run has a folder, unless it shows only when training reads it
-    assert (tmp_path / "cwd/logs").exists() == (kind == "train damaged behind its header")
+    assert (tmp_path / "cwd/logs").exists() == (kind == "train behind its header")

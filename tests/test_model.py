@@ -1,4 +1,4 @@
-"""Model, optimizer and score against plain re-tellings of SEED.md in float64, layer by layer and matrix by matrix."""
+"""Model, optimizer and score against plain re-tellings of SEED.md in float64, matrix by matrix."""
 import math
 import threading
 from types import SimpleNamespace
@@ -91,8 +91,9 @@ def told_weights(model: GPT) -> dict:
     return {name: view.detach().double().requires_grad_() for name, view in views.items()}
 
 
-SHAPES = [dict(), dict(NUM_LAYERS=1), dict(NUM_LAYERS=4, TIE_EMBEDDINGS=0), dict(NUM_KV_HEADS=6, ROPE_BASE=100),
-          dict(NUM_LAYERS=5, NUM_KV_HEADS=1, LOGIT_SOFTCAP=2), dict(MODEL_DIM=32, NUM_HEADS=4, NUM_KV_HEADS=4)]
+SHAPES = [dict(), dict(NUM_LAYERS=1), dict(NUM_LAYERS=4, TIE_EMBEDDINGS=0),
+          dict(NUM_KV_HEADS=6, ROPE_BASE=100), dict(NUM_LAYERS=5, NUM_KV_HEADS=1, LOGIT_SOFTCAP=2),
+          dict(MODEL_DIM=32, NUM_HEADS=4, NUM_KV_HEADS=4)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -150,7 +151,8 @@ def test_the_gradient_is_the_slope_of_the_loss(monkeypatch):
     s = tiny(NUM_LAYERS=2)
     batch = random_ids(s, s.batch_slots, s.slot_tokens + 1)
     trainer, _, found = gradient_of_a_step(s, 2, batch, monkeypatch)
-    w, rng = {name: value.detach() for name, value in told_weights(trainer.model).items()}, np.random.default_rng(0)
+    w = {name: value.detach() for name, value in told_weights(trainer.model).items()}
+    rng = np.random.default_rng(0)
 
     def loss() -> float:
         rows = torch.from_numpy(batch).view(-1, s.slot_tokens + 1)
@@ -272,7 +274,8 @@ def test_a_runaway_gain_gives_no_nan(gain):
 
 def test_rms_norm_has_its_own_eps():
     x = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1e-3, -1e-3]])
-    expected = [[3 / math.sqrt(12.5 + 1e-6), 4 / math.sqrt(12.5 + 1e-6)], [0, 0], [math.sqrt(0.5), -math.sqrt(0.5)]]
+    size, half = math.sqrt(12.5 + 1e-6), math.sqrt(0.5)
+    expected = [[3 / size, 4 / size], [0, 0], [half, -half]]
     assert torch.allclose(train_gpt.rms_norm(x), torch.tensor(expected), rtol=1e-6)
     assert train_gpt.rms_norm(x.bfloat16()).dtype == torch.float32
 
@@ -302,7 +305,8 @@ def test_start_weights_depend_on_the_seed_and_the_name_alone():
     untied = start_weights(SEED=5, TIE_EMBEDDINGS=0, TIED_EMBED_INIT_STD=0.005)
     for name in ("qkv", "mlp_up", "tok_emb"):
         assert torch.equal(one[name], again[name]) and not torch.equal(one[name], other[name])
-    assert torch.equal(one["qkv"], untied["qkv"]) and not torch.equal(one["qkv"][0, :24], one["mlp_up"][0, :24])
+    assert torch.equal(one["qkv"], untied["qkv"])
+    assert not torch.equal(one["qkv"][0, :24], one["mlp_up"][0, :24])
     wider = start_weights(SEED=5, VOCAB_SIZE=60)
     assert torch.equal(one["tok_emb"], wider["tok_emb"][:50]) and torch.equal(one["mlp_up"], wider["mlp_up"])
 
@@ -320,7 +324,8 @@ def with_singular_values(values: np.ndarray, rows: int, cols: int, seed: int) ->
 @pytest.mark.parametrize("dtype, low, high, loose",
                          [(torch.float32, 0.65, 1.25, 1e-4), (torch.bfloat16, 0.5, 1.35, 0.1)])
 @pytest.mark.parametrize("rows, cols", [(1, 1), (1, 9), (8, 8), (16, 64), (24, 25), (64, 512)])
-def test_newton_schulz_brings_singular_values_to_a_band_and_turns_nothing(rows, cols, dtype, low, high, loose):
+def test_newton_schulz_brings_singular_values_to_a_band(rows, cols, dtype, low, high, loose):
+    """And the singular vectors stay where they are."""
     for scale in (1e-4, 1.0, 1e4):
         values = np.geomspace(0.05, 1, rows) * scale
         x, u, v = with_singular_values(values, rows, cols, rows)
@@ -364,8 +369,8 @@ class ToldOptimizer:
             m[layer] = mu * m[layer] + grad[layer]
             update = grad[layer] + mu * m[layer]
             parts = np.split(update, ends) if name == "qkv" else [update]
-            done = [told_newton_schulz(part, s.muon_backend_steps) * max(1, part.shape[0] / part.shape[1]) ** 0.5
-                    for part in parts]
+            done = [told_newton_schulz(part, s.muon_backend_steps)
+                    * max(1, part.shape[0] / part.shape[1]) ** 0.5 for part in parts]
             w[layer] -= rate * s.weight_decay * w[layer] + rate * np.concatenate(done)
 
     def step(self, grads: dict, step: int, multiplier: float):
@@ -380,15 +385,16 @@ class ToldOptimizer:
             self.m[name] = s.beta1 * self.m[name] + (1 - s.beta1) * grad
             self.v[name] = s.beta2 * self.v[name] + (1 - s.beta2) * grad ** 2
             m, v = self.m[name] / (1 - s.beta1 ** (step + 1)), self.v[name] / (1 - s.beta2 ** (step + 1))
-            self.w[name] = self.w[name] - rates.get(name, s.scalar_lr) * multiplier * m / (np.sqrt(v) + s.adam_eps)
-        decay = train_gpt.ema_decay(s, step)
+            rate = rates.get(name, s.scalar_lr) * multiplier
+            self.w[name] = self.w[name] - rate * m / (np.sqrt(v) + s.adam_eps)
+        decay = min(s.ema_decay, (1 + step) / (10 + step))      # forgets the start weights soon
         self.ema = {name: decay * self.ema[name] + (1 - decay) * value for name, value in self.w.items()}
 
 
 @pytest.mark.parametrize("more", [
     dict(), dict(TIE_EMBEDDINGS=0, WEIGHT_DECAY=0.5, EMA_DECAY=0.9, MUON_BACKEND_STEPS=3)], ids=str)
 def test_six_steps_are_those_of_the_told_optimizer(more):
-    s = tiny(MUON_MOMENTUM_WARMUP_STEPS=4, MATRIX_LR=0.02, SCALAR_LR=0.05, EMBED_LR=0.6, ADAM_EPS=1e-3, **more)
+    s = tiny(MUON_MOMENTUM_WARMUP_STEPS=4, SCALAR_LR=0.05, ADAM_EPS=1e-3, **more)
     model, rng = random_model(s), np.random.default_rng(7)
     optimizer = Optimizer(s, model.weights, CPU)
     start = {name: view.numpy().copy() for name, view in model.weights.views(model.weights.flat).items()}
@@ -503,7 +509,8 @@ def test_the_score_is_the_told_one_for_any_window_batch_and_number_of_ranks(case
     stride = data.draw(st.integers(1, window))
     s = tiny(EVAL_SEQ_LEN=window, EVAL_STRIDE=stride, VAL_BATCH_SIZE=batch, VAL_TOKENS_LIMIT=limit)
     rng, shapes = np.random.default_rng(total), set()
-    tokens, worth = rng.integers(0, 65536, total).astype(np.uint16), rng.integers(0, 9, total).astype(np.int32)
+    tokens = rng.integers(0, 65536, total).astype(np.uint16)
+    worth = rng.integers(0, 9, total).astype(np.int32)
     worth[1] += 1
 
     def nll(ids: np.ndarray) -> np.ndarray:
@@ -515,7 +522,7 @@ def test_the_score_is_the_told_one_for_any_window_batch_and_number_of_ranks(case
     nats = told_nats(tokens[:used].tolist(), min(window, used - 1), min(stride, window, used - 1),
                      lambda seen: sum(seen) % 97)
     for score in scores:
-        assert (score.tokens, score.bytes, score.partial) == (used - 1, worth[1:used].sum(), used < total)
+        assert score[2:] == (used - 1, worth[1:used].sum(), used < total)       # tokens, bytes, partial
         assert score.val_loss == pytest.approx(nats / (used - 1), rel=1e-12)
         assert score.val_bpb == pytest.approx(nats / math.log(2) / worth[1:used].sum(), rel=1e-12)
         assert score.line().endswith("partial") == (used < total)
@@ -531,7 +538,8 @@ def test_the_score_of_a_model_is_what_its_distributions_say(window, stride):
     def surprise(seen: list[int]) -> float:
         return -float(predictor.logprobs(np.array([seen[:-1]]))[0, -1, seen[-1]])
     score = evaluate(s, predictor.nll, text, CPU)
-    assert score.val_loss * 149 == pytest.approx(told_nats(tokens.tolist(), window, stride, surprise), rel=1e-5)
+    nats = told_nats(tokens.tolist(), window, stride, surprise)
+    assert score.val_loss * 149 == pytest.approx(nats, rel=1e-5)
     assert score.val_bpb == pytest.approx(score.val_loss / math.log(2) / 3, rel=1e-9)
 
 
@@ -545,11 +553,12 @@ def test_text_of_one_token_cannot_be_scored():
 
 def test_a_sample_follows_the_distribution_the_seed_and_nothing_else(tokenizer_path):
     tokenizer = train_gpt.load_tokenizer(tiny(TOKENIZER_PATH=tokenizer_path, VOCAB_SIZE=400))[0]
-    word = next(i for i in range(400) if len(tokenizer.decode([i])) > 2)
+    word = next(i for i in range(3, 400) if len(tokenizer.decode([i])) > 2)
     certain = SimpleNamespace(max_len=300, vocab_size=400, logprobs=lambda ids: np.where(
         np.arange(400) == word, 0.0, -1e9)[None, None].repeat(ids.shape[1], 1).astype(np.float32))
-    assert train_gpt.sample(certain, tokenizer, 1) == (tokenizer.decode([word]) * 200)[:200]
+    text = train_gpt.sample(certain, tokenizer, 1)
+    assert 100 < len(text) < 600 and text == (tokenizer.decode([word]) * 200)[:len(text)]
     s = tiny(VOCAB_SIZE=400)
     predictor = Predictor(random_model(s))
     texts = [train_gpt.sample(predictor, tokenizer, seed) for seed in (1, 1, 2)]
-    assert texts[0] == texts[1] != texts[2] and all(0 < len(text) <= 200 for text in texts)
+    assert texts[0] == texts[1] != texts[2] and all(0 < len(text) < 600 for text in texts)

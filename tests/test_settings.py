@@ -38,8 +38,8 @@ REFERENCE = dict(       # SEED.md's table, typed in once more
     MAX_WALLCLOCK_SECONDS=600, VOCAB_SIZE=1024, NUM_LAYERS=9, MODEL_DIM=512, NUM_HEADS=8, NUM_KV_HEADS=4,
     MLP_MULT=2, TIE_EMBEDDINGS=1, ROPE_BASE=10000, LOGIT_SOFTCAP=30, QK_GAIN_INIT=1.5, EMBED_LR=0.6,
     HEAD_LR=0.008, TIED_EMBED_LR=0.03, TIED_EMBED_INIT_STD=0.005, MATRIX_LR=0.02, SCALAR_LR=0.02,
-    MUON_MOMENTUM=0.99, MUON_BACKEND_STEPS=5, MUON_MOMENTUM_WARMUP_START=0.92, MUON_MOMENTUM_WARMUP_STEPS=1500,
-    BETA1=0.9, BETA2=0.95, ADAM_EPS=1e-8, GRAD_CLIP_NORM=0)
+    MUON_MOMENTUM=0.99, MUON_BACKEND_STEPS=5, MUON_MOMENTUM_WARMUP_START=0.92,
+    MUON_MOMENTUM_WARMUP_STEPS=1500, BETA1=0.9, BETA2=0.95, ADAM_EPS=1e-8, GRAD_CLIP_NORM=0)
 
 
 def test_the_reference_preset_is_seed_md():
@@ -84,9 +84,10 @@ def test_the_default_preset_is_the_callers_and_any_variable_overrides():
 BAD = [("ITERATIONS", bad) for bad in ("", "0", "-1", "1.5", "1e3", "many", "nan", "0x10", "1 0")] + \
       [("MATRIX_LR", bad) for bad in ("", "-0.1", "nan", "inf", "-inf", "1e999", "0,02", "fast")] + \
       [("COMPILE", bad) for bad in ("", "2", "true", "yes", "-1", "1.0")] + \
-      [("DEVICE", bad) for bad in ("", "gpu", "CUDA", "cuda:0")] + [("DTYPE", "fp16"), ("PRESET", "large")] + \
-      [("DATA_ORDER", "random"), ("CODE_BYTES", "xz"), ("VOCAB_SIZE", "65537"), ("VOCAB_SIZE", "1")] + \
-      [("CLIP_PERCENTILE", "101"), ("SEED", "-1"), ("BATCH_SLOTS", "0"), ("ROPE_BASE", "0"), ("LOGIT_SOFTCAP", "0")]
+      [("DEVICE", bad) for bad in ("", "gpu", "CUDA", "cuda:0")] + \
+      [("DTYPE", "fp16"), ("PRESET", "large"), ("DATA_ORDER", "random"), ("CODE_BYTES", "xz")] + \
+      [("VOCAB_SIZE", "65537"), ("VOCAB_SIZE", "1"), ("CLIP_PERCENTILE", "101"), ("SEED", "-1")] + \
+      [("BATCH_SLOTS", "0"), ("ROPE_BASE", "0"), ("LOGIT_SOFTCAP", "0")]
 
 
 @pytest.mark.parametrize("name, value", BAD)
@@ -102,14 +103,15 @@ IMPOSSIBLE = [
     (dict(NUM_KV_HEADS=16), "NUM_KV_HEADS=16: takes a divisor of NUM_HEADS=8"),
     (dict(TRAIN_BATCH_TOKENS=393217), "TRAIN_BATCH_TOKENS=393217: takes a multiple of "),
     (dict(TRAIN_SEQ_LEN=5000), "TRAIN_BATCH_TOKENS=393216: takes a multiple of "),
-    (dict(BATCH_SLOTS=7), "TRAIN_BATCH_TOKENS=393216: takes a multiple of BATCH_SLOTS * TRAIN_SEQ_LEN = 28672"),
+    (dict(BATCH_SLOTS=7), "TRAIN_BATCH_TOKENS=393216: takes a multiple of BATCH_SLOTS * TRAIN_SEQ_LEN"),
     (dict(EVAL_STRIDE=5000), "EVAL_STRIDE=5000: takes at most the window, 4096"),
     (dict(EVAL_SEQ_LEN=64, EVAL_STRIDE=65), "EVAL_STRIDE=65: takes at most the window, 64"),
     (dict(VAL_TOKENS_LIMIT=1), "VAL_TOKENS_LIMIT=1: takes 0 or at least 2"),
     (dict(BETA1=1), "BETA1=1.0: takes a number from 0 to below 1"),
     (dict(BETA2=1), "BETA2=1.0: takes"), (dict(EMA_DECAY=1), "EMA_DECAY=1.0: takes"),
     (dict(MUON_MOMENTUM=1), "MUON_MOMENTUM=1.0: takes"),
-    *((dict(RUN_ID=bad), f"RUN_ID={bad}: takes") for bad in ("../x", "a/b", ".", "..", ".a", "a b", "x" * 101)),
+    *((dict(RUN_ID=bad), f"RUN_ID={bad}: takes")
+      for bad in ("../x", "a/b", ".", "..", ".a", "a b", "x" * 101)),
 ]
 
 
@@ -129,34 +131,36 @@ NEAR_MISSES = dict(
 @pytest.mark.parametrize("name", NEAR_MISSES)
 def test_a_near_miss_stops_the_run_and_names_the_setting(name):
     message = refused(**{name: "200"})
-    assert message.startswith(f"{name}='200' is no setting; ") and NEAR_MISSES[name] in message
+    assert message.startswith(f"{name}='200' is no setting") and NEAR_MISSES[name] in message
 
 
 # what shells, CI services, schedulers, containers and the libraries below us put into an environment
 UNRELATED = """
-    PATH HOME USER LOGNAME SHELL PWD OLDPWD SHLVL TERM TERM_PROGRAM COLORTERM LANG LANGUAGE LC_ALL LC_CTYPE TZ
-    EDITOR PAGER LESS LS_COLORS HISTSIZE MAIL DISPLAY HOSTNAME HOSTTYPE OSTYPE MACHTYPE TMPDIR TEMP TMP _ PS1 IFS
-    XDG_RUNTIME_DIR XDG_SESSION_ID XDG_DATA_DIRS DBUS_SESSION_BUS_ADDRESS SSH_CLIENT SSH_CONNECTION SSH_TTY
-    SSH_AUTH_SOCK SUDO_USER WINDOWID GPG_AGENT_INFO VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV PYTHONPATH
-    PYTHONUNBUFFERED PYTHONHASHSEED PYTHONIOENCODING PYTHONSTARTUP PIP_INDEX_URL PYTEST_CURRENT_TEST TOX_ENV_NAME
-    CI GITHUB_ACTIONS GITHUB_RUN_ID GITHUB_RUN_NUMBER GITHUB_SHA GITHUB_WORKSPACE GITHUB_TOKEN RUNNER_OS
-    RUNNER_TEMP GITLAB_CI CI_JOB_ID CI_PIPELINE_ID CI_COMMIT_SHA JENKINS_HOME BUILD_ID BUILD_NUMBER JOB_NAME
-    WORKSPACE TRAVIS CIRCLECI BUILDKITE_JOB_ID CODEBUILD_BUILD_ID MAKEFLAGS MAKELEVEL CC CXX CFLAGS CXXFLAGS
-    LDFLAGS LD_LIBRARY_PATH LD_PRELOAD PKG_CONFIG_PATH CMAKE_PREFIX_PATH COMPILER CPATH LIBRARY_PATH JAVA_HOME
-    GOPATH CARGO_HOME NODE_ENV DOCKER_HOST KUBERNETES_PORT KUBERNETES_SERVICE_HOST POD_NAME NODE_NAME
-    SLURM_JOB_ID SLURM_JOBID SLURM_NNODES SLURM_NTASKS SLURM_PROCID SLURM_LOCALID SLURM_NODELIST SLURM_STEP_ID
-    SLURM_CPUS_PER_TASK SLURM_GPUS_ON_NODE PBS_JOBID LSB_JOBID SGE_TASK_ID PMI_RANK OMPI_COMM_WORLD_SIZE
-    MASTER_ADDR MASTER_PORT WORLD_SIZE RANK LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK ROLE_RANK ROLE_NAME
-    ROLE_WORLD_SIZE TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS
-    TORCHELASTIC_USE_AGENT_STORE TORCHELASTIC_ERROR_FILE TORCH_NCCL_ASYNC_ERROR_HANDLING
-    OMP_NUM_THREADS MKL_NUM_THREADS OPENBLAS_NUM_THREADS NUMEXPR_MAX_THREADS KMP_AFFINITY GOMP_CPU_AFFINITY
-    CUDA_VISIBLE_DEVICES CUDA_HOME CUDA_DEVICE_ORDER CUDA_LAUNCH_BLOCKING CUDA_CACHE_PATH NVIDIA_VISIBLE_DEVICES
+    PATH HOME USER LOGNAME SHELL PWD OLDPWD SHLVL TERM TERM_PROGRAM COLORTERM LANG LANGUAGE LC_ALL
+    LC_CTYPE TZ EDITOR PAGER LESS LS_COLORS HISTSIZE MAIL DISPLAY HOSTNAME HOSTTYPE OSTYPE MACHTYPE TMPDIR
+    TEMP TMP _ PS1 IFS XDG_RUNTIME_DIR XDG_SESSION_ID XDG_DATA_DIRS DBUS_SESSION_BUS_ADDRESS SSH_CLIENT
+    SSH_CONNECTION SSH_TTY SSH_AUTH_SOCK SUDO_USER WINDOWID GPG_AGENT_INFO VIRTUAL_ENV CONDA_PREFIX
+    CONDA_DEFAULT_ENV PYTHONPATH PYTHONUNBUFFERED PYTHONHASHSEED PYTHONIOENCODING PYTHONSTARTUP
+    PIP_INDEX_URL PYTEST_CURRENT_TEST TOX_ENV_NAME CI GITHUB_ACTIONS GITHUB_RUN_ID GITHUB_RUN_NUMBER
+    GITHUB_SHA GITHUB_WORKSPACE GITHUB_TOKEN RUNNER_OS RUNNER_TEMP GITLAB_CI CI_JOB_ID CI_PIPELINE_ID
+    CI_COMMIT_SHA JENKINS_HOME BUILD_ID BUILD_NUMBER JOB_NAME WORKSPACE TRAVIS CIRCLECI BUILDKITE_JOB_ID
+    CODEBUILD_BUILD_ID MAKEFLAGS MAKELEVEL CC CXX CFLAGS CXXFLAGS LDFLAGS LD_LIBRARY_PATH LD_PRELOAD
+    PKG_CONFIG_PATH CMAKE_PREFIX_PATH COMPILER CPATH LIBRARY_PATH JAVA_HOME GOPATH CARGO_HOME NODE_ENV
+    DOCKER_HOST KUBERNETES_PORT KUBERNETES_SERVICE_HOST POD_NAME NODE_NAME SLURM_JOB_ID SLURM_JOBID
+    SLURM_NNODES SLURM_NTASKS SLURM_PROCID SLURM_LOCALID SLURM_NODELIST SLURM_STEP_ID SLURM_CPUS_PER_TASK
+    SLURM_GPUS_ON_NODE PBS_JOBID LSB_JOBID SGE_TASK_ID PMI_RANK OMPI_COMM_WORLD_SIZE MASTER_ADDR
+    MASTER_PORT WORLD_SIZE RANK LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK ROLE_RANK ROLE_NAME ROLE_WORLD_SIZE
+    TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_USE_AGENT_STORE
+    TORCHELASTIC_ERROR_FILE TORCH_NCCL_ASYNC_ERROR_HANDLING OMP_NUM_THREADS MKL_NUM_THREADS
+    OPENBLAS_NUM_THREADS NUMEXPR_MAX_THREADS KMP_AFFINITY GOMP_CPU_AFFINITY CUDA_VISIBLE_DEVICES CUDA_HOME
+    CUDA_DEVICE_ORDER CUDA_LAUNCH_BLOCKING CUDA_CACHE_PATH NVIDIA_VISIBLE_DEVICES
     NVIDIA_DRIVER_CAPABILITIES CUBLAS_WORKSPACE_CONFIG NCCL_DEBUG NCCL_SOCKET_IFNAME NCCL_IB_DISABLE
-    GLOO_SOCKET_IFNAME PYTORCH_CUDA_ALLOC_CONF PYTORCH_ALLOC_CONF PYTORCH_ENABLE_MPS_FALLBACK TORCH_LOGS TORCH_HOME
-    TORCHINDUCTOR_CACHE_DIR TORCHINDUCTOR_FX_GRAPH_CACHE TRITON_CACHE_DIR HF_HOME HF_TOKEN HF_ENDPOINT
-    HF_HUB_OFFLINE HF_DATASETS_CACHE TRANSFORMERS_CACHE TOKENIZERS_PARALLELISM WANDB_MODE WANDB_PROJECT
-    WANDB_API_KEY WANDB_RUN_ID MLFLOW_RUN_ID AWS_REGION AWS_ACCESS_KEY_ID SM_MODEL_DIR MODEL_DIR RUNPOD_POD_ID
-    TF_CPP_MIN_LOG_LEVEL XLA_FLAGS NO_COLOR FORCE_COLOR COLUMNS LINES http_proxy https_proxy no_proxy HTTP_PROXY
+    GLOO_SOCKET_IFNAME PYTORCH_CUDA_ALLOC_CONF PYTORCH_ALLOC_CONF PYTORCH_ENABLE_MPS_FALLBACK TORCH_LOGS
+    TORCH_HOME TORCHINDUCTOR_CACHE_DIR TORCHINDUCTOR_FX_GRAPH_CACHE TRITON_CACHE_DIR HF_HOME HF_TOKEN
+    HF_ENDPOINT HF_HUB_OFFLINE HF_DATASETS_CACHE TRANSFORMERS_CACHE TOKENIZERS_PARALLELISM WANDB_MODE
+    WANDB_PROJECT WANDB_API_KEY WANDB_RUN_ID MLFLOW_RUN_ID AWS_REGION AWS_ACCESS_KEY_ID SM_MODEL_DIR
+    MODEL_DIR RUNPOD_POD_ID TF_CPP_MIN_LOG_LEVEL XLA_FLAGS NO_COLOR FORCE_COLOR COLUMNS LINES http_proxy
+    https_proxy no_proxy HTTP_PROXY
     """.split()
 
 
@@ -197,7 +201,7 @@ def test_any_variable_is_ignored_or_refused_by_name(name, text):
     try:
         assert load_settings({name: text}, "smoke")[0] == load_settings({}, "smoke")[0]
     except SettingError as error:
-        assert str(error).startswith(f"{name}={text!r} is no setting; ")
+        assert str(error).startswith(f"{name}={text!r} is no setting")
 
 
 # --- schedules --------------------------------------------------------------------------------------------
@@ -211,7 +215,7 @@ def test_learning_rate_rises_stays_and_falls(iterations, warmdown, warmup, cap, 
     part = warmdown if warmdown < 1 else warmdown / iterations
     done = min(1.0, max(step / iterations, elapsed / cap if cap else 0))
     got = train_gpt.lr_multiplier(s, step, elapsed)
-    fall = 1.0 if done <= 1 - part else (1 - done) / part
+    fall = 1.0 if not part or done < 1 - part else (1 - done) / part
     assert got == pytest.approx(fall * (min(1, (step + 1) / warmup) if warmup else 1), abs=1e-9)
     assert 0 <= got <= 1 and train_gpt.lr_multiplier(s, step, elapsed + 1) <= got
 
@@ -222,17 +226,22 @@ def test_a_slow_machine_does_not_decay_before_its_time():
     assert [train_gpt.lr_multiplier(s, step, 0.1 * step) for step in (0, 350, 699)] == [1.0, 1.0, 1.0]
     assert train_gpt.lr_multiplier(s, 10, 50.0) == 1.0                      # slow, but only half way
     assert train_gpt.lr_multiplier(s, 10, 85.0) == pytest.approx(0.5)       # the clock decides
-    assert train_gpt.lr_multiplier(s, 850, 10.0) == pytest.approx(0.5)      # the steps decide, under a cap too
+    assert train_gpt.lr_multiplier(s, 850, 10.0) == pytest.approx(0.5)      # the steps decide, cap or not
     assert train_gpt.lr_multiplier(s, 1000, 0.0) == train_gpt.lr_multiplier(s, 0, 100.0) == 0.0
 
 
-def test_muon_momentum_and_ema_warm_up():
+def test_muon_momentum_warms_up():
     s = load()
     assert [train_gpt.muon_momentum(s, step) for step in (0, 1500, 9000)] == [0.92, 0.99, 0.99]
     assert train_gpt.muon_momentum(s, 750) == pytest.approx(0.955)
-    s = load(EMA_DECAY=0.99, MUON_MOMENTUM_WARMUP_STEPS=0)
-    assert train_gpt.muon_momentum(s, 0) == 0.99
-    assert train_gpt.ema_decay(s, 0) == pytest.approx(0.1) and train_gpt.ema_decay(s, 10**6) == 0.99
+    assert train_gpt.muon_momentum(load(MUON_MOMENTUM_WARMUP_STEPS=0), 0) == 0.99
+
+
+@given(st.integers(1, 500), st.integers(0, 500), st.floats(0, 100), st.floats(0, 200))
+def test_progress_is_the_further_of_steps_and_clock(iterations, step, cap, elapsed):
+    s = load(ITERATIONS=iterations, MAX_WALLCLOCK_SECONDS=repr(cap))
+    got = train_gpt.progress(s, step, elapsed)
+    assert got == min(1.0, max(step / iterations, elapsed / s.max_wallclock_seconds if cap else 0.0))
 
 
 # --- the script -------------------------------------------------------------------------------------------
@@ -243,7 +252,8 @@ def dry_run(folder: Path, **env) -> str:
     done = subprocess.run([sys.executable, str(helpers.SCRIPT)], cwd=folder, text=True, capture_output=True,
                           env={"DRY_RUN": "1", **env}, timeout=120)
     assert (done.returncode, done.stderr, list(folder.iterdir())) == (0, "", [])
-    return "".join(line for line in done.stdout.splitlines(True) if not line.startswith(("code_bytes:", "budget:")))
+    lines = done.stdout.splitlines(True)
+    return "".join(line for line in lines if not line.startswith(("code_bytes:", "budget:")))
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -260,15 +270,16 @@ def test_golden_output_of_the_reference_holds_its_figures():
 
 
 def test_exit_2_with_one_line_for_a_bad_value_and_for_a_near_miss(tmp_path):
-    for env, line in ((dict(ITERATIONS="0"), "train_gpt.py: ITERATIONS='0': takes a whole number from 1\n"),
-                      (dict(ITERATION="200"), "train_gpt.py: ITERATION='200' is no setting; ITERATIONS is: write "
-                                              "that or unset ITERATION\n")):
+    for env, words in ((dict(ITERATIONS="0"), "ITERATIONS='0': takes a whole number from 1"),
+                       (dict(ITERATION="200"), "ITERATION='200' is no setting")):
         run = helpers.run_script(tmp_path, env)
-        assert (run.code, run.out, run.err, list(tmp_path.iterdir())) == (2, "", line, [])
+        assert (run.code, run.out, list(tmp_path.iterdir())) == (2, "", [])
+        assert run.err.startswith("train_gpt.py: " + words) and run.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("env, start", [
-    (dict(WORLD_SIZE="many"), "WORLD_SIZE="), (dict(WORLD_SIZE="0"), "WORLD_SIZE="), (dict(DEVICE="mps"), "DEVICE="),
+    (dict(WORLD_SIZE="many"), "WORLD_SIZE="), (dict(WORLD_SIZE="0"), "WORLD_SIZE="),
+    (dict(DEVICE="mps"), "DEVICE="),
     (dict(WORLD_SIZE="3", RANK="0"), "WORLD_SIZE=3: takes a divisor of BATCH_SLOTS=8")])
 def test_a_machine_that_is_not_there_is_a_bad_setting(monkeypatch, env, start):
     for name, value in env.items():
