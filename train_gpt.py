@@ -7,9 +7,7 @@
 
 Exit codes: 0 done, 2 bad setting, 3 bad data or tokenizer, 4 artifact over its byte budget,
 16 stopped by a signal, 17 numerical failure.
-
-`grep '^# ---' train_gpt.py` prints the contents. The sections down to "artifact" need no framework and
-stand word for word in train_gpt_mlx.py too.
+`grep '^# ---'` prints the contents. The sections down to "run directory" need no framework.
 """
 from __future__ import annotations
 
@@ -23,19 +21,20 @@ import math
 import os
 import platform
 import re
+import resource
 import signal
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 import time
 import zlib
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Callable, Iterator, NamedTuple
 
 import numpy as np
 import safetensors.numpy
 import sentencepiece
+if __name__ == "__main__":      # read when torch loads: threads that wait longer sleep. Where another program
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")    # takes a core, endless spinning is ten times slower
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -43,60 +42,48 @@ from torch import Tensor
 from tqdm import tqdm
 
 # --- errors: each is one line for the user, and an exit code ----------------------------------------------
-
 EXIT_OVER_BUDGET, EXIT_SIGNAL = 4, 16
-
 
 class SettingError(ValueError):
     """A setting does not parse, is impossible, or looks like a misspelt one."""
     exit_code = 2
 
-
 class DataError(ValueError):
     """A shard, tokenizer or artifact is damaged, or they do not belong together."""
     exit_code = 3
-
 
 class NumericalError(ArithmeticError):
     """The loss is no longer a finite number."""
     exit_code = 17
 
-
 # --- settings: one table; the defaults are PRESET=10min_16mb, the other presets say how they differ -------
-
 PRESETS: dict[str, dict[str, Any]] = {
     "10min_16mb": {},
     "10min_floppy": dict(
         data_path="./data/datasets/demo_sp1024", tokenizer_path="./data/tokenizers/demo_1024_bpe.model",
-        num_layers=5, model_dim=192, num_heads=3, num_kv_heads=1, train_seq_len=512,
-        train_batch_tokens=16384, val_batch_size=131072, iterations=100000, warmdown_iters=0.6,
-        warmup_steps=2, lr_warmup_steps=20, matrix_lr=0.03, muon_momentum=0.95,
-        muon_momentum_warmup_start=0.85, muon_momentum_warmup_steps=300, budget_bytes=1474560,
-        code_bytes="zlib"),
-    "smoke": dict(
-        data_path="./data/datasets/demo_sp1024", tokenizer_path="./data/tokenizers/demo_1024_bpe.model",
-        num_layers=3, model_dim=64, num_heads=2, num_kv_heads=1, train_seq_len=128,
-        train_batch_tokens=4096, val_batch_size=65536, val_loss_every=0, train_log_every=10,
-        iterations=60, warmdown_iters=0.5, warmup_steps=1, lr_warmup_steps=5, max_wallclock_seconds=60.0,
-        muon_momentum=0.95, muon_momentum_warmup_start=0.85, muon_momentum_warmup_steps=30,
-        val_tokens_limit=65536, budget_bytes=1474560, code_bytes="zlib", compile=False),
-}
-
+        num_layers=5, model_dim=192, num_heads=3, num_kv_heads=1, train_seq_len=512, train_batch_tokens=16384,
+        val_batch_size=131072, iterations=100000, warmdown_iters=0.6, warmup_steps=2, lr_warmup_steps=20,
+        matrix_lr=0.03, muon_momentum=0.95, muon_momentum_warmup_start=0.85, muon_momentum_warmup_steps=300,
+        budget_bytes=1474560, code_bytes="zlib")}
+PRESETS["smoke"] = PRESETS["10min_floppy"] | dict(
+    num_layers=3, model_dim=64, num_heads=2, train_seq_len=128, train_batch_tokens=4096, val_batch_size=65536,
+    val_loss_every=0, train_log_every=10, iterations=60, warmdown_iters=0.5, warmup_steps=1,
+    lr_warmup_steps=5, max_wallclock_seconds=60.0, matrix_lr=0.02, muon_momentum_warmup_steps=30,
+    val_tokens_limit=65536, compile=False)
 
 def var(default: Any, doc: str, low: float | None = None, high: float | None = None, pick: tuple = ()) -> Any:
     """A row of the settings table: default, one line of documentation, and what values it takes."""
-    return field(default=default, metadata=dict(doc=doc, low=low, high=high, pick=pick))
+    return dataclasses.field(default=default, metadata=dict(doc=doc, low=low, high=high, pick=pick))
 
-
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Settings:
     """Every setting, read once. The environment variable is the field's name in upper case."""
-    preset: str = var("10min_16mb", "row of defaults (unset, without CUDA: 10min_floppy)", pick=tuple(PRESETS))
+    preset: str = var("10min_16mb", "row of defaults; unset, without CUDA: 10min_floppy", pick=(*PRESETS,))
     dry_run: bool = var(False, "print settings, parameters and planned bytes, then stop")
     # data
     data_path: str = var("./data/datasets/fineweb10B_sp1024", "folder of *_train_*.bin and *_val_*.bin")
     tokenizer_path: str = var("./data/tokenizers/fineweb_1024_bpe.model", "SentencePiece model file")
-    data_order: str = var("shuffled", "of training windows: by SEED or as is", pick=("shuffled", "sequential"))
+    data_order: str = var("shuffled", "of training windows", pick=("shuffled", "sequential"))
     run_id: str = var("", "name of the run's folder under logs/; empty: date, time and process id")
     seed: int = var(1337, "draws the start weights and the data order", low=0)
     # machine
@@ -114,7 +101,7 @@ class Settings:
     # length
     iterations: int = var(20000, "optimizer steps at most", low=1)
     max_wallclock_seconds: float = var(600.0, "training seconds at most on rank 0's clock; 0: no cap", low=0)
-    warmdown_iters: float = var(3000.0, "the rate falls in the last steps; below 1: fraction of the run", low=0)
+    warmdown_iters: float = var(3000.0, "last steps, while the rate falls; below 1: part of the run", low=0)
     warmup_steps: int = var(20, "untimed steps on dummy tokens before the start, then forgotten", low=0)
     lr_warmup_steps: int = var(10, "steps over which the learning rate rises linearly", low=0)
     train_batch_tokens: int = var(393216, "tokens of one optimizer step over all ranks", low=1)
@@ -152,7 +139,7 @@ class Settings:
     clip_percentile: float = var(99.99984, "int8 rows are clipped at this percentile of |w|", 50, 100)
     clip_std: float = var(0.0, "if above 0, clip at so many standard deviations of the row instead", low=0)
     budget_bytes: int = var(16000000, "most bytes of artifact and code together", low=1)
-    code_bytes: str = var("raw", "the script counts by its size, or by that at zlib level 9", pick=("raw", "zlib"))
+    code_bytes: str = var("raw", "how the script counts: its size, or at zlib level 9", pick=("raw", "zlib"))
 
     # derived
     slot_tokens = property(lambda s: s.train_batch_tokens // s.batch_slots)     # of one rank's micro-step
@@ -161,11 +148,10 @@ class Settings:
     eval_window = property(lambda s: s.eval_seq_len or s.train_seq_len)
     eval_step = property(lambda s: s.eval_stride or s.eval_window)
 
-
 def parse_setting(row: dataclasses.Field, text: str) -> Any:
     """The value of one environment variable. Raises SettingError naming what it takes."""
     low, high, pick = (row.metadata[key] for key in ("low", "high", "pick"))
-    read = {"int": int, "float": float, "str": str, "bool": lambda text: ("0", "1").index(text) == 1}[row.type]
+    read = {"int": int, "float": float, "str": str, "bool": lambda text: ["0", "1"].index(text) > 0}[row.type]
     try:
         value = read(text)
         if pick and value not in pick or row.type == "float" and not math.isfinite(value) \
@@ -178,7 +164,6 @@ def parse_setting(row: dataclasses.Field, text: str) -> Any:
         raise SettingError(f"{row.name.upper()}={text!r}: takes {takes}") from None
     return value
 
-
 def refuse_near_misses(env: dict[str, str], names: set[str]) -> None:
     """Stop at a variable that was probably meant as a setting (ITERATION, SEQ_LEN, num_layers)."""
     for name in sorted(set(env) - names):
@@ -189,7 +174,6 @@ def refuse_near_misses(env: dict[str, str], names: set[str]) -> None:
         if close:
             raise SettingError(f"{name}={env[name]!r} is no setting, {close[0]} is: write that or unset it")
 
-
 def load_settings(env: dict[str, str], default_preset: str) -> tuple[Settings, dict[str, str]]:
     """The settings and the origin of each: 'preset' or 'environment'. Raises SettingError."""
     rows = {row.name.upper(): row for row in dataclasses.fields(Settings)}
@@ -199,7 +183,6 @@ def load_settings(env: dict[str, str], default_preset: str) -> tuple[Settings, d
     settings = Settings(**{**PRESETS[preset], **given, "preset": preset})
     check_settings(settings)
     return settings, {name: "environment" if name in given else "preset" for name in vars(settings)}
-
 
 def check_settings(s: Settings) -> None:
     """Refuse values that are possible alone but not together. Raises SettingError."""
@@ -219,23 +202,19 @@ def check_settings(s: Settings) -> None:
         if not ok:
             raise SettingError(f"{name.upper()}={getattr(s, name)}: takes {takes}")
 
-
 def show(value: Any) -> str:
     """A setting's value as its environment variable would be written."""
     if isinstance(value, float):
-        return f"{value:.10g}"
+        return repr(value).removesuffix(".0")
     return str(int(value) if isinstance(value, bool) else value)
 
-
 # --- parameters: names, shapes, start values and optimizer of everything that is learned ------------------
-
 class Param(NamedTuple):
     name: str
     shape: tuple[int, ...]
     init: str               # normal, uniform (by scale), or constant (the scale itself)
     scale: float
     group: str              # matrix (Muon); embed, head, vector (Adam)
-
 
 def parameter_table(s: Settings) -> list[Param]:
     """All parameters in storage order: matrices [L, out, in] and vectors stand as one stack over the
@@ -256,7 +235,6 @@ def parameter_table(s: Settings) -> list[Param]:
     table.append(Param("skip_weight", (layers // 2, dim), "constant", 1.0, "vector"))
     return table
 
-
 def draw(param: Param, seed: int) -> np.ndarray:
     """Start value, float32, from the seed and the parameter's name alone: equal in every framework."""
     digest = hashlib.sha256(f"{seed}:{param.name}".encode()).digest()
@@ -267,27 +245,22 @@ def draw(param: Param, seed: int) -> np.ndarray:
         return (2 * rng.random(param.shape, dtype=np.float32) - 1) * np.float32(param.scale)
     return np.full(param.shape, param.scale, np.float32)
 
-
 def flops_per_token(s: Settings) -> int:
     """Floating-point operations of one training token, forward and backward: 6 for each weight of a
     matrix product and 6 * dim * T / 2 for each of the two causal attention products in each layer."""
     matrices = sum(math.prod(p.shape) for p in parameter_table(s) if p.group == "matrix")
     return 6 * (matrices + s.vocab_size * s.model_dim) + 6 * s.num_layers * s.model_dim * s.train_seq_len
 
-
 def group_rate(s: Settings, group: str) -> float:
     """Learning rate of an optimizer group before the schedule."""
     embed = s.tied_embed_lr if s.tie_embeddings else s.embed_lr
     return {"matrix": s.matrix_lr, "embed": embed, "head": s.head_lr, "vector": s.scalar_lr}[group]
 
-
 # --- schedules: pure functions of the step and of the progress in [0, 1] ----------------------------------
-
 def progress(s: Settings, step: int, elapsed: float) -> float:
     """How far the run is: by steps or by the clock (elapsed seconds), whichever is further."""
     by_clock = elapsed / s.max_wallclock_seconds if s.max_wallclock_seconds else 0.0
     return min(1.0, max(step / s.iterations, by_clock))
-
 
 def lr_multiplier(s: Settings, step: int, elapsed: float) -> float:
     """Linear rise over LR_WARMUP_STEPS, constant, then linear fall to 0 over the last part of the run."""
@@ -296,108 +269,91 @@ def lr_multiplier(s: Settings, step: int, elapsed: float) -> float:
     fall = min(1.0, (1.0 - progress(s, step, elapsed)) / part) if part else 1.0
     return rise * fall
 
-
 def muon_momentum(s: Settings, step: int) -> float:
     done = min(1.0, step / s.muon_momentum_warmup_steps) if s.muon_momentum_warmup_steps else 1.0
     return (1 - done) * s.muon_momentum_warmup_start + done * s.muon_momentum
 
-
-def ema_decay(s: Settings, step: int) -> float:
-    """EMA_DECAY, smaller in the first steps so that the start weights do not linger in short runs."""
-    return min(s.ema_decay, (1 + step) / (10 + step))
-
-
 # --- shards: 256 little-endian int32, then uint16 tokens (format: data/README.md) -------------------------
-
-SHARD_MAGIC, SHARD_VERSION, EXTENSION_MAGIC, HEADER_BYTES = 20240520, 1, 0x31464C47, 1024
-INSPECT = "; python data/shards.py inspect {} says more"
+SHARD_MAGIC, EXTENSION_MAGIC, HEADER_BYTES = 20240520, 0x31464C47, 1024
+CLAIMS = {4: "extension version", 5: "vocabulary", 12: "index", 13: "shards", 14: "split", 15: "flags"}
+FLAG_LOSSY = 1      # the tokenizer does not give every text back
 GET_DATA = "python data/prepare.py demo makes the demo corpus, python data/download.py fetches FineWeb"
-
 
 def need(where: Any, what: str, found: Any, expected: Any, more: str = "") -> None:
     """Raise DataError unless what was found is what was expected."""
     if found != expected:
         raise DataError(f"{where}: {what} is {found}, expected {expected}{more}")
 
+def read_file(name: str, path: str | Path, size: int = -1) -> bytes:
+    """The bytes of a file, or its first. Raises DataError that begins with the name."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(size)
+    except OSError as error:
+        raise DataError(f"{name}{path}: cannot be read: {error.strerror}; {GET_DATA}") from None
 
 class Shard:
-    """The header of one shard file, held against the file's exact size. Raises DataError.
-
-    `claims` is what an extended header says of itself and the set it belongs to; a legacy shard knows
-    its token count only.
-    """
-
+    """The header of one shard file, held against the file's exact size. Raises DataError. `claims` is what
+    an extended header says of the set it belongs to; a legacy shard knows its token count only."""
     def __init__(self, path: Path):
-        try:
-            with open(path, "rb") as file:
-                header, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        header = read_file("", path, HEADER_BYTES)
         need(path, "header", f"{len(header)} bytes", f"{HEADER_BYTES} bytes", "; make or fetch it again")
-        ints, unsigned = np.frombuffer(header, "<i4").tolist(), np.frombuffer(header, "<u4").tolist()
-        self.path, self.header, self.tokens = path, header, ints[2]
-        self.extended = unsigned[3] == EXTENSION_MAGIC
-        need(path, "magic", ints[0], SHARD_MAGIC, INSPECT.format(path))
-        need(path, "version", ints[1], SHARD_VERSION, INSPECT.format(path))
-        need(path, "file size", size, HEADER_BYTES + 2 * max(self.tokens, 1),
-             f" for the {self.tokens} uint16 tokens that its header names" + INSPECT.format(path))
-        need(path, "extension", unsigned[3], EXTENSION_MAGIC if unsigned[3] else 0, INSPECT.format(path))
-        self.text_bytes, self.max_id, self.crc32 = unsigned[9] + (unsigned[10] << 32), ints[8], unsigned[11]
-        self.claims = {"extended header": self.extended}
+        ints, more = np.frombuffer(header, "<u4").tolist(), f"; see python data/shards.py inspect {path}"
+        self.path, self.header, self.tokens, self.extended = path, header, ints[2], ints[3] == EXTENSION_MAGIC
+        need(path, "magic", ints[0], SHARD_MAGIC, more)
+        need(path, "version", ints[1], 1, more)
+        need(path, "file size", os.stat(path).st_size, HEADER_BYTES + 2 * max(self.tokens, 1),
+             f" for the {self.tokens} uint16 tokens that its header names{more}")
+        need(path, "extension", ints[3], EXTENSION_MAGIC if ints[3] else 0, more)
+        self.max_id, self.text_bytes, self.crc32 = ints[8], ints[9] + (ints[10] << 32), ints[11]
+        self.claims: dict[str, Any] = {"extended header": self.extended}
         if self.extended:
-            names = {4: "extension version", 5: "vocabulary", 12: "index", 13: "shards", 14: "split"}
-            self.claims |= {what: ints[at] for at, what in names.items()}
-            self.claims |= {"lossy tokenizer": ints[15] & 1, "tokenizer": header[64:96].hex(),
-                            "corpus": header[96:128].hex()}
-
+            self.claims |= {what: ints[place] for place, what in CLAIMS.items()}
+            self.claims |= {"tokenizer": header[64:96].hex(), "corpus": header[96:128].hex()}
 
 def find_shards(s: Settings, split: str, expected: dict[str, Any]) -> list[Shard]:
     """All shards of a split in order: one whole set. Raises DataError.
-
     `expected` holds the claims that must be met; what it does not hold yet, the first shard decides, so
-    that train and val, called with one dict, must come of one tokenizer and one corpus.
-    """
+    that train and val, called with one dict, must come of one tokenizer and one corpus."""
     folder = Path(s.data_path)
     shards = [Shard(path) for path in sorted(folder.glob(f"*_{split}_*.bin"))]
     if not shards:
         raise DataError(f"DATA_PATH={folder} holds no *_{split}_*.bin; {GET_DATA}")
     stem = re.sub(r"_\d+\.bin$", "", shards[0].path.name)
+    more = f"; see python data/shards.py verify {folder}"
     for at, shard in enumerate(shards):
         if not re.fullmatch(rf"{re.escape(stem)}_0*{at}\.bin", shard.path.name):
             raise DataError(f"{shard.path}: expected {stem} number {at}: a shard is missing or doubled, or "
-                            "the folder holds two sets")
+                            f"the folder holds two sets{more}")
         here = {"index": at, "shards": len(shards), "split": ("val", "train").index(split)}
         for what, found in shard.claims.items():
             need(shard.path, what, found, here.get(what, expected.setdefault(what, found)),
-                 f": these files do not belong together; python data/shards.py verify {folder} says more")
+                 ": these files do not belong together" + more)
         if shard.extended and shard.max_id >= s.vocab_size:
-            raise DataError(f"{shard.path}: highest id is {shard.max_id}, expected below {s.vocab_size}")
+            raise DataError(f"{shard.path}: highest id {shard.max_id}, expected below {s.vocab_size}{more}")
     return shards
-
 
 class TokenStream:
     """The tokens of a set of shards, end to end and around again, memory-mapped."""
-
     def __init__(self, shards: list[Shard], vocab_size: int):
-        self.shards, self.vocab_size = shards, vocab_size
+        self.shards, self.vocab_size, self.maps = shards, vocab_size, {}
         self.starts = np.cumsum([0] + [shard.tokens for shard in shards])
         self.total = int(self.starts[-1])
-        self.maps: list[np.ndarray | None] = [None] * len(shards)
 
-    def payload(self, index: int) -> np.ndarray:
+    def payload(self, shard: Shard) -> np.ndarray:
         """uint16[tokens] of one shard; its checksum is computed when it is first touched."""
-        shard = self.shards[index]
         try:
             size = os.stat(shard.path).st_size      # had it shrunk, reading would be a SIGBUS
             need(shard.path, "file size", size, HEADER_BYTES + 2 * shard.tokens, ": it changed under the run")
-            if self.maps[index] is None:
-                self.maps[index] = np.memmap(shard.path, "<u2", "r", HEADER_BYTES, (shard.tokens,))
+            if shard.path not in self.maps:
+                tokens = np.memmap(shard.path, "<u2", "r", HEADER_BYTES, (shard.tokens,))
                 if shard.extended:
-                    need(shard.path, "crc32 of the tokens", zlib.crc32(self.maps[index]), shard.crc32,
-                         ": the file is damaged, make or fetch it again")
+                    need(shard.path, "crc32 of the tokens", zlib.crc32(tokens), shard.crc32,
+                         f": the file is damaged, make or fetch it again; {GET_DATA}")
+                self.maps[shard.path] = tokens
         except OSError as error:
             raise DataError(f"{shard.path}: cannot be read: {error.strerror}") from None
-        return self.maps[index]
+        return self.maps[shard.path]
 
     def read(self, start: int, length: int) -> np.ndarray:
         """uint16[length] from token `start` on, the first token following the last. Raises DataError."""
@@ -405,18 +361,16 @@ class TokenStream:
         while filled < length:
             at = (start + filled) % self.total
             index = int(np.searchsorted(self.starts, at, "right")) - 1
-            offset = at - int(self.starts[index])
-            part = self.payload(index)[offset:offset + length - filled]
+            offset, shard = at - int(self.starts[index]), self.shards[index]
+            part = self.payload(shard)[offset:offset + length - filled]
+            if int(part.max()) >= self.vocab_size:
+                raise DataError(f"{shard.path}: token {int(part.max())} among the {len(part)} from number "
+                                f"{offset} on, expected below {self.vocab_size} (VOCAB_SIZE)")
             out[filled:filled + len(part)] = part
             filled += len(part)
-        if int(out.max()) >= self.vocab_size:
-            raise DataError(f"{self.shards[index].path}: token {int(out.max())} among the {length} from "
-                            f"number {start % self.total} of the set on, expected below {self.vocab_size}")
         return out
 
-
 # --- batch order: a pure function of step and slot, so it is the same for every number of ranks -----------
-
 def shuffled_windows(seed: int, count: int) -> np.ndarray:
     """A permutation of range(count), int64: by the splitmix64 hash of (seed, number)."""
     start = np.uint64(seed * 0xD1342543DE82EF95 % 2**64)
@@ -425,25 +379,18 @@ def shuffled_windows(seed: int, count: int) -> np.ndarray:
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.argsort(mixed ^ (mixed >> np.uint64(31)), kind="stable")
 
-
 def slot_start(step: int, slot: int, slots: int, length: int, total: int, windows: np.ndarray | None) -> int:
     """First token of a slot of `length` inputs; it reads length + 1 tokens, the targets shifted by one.
-
     Sequential (windows is None): slot after slot through the stream of `total` tokens. Shuffled: the
-    stream cut in windows of length + 1 tokens, taken in the order `windows`, again and again.
-    """
+    stream cut in windows of length + 1 tokens, taken in the order `windows`, again and again."""
     number = step * slots + slot
     if windows is None:
         return number * (length + 1) % total
     return int(windows[number % len(windows)]) * (length + 1)
 
-
 class BatchReader:
-    """Reads this rank's part of the coming batches ahead of time, in one thread.
-
-    `crc32s` holds, for each of this rank's slots, the checksum of all tokens handed out so far: equal
-    data, equal checksums, whatever the number of ranks.
-    """
+    """Reads this rank's part of the coming batches ahead of time, in one thread. `crc32s` holds, for each
+    of its slots, the checksum of all tokens handed out so far: equal data, equal checksums."""
     AHEAD = 4   # batches
 
     def __init__(self, s: Settings, stream: TokenStream, rank: int, world: int, step: int, crc32s: list[int],
@@ -452,11 +399,9 @@ class BatchReader:
             raise DataError(f"DATA_PATH={s.data_path}: {stream.total} training tokens, expected the "
                             f"{s.slot_tokens + 1} of a slot at least; lower TRAIN_BATCH_TOKENS")
         self.s, self.stream, self.convert, self.crc32s = s, stream, convert, crc32s
-        self.slots = range(rank, s.batch_slots, world)
-        count = stream.total // (s.slot_tokens + 1)
+        self.slots, count = range(rank, s.batch_slots, world), stream.total // (s.slot_tokens + 1)
         self.windows = shuffled_windows(s.seed, count) if s.data_order == "shuffled" else None
-        self.thread = ThreadPoolExecutor(1, "batch reader")
-        self.step, self.coming = step, []
+        self.thread, self.step, self.coming = ThreadPoolExecutor(1, "batch reader"), step, []
 
     def read(self, step: int) -> tuple[Any, list[int]]:
         """This rank's slots of a step, int64[micro_steps, slot_tokens + 1] through `convert`, and crc32s."""
@@ -474,21 +419,16 @@ class BatchReader:
         began = time.perf_counter()
         return *self.coming.pop(0).result(), time.perf_counter() - began
 
-
 # --- tokens and bytes: what each token of a text is worth -------------------------------------------------
-
 def load_tokenizer(s: Settings) -> tuple[sentencepiece.SentencePieceProcessor, str]:
     """The tokenizer and the sha256 of its file. Raises DataError."""
+    blob, where = read_file("TOKENIZER_PATH=", s.tokenizer_path), f"TOKENIZER_PATH={s.tokenizer_path}"
     try:
-        blob = Path(s.tokenizer_path).read_bytes()
         tokenizer = sentencepiece.SentencePieceProcessor(model_proto=blob)
-    except OSError as error:
-        raise DataError(f"TOKENIZER_PATH={s.tokenizer_path}: {error.strerror}; {GET_DATA}") from None
     except RuntimeError:
-        raise DataError(f"TOKENIZER_PATH={s.tokenizer_path} is no SentencePiece model") from None
-    need(f"TOKENIZER_PATH={s.tokenizer_path}", "vocabulary", tokenizer.vocab_size(), s.vocab_size, " (VOCAB_SIZE)")
+        raise DataError(f"{where} is no SentencePiece model; {GET_DATA}") from None
+    need(where, "vocabulary", tokenizer.vocab_size(), s.vocab_size, " (VOCAB_SIZE)")
     return tokenizer, hashlib.sha256(blob).hexdigest()
-
 
 class ByteTable(NamedTuple):
     """UTF-8 bytes that each token adds to the decoded text, int32[vocab]."""
@@ -496,46 +436,39 @@ class ByteTable(NamedTuple):
     first: np.ndarray       # after a control token, where a dummy prefix is dropped
     control: np.ndarray     # bool: begin, end and padding marks
 
-
 def byte_table(tokenizer: sentencepiece.SentencePieceProcessor) -> ByteTable:
     """What decoding makes of each token alone and after another one: space marks, dummy prefix and
     user-defined pieces are then counted as the tokenizer itself sees them. A byte piece is one byte
     (alone it need not be valid UTF-8), control and unknown are nothing."""
     ids = range(tokenizer.vocab_size())
-    control = np.array([tokenizer.is_control(i) for i in ids])
-    nothing = control | np.array([tokenizer.is_unknown(i) for i in ids])
-    single = np.array([tokenizer.is_byte(i) for i in ids])
+    control, unknown, single = (np.array([test(i) for i in ids]) for test in
+                                (tokenizer.is_control, tokenizer.is_unknown, tokenizer.is_byte))
 
     def sizes(prefix: list[int]) -> np.ndarray:
         return np.array([len(text.encode()) for text in tokenizer.decode([prefix + [i] for i in ids])])
     first = sizes([])
-    usable = np.flatnonzero(~nothing & (first > 0))
+    usable = np.flatnonzero(~control & ~unknown & (first > 0))
     if not len(usable):
         raise DataError("the tokenizer has no piece that decodes to text")
     anchor = int(usable[0])
     inner = sizes([anchor]) - first[anchor]
-    first, inner = (np.where(nothing, 0, np.where(single, 1, size)) for size in (first, inner))
+    first, inner = (np.where(control | unknown, 0, np.where(single, 1, size)) for size in (first, inner))
     return ByteTable(inner.astype(np.int32), first.astype(np.int32), control)
-
 
 def token_bytes(table: ByteTable, tokens: np.ndarray) -> np.ndarray:
     """Bytes of each token of a stream, int32[n]; documents begin after a control token."""
     after_control = np.concatenate([[True], table.control[tokens[:-1]]])
     return np.where(after_control, table.first[tokens], table.inner[tokens])
 
-
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Corpus:
     """All data of a run, checked: training stream, validation tokens and the bytes each is worth."""
     train: TokenStream
     val_tokens: np.ndarray          # uint16[n]
     val_bytes: np.ndarray           # int32[n]
-    tokenizer: sentencepiece.SentencePieceProcessor
-    tokenizer_sha256: str
-    train_sha256: str               # of the headers in order; each holds the checksum of its tokens
-    val_sha256: str                 # of the validation tokens
     notes: list[str]
-
+    tokenizer: sentencepiece.SentencePieceProcessor
+    sha256: dict[str, str]          # of the training headers, the validation tokens, the tokenizer's file
 
 def load_corpus(s: Settings, with_train: bool = True) -> Corpus:
     """Open and check tokenizer and shards. Raises DataError."""
@@ -545,59 +478,53 @@ def load_corpus(s: Settings, with_train: bool = True) -> Corpus:
     train = find_shards(s, "train", expected) if with_train else []
     stream = TokenStream(val, s.vocab_size)
     tokens = stream.read(0, stream.total)
-    worth, notes = count_bytes(val, tokens, tokenizer)
-    header_hash = hashlib.sha256(b"".join(shard.header for shard in train)).hexdigest()
-    val_hash = hashlib.sha256(tokens.astype("<u2")).hexdigest()
-    return Corpus(TokenStream(train, s.vocab_size), tokens, worth, tokenizer, tokenizer_sha256, header_hash,
-                  val_hash, notes)
-
+    headers = b"".join(shard.header for shard in train)     # each holds the checksum of its tokens
+    return Corpus(TokenStream(train, s.vocab_size), tokens, *count_bytes(val, tokens, tokenizer), tokenizer, {
+        "train_sha256": hashlib.sha256(headers).hexdigest(), "tokenizer_sha256": tokenizer_sha256,
+        "val_sha256": hashlib.sha256(tokens.astype("<u2")).hexdigest()})
 
 def count_bytes(val: list[Shard], tokens: np.ndarray, tokenizer: Any) -> tuple[np.ndarray, list[str]]:
-    """Bytes of each validation token, held against the headers' byte count. Raises DataError."""
+    """Bytes of each validation token, held against the headers' count, and notes. Raises DataError."""
     worth, place = token_bytes(byte_table(tokenizer), tokens), val[0].path.parent
     total, stated = int(worth.sum(dtype=np.int64)), sum(shard.text_bytes for shard in val)
-    lossy = val[0].claims.get("lossy tokenizer")
-    if val[0].extended and not lossy:
-        need(place, "byte count of the validation tokens", total, stated, " by the headers: this tokenizer does "
-             f"not give the text back; python data/shards.py verify {place} says more")
-        return worth, []
-    if lossy:       # the text's true bytes, spread over the tokens
-        scaled = np.diff(np.concatenate([[0], np.cumsum(worth, dtype=np.int64)]) * stated // max(total, 1))
+    if not val[0].extended:
+        unknown = int((tokens == tokenizer.unk_id()).sum())
+        return worth, [f"note: legacy shards: {total} validation bytes counted by decoding, {unknown} "
+                       "unknown tokens as 0; no header vouches for them"]
+    if val[0].claims["flags"] & FLAG_LOSSY:     # the text's true bytes, spread over the tokens
+        scaled = np.diff(np.cumsum(worth, dtype=np.int64) * stated // max(total, 1), prepend=0)
         return scaled.astype(np.int32), [f"note: lossy tokenizer: {total} bytes decoded of {stated}"]
-    unknown = int((tokens == tokenizer.unk_id()).sum())
-    return worth, [f"note: legacy shards: {total} validation bytes counted by decoding, {unknown} unknown "
-                   "tokens as 0; no header vouches for them"]
-
+    need(place, "byte count of the validation tokens", total, stated, " by the headers: this tokenizer does "
+         f"not give the text back; see python data/shards.py verify {place}")
+    return worth, []
 
 # --- score: windows over the validation tokens, every token but the first scored exactly once -------------
-
 class Score(NamedTuple):
     val_loss: float         # nats per token
     val_bpb: float          # bits per byte
-    tokens: int             # scored
-    bytes: int              # of the scored tokens
+    val_tokens: int         # scored
+    val_bytes: int          # of the scored tokens
     partial: bool           # not the whole validation set
 
     def line(self) -> str:
         return f"val_loss:{self.val_loss:.4f} val_bpb:{self.val_bpb:.4f}{' partial' if self.partial else ''}"
 
+    def rows(self) -> dict[str, str]:
+        mark, values = " partial" if self.partial else "", self._asdict().items()
+        return {key: (f"{value:.8f}" if isinstance(value, float) else str(value)) + mark
+                for key, value in values if key != "partial"}
 
 def eval_windows(total: int, window: int, stride: int) -> np.ndarray:
     """int64[n, 3]: (start, first scored, end). A window reads tokens start .. end and scores the targets
     first .. end. It moves by `stride`; only the first scores all it sees, each later one what is new, so
     a target has at least window - stride tokens before it where the text has them."""
-    count = 1 + max(0, -(-(total - 1 - window) // stride))
-    starts = np.arange(count, dtype=np.int64) * stride
+    starts = np.arange(1 + max(0, -(-(total - 1 - window) // stride)), dtype=np.int64) * stride
     ends = np.minimum(starts + window, total - 1)
-    firsts = np.concatenate([[1], ends[:-1] + 1])
-    return np.stack([starts, firsts, ends], axis=1)
-
+    return np.stack([starts, np.concatenate([[1], ends[:-1] + 1]), ends], axis=1)
 
 def evaluate(s: Settings, nll: Callable[[np.ndarray], np.ndarray], corpus: Corpus, machine: Any) -> Score:
     """Score the validation tokens. `nll` maps int64[B, T+1] to float32[B, T]: nats of ids[:, 1:].
-
-    All batches have one shape: past its end a row repeats its last token, which is not scored.
-    """
+    All batches have one shape: past its end a row repeats its last token, which is not scored."""
     tokens, worth = corpus.val_tokens, corpus.val_bytes
     total = min(len(tokens), s.val_tokens_limit or len(tokens))
     if total < 2:
@@ -609,42 +536,35 @@ def evaluate(s: Settings, nll: Callable[[np.ndarray], np.ndarray], corpus: Corpu
     for first_row in range(machine.rank * rows, len(windows), machine.world * rows):
         start, first, end = windows[first_row:first_row + rows].T[:, :, None]
         place = start + np.arange(window + 1)
-        ids = tokens[np.minimum(place, end)].astype(np.int64)
-        if len(ids) < rows:
-            ids = np.pad(ids, ((0, rows - len(ids)), (0, 0)))
         is_scored = ((place >= first) & (place <= end))[:, 1:]
+        ids = tokens[np.minimum(place, end)].astype(np.int64)
+        ids = np.pad(ids, ((0, rows - len(ids)), (0, 0)))
         nats += float(nll(ids)[:len(is_scored)][is_scored].sum(dtype=np.float64))
         scored += int(is_scored.sum())
     nats, scored = (sum(parts) for parts in zip(*machine.gather((nats, scored))))
     assert scored == total - 1, "every token but the first is scored once"
     scored_bytes = int(worth[1:total].sum(dtype=np.int64))
-    return Score(nats / scored, nats / math.log(2) / max(scored_bytes, 1), int(scored), scored_bytes,
-                 total < len(tokens))
-
+    bpb = nats / math.log(2) / max(scored_bytes, 1)
+    return Score(nats / scored, bpb, int(scored), scored_bytes, total < len(tokens))
 
 # --- artifact: zlib level 9 over a safetensors file; metadata names the scheme of each tensor -------------
-
 ARTIFACT_FORMAT = "bytegolf-1"
 INT8_ABOVE = 65536      # elements: smaller tensors are not worth a scale for each row
+DTYPES = {"int8 rows": np.int8, "float16": np.float16, "float32": np.float32}
 SHAPE_SETTINGS = ("vocab_size num_layers model_dim num_heads num_kv_heads mlp_mult tie_embeddings rope_base "
                   "logit_softcap train_seq_len eval_seq_len eval_stride").split()
 
-
 def quantize_rows(matrix: np.ndarray, percentile: float, std: float) -> tuple[np.ndarray, np.ndarray]:
     """int8[..., rows, cols] and a scale for each row, so that the matrix is about scale * int8.
-
     Rows are clipped at a percentile of |w| or, if std > 0, at std times the row's standard deviation.
     Scales are float16 where all of them are normal or zero there, else float32; no floor is put under
-    them, so a row of small weights keeps all 255 levels.
-    """
+    them, so a row of small weights keeps all 255 levels."""
     limit = std * matrix.std(axis=-1) if std else np.quantile(np.abs(matrix), percentile / 100, axis=-1)
-    scale = (limit / 127).astype(np.float32)
-    normal, half = scale[scale > 0], np.finfo(np.float16)
-    if not len(normal) or (normal.min() >= half.tiny and normal.max() <= half.max):
+    scale, half = (limit / 127).astype(np.float32), np.finfo(np.float16)
+    if ((scale == 0) | (scale >= half.tiny) & (scale <= half.max)).all():
         scale = scale.astype(np.float16)
     divisor = np.where(scale > 0, scale, 1).astype(np.float32)[..., None]
     return np.clip(np.rint(matrix / divisor), -127, 127).astype(np.int8), scale
-
 
 def scheme_of(param: Param) -> str:
     """Large matrices int8 by rows, small ones float16, vectors and scalars (which steer) float32."""
@@ -652,29 +572,23 @@ def scheme_of(param: Param) -> str:
         return "float32"
     return "int8 rows" if math.prod(param.shape[-2:]) > INT8_ABOVE else "float16"
 
-
 def encode_artifact(s: Settings, weights: dict[str, np.ndarray]) -> bytes:
-    """float32 weights by name -> the artifact's bytes, a function of the values alone.
-
-    Values that float16 cannot hold make their tensor float32. Raises NumericalError for what is not finite.
-    """
+    """float32 weights by name -> the artifact's bytes, a function of the values alone. Values that float16
+    cannot hold make their tensor float32. Raises NumericalError for what is not finite."""
     tensors, schemes = {}, {}
     for param in parameter_table(s):
-        name, value = param.name, weights[param.name]
+        name, value, schemes[param.name] = param.name, weights[param.name], scheme_of(param)
         if not np.isfinite(value).all():
             raise NumericalError(f"{name} holds values that are not finite: nothing was exported")
-        schemes[name] = scheme = scheme_of(param)
-        if scheme == "int8 rows":
-            tensors[name], tensors[name + ".scale"] = quantize_rows(value, s.clip_percentile, s.clip_std)
-        elif scheme == "float16" and np.abs(value).max(initial=0) <= np.finfo(np.float16).max:
-            tensors[name] = value.astype(np.float16)
-        else:
-            schemes[name], tensors[name] = "float32", value.astype(np.float32)
+        if schemes[name] == "float16" and np.abs(value).max(initial=0) > np.finfo(np.float16).max:
+            schemes[name] = "float32"
+        if schemes[name] == "int8 rows":
+            value, tensors[name + ".scale"] = quantize_rows(value, s.clip_percentile, s.clip_std)
+        tensors[name] = value.astype(DTYPES[schemes[name]])
     shape = {name: getattr(s, name) for name in SHAPE_SETTINGS}
     # one metadata key only: safetensors writes several in no fixed order
     about = json.dumps({"format": ARTIFACT_FORMAT, "settings": shape, "schemes": schemes}, sort_keys=True)
     return zlib.compress(safetensors.numpy.save(tensors, {"bytegolf": about}), 9)
-
 
 def decode_artifact(blob: bytes, name: str) -> tuple[Settings, dict[str, np.ndarray]]:
     """Bytes of the file `name` -> its shape settings and float32 weights. Raises DataError if damaged."""
@@ -689,21 +603,20 @@ def decode_artifact(blob: bytes, name: str) -> tuple[Settings, dict[str, np.ndar
             raise ValueError(f"format {about['format']!r}, expected {ARTIFACT_FORMAT!r}")
         rows = [row for row in dataclasses.fields(Settings) if row.name in SHAPE_SETTINGS]
         s = Settings(**{row.name: parse_setting(row, show(about["settings"][row.name])) for row in rows})
+        check_settings(s)
         stored = safetensors.numpy.load(raw)
         weights = {p.name: dequantize(stored, p, about["schemes"][p.name]) for p in parameter_table(s)}
         if stored:
             raise ValueError(f"holds {sorted(stored)[0]!r}, which the model has no place for")
     except (ValueError, LookupError, TypeError, AttributeError, zlib.error, safetensors.SafetensorError,
-            OverflowError, ArithmeticError, RecursionError) as error:
+            ArithmeticError, RecursionError) as error:
         raise DataError(f"{name} is no whole artifact: {type(error).__name__}: {error}") from None
     return s, weights
-
 
 def dequantize(stored: dict[str, np.ndarray], param: Param, scheme: str) -> np.ndarray:
     """Take one tensor out of `stored` as float32. Raises ValueError or KeyError if it does not fit."""
     value = stored.pop(param.name)
-    dtype = {"int8 rows": np.int8, "float16": np.float16, "float32": np.float32}[scheme]
-    if value.shape != param.shape or value.dtype != dtype:
+    if value.shape != param.shape or value.dtype != DTYPES[scheme]:
         raise ValueError(f"{param.name} is {value.dtype}{value.shape}, expected {scheme}{param.shape}")
     value = value.astype(np.float32)
     if scheme == "int8 rows":
@@ -712,18 +625,13 @@ def dequantize(stored: dict[str, np.ndarray], param: Param, scheme: str) -> np.n
         raise ValueError(f"{param.name} holds values that are not finite")
     return value
 
-
 def count_code(s: Settings, script: bytes) -> int:
     return len(script) if s.code_bytes == "raw" else len(zlib.compress(script, 9))
 
-
-def planned_bytes(s: Settings) -> int:
-    """Bytes of the artifact before zlib, which saves little on trained weights."""
-    def size(p: Param) -> int:
-        rows = 2 * math.prod(p.shape[:-1]) if scheme_of(p) == "int8 rows" else 0
-        return math.prod(p.shape) * {"int8 rows": 1, "float16": 2, "float32": 4}[scheme_of(p)] + rows
-    return sum(size(p) for p in parameter_table(s))
-
+def planned_bytes(param: Param) -> int:
+    """Bytes of a parameter in the artifact before zlib, which saves little on trained weights."""
+    scales = 2 * math.prod(param.shape[:-1]) if scheme_of(param) == "int8 rows" else 0
+    return math.prod(param.shape) * np.dtype(DTYPES[scheme_of(param)]).itemsize + scales
 
 def write_whole(path: Path, blob: bytes) -> None:
     """Write beside and rename, so that a file of this name is always whole."""
@@ -734,18 +642,14 @@ def write_whole(path: Path, blob: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
-    except OSError:
+    finally:
         beside.unlink(missing_ok=True)
-        raise
-
 
 # --- run directory: train.log for people, metrics.jsonl for programs --------------------------------------
-
 class RunLog:
     """Rank 0 prints and writes, the others are silent. Without a folder it only prints."""
-
     def __init__(self, folder: Path | None, speaks: bool):
-        self.speaks, self.bar, self.files = speaks, None, []
+        self.speaks, self.files = speaks, []
         if folder and speaks:
             self.files = [open(folder / name, "a", encoding="utf-8", errors="backslashreplace", buffering=1)
                           for name in ("train.log", "metrics.jsonl")]
@@ -759,24 +663,16 @@ class RunLog:
                 self.files[0].write(text + "\n")
 
     def event(self, event: str, **values: Any) -> None:
-        """An object for programs, floats exact, to metrics.jsonl."""
+        """An object for programs to metrics.jsonl: floats exact, those that are not finite as text."""
         if self.files:
+            values = {key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+                      for key, value in values.items()}
             self.files[1].write(json.dumps({"event": event, **values}) + "\n")
 
-    def show_bar(self, done: int, total: int, text: str) -> None:
-        """A progress bar on a terminal, nothing elsewhere."""
-        if self.speaks and sys.stdout.isatty():
-            self.bar = self.bar or tqdm(total=total, unit="step", leave=False)
-            self.bar.set_postfix_str(text, refresh=False)
-            self.bar.update(done - self.bar.n)
-
-    def block(self, lines: list[str], rows: dict[str, Any]) -> None:
-        """The end of a run: some lines, '---', then one 'key: value' a line."""
-        if self.bar is not None:
-            self.bar.close()
-        for text in (*lines, "---", *(f"{key}: {value}" for key, value in rows.items())):
+    def block(self, rows: dict[str, Any]) -> None:
+        """The end of a run: '---', then one 'key: value' a line."""
+        for text in ("---", *(f"{key}: {value}" for key, value in rows.items())):
             self.line(text)
-
 
 def make_run_folder(s: Settings) -> Path:
     """logs/<RUN_ID>/, new. Raises SettingError if it is there: a run is never overwritten."""
@@ -784,23 +680,10 @@ def make_run_folder(s: Settings) -> Path:
     folder = Path("logs") / run_id
     try:
         folder.mkdir(parents=True)
-    except FileExistsError:
-        raise SettingError(f"RUN_ID={run_id}: {folder} exists, choose another: it is never overwritten") from None
     except OSError as error:
-        raise SettingError(f"RUN_ID={run_id}: {folder} cannot be made: {error.strerror}") from None
+        why = "is never overwritten, choose another RUN_ID" if folder.exists() else "cannot be made"
+        raise SettingError(f"RUN_ID={run_id}: {folder} {why}: {error.strerror}") from None
     return folder
-
-
-def git_state() -> str:
-    """Commit of the script's repository, with '+dirty' where files differ from it; 'none' outside one."""
-    def git(*words: str) -> str:
-        return subprocess.run(("git", "-C", str(Path(__file__).parent), *words), text=True, check=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout.strip()
-    try:
-        return git("rev-parse", "HEAD") + ("+dirty" if git("status", "--porcelain") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return "none"
-
 
 def dry_run(s: Settings, origins: dict[str, str], script: bytes) -> Iterator[str]:
     """The lines of DRY_RUN=1: all settings, all parameters, the planned size. Needs no data or device."""
@@ -813,15 +696,13 @@ def dry_run(s: Settings, origins: dict[str, str], script: bytes) -> Iterator[str
         yield f"{p.name} {'x'.join(map(str, p.shape))} float32 init {init} {optimizer} {p.group}"
     yield f"params: {sum(math.prod(p.shape) for p in table)}"
     yield f"flops_per_token: {flops_per_token(s)}"
-    artifact, code = planned_bytes(s), count_code(s, script)
+    artifact, code = sum(map(planned_bytes, table)), count_code(s, script)
     yield f"planned_artifact_bytes: {artifact} (before zlib)"
     yield f"code_bytes: {code}"
     yield f"budget: {'ok' if artifact + code <= s.budget_bytes else 'over before zlib'}"
 
-
 # --- machine: device, ranks, number format, compiler ------------------------------------------------------
-
-@dataclass
+@dataclasses.dataclass
 class Machine:
     """Where this process computes. rank and world are its place among the processes of the run."""
     device: torch.device
@@ -830,13 +711,8 @@ class Machine:
     dtype: torch.dtype = torch.float32
     peak_flops: float = math.inf        # per second, measured, of one process in dtype
     compile: bool = False
-    notes: tuple[str, ...] = ()         # why it is so
-
-    def all_mean(self, flat: Tensor) -> None:
-        """Average a tensor over all ranks, in place."""
-        if self.world > 1:
-            dist.all_reduce(flat)
-            flat /= self.world
+    about: str = ""                     # all this, and why it is so
+    say: Callable[[str], None] = print
 
     def from_rank_0(self, value: Any) -> Any:
         """Rank 0's value, on every rank: one clock and one decision for all. Travels between CPUs."""
@@ -856,30 +732,43 @@ class Machine:
         if self.device.type != "cpu":
             getattr(torch, self.device.type).synchronize()
 
+    def compiled(self, function: Callable) -> Callable:
+        """The function through torch.compile; after the first failure a line, and eager from then on."""
+        quick = torch.compile(function, dynamic=False)
+
+        def call(*args: Any) -> Any:
+            if self.compile:
+                try:
+                    return quick(*args)
+                except Exception as error:  # no C++ compiler, a broken one, no cache folder: eager runs
+                    reason = re.sub(r"\s+", " ", str(error)).strip()[:200]
+                    self.say(f"compile:0 (failed, so eager and slower: {type(error).__name__}: {reason})")
+                    self.compile = False
+            return function(*args)
+        return call
+
     def peak_memory_mib(self) -> float:
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated() / 2**20
-        import resource     # not on every platform
         size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return size / (2**20 if sys.platform == "darwin" else 2**10)
-
 
 def open_machine(s: Settings) -> Machine:
     """Device, process group, number format and compiler. Raises SettingError for what is not there."""
     world, rank, local = (int(os.environ.get(key, default)) for key, default in
                           (("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0)))
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    kind = next(name for name in there if there[name]) if s.device == "auto" else s.device
-    if not there[kind]:
+    kinds = {"cuda": (torch.cuda.is_available(), "a GPU is here"), "cpu": (True, "no GPU is here"),
+             "mps": (torch.backends.mps.is_available(), "no CUDA, an Apple GPU is here")}
+    kind = next(k for k in ("cuda", "mps", "cpu") if kinds[k][0]) if s.device == "auto" else s.device
+    if not kinds[kind][0]:
         raise SettingError(f"DEVICE={kind}: torch {torch.__version__} finds none here")
     if s.batch_slots % world:
         raise SettingError(f"WORLD_SIZE={world}: takes a divisor of BATCH_SLOTS={s.batch_slots} "
                            "(torchrun --nproc_per_node times --nnodes)")
     if kind == "cuda" and local >= torch.cuda.device_count():
-        raise SettingError(f"LOCAL_RANK={local}: {torch.cuda.device_count()} GPUs here, lower --nproc_per_node")
+        raise SettingError(f"LOCAL_RANK={local}: {torch.cuda.device_count()} GPUs, lower --nproc_per_node")
     machine = Machine(torch.device(kind, local) if kind == "cuda" else torch.device(kind), rank, world)
-    why = {"cuda": "a GPU is here", "mps": "no CUDA, an Apple GPU is here", "cpu": "no GPU is here"}[kind]
-    why = "DEVICE" if s.device != "auto" else why
+    why = kinds[kind][1] if s.device == "auto" else "DEVICE"
     if kind == "cuda":
         torch.cuda.set_device(local)
         why += ", " + torch.cuda.get_device_name(local)
@@ -887,19 +776,17 @@ def open_machine(s: Settings) -> Machine:
         keep_freed_memory()
     if world > 1:       # small decisions travel as CPU tensors over gloo: no GPU waits for them
         dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo")
-    machine.notes = f"device:{machine.device} ({why})", choose_dtype(s, machine), choose_compile(s, machine)
+    machine.compile = s.compile and kind != "mps"
+    machine.about = f"device:{machine.device} ({why}) {choose_dtype(s, machine)} compile:{machine.compile:d}"
     return machine
-
 
 def keep_freed_memory() -> None:
     """Let glibc keep freed memory instead of giving it back: on a CPU the page faults of the large
     temporaries of a step cost 15 % of it. Does nothing where the C library has no mallopt."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt:
-        M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
-        for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 2**26)):
+        for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 2**26)):    # M_MMAP_MAX, TRIM_THRESHOLD, TOP_PAD
             mallopt(option, value)
-
 
 def measure_flops(machine: Machine, dtype: torch.dtype) -> float:
     """Floating-point operations per second of a square matrix product: the median of five."""
@@ -913,7 +800,6 @@ def measure_flops(machine: Machine, dtype: torch.dtype) -> float:
         seconds.append(time.perf_counter() - began)
     return 2 * side ** 3 / sorted(seconds[2:])[2]
 
-
 def choose_dtype(s: Settings, machine: Machine) -> str:
     """Set dtype and peak_flops; the returned line says why. Rank 0 decides for all."""
     names, why = ["bfloat16", "float32"], "the faster"
@@ -924,76 +810,46 @@ def choose_dtype(s: Settings, machine: Machine) -> str:
     machine.dtype, machine.peak_flops = getattr(torch, name), flops[name]
     return f"dtype:{name} ({why}) " + " ".join(f"{n}:{f / 1e9:.0f}GFLOP/s" for n, f in flops.items())
 
-
-def choose_compile(s: Settings, machine: Machine) -> str:
-    """Set machine.compile after trying it on one small function; the returned line says why."""
-    why = "works here" if s.compile else "COMPILE=0"
-    if s.compile and machine.device.type == "mps":
-        why = "not used on MPS"
-    elif s.compile:
-        try:
-            torch.compile(lambda x: (x * 2).tanh())(torch.ones(64, device=machine.device))
-        except Exception as error:      # no compiler, a broken one, no cache folder: whatever it is, eager runs
-            reason = str(error).strip().partition("\n")[0]
-            why = f"failed, so eager and slower: {type(error).__name__}: {reason}"
-    machine.compile = all(machine.gather(why == "works here"))
-    return f"compile:{int(machine.compile)} ({why})"
-
-
 # --- model: B batch, T tokens, D width, H heads, G key-value heads, R = H / G, K head width, V vocabulary --
-
 NORM_EPS = 1e-6     # written down: the default of rms_norm differs between torch versions
-
 
 class Weights:
     """All parameters in one flat float32 tensor, and views of it.
-
     `leaves`, what the forward pass reads and autograd differentiates: for each name a list over the layers
     (of one for embedding and head). Matrices are in the compute dtype, cast once after every optimizer
-    step, everything else is a float32 view of `flat`.
-    """
-
+    step, everything else is a float32 view of `flat`."""
     def __init__(self, s: Settings, device: torch.device, dtype: torch.dtype):
         self.table = parameter_table(s)
-        ends = np.cumsum([math.prod(p.shape) for p in self.table]).tolist()
-        self.slices = {p.name: slice(end - math.prod(p.shape), end) for p, end in zip(self.table, ends)}
-        self.flat = torch.zeros(ends[-1], device=device)
-        self.num_matrix = max(self.slices[p.name].stop for p in self.table if p.group == "matrix")
+        self.sizes = [math.prod(p.shape) for p in self.table]
+        self.num_matrix = sum(n for n, p in zip(self.sizes, self.table) if p.group == "matrix")
+        self.flat = torch.zeros(sum(self.sizes), device=device)
         self.matrices = torch.zeros(self.num_matrix, device=device, dtype=dtype)
-        views = {**self.views(self.flat), **self.views(self.matrices)}
-        self.leaves = {name: [part.detach().requires_grad_() for part in self.layers(name, view)]
-                       for name, view in views.items()}
+        layers = self.layers(self.flat) | self.layers(self.matrices)
+        self.leaves = {name: [x.detach().requires_grad_() for x in parts] for name, parts in layers.items()}
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """A tensor of the layout of `flat`, or of its first part, as views by parameter name."""
-        return {p.name: flat[self.slices[p.name]].view(p.shape) for p in self.table
-                if self.slices[p.name].stop <= len(flat)}
+        """A tensor of the layout of `flat`, or of its matrices alone, as views by parameter name."""
+        table = [p for p in self.table if p.group == "matrix" or len(flat) > self.num_matrix]
+        return {p.name: part.view(p.shape) for p, part in zip(table, flat.split(self.sizes[:len(table)]))}
 
-    @staticmethod
-    def layers(name: str, view: Tensor) -> list[Tensor]:
-        """The layers of a stack; embedding and head are one each."""
-        return [view] if name in ("tok_emb", "head") else list(view.unbind(0))
+    def layers(self, flat: Tensor) -> dict[str, list[Tensor]]:
+        """The same as lists over the layers; embedding and head are one each."""
+        return {name: [view] if name in ("tok_emb", "head") else list(view.unbind(0))
+                for name, view in self.views(flat).items()}
 
-    @torch.no_grad()
     def set(self, flat: Tensor) -> None:
-        """Take over the values of a flat tensor, float32 in the table's order."""
+        """Take over the values of a flat tensor, float32 in the table's order, in both copies."""
         self.flat.copy_(flat)
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Bring the compute copy of the matrices up to date with `flat`."""
         self.matrices.copy_(self.flat[:self.num_matrix])
 
     def pack(self, values: dict[str, np.ndarray]) -> Tensor:
         """float32 arrays by name -> a flat tensor on the host."""
         return torch.from_numpy(np.concatenate([values[p.name].ravel() for p in self.table]))
 
-
 def rms_norm(x: Tensor) -> Tensor:
     """x / sqrt(mean(x^2) + eps) over the last dimension, float32, no weights (Zhang and Sennrich 2019)."""
     x = x.float()
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + NORM_EPS)
-
 
 def rope_tables(s: Settings, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """(cos, cos) and (sin, -sin), float32[T, 1, K], of the rotary position embedding (Su et al. 2021)."""
@@ -1002,13 +858,11 @@ def rope_tables(s: Settings, length: int, device: torch.device) -> tuple[Tensor,
     cos, sin = torch.cat((angles.cos(), angles.cos()), 1), torch.cat((angles.sin(), -angles.sin()), 1)
     return cos[:, None].float().to(device), sin[:, None].float().to(device)
 
-
 def norm_and_rotate(x_BTHK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """RMS-normalise each head and turn its pairs (first half, second half) by the angle of their position."""
     x = rms_norm(x_BTHK)
     swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
     return x * cos + swapped * sin
-
 
 def attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
     """Causal grouped-query softmax attention at scale 1 / sqrt(K), [B, T, H * K]: the fastest exact path."""
@@ -1017,14 +871,11 @@ def attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
     q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2).flatten(2)
 
-
 def block_causal_attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, block: int = 128) -> Tensor:
     """Attention in plain tensor operations: blocks of queries against the keys up to their own place.
-
     Nothing above the diagonal blocks is computed, and the R query heads of a group stand as rows of one
     product, so keys and values are not repeated. q and k are RMS-normalised: |score| <= gain * sqrt(K), 12
-    at the start, so the exponential needs no running maximum; the clamp guards against a runaway gain.
-    """
+    at the start, so the exponential needs no running maximum; the clamp guards against a runaway gain."""
     (B, T, H, K), G = q_BTHK.shape, k_BTGK.size(2)
     R, n = H // G, -(-T // block)
     if T % block:
@@ -1048,15 +899,12 @@ def block_causal_attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, block
     out = out.view(n, B, G, block, R * K).permute(1, 0, 3, 2, 4).reshape(B, n * block, H * K)
     return out[:, :T]
 
-
 def embed(ids: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
     """int64[B, T] -> [B, T, D]: normalised rows of the table."""
     return rms_norm(F.embedding(ids, table)).to(dtype)
 
-
 def block(x: Tensor, x0: Tensor, cos: Tensor, sin: Tensor, w: dict[str, Tensor], head_dim: int) -> Tensor:
-    """One pre-norm transformer block, [B, T, D] to [B, T, D]. w: this layer's weights; its vectors are
-    float32 and act in float32."""
+    """One pre-norm transformer block, [B, T, D] to [B, T, D]; vectors among its weights w act in float32."""
     dtype, (B, T, D), H = x.dtype, x.shape, x.size(2) // head_dim
     x = w["mix_x"] * x + w["mix_x0"] * x0
     heads = F.linear(rms_norm(x).to(dtype), w["qkv"]).view(B, T, -1, head_dim)
@@ -1067,26 +915,19 @@ def block(x: Tensor, x0: Tensor, cos: Tensor, sin: Tensor, w: dict[str, Tensor],
     y = F.relu(F.linear(rms_norm(x).to(dtype), w["mlp_up"])).square()     # relu squared: So et al. 2021
     return (x + w["mlp_scale"] * F.linear(y, w["mlp_down"])).to(dtype)
 
-
 def head_logits(x: Tensor, matrix: Tensor, softcap: float, dtype: torch.dtype) -> Tensor:
     """[..., D] -> float32[..., V]: final norm, product in dtype, softcap c tanh(z / c)."""
     z = F.linear(rms_norm(x).to(dtype), matrix.to(dtype)).float()
     return softcap * torch.tanh(z / softcap)
-
 
 def head_nll(x: Tensor, matrix: Tensor, targets: Tensor, softcap: float, dtype: torch.dtype) -> Tensor:
     """float32[B, T]: cross-entropy of each target in nats."""
     logits = head_logits(x, matrix, softcap, dtype)
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
 
-
 class GPT:
-    """The forward pass over `Weights`: a U-Net of transformer blocks.
-
-    Compiled piece by piece: all layers share one compiled block, so compilation takes no longer for a
-    deeper model.
-    """
-
+    """The forward pass over `Weights`: a U-Net of transformer blocks. Compiled piece by piece: all layers
+    share one compiled block, so compilation takes no longer for a deeper model."""
     def __init__(self, s: Settings, machine: Machine):
         self.s, self.machine, self.weights = s, machine, Weights(s, machine.device, machine.dtype)
         leaves = self.weights.leaves
@@ -1095,17 +936,17 @@ class GPT:
         names = [name for name in leaves if name not in ("tok_emb", "head", "skip_weight")]
         self.layers = [dict(zip(names, layer)) for layer in zip(*(leaves[name] for name in names))]
         self.positions = functools.cache(lambda length: rope_tables(s, length, machine.device))
-        compiled = functools.partial(torch.compile, dynamic=False) if machine.compile else lambda f: f
-        self.embed, self.block, self.head_nll = compiled(embed), compiled(block), compiled(head_nll)
+        self.embed, self.block, self.head_nll = map(machine.compiled, (embed, block, head_nll))
 
     def trunk(self, ids: Tensor) -> Tensor:
         """int64[B, T] -> the last block's output, [B, T, D] in the compute dtype."""
-        half, outputs, constants = len(self.layers) // 2, [], (*self.positions(ids.size(1)), )
-        x = x0 = self.embed(ids, self.embedding, self.machine.dtype)
+        half, outputs, (cos, sin) = len(self.layers) // 2, [], self.positions(ids.size(1))
+        x0 = self.embed(ids, self.embedding, self.machine.dtype)
+        x = x0.view_as(x0)      # were it x0 itself, the block would be compiled once more for that case
         for i, layer in enumerate(self.layers):
             if i >= half and outputs:       # the second half takes up what the first left, last in first out
                 x = x + (self.skip_weight[i - half] * outputs.pop()).to(x.dtype)
-            x = self.block(x, x0, *constants, layer, self.s.head_dim)
+            x = self.block(x, x0, cos, sin, layer, self.s.head_dim)
             if i < half:
                 outputs.append(x)
         return x
@@ -1114,10 +955,8 @@ class GPT:
         """int64[B, T] twice -> float32[B, T] in nats. dtype is of the last product: scoring wants float32."""
         return self.head_nll(self.trunk(ids), self.head, targets, self.s.logit_softcap, dtype)
 
-
 class Predictor:
     """A trained model behind numpy arrays: what evaluation, sampling and the referee call."""
-
     def __init__(self, model: GPT):
         self.model, self.vocab_size = model, model.s.vocab_size
         self.max_len = max(model.s.train_seq_len, model.s.eval_window)      # beyond it the model is untrained
@@ -1135,28 +974,10 @@ class Predictor:
         logits = head_logits(x, self.model.head, self.model.s.logit_softcap, torch.float32)
         return logits.log_softmax(-1).cpu().numpy()
 
-
-def sample(predictor: Predictor, tokenizer: Any, seed: int, characters: int = 200) -> str:
-    """A text of at most `characters` that the model writes from nothing, at temperature 0.8."""
-    rng, context = np.random.Generator(np.random.PCG64(seed)), min(predictor.max_len, 256)
-    ids = np.full((1, context), max(tokenizer.bos_id(), 0))     # one shape: later tokens do not count
-    text, length = "", 1
-    while len(text) < characters and length < context:
-        z = predictor.logprobs(ids)[0, length - 1].astype(np.float64) / 0.8
-        p = np.exp(z - z.max())
-        ids[0, length] = rng.choice(len(p), p=p / p.sum())
-        length += 1
-        text = tokenizer.decode(ids[0, 1:length].tolist())
-    return text[:characters]
-
-
 # --- optimizer: Muon for the block matrices, Adam for everything else -------------------------------------
-
 def newton_schulz(x: Tensor, steps: int) -> Tensor:
-    """Move the singular values of each matrix of a stack [n, rows <= cols] to about 1 (0.7 to 1.2).
-
-    The quintic iteration of Muon (Jordan et al. 2024) on the Frobenius-normalised matrix.
-    """
+    """Move the singular values of each matrix of a stack [n, rows <= cols] to about 1 (0.7 to 1.2): the
+    quintic iteration of Muon (Jordan et al. 2024) on the Frobenius-normalised matrix."""
     a, b, c = 3.4445, -4.7750, 2.0315
     x = x / (torch.linalg.matrix_norm(x.float(), keepdim=True) + 1e-7).to(x.dtype)
     for _ in range(steps):
@@ -1164,37 +985,34 @@ def newton_schulz(x: Tensor, steps: int) -> Tensor:
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x
 
-
 class Optimizer:
     """One step over the flat parameters. State: momentum of the matrices, both moments of the rest, EMA."""
-
     def __init__(self, s: Settings, weights: Weights, machine: Machine):
         self.s, self.weights, self.machine = s, weights, machine
-        flat, self.n = weights.flat, weights.num_matrix
-        self.momentum = torch.zeros_like(flat[:self.n])
-        self.moment1, self.moment2 = torch.zeros_like(flat[self.n:]), torch.zeros_like(flat[self.n:])
-        self.ema = flat.clone() if s.ema_decay else None
+        matrices, rest = weights.flat.tensor_split([weights.num_matrix])
+        self.momentum, self.moment1, self.moment2 = map(torch.zeros_like, (matrices, rest, rest))
+        self.ema = weights.flat.clone() if s.ema_decay else None
+        self.adam_rates = torch.cat([torch.full((size,), group_rate(s, p.group), device=rest.device)
+                                     for size, p in zip(weights.sizes, weights.table) if p.group != "matrix"])
 
     def stacks(self, flat: Tensor) -> dict[tuple[int, ...], list[tuple[Tensor, float]]]:
         """The matrices of a flat tensor as views [L, rows <= cols] with their factor sqrt(max(1, out / in)),
         those of equal shape together: one batched product for all of them."""
-        s, views = self.s, self.weights.views(flat)
-        groups: dict[tuple[int, ...], list[tuple[Tensor, float]]] = {}
+        s, views, groups = self.s, self.weights.views(flat), {}
         for stack in (*views.pop("qkv").split((s.model_dim, s.kv_dim, s.kv_dim), dim=1), *views.values()):
-            wide, factor = stack, 1.0
-            if stack.size(1) > stack.size(2):
-                wide, factor = stack.mT, (stack.size(1) / stack.size(2)) ** 0.5
-            groups.setdefault(tuple(wide.shape[1:]), []).append((wide, factor))
+            factor = max(1.0, stack.size(1) / stack.size(2)) ** 0.5
+            wide = stack.mT if stack.size(1) > stack.size(2) else stack
+            groups.setdefault(wide.shape[1:], []).append((wide, factor))
         return groups
 
     def orthogonalize(self, update: Tensor) -> None:
         """Newton-Schulz on all matrices of a flat tensor, in place, dealt to the ranks and gathered."""
         rank, world = self.machine.rank, self.machine.world
         for shape, views in self.stacks(update).items():
-            whole = torch.cat([view for view, _ in views]).to(self.machine.dtype)
-            share = -(-len(whole) // world)
-            if world > 1:       # zeros fill up what the number of ranks does not divide
-                whole = torch.cat((whole, whole.new_zeros(share * world - len(whole), *shape)))
+            count = sum(len(view) for view, _ in views)
+            share = -(-count // world)      # zeros fill up what the number of ranks does not divide
+            filler = update.new_zeros(share * world - count, *shape)
+            whole = torch.cat([view for view, _ in views] + [filler]).to(self.machine.dtype)
             done = newton_schulz(whole[rank * share:(rank + 1) * share], self.s.muon_backend_steps)
             if world > 1:
                 dist.all_gather_into_tensor(whole, done)
@@ -1205,31 +1023,21 @@ class Optimizer:
     @torch.no_grad()
     def step(self, grad: Tensor, step: int, multiplier: float) -> None:
         """Update the weights from the flat gradient, float32, at learning rates times multiplier."""
-        s, n, momentum = self.s, self.n, muon_momentum(self.s, step)
-        matrices, rate = self.weights.flat[:n], s.matrix_lr * multiplier
-        self.momentum.mul_(momentum).add_(grad[:n])
-        update = grad[:n].add(self.momentum, alpha=momentum)     # Nesterov
+        s, momentum, rate = self.s, muon_momentum(self.s, step), self.s.matrix_lr * multiplier
+        matrices, rest = self.weights.flat.tensor_split([self.weights.num_matrix])
+        matrix_grad, rest_grad = grad.tensor_split([self.weights.num_matrix])
+        self.momentum.mul_(momentum).add_(matrix_grad)
+        update = matrix_grad.add(self.momentum, alpha=momentum)     # Nesterov
         self.orthogonalize(update)
-        if s.weight_decay:
-            matrices.mul_(1 - rate * s.weight_decay)
-        matrices.sub_(update, alpha=rate)
-        self.adam(grad[n:], step, multiplier)
-        if self.ema is not None:
-            self.ema.lerp_(self.weights.flat, 1 - ema_decay(s, step))
-        self.weights.refresh()
-
-    def adam(self, grad: Tensor, step: int, multiplier: float) -> None:
-        """Adam (Kingma and Ba 2015) on embedding, head and vectors, with bias correction."""
-        s = self.s
-        self.moment1.lerp_(grad, 1 - s.beta1)
-        self.moment2.mul_(s.beta2).addcmul_(grad, grad, value=1 - s.beta2)
+        matrices.mul_(1 - rate * s.weight_decay).sub_(update, alpha=rate)
+        # Adam with bias correction (Kingma and Ba 2015)
+        self.moment1.lerp_(rest_grad, 1 - s.beta1)
+        self.moment2.lerp_(rest_grad.square(), 1 - s.beta2)
         root = (self.moment2 / (1 - s.beta2 ** (step + 1))).sqrt_().add_(s.adam_eps)
-        change = self.moment1 / root
-        for param in self.weights.table:
-            if param.group != "matrix":
-                place = self.weights.slices[param.name]
-                rate = group_rate(s, param.group) * multiplier / (1 - s.beta1 ** (step + 1))
-                self.weights.flat[place].sub_(change[place.start - self.n:place.stop - self.n], alpha=rate)
+        rest.addcdiv_(self.moment1 * self.adam_rates, root, value=-multiplier / (1 - s.beta1 ** (step + 1)))
+        if self.ema is not None:    # a smaller decay at first, so that the start weights do not linger
+            self.ema.lerp_(self.weights.flat, 1 - min(s.ema_decay, (1 + step) / (10 + step)))
+        self.weights.set(self.weights.flat)
 
     def sha256(self, step: int) -> str:
         """Of everything the next step depends on: weights, moments, average, step."""
@@ -1239,21 +1047,15 @@ class Optimizer:
                 digest.update(tensor.cpu().numpy())
         return digest.hexdigest()
 
-
 # --- training ---------------------------------------------------------------------------------------------
-
 class Trainer:
     """Model, optimizer and gradient of one run on this rank."""
-
     def __init__(self, s: Settings, machine: Machine):
         self.s, self.machine, self.model = s, machine, GPT(s, machine)
-        self.weights = self.model.weights
+        self.weights, self.predictor = self.model.weights, Predictor(self.model)
         self.grad = torch.zeros(len(self.weights.flat) + 1, device=machine.device)  # the last is the loss
-        self.leaves = [leaf for leaves in self.weights.leaves.values() for leaf in leaves]
-        views = self.weights.views(self.grad)
-        self.grad_views = [part for name in self.weights.leaves
-                           for part in self.weights.layers(name, views[name])]
-        self.predictor = Predictor(self.model)
+        self.leaves, self.grad_views = ([x for parts in layers.values() for x in parts] for layers in
+                                        (self.weights.leaves, self.weights.layers(self.grad[:-1])))
         self.reset()
 
     def reset(self) -> None:
@@ -1275,8 +1077,9 @@ class Trainer:
             for view, grad in zip(self.grad_views, torch.autograd.grad(loss, self.leaves)):
                 view += grad
             self.grad[-1] += loss.detach()
-        self.grad /= len(batch)
-        self.machine.all_mean(self.grad)
+        self.grad /= self.s.batch_slots
+        if self.machine.world > 1:
+            dist.all_reduce(self.grad)
         gradient, norm = self.grad[:-1], self.grad[:-1].norm()
         if self.s.grad_clip_norm:
             gradient *= (self.s.grad_clip_norm / (norm + 1e-6)).clamp(max=1.0)
@@ -1285,79 +1088,74 @@ class Trainer:
 
     def warm_up(self) -> str:
         """Compile and touch everything with WARMUP_STEPS steps on random tokens, then forget them."""
-        shape, began = (self.s.batch_slots // self.machine.world, self.s.slot_tokens + 1), time.perf_counter()
-        tokens = np.random.Generator(np.random.PCG64(0)).integers(0, self.s.vocab_size, shape)
-        for step in range(self.s.warmup_steps):
+        s, began = self.s, time.perf_counter()
+        shape = (s.batch_slots // self.machine.world, s.slot_tokens + 1)
+        tokens = np.random.Generator(np.random.PCG64(0)).integers(0, s.vocab_size, shape)
+        for step in range(s.warmup_steps):
             self.step(self.convert(tokens), step, 1.0)
         self.machine.synchronize()
         self.reset()
-        return f"warmup_steps:{self.s.warmup_steps} on dummy tokens, untimed, state restored, " \
-               f"{time.perf_counter() - began:.1f}s"
+        return f"warmup_steps:{s.warmup_steps} untimed, state restored, {time.perf_counter() - began:.1f}s"
+
+    # what is scored and exported: the weights, or their moving average where there is one
+    result = property(lambda self: self.weights.flat if self.optimizer.ema is None else self.optimizer.ema)
 
     def score(self, corpus: Corpus) -> Score:
-        """Validate the weights, or their moving average where there is one."""
-        if self.optimizer.ema is None:
-            return evaluate(self.s, self.predictor.nll, corpus, self.machine)
+        """Validate the result; the weights are as before afterwards."""
         trained = self.weights.flat.clone()
-        self.weights.set(self.optimizer.ema)
+        self.weights.set(self.result)
         score = evaluate(self.s, self.predictor.nll, corpus, self.machine)
         self.weights.set(trained)
         return score
 
     def export(self) -> bytes:
-        flat = self.weights.flat if self.optimizer.ema is None else self.optimizer.ema
-        views = self.weights.views(flat.cpu())
+        views = self.weights.views(self.result.cpu())
         return encode_artifact(self.s, {name: view.numpy() for name, view in views.items()})
-
-
-def fetch(tensor: Tensor) -> Callable[[], list[float]]:
-    """Begin to copy a small tensor to the host; the returned function waits for it and gives its values."""
-    if tensor.device.type != "cuda":
-        return tensor.tolist
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-    event = torch.cuda.Event()
-    event.record()
-    return lambda: (event.synchronize(), host.tolist())[1]
-
 
 class Meter:
     """Reports steps: metrics.jsonl for each, a line for some. A step is reported while the next one is
     under way, so that the host never waits for an idle GPU, nor runs ahead of it by more than a step."""
-
     def __init__(self, s: Settings, machine: Machine, log: RunLog):
         self.s, self.machine, self.log = s, machine, log
         self.pending, self.data_wait, self.logged = None, 0.0, (0, 0.0, 0.0)
+        self.bar = tqdm(total=s.iterations, unit="step", leave=False, file=sys.stdout,
+                        disable=None if log.speaks else True)   # None: shown on a terminal only
 
-    def after_step(self, *step_facts: Any) -> None:
+    def after_step(self, stats: Tensor, *facts: Any) -> None:
+        """stats: float32[2], loss and gradient norm; facts: step, multiplier, seconds, seconds waited."""
+        on_host, copied = stats, None
+        if stats.device.type == "cuda":
+            on_host = torch.empty_like(stats, device="cpu", pin_memory=True).copy_(stats, non_blocking=True)
+            copied = torch.cuda.Event()
+            copied.record()
         self.flush()
-        self.pending = step_facts
+        self.pending = on_host, copied, *facts
 
     def flush(self) -> None:
-        if self.pending is not None:
-            self.report(*self.pending)
-            self.pending = None
-
-    def report(self, step: int, stats: Callable[[], list[float]], multiplier: float, seconds: float,
-               wait: float) -> None:
-        """Raises NumericalError at a loss that is not finite."""
-        s, (loss, norm) = self.s, stats()
+        """Report the step that is pending. Raises NumericalError at a loss that is not finite."""
+        if self.pending is None:
+            return
+        (stats, copied, step, multiplier, seconds, wait), self.pending, s = self.pending, None, self.s
+        if copied:
+            copied.synchronize()
+        loss, norm = stats.tolist()
         self.data_wait += wait
         self.log.event("step", step=step, train_loss=loss, grad_norm=norm, lr_mul=multiplier,
                        train_seconds=seconds, data_wait_seconds=wait)
         if not math.isfinite(loss + norm):
             raise NumericalError(f"step {step}: train_loss {loss}, gradient norm {norm}, expected finite "
                                  "numbers; lower MATRIX_LR, SCALAR_LR or TIED_EMBED_LR")
-        self.log.show_bar(step, s.iterations, f"loss {loss:.3f}")
+        self.bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+        self.bar.update()
         if step > 10 and step % s.train_log_every and step != s.iterations:
             return
-        steps, spent, waited = (now - then for now, then in zip((step, seconds, self.data_wait), self.logged))
+        now = (step, seconds, self.data_wait)
+        (steps, spent, waited), self.logged = (a - b for a, b in zip(now, self.logged)), now
         rate = steps * s.train_batch_tokens / max(spent, 1e-9)
         mfu = rate * flops_per_token(s) / (self.machine.peak_flops * self.machine.world)
         self.log.line(f"step:{step}/{s.iterations} train_loss:{loss:.4f} lr_mul:{multiplier:.3f} "
                       f"train_time:{seconds * 1e3:.0f}ms step_avg:{spent / steps * 1e3:.2f}ms "
                       f"tok_s:{rate:.0f} mfu:{mfu:.1%} data_wait:{waited / steps * 1e3:.1f}ms")
-        self.logged = (step, seconds, self.data_wait)
-
 
 def train(trainer: Trainer, corpus: Corpus, log: RunLog, signals: list[int]) -> dict[str, Any]:
     """Validate and step, until ITERATIONS, the cap or a signal. Returns what was measured."""
@@ -1379,46 +1177,34 @@ def train(trainer: Trainer, corpus: Corpus, log: RunLog, signals: list[int]) -> 
             log.event("val", step=step, train_seconds=seconds, **score._asdict())
             paused += time.perf_counter() - pause
             if done:
+                meter.bar.close()
                 break
         multiplier = lr_multiplier(s, step, seconds)
         batch, crc32s, wait = reader.next()
-        stats = fetch(trainer.step(batch, step, multiplier))
+        stats = trainer.step(batch, step, multiplier)
         step += 1
-        meter.after_step(step, stats, multiplier, time.perf_counter() - began - paused, wait)
+        meter.after_step(stats, step, multiplier, time.perf_counter() - began - paused, wait)
     by_slot = [crc for one_of_each_rank in zip(*machine.gather(crc32s)) for crc in one_of_each_rank]
-    return {"val_bpb_unquantized": score.val_bpb, "steps": step, "tokens_seen": step * s.train_batch_tokens,
-            "params": len(trainer.weights.flat), "train_seconds": round(seconds, 3),
-            "eval_seconds": round(paused, 3), "data_wait_seconds": round(meter.data_wait, 4), "stopped": stop,
+    return {"val_bpb_unquantized": score.rows()["val_bpb"], "steps": step,
+            "params": len(trainer.weights.flat), "tokens_seen": step * s.train_batch_tokens,
+            "train_seconds": round(seconds, 3), "eval_seconds": round(paused, 3),
+            "data_wait_seconds": round(meter.data_wait, 4), "stopped": stop,
             "batches_crc32": f"{zlib.crc32(np.array(by_slot, '<u4')):08x}"}
 
-
 # --- main -------------------------------------------------------------------------------------------------
-
 def environment(machine: Machine) -> dict[str, Any]:
     """What a run depends on beside its settings."""
-    try:
-        processor = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())[1]
-    except (OSError, TypeError):
-        processor = platform.processor() or platform.machine()
-    return {"ranks": machine.world, "processor": processor,
+    cpuinfo = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*:\s*(.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
+    return {"ranks": machine.world, "processor": found[1] if found else platform.processor(),
             "cores": os.cpu_count(), "threads": torch.get_num_threads(), "platform": platform.platform(),
             "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__,
-            "sentencepiece": sentencepiece.__version__, "git": git_state()}
-
-
-def score_rows(score: Score) -> dict[str, str]:
-    partial = " partial" if score.partial else ""
-    return {"val_loss": f"{score.val_loss:.8f}{partial}", "val_bpb": f"{score.val_bpb:.8f}{partial}",
-            "val_tokens": f"{score.tokens}{partial}", "val_bytes": f"{score.bytes}{partial}"}
-
+            "sentencepiece": sentencepiece.__version__}
 
 def eval_only(s: Settings, origins: dict[str, str], machine: Machine, log: RunLog) -> int:
     """EVAL_ONLY=path: score an artifact, write nothing. The shape is the artifact's; so are the window and
     the stride unless the environment names others."""
-    try:
-        blob = Path(s.eval_only).read_bytes()
-    except OSError as error:
-        raise DataError(f"EVAL_ONLY={s.eval_only}: {error.strerror}") from None
+    blob = read_file("EVAL_ONLY=", s.eval_only)
     shape, weights = decode_artifact(blob, s.eval_only)
     s = dataclasses.replace(s, **{name: getattr(shape, name) for name in SHAPE_SETTINGS
                                   if not (name.startswith("eval_") and origins[name] == "environment")})
@@ -1427,12 +1213,13 @@ def eval_only(s: Settings, origins: dict[str, str], machine: Machine, log: RunLo
     model.weights.set(model.weights.pack(weights))
     began = time.perf_counter()
     score = evaluate(s, Predictor(model).nll, corpus, machine)
-    rows = {**score_rows(score), "eval_seconds": f"{time.perf_counter() - began:.3f}",
-            "artifact_bytes": len(blob), "artifact_sha256": hashlib.sha256(blob).hexdigest(), "val_sha256": corpus.val_sha256,
-            "tokenizer_sha256": corpus.tokenizer_sha256}
-    log.block([*corpus.notes, f"eval_only:{s.eval_only} {score.line()}"], rows)
+    for line in (*corpus.notes, f"eval_only:{s.eval_only} {score.line()}"):
+        log.line(line)
+    log.block({
+        **score.rows(), "eval_seconds": round(time.perf_counter() - began, 3), "artifact_bytes": len(blob),
+        "artifact_sha256": hashlib.sha256(blob).hexdigest(), "val_sha256": corpus.sha256["val_sha256"],
+        "tokenizer_sha256": corpus.sha256["tokenizer_sha256"]})
     return 0
-
 
 def finish(trainer: Trainer, corpus: Corpus, folder: Path, rows: dict[str, Any], log: RunLog,
            script: bytes) -> int:
@@ -1446,47 +1233,47 @@ def finish(trainer: Trainer, corpus: Corpus, folder: Path, rows: dict[str, Any],
     trainer.weights.set(trainer.weights.pack(decode_artifact(blob, str(path))[1]))
     score = evaluate(s, trainer.predictor.nll, corpus, machine)
     rows["eval_seconds"] = round(rows["eval_seconds"] + time.perf_counter() - began, 3)
-    text = sample(trainer.predictor, corpus.tokenizer, s.seed) if machine.rank == 0 else ""
     code, stopped = count_code(s, script), rows.pop("stopped")
     over = len(blob) + code > s.budget_bytes
-    rows = {**score_rows(score), **rows, "peak_memory_mib": round(machine.peak_memory_mib()),
+    rows = {**score.rows(), **rows, "peak_memory_mib": round(machine.peak_memory_mib()),
             "artifact_bytes": len(blob), "code_bytes": code, "total_bytes": len(blob) + code,
             "budget_bytes": s.budget_bytes, "budget": "over" if over else "ok",
             "artifact_sha256": hashlib.sha256(blob).hexdigest(),
-            "script_sha256": hashlib.sha256(script).hexdigest(), "train_sha256": corpus.train_sha256, "val_sha256": corpus.val_sha256,
-            "tokenizer_sha256": corpus.tokenizer_sha256, "state_sha256": state_sha256, "preset": s.preset,
-            "seed": s.seed, "run_id": folder.name, "device": str(machine.device), "torch": torch.__version__}
+            "script_sha256": hashlib.sha256(script).hexdigest(), **corpus.sha256,
+            "state_sha256": state_sha256, "preset": s.preset, "seed": s.seed, "run_id": folder.name,
+            "device": str(machine.device), "torch": torch.__version__}
     log.event("final", **rows)
-    log.block([f"the model writes: {text!r}"], rows)
+    log.block(rows)
     return EXIT_SIGNAL if stopped else EXIT_OVER_BUDGET if over else 0
-
 
 def run(s: Settings, origins: dict[str, str], script: bytes) -> int:
     """A whole run on this rank. Returns the exit code; raises SettingError, DataError, NumericalError."""
     machine = open_machine(s)
     if s.eval_only:
         log = RunLog(None, machine.rank == 0)
-        log.line(" ".join(machine.notes))
+        log.line(machine.about)
         return eval_only(s, origins, machine, log)
     corpus = load_corpus(s)
     folder = Path(machine.from_rank_0(machine.rank == 0 and str(make_run_folder(s))))
     log, about, signals = RunLog(folder, machine.rank == 0), environment(machine), []
+    machine.say = log.line
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: signals.append(number))
-    given = [name for name, origin in origins.items() if origin == "environment"]
-    log.line(f"run:{folder} preset:{s.preset} " + " ".join(f"{n.upper()}={show(getattr(s, n))}" for n in given))
-    log.line(" ".join(f"{key}:{value}" for key, value in about.items()))
-    log.line(" ".join(machine.notes))
+    given = " ".join(f"{name.upper()}={show(getattr(s, name))}" for name, origin in origins.items()
+                     if origin == "environment")
     if machine.rank == 0:
         config = {"settings": vars(s), "origins": origins, "environment": about}
         write_whole(folder / "config.json", json.dumps(config, indent=1).encode())
     trainer = Trainer(s, machine)
-    log.line(f"params:{len(trainer.weights.flat)} train_tokens:{corpus.train.total} "
-             f"val_tokens:{len(corpus.val_tokens)} val_bytes:{int(corpus.val_bytes.sum(dtype=np.int64))} batch:{s.batch_slots}x{s.slot_tokens}")
-    for note in corpus.notes + ([trainer.warm_up()] if s.warmup_steps else []):
-        log.line(note)
+    for line in (f"run:{folder} preset:{s.preset} {given}", " ".join(f"{k}:{v}" for k, v in about.items()),
+                 machine.about, *corpus.notes,
+                 f"params:{len(trainer.weights.flat)} batch:{s.batch_slots}x{s.slot_tokens} "
+                 f"train_tokens:{corpus.train.total} val_tokens:{len(corpus.val_tokens)} "
+                 f"val_bytes:{corpus.val_bytes.sum(dtype=np.int64)}"):
+        log.line(line)
+    if s.warmup_steps:
+        log.line(trainer.warm_up())
     return finish(trainer, corpus, folder, train(trainer, corpus, log, signals), log, script)
-
 
 def main() -> int:
     for stream in (sys.stdout, sys.stderr):
@@ -1500,13 +1287,13 @@ def main() -> int:
             return 0
         return run(s, origins, script)
     except (SettingError, DataError, NumericalError) as error:
-        if os.environ.get("RANK", "0") == "0":
-            print(f"train_gpt.py: {error}", file=sys.stderr)
+        rank = os.environ.get("RANK", "0")      # data can be bad for one rank alone, settings are so for all
+        if rank == "0" or isinstance(error, DataError):
+            print(f"train_gpt.py: {error}" + (f" (rank {rank})" if rank != "0" else ""), file=sys.stderr)
         return error.exit_code
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
-
 
 if __name__ == "__main__":
     sys.exit(main())
