@@ -336,6 +336,9 @@ class Corpus:
                             " (--separator LINE splits .txt files)")
         self.sha256 = identity.digest()
         self.last_keys = np.array(plan.last_keys(int(smallest[-1])), np.uint64)
+        if not self.text_bytes("train"):
+            raise DataError(f"all {documents} documents fall to validation, expected at least one to train on: "
+                            "choose a smaller --val-fraction")
 
     def places(self, bucket: int, split: str | None = None) -> np.ndarray:
         """PLACE [documents] of one bucket in order: all, or those of val, second or train."""
@@ -799,7 +802,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
                              help="260 (bytes) to 65536 (default: 1024, or the given tokenizer's)")
         command.add_argument("--model-type", choices=["bpe", "unigram"], default=Plan.model_type)
         command.add_argument("--shard-tokens", type=positive, default=Plan.shard_tokens, metavar="N",
-                             help="at most so many tokens a shard (default: %(default)s)")
+                             help="most tokens a shard, if no document has more (default: %(default)s)")
         command.add_argument("--workers", type=positive, default=cores(), metavar="N",
                              help="threads that encode (default: %(default)s, the cores)")
         command.add_argument("--root", type=Path, default=REPO,
@@ -838,7 +841,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
-        print(f"error: {error}; the same command continues from what is whole", file=sys.stderr)
+        mend = "make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "mend this"
+        print(f"error: {error.filename or args.root}: {error.strerror or error}: {mend}, then the same command "
+              "continues from what is whole", file=sys.stderr)
         return DataError.exit_code
     except KeyboardInterrupt:
         print("stopped; the same command continues from what is whole", file=sys.stderr)

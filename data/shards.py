@@ -191,14 +191,6 @@ class ShardWriter:
         return self.header
 
 
-def write_shard(path: Path, documents: list[np.ndarray], text_bytes: list[int], header: Header) -> Header:
-    """Write one whole shard from token arrays; returns the header as the counting completed it."""
-    writer = ShardWriter(path, header)
-    for tokens, size in zip(documents, text_bytes, strict=True):
-        writer.add(tokens, size)
-    return writer.close()
-
-
 def file_sha256(path: Path) -> bytes:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").digest()

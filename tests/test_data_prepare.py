@@ -328,6 +328,8 @@ def test_bad_arguments(corpus, tmp_path):
     assert "--val-docs" in refused(corpus, "--name", "t", "--val-docs", 0)
     said = run("text", corpus, "--name", "t", "--val-docs", 100_000, "--root", tmp_path, code=3)
     assert "at least 100001" in said
+    said = run("text", corpus, "--name", "t", "--val-fraction", 0.999999999, "--root", tmp_path, code=3)
+    assert "smaller --val-fraction" in said
     model = train_model(tmp_path / "m.model", SCRIPTS, vocab_size=600)
     said = refused(corpus, "--name", "t", "--tokenizer", model, "--vocab-size", 300)
     assert "--vocab-size is 300, expected 600" in said

@@ -67,7 +67,11 @@ def test_golden_bytes(tmp_path):
                            tokenizer=bytes(range(32)), corpus=bytes(range(100, 132)))
     path = tmp_path / "t_val_000002.bin"
     texts = [np.array([1, 300, 513], np.uint16), np.array([1, 1015], np.uint16)]
-    h = shards.write_shard(path, texts, [5, 2**33], header)
+    writer = shards.ShardWriter(path, header)
+    for tokens, text_bytes in zip(texts, [5, 2**33]):
+        writer.add(tokens, text_bytes)
+    assert not path.exists()
+    h = writer.close()
     payload = bytes.fromhex("01002c010102" "0100f703")
     words = [20240520, 1, 5, 0x31464C47, 1, 1024, 1, 2, 1015, 5, 2, 0xCF32BE85, 2, 3, 0, 0]
     expected = struct.pack("<16I", *words) + bytes(range(32)) + bytes(range(100, 132)) + bytes(896) + payload
