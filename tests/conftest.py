@@ -12,6 +12,10 @@ settings.register_profile("here", deadline=None, database=None, derandomize=True
 settings.load_profile("here")
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "cuda: needs a GPU; skipped where there is none")
+
+
 @pytest.fixture(scope="session")
 def tokenizer_path(tmp_path_factory):
     """A lossless tokenizer of 400 pieces."""
