@@ -50,7 +50,7 @@ from shards import DataError
 REPO_ID = "willdepueoai/parameter-golf"
 PREFIX = "datasets"                           # the manifest's paths start from this folder of the repo
 MANIFEST = f"{PREFIX}/manifest.json"
-RECORD, PARTIAL, LOCK = "source.json", ".partial", ".spool-download.lock"
+RECORD, PARTIAL, LOCK = "source.json", ".partial", "datasets/.download.lock"
 TIMEOUT = constants.HF_HUB_DOWNLOAD_TIMEOUT   # s without a byte; 10, or what the variable of that name says
 SLOWEST = 1024                                # bytes/s over TIMEOUT; a shard would take two days at this rate
 RENEWAL = 1 << 20                             # bytes of progress after which tries count anew
@@ -629,7 +629,7 @@ def download(args: argparse.Namespace) -> None:
         return is_bound(args.root, plan), lacking(args.root, needed, args.verify, args.workers)
     bound, missing = survey()
     if not bound or missing:                  # else nothing is written, since the root may be read-only
-        args.root.mkdir(parents=True, exist_ok=True)
+        (args.root / "datasets").mkdir(parents=True, exist_ok=True)
         with lock(args.root):
             bound, missing = survey()         # now that no other download changes anything
             bind(args.root, plan)

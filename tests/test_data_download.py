@@ -135,7 +135,7 @@ def check_whole(hub, root: Path, train_shards: int = 2, files: dict | None = Non
     expected = {path.removeprefix("datasets/"): data for path, data in (files or hub.files).items()
                 if kept.fullmatch(path)}
     found = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*")
-             if path.is_file() and path.name not in ("source.json", ".spool-download.lock")}
+             if path.is_file() and path.name not in ("source.json", ".download.lock")}
     assert sorted(found) == sorted(expected)
     assert found == expected
 
