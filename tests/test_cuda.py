@@ -22,7 +22,8 @@ def runs(tmp_path_factory, corpus) -> dict[str, helpers.Run]:
              "compiled": dict(DEVICE="cuda", DTYPE="bfloat16", COMPILE=1, WARMUP_STEPS=2)}
     done = {}
     for name, more in kinds.items():
-        done[name] = helpers.run_script(cwd, corpus.env(RUN_ID=name, ITERATIONS=20, VAL_LOSS_EVERY=10, **more))
+        env = corpus.env(RUN_ID=name, ITERATIONS=20, VAL_LOSS_EVERY=10, **more)
+        done[name] = helpers.run_script(cwd, env)
         assert done[name].code == 0, done[name].err
     return done
 
@@ -40,9 +41,9 @@ def test_the_gpu_trains_what_the_cpu_trains(runs, name, tolerance):
 
 
 def test_an_artifact_scores_alike_on_both(runs, corpus, tmp_path):
-    artifact = runs["bfloat16"].folder / "model.int8.ptz"
-    scores = [float(helpers.run_script(tmp_path, corpus.env(EVAL_ONLY=artifact, DEVICE=device)).final["val_bpb"])
-              for device in ("cpu", "cuda")]
+    envs = [corpus.env(EVAL_ONLY=runs["bfloat16"].folder / "model.int8.ptz", DEVICE=device)
+            for device in ("cpu", "cuda")]
+    scores = [float(helpers.run_script(tmp_path, env).final["val_bpb"]) for env in envs]
     assert scores[0] == pytest.approx(scores[1], rel=1e-4)
     assert scores[1] == pytest.approx(float(runs["bfloat16"].final["val_bpb"]), rel=2e-3)
 
@@ -69,7 +70,8 @@ def test_attention_on_the_gpu_is_pytorchs_in_float64(case, dtype, out_error, gra
 def test_without_a_setting_a_gpu_takes_the_reference_preset_bf16_and_itself(tmp_path, corpus):
     dry = helpers.run_script(tmp_path, dict(DRY_RUN="1"))
     assert dry.code == 0 and "PRESET=10min_16mb (preset)" in dry.out.splitlines()
-    env = {name: value for name, value in corpus.env(RUN_ID="auto").items() if name not in ("DTYPE", "DEVICE")}
+    env = corpus.env(RUN_ID="auto")
+    del env["DTYPE"]
     run = helpers.run_script(tmp_path, env)
     assert run.code == 0 and "dtype:bfloat16" in run.out and run.final["device"] == "cuda:0"
 

@@ -89,10 +89,10 @@ import os, signal, sys, threading
 import numpy, torch, sentencepiece, safetensors.numpy, tqdm, torch.distributed
 def state():
     return [dict(os.environ), os.getcwd(), sorted(os.listdir()), sorted(os.listdir("/proc/self/fd")),
-            threading.active_count(), [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)], torch.get_default_dtype(),
-            torch.get_num_threads(), torch.initial_seed(), torch.get_rng_state().tolist(),
-            torch.is_grad_enabled(), torch.get_float32_matmul_precision(), numpy.random.get_state()[1].tolist(),
-            torch.distributed.is_initialized(), sys.argv[:]]
+            threading.active_count(), [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)],
+            torch.get_default_dtype(), torch.get_num_threads(), torch.initial_seed(), torch.is_grad_enabled(),
+            torch.get_rng_state().tolist(), torch.get_float32_matmul_precision(),
+            numpy.random.get_state()[1].tolist(), torch.distributed.is_initialized(), sys.argv[:]]
 sys.path.insert(0, sys.argv[1])
 before = state()
 import train_gpt
