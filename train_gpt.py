@@ -251,11 +251,6 @@ def flops_per_token(s: Settings) -> int:
     matrices = sum(math.prod(p.shape) for p in parameter_table(s) if p.group == "matrix")
     return 6 * (matrices + s.vocab_size * s.model_dim) + 6 * s.num_layers * s.model_dim * s.train_seq_len
 
-def group_rate(s: Settings, group: str) -> float:
-    """Learning rate of an optimizer group before the schedule."""
-    embed = s.tied_embed_lr if s.tie_embeddings else s.embed_lr
-    return {"matrix": s.matrix_lr, "embed": embed, "head": s.head_lr, "vector": s.scalar_lr}[group]
-
 # --- schedules: pure functions of the step and of the progress in [0, 1] ----------------------------------
 def progress(s: Settings, step: int, elapsed: float) -> float:
     """How far the run is: by steps or by the clock (elapsed seconds), whichever is further."""
@@ -285,7 +280,7 @@ def need(where: Any, what: str, found: Any, expected: Any, more: str = "") -> No
         raise DataError(f"{where}: {what} is {found}, expected {expected}{more}")
 
 def read_file(name: str, path: str | Path, size: int = -1) -> bytes:
-    """The bytes of a file, or its first. Raises DataError that begins with the name."""
+    """The bytes of a file, or its first. Raises DataError that begins with `name`."""
     try:
         with open(path, "rb") as file:
             return file.read(size)
@@ -522,24 +517,26 @@ def eval_windows(total: int, window: int, stride: int) -> np.ndarray:
     ends = np.minimum(starts + window, total - 1)
     return np.stack([starts, np.concatenate([[1], ends[:-1] + 1]), ends], axis=1)
 
-def evaluate(s: Settings, nll: Callable[[np.ndarray], np.ndarray], corpus: Corpus, machine: Any) -> Score:
-    """Score the validation tokens. `nll` maps int64[B, T+1] to float32[B, T]: nats of ids[:, 1:].
+def evaluate(s: Settings, nll: Callable[..., np.ndarray], corpus: Corpus, machine: Any) -> Score:
+    """Score the validation tokens. `nll` maps int64[B, T+1] and n to float32[B, n]: nats of the last n ids.
     All batches have one shape: past its end a row repeats its last token, which is not scored."""
     tokens, worth = corpus.val_tokens, corpus.val_bytes
     total = min(len(tokens), s.val_tokens_limit or len(tokens))
     if total < 2:
         raise DataError(f"DATA_PATH={s.data_path}: {total} validation tokens, expected at least 2")
     window = min(s.eval_window, total - 1)
-    windows = eval_windows(total, window, min(s.eval_step, window))
+    stride = min(s.eval_step, window)
+    windows = eval_windows(total, window, stride)
     rows = max(1, min(s.val_batch_size // s.batch_slots // window, -(-len(windows) // machine.world)))
     nats = scored = 0.0
     for first_row in range(machine.rank * rows, len(windows), machine.world * rows):
         start, first, end = windows[first_row:first_row + rows].T[:, :, None]
         place = start + np.arange(window + 1)
-        is_scored = ((place >= first) & (place <= end))[:, 1:]
+        last = stride if first_row else window      # only the first window scores all it sees
+        is_scored = ((place >= first) & (place <= end))[:, -last:]
         ids = tokens[np.minimum(place, end)].astype(np.int64)
         ids = np.pad(ids, ((0, rows - len(ids)), (0, 0)))
-        nats += float(nll(ids)[:len(is_scored)][is_scored].sum(dtype=np.float64))
+        nats += float(nll(ids, last)[:len(is_scored)][is_scored].sum(dtype=np.float64))
         scored += int(is_scored.sum())
     nats, scored = (sum(parts) for parts in zip(*machine.gather((nats, scored))))
     assert scored == total - 1, "every token but the first is scored once"
@@ -768,15 +765,13 @@ def open_machine(s: Settings) -> Machine:
     if kind == "cuda" and local >= torch.cuda.device_count():
         raise SettingError(f"LOCAL_RANK={local}: {torch.cuda.device_count()} GPUs, lower --nproc_per_node")
     machine = Machine(torch.device(kind, local) if kind == "cuda" else torch.device(kind), rank, world)
-    why = kinds[kind][1] if s.device == "auto" else "DEVICE"
     if kind == "cuda":
         torch.cuda.set_device(local)
-        why += ", " + torch.cuda.get_device_name(local)
     elif kind == "cpu":
         keep_freed_memory()
     if world > 1:       # small decisions travel as CPU tensors over gloo: no GPU waits for them
         dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo")
-    machine.compile = s.compile and kind != "mps"
+    machine.compile, why = s.compile and kind != "mps", kinds[kind][1] if s.device == "auto" else "DEVICE"
     machine.about = f"device:{machine.device} ({why}) {choose_dtype(s, machine)} compile:{machine.compile:d}"
     return machine
 
@@ -952,8 +947,9 @@ class GPT:
         return x
 
     def nll(self, ids: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
-        """int64[B, T] twice -> float32[B, T] in nats. dtype is of the last product: scoring wants float32."""
-        return self.head_nll(self.trunk(ids), self.head, targets, self.s.logit_softcap, dtype)
+        """int64[B, T] and targets [B, n] of the last n positions -> float32[B, n], nats; product in dtype."""
+        x = self.trunk(ids)[:, -targets.size(1):]
+        return self.head_nll(x, self.head, targets, self.s.logit_softcap, dtype)
 
 class Predictor:
     """A trained model behind numpy arrays: what evaluation, sampling and the referee call."""
@@ -962,10 +958,11 @@ class Predictor:
         self.max_len = max(model.s.train_seq_len, model.s.eval_window)      # beyond it the model is untrained
 
     @torch.no_grad()
-    def nll(self, ids: np.ndarray) -> np.ndarray:
-        """int64[B, T+1] -> float32[B, T]: nats of ids[:, 1:], each given what stands left of it."""
+    def nll(self, ids: np.ndarray, last: int = 0) -> np.ndarray:
+        """int64[B, T+1] -> float32[B, T]: nats of ids[:, 1:], each given what stands left of it; if last > 0,
+        float32[B, last]. Scoring wants the last product in float32."""
         tensor = torch.from_numpy(ids).to(self.model.machine.device)
-        return self.model.nll(tensor[:, :-1], tensor[:, 1:], torch.float32).cpu().numpy()
+        return self.model.nll(tensor[:, :-1], tensor[:, 1:][:, -last:], torch.float32).cpu().numpy()
 
     @torch.no_grad()
     def logprobs(self, ids: np.ndarray) -> np.ndarray:
@@ -992,8 +989,10 @@ class Optimizer:
         matrices, rest = weights.flat.tensor_split([weights.num_matrix])
         self.momentum, self.moment1, self.moment2 = map(torch.zeros_like, (matrices, rest, rest))
         self.ema = weights.flat.clone() if s.ema_decay else None
-        self.adam_rates = torch.cat([torch.full((size,), group_rate(s, p.group), device=rest.device)
-                                     for size, p in zip(weights.sizes, weights.table) if p.group != "matrix"])
+        embed_lr = s.tied_embed_lr if s.tie_embeddings else s.embed_lr
+        rates = {"embed": embed_lr, "head": s.head_lr, "vector": s.scalar_lr}
+        self.adam_rates = torch.cat([torch.full((size,), rates[p.group], device=rest.device)
+                                     for size, p in zip(weights.sizes, weights.table) if p.group in rates])
 
     def stacks(self, flat: Tensor) -> dict[tuple[int, ...], list[tuple[Tensor, float]]]:
         """The matrices of a flat tensor as views [L, rows <= cols] with their factor sqrt(max(1, out / in)),
@@ -1198,6 +1197,7 @@ def environment(machine: Machine) -> dict[str, Any]:
     found = re.search(r"model name\s*:\s*(.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
     return {"ranks": machine.world, "processor": found[1] if found else platform.processor(),
             "cores": os.cpu_count(), "threads": torch.get_num_threads(), "platform": platform.platform(),
+            "gpu": torch.cuda.get_device_name(machine.device) if machine.device.type == "cuda" else "none",
             "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__,
             "sentencepiece": sentencepiece.__version__}
 
@@ -1259,8 +1259,7 @@ def run(s: Settings, origins: dict[str, str], script: bytes) -> int:
     machine.say = log.line
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: signals.append(number))
-    given = " ".join(f"{name.upper()}={show(getattr(s, name))}" for name, origin in origins.items()
-                     if origin == "environment")
+    given = " ".join(f"{k.upper()}={show(getattr(s, k))}" for k in origins if origins[k] == "environment")
     if machine.rank == 0:
         config = {"settings": vars(s), "origins": origins, "environment": about}
         write_whole(folder / "config.json", json.dumps(config, indent=1).encode())

@@ -355,6 +355,7 @@ VARIANTS = {
     "bfloat16": dict(DTYPE="bfloat16"), "sliding": dict(EVAL_SEQ_LEN=32, EVAL_STRIDE=8),
     "partial": dict(VAL_TOKENS_LIMIT=1000), "capped": dict(MAX_WALLCLOCK_SECONDS=1.5, ITERATIONS=10**6),
     "slots": dict(BATCH_SLOTS=4), "softcap": dict(LOGIT_SOFTCAP=3),
+    "length": dict(TRAIN_SEQ_LEN=25, TRAIN_BATCH_TOKENS=600),       # no divisor of the reference's batch
     # wide enough for matrices in int8
     "int8": dict(MODEL_DIM=192, NUM_HEADS=2), "std": dict(MODEL_DIM=192, NUM_HEADS=2, CLIP_STD=2)}
 
@@ -387,7 +388,7 @@ def test_every_variant_changes_what_it_should(variants, name):
     assert (losses(run) == losses(base)) == same_training
     assert (run.final["artifact_sha256"] == base.final["artifact_sha256"]) == (name == "partial")
     assert run.final["val_bpb"] != base.final["val_bpb"]
-    same_batches = name not in ("sequential", "seed", "capped", "slots")
+    same_batches = name not in ("sequential", "seed", "capped", "slots", "length")
     assert (run.final["batches_crc32"] == base.final["batches_crc32"]) == same_batches
     assert (run.final["params"] == base.final["params"]) == (name not in ("untied", "int8"))
 
