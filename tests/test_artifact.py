@@ -65,6 +65,7 @@ def test_rows_come_back_within_half_a_step_inside_the_clip(matrix, percentile):
     with np.errstate(over="ignore"):        # what lies far outside the clip may overflow on its way there
         levels, scale = quantize_rows(matrix, percentile, 0.0)
     assert levels.dtype == np.int8 and levels.shape == matrix.shape and scale.shape == matrix.shape[:-1]
+    assert levels.min() >= -127, "as many levels below zero as above"
     assert scale.dtype in (np.float16, np.float32) and np.isfinite(scale).all() and (scale >= 0).all()
     for row, got, step in zip(matrix.reshape(-1, matrix.shape[-1]).astype(np.float64),
                               levels.reshape(-1, matrix.shape[-1]), scale.ravel().astype(np.float64)):

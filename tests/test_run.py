@@ -345,7 +345,8 @@ import json, os, sys
 import train_gpt
 for env in json.loads(sys.argv[1]):
     os.environ.update(env)
-    print("\\nexit", env["RUN_ID"], train_gpt.main(), flush=True)
+    code = train_gpt.main()
+    print(f"exit {env['RUN_ID']} {code}", file=sys.stderr, flush=True)
     for name in env:
         del os.environ[name]
 """
@@ -367,10 +368,10 @@ def variants(tmp_path_factory, corpus) -> dict[str, Run]:
     envs = [corpus.env(**dict(RUN_ID=name, ITERATIONS=10) | more) for name, more in VARIANTS.items()]
     done = subprocess.run([sys.executable, "-c", REPEATED, json.dumps(envs)], cwd=cwd, text=True, timeout=280,
                           env=helpers.clean_environment(PYTHONPATH=str(helpers.ROOT)), capture_output=True)
-    codes = dict(re.findall(r"^exit (\w+) (\d+)$", done.stdout, re.MULTILINE))
-    assert set(codes) == set(VARIANTS), done.stderr
-    logs = {name: (cwd / f"logs/{name}/train.log").read_text(encoding="utf-8") for name in codes}
-    return {name: Run(int(code), logs[name], done.stderr, cwd) for name, code in codes.items()}
+    told = re.findall(r"(.*?)^exit (\w+) (\d+)$\n", done.stderr, re.MULTILINE | re.DOTALL)
+    assert [name for _, name, _ in told] == list(VARIANTS), done.stderr
+    return {name: Run(int(code), (cwd / f"logs/{name}/train.log").read_text(encoding="utf-8"), err, cwd)
+            for err, name, code in told}
 
 
 @pytest.mark.parametrize("name", VARIANTS)
