@@ -1,43 +1,91 @@
 """Measure the trainer beside the machine's limit, in one process.
 
-    python tests/bench.py step       tokens/s of the whole optimizer step, at the shape of the issue on speed
-    python tests/bench.py step --reference    the same model written the plain way, for comparison
-    MODEL_DIM=192 NUM_LAYERS=5 python tests/bench.py step      another shape: settings as in the trainer
+    python tests/bench.py step                tokens/s of the whole optimizer step
+    python tests/bench.py step --reference    the same with torch's scaled_dot_product_attention
+    python tests/bench.py eval                plain and sliding evaluation against training
+    python tests/bench.py export              quantise, compress and read back the 17 M parameters
+    python tests/bench.py loader              reading batches: its rate, and what a step waits for it
+    python tests/bench.py start               seconds from the command to the first step
+    python tests/bench.py scale               step time over width, depth, context, vocabulary, batch, ranks
+    python tests/bench.py step --against REV  the same of another commit, in turns, and the ratio
 
-Prints one `key: value` a line, then the same as one line of JSON. The limit is the rate of a 2048^3
-bfloat16 product in the same process, measured before and after; the quotient is against the faster one.
+Settings are taken from the environment, the rest is the shape of SHAPE; `step --preset-shape` takes that of
+PRESET. Prints one `key: value` a line, then the same as one line of JSON. Limits are measured in the same
+process before and after, and the larger one counts.
 """
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
+import re
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import Any, Callable
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+ROOT = Path(os.environ.pop("BENCH_ROOT", Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(ROOT))
 import train_gpt  # noqa: E402
 
-SHAPE = dict(PRESET="10min_floppy", NUM_LAYERS="6", MODEL_DIM="256", NUM_HEADS="4", NUM_KV_HEADS="2", MLP_MULT="2",
+SHAPE = dict(NUM_LAYERS="6", MODEL_DIM="256", NUM_HEADS="4", NUM_KV_HEADS="2", MLP_MULT="2",
              VOCAB_SIZE="1024", TRAIN_SEQ_LEN="512", TRAIN_BATCH_TOKENS="16384")
+SETTING_NAMES = {name.upper() for name in vars(train_gpt.Settings())}
 
 
-def peak_flops(side: int = 2048, repeats: int = 9) -> float:
-    """Operations per second of a square bfloat16 product, median of `repeats`."""
-    a, b = torch.randn(2, side, side).bfloat16()
+# --- limits of the machine --------------------------------------------------------------------------------
+
+def median_seconds(call: Callable[[], Any], repeats: int, warm: int = 1) -> float:
+    """Median seconds of a call, after some that do not count."""
+    return statistics.median(all_seconds(call, repeats, warm))
+
+
+def all_seconds(call: Callable[[], Any], repeats: int, warm: int = 1) -> list[float]:
     seconds = []
-    for _ in range(repeats + 2):
+    for _ in range(warm + repeats):
         began = time.perf_counter()
-        a @ b
+        call()
         seconds.append(time.perf_counter() - began)
-    return 2 * side ** 3 / statistics.median(seconds[2:])
+    return seconds[warm:]
+
+
+def peak_flops(side: int = 2048) -> float:
+    """Operations per second of a square bfloat16 product, median of nine."""
+    a, b = torch.randn(2, side, side).bfloat16()
+    return 2 * side ** 3 / median_seconds(lambda: a @ b, 9, 2)
+
+
+def copy_bandwidth(mib: int = 256) -> float:
+    """Bytes per second of a copy in memory: read and written count once."""
+    a = torch.ones(mib * 2**18)
+    b = torch.empty_like(a)
+    return mib * 2**20 / median_seconds(lambda: b.copy_(a), 7)
+
+
+# --- what is measured -------------------------------------------------------------------------------------
+
+def settings(**named: str) -> train_gpt.Settings:
+    """Settings of the benchmark: what the caller names, then what the environment says."""
+    given = {name: value for name, value in os.environ.items() if name in SETTING_NAMES}
+    return train_gpt.load_settings({"PRESET": "10min_floppy", **named, **given}, "10min_floppy")[0]
+
+
+def make_trainer(s: train_gpt.Settings) -> tuple[train_gpt.Trainer, torch.Tensor]:
+    """A trainer on this process alone, and a batch of random tokens."""
+    train_gpt.keep_freed_memory()
+    dtype = torch.float32 if s.dtype == "float32" else torch.bfloat16
+    trainer = train_gpt.Trainer(s, train_gpt.Machine(torch.device("cpu"), dtype=dtype, compile=s.compile))
+    tokens = np.random.default_rng(0).integers(0, s.vocab_size, (s.batch_slots, s.slot_tokens + 1))
+    return trainer, torch.from_numpy(tokens)
 
 
 def plain_attention(q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor) -> torch.Tensor:
@@ -46,47 +94,210 @@ def plain_attention(q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Te
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2).flatten(2)
 
 
-def step(repeats: int, reference: bool) -> dict[str, object]:
+def shape_of(s: train_gpt.Settings) -> str:
+    return (f"L{s.num_layers} D{s.model_dim} H{s.num_heads} KV{s.num_kv_heads} MLP{s.mlp_mult} "
+            f"V{s.vocab_size} T{s.train_seq_len} batch {s.train_batch_tokens}")
+
+
+def step(args: argparse.Namespace) -> dict[str, Any]:
     """Whole optimizer steps on random tokens: forward, backward, gradient sum, Muon and Adam."""
-    if reference:
+    if args.reference:
         train_gpt.attention = plain_attention
-    else:
-        train_gpt.keep_freed_memory()
-    s, _ = train_gpt.load_settings({**SHAPE, **{k: v for k, v in os.environ.items() if k in SETTING_NAMES}}, "smoke")
-    dtype = torch.float32 if s.dtype == "float32" else torch.bfloat16
-    machine = train_gpt.Machine(torch.device("cpu"), dtype=dtype, compile=s.compile)
-    trainer = train_gpt.Trainer(s, machine)
-    batch = torch.from_numpy(np.random.default_rng(0).integers(0, s.vocab_size, (s.batch_slots, s.slot_tokens + 1)))
-    began = time.perf_counter()
-    for at in range(2):
-        trainer.step(batch, at, 1.0)
-    compile_seconds, peaks, seconds = time.perf_counter() - began, [peak_flops()], []
-    for at in range(repeats):
-        began = time.perf_counter()
-        trainer.step(batch, at, 1.0)
-        seconds.append(time.perf_counter() - began)
+    s = settings(**{} if args.preset_shape else SHAPE)
+    trainer, batch = make_trainer(s)
+    first = sum(all_seconds(lambda: trainer.step(batch, 0, 1.0), 2, 0))
+    peaks = [peak_flops()]
+    seconds = all_seconds(lambda: trainer.step(batch, 1, 1.0), args.repeats, 0)
     peaks.append(peak_flops())
     rate, peak = s.train_batch_tokens / statistics.median(seconds), max(peaks)
-    return {"what": "plain scaled_dot_product_attention" if reference else "train_gpt.py", "threads": torch.get_num_threads(),
-            "shape": f"L{s.num_layers} D{s.model_dim} H{s.num_heads} KV{s.num_kv_heads} MLP{s.mlp_mult} "
-                     f"V{s.vocab_size} T{s.train_seq_len} batch {s.train_batch_tokens}",
-            "steps": repeats, "step_ms_min_median_max": [round(f(seconds) * 1e3) for f in (min, statistics.median, max)],
-            "tokens_per_second": round(rate), "peak_gflops": [round(p / 1e9) for p in peaks],
-            "tokens_per_second_per_gflops": round(rate / peak * 1e9, 2),
-            "mfu": round(rate * train_gpt.flops_per_token(s) / peak, 3), "first_steps_seconds": round(compile_seconds, 1),
-            "peak_memory_mib": math.ceil(machine.peak_memory_mib())}
+    return {"figure": round(rate / peak * 1e9, 2), "unit": "tokens/s per peak GFLOP/s", "shape": shape_of(s),
+            "attention": "scaled_dot_product_attention" if args.reference else "the trainer's",
+            "step_ms_min_median_max": [round(f(seconds) * 1e3) for f in (min, statistics.median, max)],
+            "tokens_per_second": round(rate), "peak_gflops_before_after": [round(p / 1e9) for p in peaks],
+            "mfu": round(rate * train_gpt.flops_per_token(s) / peak, 3),
+            "first_two_steps_seconds": round(first, 1),
+            "peak_memory_mib": math.ceil(trainer.machine.peak_memory_mib())}
 
 
-SETTING_NAMES = {name.upper() for name in vars(train_gpt.Settings())}
+def evaluation(args: argparse.Namespace) -> dict[str, Any]:
+    """Tokens scored a second, plain and with stride = window / 8, against tokens trained a second."""
+    s = settings(**SHAPE)
+    trainer, batch = make_trainer(s)
+    window, rows = s.train_seq_len, max(1, s.val_batch_size // s.batch_slots // s.train_seq_len)
+    ids = np.random.default_rng(0).integers(0, s.vocab_size, (rows, window + 1))
+
+    def training() -> None:
+        trainer.step(batch, 1, 1.0)
+    trained = s.train_batch_tokens / median_seconds(training, args.repeats, 2)
+    plain, sliding = (rows * new / median_seconds(lambda: trainer.predictor.nll(ids, new), args.repeats, 2)
+                      for new in (window, window // 8))
+    again = s.train_batch_tokens / median_seconds(training, args.repeats, 0)
+    trained = (trained + again) / 2
+    return {"figure": round(plain / trained, 2), "unit": "plain evaluation rate / training rate",
+            "shape": shape_of(s), "rows": rows, "training_tokens_per_second": round(trained),
+            "plain_tokens_per_second": round(plain), "sliding_tokens_per_second": round(sliding),
+            "sliding_cost_against_plain": round(plain / sliding, 2)}
+
+
+def export(args: argparse.Namespace) -> dict[str, Any]:
+    """Quantise, compress and read back trained-like weights of the reference model."""
+    s = settings(PRESET="10min_16mb")
+    rng, bandwidth = np.random.default_rng(0), copy_bandwidth()
+    weights = {p.name: rng.standard_normal(p.shape, dtype=np.float32) * np.float32(0.02)
+               for p in train_gpt.parameter_table(s)}
+    sizes = []
+
+    def whole() -> None:
+        blob = train_gpt.encode_artifact(s, weights)
+        train_gpt.decode_artifact(blob, "benchmark")
+        sizes.append(len(blob))
+    seconds = median_seconds(whole, args.repeats)
+    floats = 4 * sum(value.size for value in weights.values())
+    return {"figure": round(seconds, 2), "unit": "seconds for encode and decode",
+            "params": floats // 4, "artifact_bytes": sizes[0],
+            "copy_gb_per_second": round(bandwidth / 1e9, 1),
+            "times_a_copy_of_the_weights": round(seconds / (floats / bandwidth)),
+            "peak_memory_mib": math.ceil(train_gpt.Machine(torch.device("cpu")).peak_memory_mib())}
+
+
+class SlowStream(train_gpt.TokenStream):
+    """A token stream behind a disk of so many bytes a second."""
+    rate = math.inf
+
+    def read(self, start: int, length: int) -> np.ndarray:
+        time.sleep(2 * length / self.rate)
+        return super().read(start, length)
+
+
+def loader(args: argparse.Namespace) -> dict[str, Any]:
+    """Batches of the reference preset (393,216 tokens a step) from a warm file: alone, then beside steps of
+    --step-ms milliseconds, and with a disk slowed to 200 MB/s."""
+    s, bandwidth = settings(PRESET="10min_16mb", VOCAB_SIZE="65536"), copy_bandwidth()
+    with tempfile.TemporaryDirectory() as folder:
+        tokens = np.random.default_rng(0).integers(0, 1024, 40_000_000).astype("<u2")
+        head = np.zeros(256, "<i4")
+        head[:3] = train_gpt.SHARD_MAGIC, 1, len(tokens)
+        path = Path(folder, "bench_train_000000.bin")
+        path.write_bytes(head.tobytes() + tokens.tobytes())
+
+        def waits(rate: float, pause: float, steps: int) -> list[float]:
+            stream = SlowStream([train_gpt.Shard(path)], s.vocab_size)
+            stream.rate = rate
+            reader = train_gpt.BatchReader(s, stream, 0, 1, 0, [0] * s.batch_slots, lambda tokens: tokens)
+            seconds = []
+            for _ in range(steps):
+                seconds.append(reader.next()[2])
+                time.sleep(pause)
+            reader.thread.shutdown(cancel_futures=True)
+            return seconds[1:]      # the first batch is read before the clock starts to matter
+        began = time.perf_counter()
+        waits(math.inf, 0.0, 40)
+        rate = 39 * s.train_batch_tokens / (time.perf_counter() - began)
+        pause = args.step_ms / 1e3
+        warm, slow = (sum(waits(speed, pause, 60)) / (59 * pause) for speed in (math.inf, 200e6))
+    return {"figure": round(rate / 1e6, 1), "unit": "million tokens/s read, checksummed and widened",
+            "step_ms": args.step_ms, "data_wait_warm": f"{warm:.3%}",
+            "data_wait_200_mb_per_second": f"{slow:.3%}", "copy_gb_per_second": round(bandwidth / 1e9, 1),
+            "of_copy_bandwidth": round(10 * rate / bandwidth, 3)}      # 2 bytes read, 8 written a token
+
+
+def run_seconds(env: dict[str, str], cwd: str, ranks: int = 0) -> tuple[float, list[str]]:
+    """Seconds from the command to the line of step 1, and all lines."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks else []
+    began, first, lines = time.perf_counter(), math.nan, []
+    data = ROOT / "data"
+    named = {"DATA_PATH": str(data / "datasets" / "demo_sp1024"), "VAL_TOKENS_LIMIT": "8192",
+             "TOKENIZER_PATH": str(data / "tokenizers" / "demo_1024_bpe.model"), "MAX_WALLCLOCK_SECONDS": "0"}
+    with subprocess.Popen([sys.executable, *torchrun, str(ROOT / "train_gpt.py")], cwd=cwd, text=True,
+                          env={**os.environ, **named, **env}, stdout=subprocess.PIPE) as process:
+        for line in process.stdout:
+            lines.append(line)
+            if line.startswith("step:1/"):
+                first = time.perf_counter() - began
+    if process.returncode:
+        sys.exit(f"bench.py: the run ended with {process.returncode}: {''.join(lines[-3:])}")
+    return first, lines
+
+
+def start(args: argparse.Namespace) -> dict[str, Any]:
+    """Seconds from the command to the first step's line: compile cache empty, full, and eager."""
+    with tempfile.TemporaryDirectory() as folder:
+        env = {"PRESET": "10min_floppy", "ITERATIONS": "1", "TORCHINDUCTOR_CACHE_DIR": folder + "/cache"}
+        first, second = (run_seconds(env, folder)[0] for _ in range(2))
+        eager = run_seconds({**env, "COMPILE": "0"}, folder)[0]
+    return {"figure": round(second, 1), "unit": "seconds to the first step, compile cache full",
+            "compile_cache_empty_seconds": round(first, 1), "eager_seconds": round(eager, 1)}
+
+
+def scale(args: argparse.Namespace) -> dict[str, Any]:
+    """Step time as one dimension doubles twice, with the fitted exponent against the arithmetic's; and one
+    and two ranks with a thread each."""
+    table = {}
+    axes = {"width": [dict(MODEL_DIM=str(d), NUM_HEADS=str(d // 64), NUM_KV_HEADS=str(d // 128))
+                      for d in (128, 256, 512)],
+            "depth": [dict(NUM_LAYERS=str(n)) for n in (2, 4, 8)],
+            "context": [dict(TRAIN_SEQ_LEN=str(n)) for n in (256, 512, 1024)],
+            "vocabulary": [dict(VOCAB_SIZE=str(n)) for n in (1024, 4096, 16384)],
+            "batch": [dict(TRAIN_BATCH_TOKENS=str(n)) for n in (8192, 16384, 32768)]}
+    for axis, changes in axes.items():
+        times, work = [], []
+        for change in changes:
+            s = settings(**SHAPE | dict(NUM_LAYERS="4") | change)
+            trainer, batch = make_trainer(s)
+            times.append(median_seconds(lambda: trainer.step(batch, 1, 1.0), args.repeats, 2))
+            work.append(train_gpt.flops_per_token(s) * s.train_batch_tokens)
+            torch.compiler.reset()
+        fitted, arithmetic = (np.polyfit(np.log([1, 2, 4]), np.log(y), 1)[0] for y in (times, work))
+        if axis == "vocabulary":
+            fitted, arithmetic = fitted / 2, arithmetic / 2     # it quadruples
+        table[axis] = {"step_ms": [round(t * 1e3) for t in times], "exponent": round(fitted, 2),
+                       "arithmetic": round(arithmetic, 2)}
+    rates = {}
+    with tempfile.TemporaryDirectory() as folder:
+        env = {"PRESET": "10min_floppy", "ITERATIONS": "30", "TRAIN_LOG_EVERY": "10", "OMP_NUM_THREADS": "1"}
+        for ranks in (1, 2):
+            found = (re.match(r"step:[23]0/.* tok_s:(\d+)", line) for line in run_seconds(env, folder, ranks)[1])
+            rates[ranks] = statistics.mean(float(rate[1]) for rate in found if rate)
+    return {"figure": round(rates[2] / rates[1], 2), "unit": "rate of two ranks / rate of one, a thread each",
+            "tokens_per_second_by_ranks": {ranks: round(rate) for ranks, rate in rates.items()}, **table}
+
+
+# --- another commit ---------------------------------------------------------------------------------------
+
+def against(revision: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Run the same measurement of this tree and of another commit in turns; the ratio of their figures."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        tree = folder + "/tree"
+        subprocess.run(["git", "-C", ROOT, "worktree", "add", "-q", "--detach", tree, revision], check=True)
+        stack.callback(subprocess.run, ["git", "-C", ROOT, "worktree", "remove", "--force", tree])
+        command = [sys.executable, __file__, args.what, "--repeats", str(args.repeats)]
+        command += ["--preset-shape"] * args.preset_shape
+        figures: dict[str, list[float]] = {"this": [], revision: []}
+        for _ in range(args.pairs):
+            for name, root in (("this", ROOT), (revision, tree)):
+                env = {**os.environ, "BENCH_ROOT": str(root)}
+                out = subprocess.run(command, env=env, check=True, text=True, stdout=subprocess.PIPE).stdout
+                figures[name].append(json.loads(out.splitlines()[-1])["figure"])
+    ratios = [a / b for a, b in zip(*figures.values())]
+    return {"figure": round(statistics.median(ratios), 3), "unit": f"this tree / {revision}, {args.what}",
+            "ratios": [round(ratio, 3) for ratio in ratios], **figures}
+
+
+WHAT = {"step": step, "eval": evaluation, "export": export, "loader": loader, "start": start, "scale": scale}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["step"])
-    parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--reference", action="store_true", help="plain attention instead of the trainer's own")
+    parser.add_argument("what", choices=WHAT)
+    parser.add_argument("--repeats", type=int, default=10, help="how often, for the median")
+    parser.add_argument("--reference", action="store_true", help="step: torch's attention")
+    parser.add_argument("--preset-shape", action="store_true", help="step: the shape of PRESET")
+    parser.add_argument("--step-ms", type=float, default=52.0, help="loader: length of a step")
+    parser.add_argument("--against", metavar="REV", help="another commit to compare with")
+    parser.add_argument("--pairs", type=int, default=3, help="with --against: how often both are run")
     args = parser.parse_args()
-    rows = step(args.repeats, args.reference)
+    rows = against(args.against, args) if args.against else WHAT[args.what](args)
+    rows = {"what": args.what, "threads": torch.get_num_threads(), "repeats": args.repeats, **rows}
     for key, value in rows.items():
         print(f"{key}: {value}")
     print(json.dumps(rows))
