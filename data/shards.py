@@ -149,10 +149,13 @@ def sync(file) -> None:
 def write_beside(path: Path, data: bytes) -> None:
     """Write a small file so that `path` holds the old bytes or the new ones, never a part."""
     partial = path.with_name(path.name + ".partial")
-    with open(partial, "wb") as file:
-        file.write(data)
-        sync(file)
-    os.replace(partial, path)
+    try:
+        with open(partial, "wb") as file:
+            file.write(data)
+            sync(file)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)       # of a disk that was full
 
 
 class ShardWriter:
@@ -568,8 +571,11 @@ def verify_apart(folder: Path, splits: Splits, bos_id: int) -> str:
 
 
 def inspect(path: Path) -> str:
-    """The header of a shard as text."""
-    h = read_header(path)
+    """The header of a shard as text, or a line that says FAIL."""
+    try:
+        h = read_header(path)
+    except DataError as error:
+        return f"FAIL {error}\n"
     if h.legacy:
         return f"{path}\n  tokens {h.tokens}\n  legacy: nothing else is known; upgrade fills the header in\n"
     values = asdict(h) | {"split": SPLIT_NAMES[h.split != VAL], "tokenizer": h.tokenizer.hex(),
@@ -620,11 +626,14 @@ def upgrade(paths: list[Path], tokenizer: Tokenizer) -> Iterator[str]:
             yield f"ok   {path}: has the header of data/prepare.py, left as it is"
     for path, header in headers.items():
         partial = path.with_name(path.name + ".partial")
-        shutil.copyfile(path, partial)
-        with open(partial, "r+b") as file:
-            file.write(pack(header))
-            sync(file)
-        os.replace(partial, path)
+        try:
+            shutil.copyfile(path, partial)
+            with open(partial, "r+b") as file:
+                file.write(pack(header))
+                sync(file)
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)   # of a disk that was full
         yield f"ok   {path}: {header.documents} documents, {header.text_bytes} bytes of text"
 
 
@@ -697,8 +706,12 @@ def main(argv: list[str] | None = None) -> int:
         for line in lines:
             print(line, flush=True)
             failed += line.startswith("FAIL")
-    except (DataError, OSError) as error:
+    except DataError as error:
         print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        print(f"error: {error.filename or args.paths[0]}: {error.strerror or error}: mend this, then run the "
+              "same command again", file=sys.stderr)
         return DataError.exit_code
     if failed:
         print(f"error: {failed} checks failed, see the FAIL lines", file=sys.stderr)

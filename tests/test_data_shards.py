@@ -2,7 +2,9 @@
 import json
 import os
 import random
+import resource
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -22,10 +24,10 @@ import shards  # noqa: E402
 from test_data_prepare import documents, run as prepare_run, train_model, write_jsonl  # noqa: E402
 
 
-def run(*args, code: int = 0) -> str:
+def run(*args, code: int = 0, **options) -> str:
     """Run data/shards.py; its output, after its exit code was checked."""
     result = subprocess.run([sys.executable, DATA / "shards.py", *map(str, args)], text=True,
-                            capture_output=True, timeout=100)
+                            capture_output=True, timeout=100, **options)
     assert result.returncode == code, result.stdout + result.stderr
     assert "Traceback" not in result.stderr
     return result.stdout + result.stderr
@@ -338,6 +340,26 @@ def test_upgrade_refuses_and_leaves_alone(made, dataset, tmp_path):
     assert "the name is no shard's" in run("upgrade", dataset / "name.bin", "--tokenizer", model, code=3)
     assert before == {path: path.read_bytes() for path in whole}
     assert "required: --tokenizer" in run("upgrade", dataset, code=2)
+
+
+def test_upgrade_on_a_full_disk(dataset):
+    """A limit on the size of files stands in for it. All shards stay as they were, and no part stays behind."""
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+    make_legacy(dataset)
+    before = {path: path.read_bytes() for path in dataset.iterdir()}
+    said = run("upgrade", dataset, "--tokenizer", dataset.parents[1] / "tokenizers/t_300_bpe.model", code=3,
+               preexec_fn=limit)
+    assert "File too large: mend this, then run the same command again" in said
+    assert before == {path: path.read_bytes() for path in dataset.iterdir()}
+
+
+def test_inspect_goes_on_after_a_damaged_shard(dataset):
+    os.truncate(sorted(dataset.glob("*.bin"))[0], 100)
+    said = run("inspect", dataset, code=3)
+    assert "FAIL" in said and "header has 100 bytes, expected 1024" in said
+    assert said.count("vocab_size 300") == len(list(dataset.glob("*.bin"))) - 1
 
 
 def test_upgrade_replaces_links(dataset, tmp_path):
