@@ -374,10 +374,11 @@ def ask_plan(hub: Hub, variant: str, workers: int) -> Plan:
     manifest = read_manifest(hub, hub.complete(files["manifest.json"], commit), commit)
     try:
         dataset, tokenizer = choose(manifest, variant, origin)
-        folder, claims = inside(dataset["path"]).rstrip("/"), claimed(dataset, tokenizer)
-        groups = {"tokenizer": tokenizer_files(tokenizer, files, origin),
-                  "train": split(files, folder, dataset["train_glob"], origin),
-                  "val": split(files, folder, dataset["val_glob"], origin)}
+        folder = inside(dataset.get("path") or f"datasets/{dataset['name']}").rstrip("/")
+        claims, groups = claimed(dataset, tokenizer), {"tokenizer": tokenizer_files(tokenizer, files, origin)}
+        for which in "train", "val":          # some manifests have the folder in the patterns too, or no patterns
+            pattern = PurePosixPath(dataset.get(f"{which}_glob") or f"*_{which}_*.bin").name
+            groups[which] = split(files, folder, pattern, origin)
         promised = (dataset.get("stats") or {}).get("files_val", max(1, len(groups["val"])))
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{origin}: {MANIFEST} is not as it should be ({brief(error)}): {OWNER}") from error
