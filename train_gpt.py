@@ -7,7 +7,6 @@
 
 Exit codes: 0 done, 2 bad setting, 3 bad data or tokenizer, 4 artifact over its byte budget,
 16 stopped by a signal, 17 numerical failure.
-`grep '^# ---'` prints the contents. The sections down to "run directory" need no framework.
 """
 from __future__ import annotations
 
@@ -921,7 +920,7 @@ def head_nll(x: Tensor, matrix: Tensor, targets: Tensor, softcap: float, dtype: 
     """float32[B, T]: cross-entropy of each target in nats."""
     logits = head_logits(x, matrix, softcap, dtype)
     hit = torch.arange(logits.size(-1), dtype=torch.int32, device=x.device) == targets[..., None].int()
-    return logits.logsumexp(-1) - (logits * hit).sum(-1)    # a masked sum is faster than a gather and its scatter
+    return logits.logsumexp(-1) - (logits * hit).sum(-1)    # a gather's backward, a scatter, is slow
 
 class GPT:
     """The forward pass over `Weights`: a U-Net of transformer blocks. Compiled piece by piece: all layers
