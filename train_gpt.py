@@ -555,7 +555,7 @@ def quantize_rows(matrix: np.ndarray, percentile: float, std: float) -> tuple[np
     Rows are clipped at a percentile of |w| or, if std > 0, at std times the row's standard deviation.
     Scales are float16 where all of them are normal or zero there, else float32; no floor is put under
     them, so a row of small weights keeps all 255 levels."""
-    limit = std * matrix.std(axis=-1) if std else np.quantile(np.abs(matrix), percentile / 100, axis=-1)
+    limit = std * matrix.std(-1, np.float64) if std else np.quantile(np.abs(matrix), percentile / 100, axis=-1)
     scale, half = (limit / 127).astype(np.float32), np.finfo(np.float16)
     if ((scale == 0) | (scale >= half.tiny) & (scale <= half.max)).all():
         scale = scale.astype(np.float16)
