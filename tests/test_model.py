@@ -471,9 +471,9 @@ def told_nats(tokens: list[int], window: int, stride: int, value) -> float:
     return nats
 
 
-def checksum_nll(ids: np.ndarray) -> np.ndarray:
-    """A stand-in for a model: a value for each target that depends on all tokens left of it."""
-    return (np.cumsum(ids, 1)[:, 1:] % 97).astype(np.float32)
+def checksum_nll(ids: np.ndarray, last: int = 0) -> np.ndarray:
+    """A stand-in for a model: a value for each of the last targets that depends on all tokens before it."""
+    return (np.cumsum(ids, 1)[:, 1:] % 97).astype(np.float32)[:, -last:]
 
 
 class Rank:
@@ -492,12 +492,17 @@ def scores_of_ranks(world: int, s, text, nll) -> list:
     box, barrier, scores = [None] * world, threading.Barrier(world), [None] * world
 
     def score(rank: int) -> None:
-        scores[rank] = evaluate(s, nll, text, Rank(rank, world, box, barrier))
+        try:
+            scores[rank] = evaluate(s, nll, text, Rank(rank, world, box, barrier))
+        except BaseException:
+            barrier.abort()         # the others need not wait
+            raise
     threads = [threading.Thread(target=score, args=(rank,)) for rank in range(world)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    assert None not in scores, "a rank failed"
     return scores
 
 
@@ -513,10 +518,10 @@ def test_the_score_is_the_told_one_for_any_window_batch_and_number_of_ranks(case
     worth = rng.integers(0, 9, total).astype(np.int32)
     worth[1] += 1
 
-    def nll(ids: np.ndarray) -> np.ndarray:
+    def nll(ids: np.ndarray, *last: int) -> np.ndarray:
         assert ids.dtype == np.int64
         shapes.add(ids.shape)
-        return checksum_nll(ids)
+        return checksum_nll(ids, *last)
     scores = scores_of_ranks(world, s, SimpleNamespace(val_tokens=tokens, val_bytes=worth), nll)
     used = min(total, limit or total)
     nats = told_nats(tokens[:used].tolist(), min(window, used - 1), min(stride, window, used - 1),
