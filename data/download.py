@@ -376,7 +376,7 @@ def ask_plan(hub: Hub, variant: str, workers: int) -> Plan:
         dataset, tokenizer = choose(manifest, variant, origin)
         folder = inside(dataset.get("path") or f"datasets/{dataset['name']}").rstrip("/")
         claims, groups = claimed(dataset, tokenizer), {"tokenizer": tokenizer_files(tokenizer, files, origin)}
-        for which in "train", "val":          # some manifests have the folder in the patterns too, or no patterns
+        for which in "train", "val":          # some manifests have the folder in the patterns, or no patterns
             pattern = PurePosixPath(dataset.get(f"{which}_glob") or f"*_{which}_*.bin").name
             groups[which] = split(files, folder, pattern, origin)
         promised = (dataset.get("stats") or {}).get("files_val", max(1, len(groups["val"])))
