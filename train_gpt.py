@@ -22,6 +22,7 @@ import platform
 import re
 import resource
 import signal
+import subprocess
 import sys
 import time
 import zlib
@@ -44,16 +45,11 @@ from tqdm import tqdm
 EXIT_OVER_BUDGET, EXIT_SIGNAL = 4, 16
 
 class SettingError(ValueError):
-    """A setting does not parse, is impossible, or looks like a misspelt one."""
-    exit_code = 2
-
+    exit_code = 2   # a setting does not parse, is impossible, or looks like a misspelt one
 class DataError(ValueError):
-    """A shard, tokenizer or artifact is damaged, or they do not belong together."""
-    exit_code = 3
-
+    exit_code = 3   # a shard, tokenizer or artifact is damaged, or they do not belong together
 class NumericalError(ArithmeticError):
-    """The loss is no longer a finite number."""
-    exit_code = 17
+    exit_code = 17  # the loss is no longer a finite number
 
 # --- settings: one table; the defaults are PRESET=10min_16mb, the other presets say how they differ -------
 PRESETS: dict[str, dict[str, Any]] = {
@@ -69,6 +65,8 @@ PRESETS["smoke"] = PRESETS["10min_floppy"] | dict(
     val_loss_every=0, train_log_every=10, iterations=60, warmdown_iters=0.5, warmup_steps=1,
     lr_warmup_steps=5, max_wallclock_seconds=60.0, matrix_lr=0.02, muon_momentum_warmup_steps=30,
     val_tokens_limit=65536, compile=False)
+
+BELOW_1 = 0.9999999
 
 def var(default: Any, doc: str, low: float | None = None, high: float | None = None, pick: tuple = ()) -> Any:
     """A row of the settings table: default, one line of documentation, and what values it takes."""
@@ -124,22 +122,21 @@ class Settings:
     tied_embed_init_std: float = var(0.005, "start of a tied embedding", low=0)
     matrix_lr: float = var(0.02, "Muon rate of the blocks' matrices", low=0)
     scalar_lr: float = var(0.02, "Adam rate of vectors and scalars", low=0)
-    muon_momentum: float = var(0.99, "momentum of Muon", low=0, high=1)
+    muon_momentum: float = var(0.99, "momentum of Muon", low=0, high=BELOW_1)
     muon_backend_steps: int = var(5, "Newton-Schulz steps", low=1)
-    muon_momentum_warmup_start: float = var(0.92, "momentum of Muon at step 0", low=0, high=1)
+    muon_momentum_warmup_start: float = var(0.92, "momentum of Muon at step 0", low=0, high=BELOW_1)
     muon_momentum_warmup_steps: int = var(1500, "steps over which it rises linearly", low=0)
-    beta1: float = var(0.9, "Adam, first moment", low=0, high=1)
-    beta2: float = var(0.95, "Adam, second moment", low=0, high=1)
+    beta1: float = var(0.9, "Adam, first moment", low=0, high=BELOW_1)
+    beta2: float = var(0.95, "Adam, second moment", low=0, high=BELOW_1)
     adam_eps: float = var(1e-8, "Adam, added to the root of the second moment", low=0)
     weight_decay: float = var(0.0, "decoupled decay of Muon's matrices: w -= lr * decay * w", low=0)
     grad_clip_norm: float = var(0.0, "largest norm of the whole gradient; 0: off", low=0)
-    ema_decay: float = var(0.0, "score and export a moving average of the weights; 0: off", low=0, high=1)
+    ema_decay: float = var(0.0, "score and export a moving average of weights; 0: off", low=0, high=BELOW_1)
     # artifact
     clip_percentile: float = var(99.99984, "int8 rows are clipped at this percentile of |w|", 50, 100)
     clip_std: float = var(0.0, "if above 0, clip at so many standard deviations of the row instead", low=0)
     budget_bytes: int = var(16000000, "most bytes of artifact and code together", low=1)
     code_bytes: str = var("raw", "how the script counts: its size, or at zlib level 9", pick=("raw", "zlib"))
-
     # derived
     slot_tokens = property(lambda s: s.train_batch_tokens // s.batch_slots)     # of one rank's micro-step
     head_dim = property(lambda s: s.model_dim // s.num_heads)
@@ -153,7 +150,7 @@ def parse_setting(row: dataclasses.Field, text: str) -> Any:
     read = {"int": int, "float": float, "str": str, "bool": lambda text: ["0", "1"].index(text) > 0}[row.type]
     try:
         value = read(text)
-        if pick and value not in pick or row.type == "float" and not math.isfinite(value) \
+        if pick and value not in pick or row.type in ("int", "float") and not abs(value) < 2**63 \
                 or low is not None and value < low or high is not None and value > high:
             raise ValueError
     except ValueError:
@@ -165,7 +162,7 @@ def parse_setting(row: dataclasses.Field, text: str) -> Any:
 
 def refuse_near_misses(env: dict[str, str], names: set[str]) -> None:
     """Stop at a variable that was probably meant as a setting (ITERATION, SEQ_LEN, num_layers)."""
-    for name in sorted(set(env) - names):
+    for name in sorted(set(env) - names - {"COMPILER", "MODEL_DIR"}):    # other programs' own
         upper = name.upper()
         close = [upper] if upper in names else difflib.get_close_matches(upper, names, 1, cutoff=0.85)
         if not close and "_" in upper:
@@ -185,7 +182,7 @@ def load_settings(env: dict[str, str], default_preset: str) -> tuple[Settings, d
 
 def check_settings(s: Settings) -> None:
     """Refuse values that are possible alone but not together. Raises SettingError."""
-    unit, below_1 = s.batch_slots * s.train_seq_len, "a number from 0 to below 1"
+    unit = s.batch_slots * s.train_seq_len
     for name, ok, takes in (
             ("num_heads", s.model_dim % s.num_heads == 0, f"a divisor of MODEL_DIM={s.model_dim}"),
             ("num_heads", s.head_dim % 2 == 0, f"heads of even width, MODEL_DIM / NUM_HEADS is {s.head_dim}"),
@@ -195,9 +192,7 @@ def check_settings(s: Settings) -> None:
             ("eval_stride", s.eval_step <= s.eval_window, f"at most the window, {s.eval_window}"),
             ("val_tokens_limit", s.val_tokens_limit != 1, "0 or at least 2: the first token is not scored"),
             ("run_id", re.fullmatch(r"([\w-][\w.-]{0,99})?", s.run_id),
-             "at most 100 letters, digits, '.', '_', '-', the first no '.'"),
-            *((name, getattr(s, name) < 1, below_1) for name in
-              ("muon_momentum", "muon_momentum_warmup_start", "beta1", "beta2", "ema_decay"))):
+             "at most 100 letters, digits, '.', '_', '-', the first no '.'")):
         if not ok:
             raise SettingError(f"{name.upper()}={getattr(s, name)}: takes {takes}")
 
@@ -270,7 +265,6 @@ def muon_momentum(s: Settings, step: int) -> float:
 # --- shards: 256 little-endian int32, then uint16 tokens (format: data/README.md) -------------------------
 SHARD_MAGIC, EXTENSION_MAGIC, HEADER_BYTES = 20240520, 0x31464C47, 1024
 CLAIMS = {4: "extension version", 5: "vocabulary", 12: "index", 13: "shards", 14: "split", 15: "flags"}
-FLAG_LOSSY = 1      # the tokenizer does not give every text back
 GET_DATA = "python data/prepare.py demo makes the demo corpus, python data/download.py fetches FineWeb"
 
 def need(where: Any, what: str, found: Any, expected: Any, more: str = "") -> None:
@@ -290,9 +284,9 @@ class Shard:
     """The header of one shard file, held against the file's exact size. Raises DataError. `claims` is what
     an extended header says of the set it belongs to; a legacy shard knows its token count only."""
     def __init__(self, path: Path):
-        header = read_file("", path, HEADER_BYTES)
-        need(path, "header", f"{len(header)} bytes", f"{HEADER_BYTES} bytes", "; make or fetch it again")
-        ints, more = np.frombuffer(header, "<u4").tolist(), f"; see python data/shards.py inspect {path}"
+        header, more = read_file("", path, HEADER_BYTES), f"; see python data/shards.py inspect {path}"
+        need(path, "header", f"{len(header)} bytes", f"{HEADER_BYTES} bytes", more)
+        ints = np.frombuffer(header, "<u4").tolist()
         self.path, self.header, self.tokens, self.extended = path, header, ints[2], ints[3] == EXTENSION_MAGIC
         need(path, "magic", ints[0], SHARD_MAGIC, more)
         need(path, "version", ints[1], 1, more)
@@ -314,11 +308,12 @@ def find_shards(s: Settings, split: str, expected: dict[str, Any]) -> list[Shard
     if not shards:
         raise DataError(f"DATA_PATH={folder} holds no *_{split}_*.bin; {GET_DATA}")
     stem = re.sub(r"_\d+\.bin$", "", shards[0].path.name)
+    first = int(shards[0].path.name == f"{stem}_000001.bin")     # other projects count training shards from 1
     more = f"; see python data/shards.py verify {folder}"
     for at, shard in enumerate(shards):
-        if not re.fullmatch(rf"{re.escape(stem)}_0*{at}\.bin", shard.path.name):
-            raise DataError(f"{shard.path}: expected {stem} number {at}: a shard is missing or doubled, or "
-                            f"the folder holds two sets{more}")
+        if not re.fullmatch(rf"{re.escape(stem)}_0*{at + first}\.bin", shard.path.name):
+            raise DataError(f"{shard.path}: expected {stem} number {at + first}: a shard is missing or "
+                            f"doubled, or the folder holds two sets{more}")
         here = {"index": at, "shards": len(shards), "split": ("val", "train").index(split)}
         for what, found in shard.claims.items():
             need(shard.path, what, found, here.get(what, expected.setdefault(what, found)),
@@ -359,7 +354,8 @@ class TokenStream:
             part = self.payload(shard)[offset:offset + length - filled]
             if int(part.max()) >= self.vocab_size:
                 raise DataError(f"{shard.path}: token {int(part.max())} among the {len(part)} from number "
-                                f"{offset} on, expected below {self.vocab_size} (VOCAB_SIZE)")
+                                f"{offset} on, expected below VOCAB_SIZE={self.vocab_size}; see python "
+                                f"data/shards.py inspect {shard.path}")
             out[filled:filled + len(part)] = part
             filled += len(part)
         return out
@@ -385,8 +381,6 @@ def slot_start(step: int, slot: int, slots: int, length: int, total: int, window
 class BatchReader:
     """Reads this rank's part of the coming batches ahead of time, in one thread. `crc32s` holds, for each
     of its slots, the checksum of all tokens handed out so far: equal data, equal checksums."""
-    AHEAD = 4   # batches
-
     def __init__(self, s: Settings, stream: TokenStream, rank: int, world: int, step: int, crc32s: list[int],
                  convert: Callable[[np.ndarray], Any]):
         if stream.total <= s.slot_tokens:
@@ -407,7 +401,7 @@ class BatchReader:
 
     def next(self) -> tuple[Any, list[int], float]:
         """(batch, crc32s up to and with it, seconds waited for it). Raises what reading it raised."""
-        while len(self.coming) < self.AHEAD:
+        while len(self.coming) < 4:
             self.coming.append(self.thread.submit(self.read, self.step))
             self.step += 1
         began = time.perf_counter()
@@ -431,9 +425,8 @@ class ByteTable(NamedTuple):
     control: np.ndarray     # bool: begin, end and padding marks
 
 def byte_table(tokenizer: sentencepiece.SentencePieceProcessor) -> ByteTable:
-    """What decoding makes of each token alone and after another one: space marks, dummy prefix and
-    user-defined pieces are then counted as the tokenizer itself sees them. A byte piece is one byte
-    (alone it need not be valid UTF-8), control and unknown are nothing."""
+    """What decoding makes of each token alone and after another one: then space marks, dummy prefix and user's
+    pieces count as the tokenizer sees them. A byte piece is one byte, control and unknown are nothing."""
     ids = range(tokenizer.vocab_size())
     control, unknown, single = (np.array([test(i) for i in ids]) for test in
                                 (tokenizer.is_control, tokenizer.is_unknown, tokenizer.is_byte))
@@ -485,7 +478,7 @@ def count_bytes(val: list[Shard], tokens: np.ndarray, tokenizer: Any) -> tuple[n
         unknown = int((tokens == tokenizer.unk_id()).sum())
         return worth, [f"note: legacy shards: {total} validation bytes counted by decoding, {unknown} "
                        "unknown tokens as 0; no header vouches for them"]
-    if val[0].claims["flags"] & FLAG_LOSSY:     # the text's true bytes, spread over the tokens
+    if val[0].claims["flags"] & 1:      # lossy tokenizer: the text's true bytes, spread over the tokens
         scaled = np.diff(np.cumsum(worth, dtype=np.int64) * stated // max(total, 1), prepend=0)
         return scaled.astype(np.int32), [f"note: lossy tokenizer: {total} bytes decoded of {stated}"]
     need(place, "byte count of the validation tokens", total, stated, " by the headers: this tokenizer does "
@@ -540,8 +533,8 @@ def evaluate(s: Settings, nll: Callable[..., np.ndarray], corpus: Corpus, machin
     nats, scored = (sum(parts) for parts in zip(*machine.gather((nats, scored))))
     assert scored == total - 1, "every token but the first is scored once"
     scored_bytes = int(worth[1:total].sum(dtype=np.int64))
-    bpb = nats / math.log(2) / max(scored_bytes, 1)
-    return Score(nats / scored, bpb, int(scored), scored_bytes, total < len(tokens))
+    return Score(nats / scored, nats / math.log(2) / max(scored_bytes, 1), int(scored), scored_bytes,
+                 total < len(tokens))
 
 # --- artifact: zlib level 9 over a safetensors file; metadata names the scheme of each tensor -------------
 ARTIFACT_FORMAT = "bytegolf-1"
@@ -555,7 +548,7 @@ def quantize_rows(matrix: np.ndarray, percentile: float, std: float) -> tuple[np
     Rows are clipped at a percentile of |w| or, if std > 0, at std times the row's standard deviation.
     Scales are float16 where all of them are normal or zero there, else float32; no floor is put under
     them, so a row of small weights keeps all 255 levels."""
-    limit = std * matrix.std(-1, np.float64) if std else np.quantile(np.abs(matrix), percentile / 100, axis=-1)
+    limit = std * matrix.std(-1, np.float64) if std else np.quantile(np.abs(matrix), percentile / 100, -1)
     scale, half = (limit / 127).astype(np.float32), np.finfo(np.float16)
     if ((scale == 0) | (scale >= half.tiny) & (scale <= half.max)).all():
         scale = scale.astype(np.float16)
@@ -573,7 +566,8 @@ def encode_artifact(s: Settings, weights: dict[str, np.ndarray]) -> bytes:
     cannot hold make their tensor float32. Raises NumericalError for what is not finite."""
     tensors, schemes = {}, {}
     for param in parameter_table(s):
-        name, value, schemes[param.name] = param.name, weights[param.name], scheme_of(param)
+        name, value = param.name, np.ascontiguousarray(weights[param.name])     # stored as it lies
+        schemes[name] = scheme_of(param)
         if not np.isfinite(value).all():
             raise NumericalError(f"{name} holds values that are not finite: nothing was exported")
         if schemes[name] == "float16" and np.abs(value).max(initial=0) > np.finfo(np.float16).max:
@@ -597,8 +591,9 @@ def decode_artifact(blob: bytes, name: str) -> tuple[Settings, dict[str, np.ndar
         about = json.loads(header["__metadata__"]["bytegolf"])
         if about["format"] != ARTIFACT_FORMAT:
             raise ValueError(f"format {about['format']!r}, expected {ARTIFACT_FORMAT!r}")
-        rows = [row for row in dataclasses.fields(Settings) if row.name in SHAPE_SETTINGS]
-        s = Settings(**{row.name: parse_setting(row, show(about["settings"][row.name])) for row in rows})
+        shape = {row.name: parse_setting(row, show(about["settings"][row.name]))
+                 for row in dataclasses.fields(Settings) if row.name in SHAPE_SETTINGS}
+        s = Settings(**shape, train_batch_tokens=Settings.batch_slots * shape["train_seq_len"])
         check_settings(s)
         stored = safetensors.numpy.load(raw)
         weights = {p.name: dequantize(stored, p, about["schemes"][p.name]) for p in parameter_table(s)}
@@ -624,11 +619,6 @@ def dequantize(stored: dict[str, np.ndarray], param: Param, scheme: str) -> np.n
 def count_code(s: Settings, script: bytes) -> int:
     return len(script) if s.code_bytes == "raw" else len(zlib.compress(script, 9))
 
-def planned_bytes(param: Param) -> int:
-    """Bytes of a parameter in the artifact before zlib, which saves little on trained weights."""
-    scales = 2 * math.prod(param.shape[:-1]) if scheme_of(param) == "int8 rows" else 0
-    return math.prod(param.shape) * np.dtype(DTYPES[scheme_of(param)]).itemsize + scales
-
 def write_whole(path: Path, blob: bytes) -> None:
     """Write beside and rename, so that a file of this name is always whole."""
     beside = path.with_name(path.name + ".part")
@@ -650,13 +640,13 @@ class RunLog:
             self.files = [open(folder / name, "a", encoding="utf-8", errors="backslashreplace", buffering=1)
                           for name in ("train.log", "metrics.jsonl")]
 
-    def line(self, text: str) -> None:
-        """A line for people: to the terminal and train.log."""
+    def line(self, *texts: str) -> None:
+        """Lines for people: to the terminal and train.log."""
         if self.speaks:
-            tqdm.write(text, file=sys.stdout)
+            tqdm.write("\n".join(texts), file=sys.stdout)
             sys.stdout.flush()
             if self.files:
-                self.files[0].write(text + "\n")
+                self.files[0].write("\n".join(texts) + "\n")
 
     def event(self, event: str, **values: Any) -> None:
         """An object for programs to metrics.jsonl: floats exact, those that are not finite as text."""
@@ -664,11 +654,6 @@ class RunLog:
             values = {key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
                       for key, value in values.items()}
             self.files[1].write(json.dumps({"event": event, **values}) + "\n")
-
-    def block(self, rows: dict[str, Any]) -> None:
-        """The end of a run: '---', then one 'key: value' a line."""
-        for text in ("---", *(f"{key}: {value}" for key, value in rows.items())):
-            self.line(text)
 
 def make_run_folder(s: Settings) -> Path:
     """logs/<RUN_ID>/, new. Raises SettingError if it is there: a run is never overwritten."""
@@ -692,7 +677,9 @@ def dry_run(s: Settings, origins: dict[str, str], script: bytes) -> Iterator[str
         yield f"{p.name} {'x'.join(map(str, p.shape))} float32 init {init} {optimizer} {p.group}"
     yield f"params: {sum(math.prod(p.shape) for p in table)}"
     yield f"flops_per_token: {flops_per_token(s)}"
-    artifact, code = sum(map(planned_bytes, table)), count_code(s, script)
+    scales = sum(2 * math.prod(p.shape[:-1]) for p in table if scheme_of(p) == "int8 rows")
+    artifact = scales + sum(math.prod(p.shape) * np.dtype(DTYPES[scheme_of(p)]).itemsize for p in table)
+    code = count_code(s, script)
     yield f"planned_artifact_bytes: {artifact} (before zlib)"
     yield f"code_bytes: {code}"
     yield f"budget: {'ok' if artifact + code <= s.budget_bytes else 'over before zlib'}"
@@ -739,9 +726,8 @@ class Machine:
                 try:
                     return quick(*args)
                 except Exception as error:  # no C++ compiler, a broken one, no cache folder: eager runs
-                    reason = re.sub(r"\s+", " ", str(error)).strip()[:200]
-                    self.say(f"compile:0 (failed, so eager and slower: {type(error).__name__}: {reason})")
-                    self.compile = False
+                    self.compile, why = False, re.sub(r"\s+", " ", f"{type(error).__name__}: {error}")[:200]
+                    self.say(f"compile:0 (failed, so eager and slower: {why})")
             return function(*args)
         return call
 
@@ -753,16 +739,16 @@ class Machine:
 
 def open_machine(s: Settings) -> Machine:
     """Device, process group, number format and compiler. Raises SettingError for what is not there."""
-    world, rank, local = (int(os.environ.get(key, default)) for key, default in
-                          (("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0)))
+    numbers = (os.environ.get(k, v) for k, v in (("WORLD_SIZE", "1"), ("RANK", "0"), ("LOCAL_RANK", "0")))
+    world, rank, local = (int(number) if number.isdigit() else 0 for number in numbers)
     kinds = {"cuda": (torch.cuda.is_available(), "a GPU is here"), "cpu": (True, "no GPU is here"),
              "mps": (torch.backends.mps.is_available(), "no CUDA, an Apple GPU is here")}
     kind = next(k for k in ("cuda", "mps", "cpu") if kinds[k][0]) if s.device == "auto" else s.device
     if not kinds[kind][0]:
         raise SettingError(f"DEVICE={kind}: torch {torch.__version__} finds none here")
-    if s.batch_slots % world:
-        raise SettingError(f"WORLD_SIZE={world}: takes a divisor of BATCH_SLOTS={s.batch_slots} "
-                           "(torchrun --nproc_per_node times --nnodes)")
+    if world < 1 or s.batch_slots % world:
+        raise SettingError(f"WORLD_SIZE={os.environ['WORLD_SIZE']}: takes a divisor of BATCH_SLOTS="
+                           f"{s.batch_slots} (torchrun --nproc_per_node times --nnodes)")
     if kind == "cuda" and local >= torch.cuda.device_count():
         raise SettingError(f"LOCAL_RANK={local}: {torch.cuda.device_count()} GPUs, lower --nproc_per_node")
     machine = Machine(torch.device(kind, local) if kind == "cuda" else torch.device(kind), rank, world)
@@ -811,9 +797,8 @@ NORM_EPS = 1e-6     # written down: the default of rms_norm differs between torc
 
 class Weights:
     """All parameters in one flat float32 tensor, and views of it.
-    `leaves`, what the forward pass reads and autograd differentiates: for each name a list over the layers
-    (of one for embedding and head). Matrices are in the compute dtype, cast once after every optimizer
-    step, everything else is a float32 view of `flat`."""
+    `leaves`, what the forward pass reads and autograd differentiates: for each name a list over the layers.
+    Matrices are in the compute dtype, cast once an optimizer step, all else is a float32 view of `flat`."""
     def __init__(self, s: Settings, device: torch.device, dtype: torch.dtype):
         self.table = parameter_table(s)
         self.sizes = [math.prod(p.shape) for p in self.table]
@@ -851,8 +836,8 @@ def rope_tables(s: Settings, length: int, device: torch.device) -> tuple[Tensor,
     """(cos, cos) and (sin, -sin), float32[T, 1, K], of the rotary position embedding (Su et al. 2021)."""
     inverse = s.rope_base ** (-torch.arange(0, s.head_dim, 2, dtype=torch.float64) / s.head_dim)
     angles = torch.outer(torch.arange(length, dtype=torch.float64), inverse)
-    cos, sin = torch.cat((angles.cos(), angles.cos()), 1), torch.cat((angles.sin(), -angles.sin()), 1)
-    return cos[:, None].float().to(device), sin[:, None].float().to(device)
+    pairs = (angles.cos(), angles.cos()), (angles.sin(), -angles.sin())
+    return tuple(torch.cat(pair, 1)[:, None].float().to(device) for pair in pairs)
 
 def norm_and_rotate(x_BTHK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """RMS-normalise each head and turn its pairs (first half, second half) by the angle of their position."""
@@ -871,7 +856,7 @@ def block_causal_attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, block
     """Attention in plain tensor operations: blocks of queries against the keys up to their own place.
     Nothing above the diagonal blocks is computed, and the R query heads of a group stand as rows of one
     product, so keys and values are not repeated. q and k are RMS-normalised: |score| <= gain * sqrt(K), 12
-    at the start, so the exponential needs no running maximum; the clamp guards against a runaway gain."""
+    at the start, so the exponential needs no running maximum; the clamp keeps a runaway gain from NaN."""
     (B, T, H, K), G = q_BTHK.shape, k_BTGK.size(2)
     R, n = H // G, -(-T // block)
     if T % block:
@@ -880,7 +865,7 @@ def block_causal_attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, block
                for x in (q_BTHK * (K ** -0.5 * math.log2(math.e)), k_BTGK, v_BTGK))     # rows: token, head
 
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        weights = torch.exp2(torch.bmm(q, k.transpose(1, 2)).float().clamp(max=115.0))
+        weights = torch.exp2(torch.bmm(q, k.transpose(1, 2)).float().clamp(-115.0, 115.0))
         if mask is not None:
             weights = weights * mask
         return torch.bmm(weights.to(v.dtype), v).float(), weights.sum(-1, keepdim=True)
@@ -973,6 +958,19 @@ class Predictor:
         logits = head_logits(x, self.model.head, self.model.s.logit_softcap, torch.float32)
         return logits.log_softmax(-1).cpu().numpy()
 
+@torch.compiler.set_stance("force_eager")    # compiling for this one text would take longer
+def sample(predictor: Predictor, tokenizer: Any, seed: int, characters: int = 200) -> str:
+    """At most so many characters that the model writes from nothing, at temperature 0.8."""
+    rng, text = np.random.Generator(np.random.PCG64(seed)), ""
+    ids = np.full((1, min(predictor.max_len, 256)), max(tokenizer.bos_id(), 0))
+    for at in range(1, ids.size):
+        p = np.exp(predictor.logprobs(ids[:, :at])[0, -1].astype(np.float64) / 0.8)
+        ids[0, at] = rng.choice(len(p), p=p / p.sum())
+        text = tokenizer.decode(ids[0, 1:at + 1].tolist())
+        if len(text) >= characters:
+            break
+    return text[:characters]
+
 # --- optimizer: Muon for the block matrices, Adam for everything else -------------------------------------
 def newton_schulz(x: Tensor, steps: int) -> Tensor:
     """Move the singular values of each matrix of a stack [n, rows <= cols] to about 1 (0.7 to 1.2): the
@@ -1016,7 +1014,7 @@ class Optimizer:
             whole = torch.cat([view for view, _ in views] + [filler]).to(self.machine.dtype)
             done = newton_schulz(whole[rank * share:(rank + 1) * share], self.s.muon_backend_steps)
             if world > 1:
-                dist.all_gather_into_tensor(whole, done)
+                dist.all_gather(list(whole.split(share)), done)
                 done = whole
             for at, (view, factor) in enumerate(views):
                 view.copy_(done[at * len(view):(at + 1) * len(view)]).mul_(factor)
@@ -1043,9 +1041,9 @@ class Optimizer:
     def sha256(self, step: int) -> str:
         """Of everything the next step depends on: weights, moments, average, step."""
         digest = hashlib.sha256(str(step).encode())
-        for tensor in (self.weights.flat, self.momentum, self.moment1, self.moment2, self.ema):
-            if tensor is not None:
-                digest.update(tensor.cpu().numpy())
+        state = self.weights.flat, self.momentum, self.moment1, self.moment2, self.ema
+        for tensor in filter(torch.is_tensor, state):
+            digest.update(tensor.cpu().numpy())
         return digest.hexdigest()
 
 # --- training ---------------------------------------------------------------------------------------------
@@ -1185,42 +1183,43 @@ def train(trainer: Trainer, corpus: Corpus, log: RunLog, signals: list[int]) -> 
         stats = trainer.step(batch, step, multiplier)
         step += 1
         meter.after_step(stats, step, multiplier, time.perf_counter() - began - paused, wait)
-    by_slot = [crc for one_of_each_rank in zip(*machine.gather(crc32s)) for crc in one_of_each_rank]
+    by_slot = np.array(machine.gather(crc32s), "<u4").T.tobytes()
     return {"val_bpb_unquantized": score.rows()["val_bpb"], "steps": step,
             "params": len(trainer.weights.flat), "tokens_seen": step * s.train_batch_tokens,
             "train_seconds": round(seconds, 3), "eval_seconds": round(paused, 3),
             "data_wait_seconds": round(meter.data_wait, 4), "stopped": stop,
-            "batches_crc32": f"{zlib.crc32(np.array(by_slot, '<u4')):08x}"}
+            "batches_crc32": f"{zlib.crc32(by_slot):08x}"}
 
 # --- main -------------------------------------------------------------------------------------------------
 def environment(machine: Machine) -> dict[str, Any]:
     """What a run depends on beside its settings."""
     cpuinfo = Path("/proc/cpuinfo")
     found = re.search(r"model name\s*:\s*(.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
+    git = 'git -C "$0" describe --always --dirty=+dirty --abbrev=40 --exclude="*"'
+    commit = subprocess.run(("sh", "-c", git, Path(__file__).parent), capture_output=True, text=True).stdout
     return {"ranks": machine.world, "processor": found[1] if found else platform.processor(),
-            "cores": os.cpu_count(), "threads": torch.get_num_threads(), "platform": platform.platform(),
             "gpu": torch.cuda.get_device_name(machine.device) if machine.device.type == "cuda" else "none",
+            "cores": os.cpu_count(), "threads": torch.get_num_threads(), "platform": platform.platform(),
             "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__,
-            "sentencepiece": sentencepiece.__version__}
+            "sentencepiece": sentencepiece.__version__, "git": commit.strip() or "none"}
 
 def eval_only(s: Settings, origins: dict[str, str], machine: Machine, log: RunLog) -> int:
-    """EVAL_ONLY=path: score an artifact, write nothing. The shape is the artifact's; so are the window and
-    the stride unless the environment names others."""
+    """EVAL_ONLY=path: score an artifact of any shape, write nothing. Its window and stride can be overridden."""
     blob = read_file("EVAL_ONLY=", s.eval_only)
     shape, weights = decode_artifact(blob, s.eval_only)
-    s = dataclasses.replace(s, **{name: getattr(shape, name) for name in SHAPE_SETTINGS
-                                  if not (name.startswith("eval_") and origins[name] == "environment")})
+    s = dataclasses.replace(s, train_batch_tokens=s.batch_slots * shape.train_seq_len, **{
+        name: getattr(shape, name) for name in SHAPE_SETTINGS
+        if not (name.startswith("eval_") and origins[name] == "environment")})
     check_settings(s)
     corpus, model = load_corpus(s, with_train=False), GPT(s, machine)
     model.weights.set(model.weights.pack(weights))
     began = time.perf_counter()
     score = evaluate(s, Predictor(model).nll, corpus, machine)
-    for line in (*corpus.notes, f"eval_only:{s.eval_only} {score.line()}"):
-        log.line(line)
-    log.block({
-        **score.rows(), "eval_seconds": round(time.perf_counter() - began, 3), "artifact_bytes": len(blob),
-        "artifact_sha256": hashlib.sha256(blob).hexdigest(), "val_sha256": corpus.sha256["val_sha256"],
-        "tokenizer_sha256": corpus.sha256["tokenizer_sha256"]})
+    rows = {**score.rows(), "eval_seconds": round(time.perf_counter() - began, 3), "artifact_bytes": len(blob),
+            "artifact_sha256": hashlib.sha256(blob).hexdigest(), "val_sha256": corpus.sha256["val_sha256"],
+            "tokenizer_sha256": corpus.sha256["tokenizer_sha256"]}
+    log.line(*corpus.notes, f"eval_only:{s.eval_only} {score.line()}", "---",
+             *(f"{key}: {value}" for key, value in rows.items()))
     return 0
 
 def finish(trainer: Trainer, corpus: Corpus, folder: Path, rows: dict[str, Any], log: RunLog,
@@ -1244,8 +1243,10 @@ def finish(trainer: Trainer, corpus: Corpus, folder: Path, rows: dict[str, Any],
             "script_sha256": hashlib.sha256(script).hexdigest(), **corpus.sha256,
             "state_sha256": state_sha256, "preset": s.preset, "seed": s.seed, "run_id": folder.name,
             "device": str(machine.device), "torch": torch.__version__}
+    if machine.rank == 0:
+        log.line(f"the model writes: {sample(trainer.predictor, corpus.tokenizer, s.seed)!r}")
     log.event("final", **rows)
-    log.block(rows)
+    log.line("---", *(f"{key}: {value}" for key, value in rows.items()))
     return EXIT_SIGNAL if stopped else EXIT_OVER_BUDGET if over else 0
 
 def run(s: Settings, origins: dict[str, str], script: bytes) -> int:
@@ -1266,12 +1267,11 @@ def run(s: Settings, origins: dict[str, str], script: bytes) -> int:
         config = {"settings": vars(s), "origins": origins, "environment": about}
         write_whole(folder / "config.json", json.dumps(config, indent=1).encode())
     trainer = Trainer(s, machine)
-    for line in (f"run:{folder} preset:{s.preset} {given}", " ".join(f"{k}:{v}" for k, v in about.items()),
-                 machine.about, *corpus.notes,
-                 f"params:{len(trainer.weights.flat)} batch:{s.batch_slots}x{s.slot_tokens} "
-                 f"train_tokens:{corpus.train.total} val_tokens:{len(corpus.val_tokens)} "
-                 f"val_bytes:{corpus.val_bytes.sum(dtype=np.int64)}"):
-        log.line(line)
+    log.line(f"run:{folder} preset:{s.preset} {given}", " ".join(f"{k}:{v}" for k, v in about.items()),
+             machine.about, *corpus.notes,
+             f"params:{len(trainer.weights.flat)} batch:{s.batch_slots}x{s.slot_tokens} "
+             f"train_tokens:{corpus.train.total} val_tokens:{len(corpus.val_tokens)} "
+             f"val_bytes:{corpus.val_bytes.sum(dtype=np.int64)}")
     if s.warmup_steps:
         log.line(trainer.warm_up())
     return finish(trainer, corpus, folder, train(trainer, corpus, log, signals), log, script)

@@ -256,7 +256,8 @@ def scale(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         env = {"PRESET": "10min_floppy", "ITERATIONS": "30", "TRAIN_LOG_EVERY": "10", "OMP_NUM_THREADS": "1"}
         for ranks in (1, 2):
-            found = (re.match(r"step:[23]0/.* tok_s:(\d+)", line) for line in run_seconds(env, folder, ranks)[1])
+            lines = run_seconds(env, folder, ranks)[1]
+            found = (re.match(r"step:[23]0/.* tok_s:(\d+)", line) for line in lines)
             rates[ranks] = statistics.mean(float(rate[1]) for rate in found if rate)
     return {"figure": round(rates[2] / rates[1], 2), "unit": "rate of two ranks / rate of one, a thread each",
             "tokens_per_second_by_ranks": {ranks: round(rate) for ranks, rate in rates.items()}, **table}
@@ -287,7 +288,8 @@ WHAT = {"step": step, "eval": evaluation, "export": export, "loader": loader, "s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("what", choices=WHAT)
     parser.add_argument("--repeats", type=int, default=10, help="how often, for the median")
     parser.add_argument("--reference", action="store_true", help="step: torch's attention")
