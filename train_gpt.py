@@ -42,8 +42,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 # --- errors: each is one line for the user, and an exit code ----------------------------------------------
-EXIT_OVER_BUDGET, EXIT_SIGNAL = 4, 16
-
 class SettingError(ValueError):
     exit_code = 2   # a setting does not parse, is impossible, or looks like a misspelt one
 class DataError(ValueError):
@@ -425,7 +423,7 @@ class ByteTable(NamedTuple):
     control: np.ndarray     # bool: begin, end and padding marks
 
 def byte_table(tokenizer: sentencepiece.SentencePieceProcessor) -> ByteTable:
-    """What decoding makes of each token alone and after another one: then space marks, dummy prefix and user's
+    """What decoding makes of each token alone and after another one: space marks, dummy prefix and user's
     pieces count as the tokenizer sees them. A byte piece is one byte, control and unknown are nothing."""
     ids = range(tokenizer.vocab_size())
     control, unknown, single = (np.array([test(i) for i in ids]) for test in
@@ -1204,7 +1202,7 @@ def environment(machine: Machine) -> dict[str, Any]:
             "sentencepiece": sentencepiece.__version__, "git": commit.strip() or "none"}
 
 def eval_only(s: Settings, origins: dict[str, str], machine: Machine, log: RunLog) -> int:
-    """EVAL_ONLY=path: score an artifact of any shape, write nothing. Its window and stride can be overridden."""
+    """EVAL_ONLY=path: score an artifact of any shape, write nothing. Window and stride can be overridden."""
     blob = read_file("EVAL_ONLY=", s.eval_only)
     shape, weights = decode_artifact(blob, s.eval_only)
     s = dataclasses.replace(s, train_batch_tokens=s.batch_slots * shape.train_seq_len, **{
@@ -1215,9 +1213,9 @@ def eval_only(s: Settings, origins: dict[str, str], machine: Machine, log: RunLo
     model.weights.set(model.weights.pack(weights))
     began = time.perf_counter()
     score = evaluate(s, Predictor(model).nll, corpus, machine)
-    rows = {**score.rows(), "eval_seconds": round(time.perf_counter() - began, 3), "artifact_bytes": len(blob),
-            "artifact_sha256": hashlib.sha256(blob).hexdigest(), "val_sha256": corpus.sha256["val_sha256"],
-            "tokenizer_sha256": corpus.sha256["tokenizer_sha256"]}
+    rows = {**score.rows(), "eval_seconds": round(time.perf_counter() - began, 3),
+            "artifact_bytes": len(blob), "artifact_sha256": hashlib.sha256(blob).hexdigest(),
+            "val_sha256": corpus.sha256["val_sha256"], "tokenizer_sha256": corpus.sha256["tokenizer_sha256"]}
     log.line(*corpus.notes, f"eval_only:{s.eval_only} {score.line()}", "---",
              *(f"{key}: {value}" for key, value in rows.items()))
     return 0
@@ -1247,7 +1245,7 @@ def finish(trainer: Trainer, corpus: Corpus, folder: Path, rows: dict[str, Any],
         log.line(f"the model writes: {sample(trainer.predictor, corpus.tokenizer, s.seed)!r}")
     log.event("final", **rows)
     log.line("---", *(f"{key}: {value}" for key, value in rows.items()))
-    return EXIT_SIGNAL if stopped else EXIT_OVER_BUDGET if over else 0
+    return 16 if stopped else 4 if over else 0
 
 def run(s: Settings, origins: dict[str, str], script: bytes) -> int:
     """A whole run on this rank. Returns the exit code; raises SettingError, DataError, NumericalError."""
