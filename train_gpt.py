@@ -64,7 +64,7 @@ PRESETS["smoke"] = PRESETS["10min_floppy"] | dict(
     lr_warmup_steps=5, max_wallclock_seconds=60.0, matrix_lr=0.02, muon_momentum_warmup_steps=30,
     val_tokens_limit=65536, compile=False)
 
-BELOW_1 = 0.9999999
+BELOW_1 = 0.99999
 
 def var(default: Any, doc: str, low: float | None = None, high: float | None = None, pick: tuple = ()) -> Any:
     """A row of the settings table: default, one line of documentation, and what values it takes."""
@@ -956,17 +956,17 @@ class Predictor:
         logits = head_logits(x, self.model.head, self.model.s.logit_softcap, torch.float32)
         return logits.log_softmax(-1).cpu().numpy()
 
-@torch.compiler.set_stance("force_eager")    # compiling for this one text would take longer
 def sample(predictor: Predictor, tokenizer: Any, seed: int, characters: int = 200) -> str:
     """At most so many characters that the model writes from nothing, at temperature 0.8."""
     rng, text = np.random.Generator(np.random.PCG64(seed)), ""
     ids = np.full((1, min(predictor.max_len, 256)), max(tokenizer.bos_id(), 0))
-    for at in range(1, ids.size):
-        p = np.exp(predictor.logprobs(ids[:, :at])[0, -1].astype(np.float64) / 0.8)
-        ids[0, at] = rng.choice(len(p), p=p / p.sum())
-        text = tokenizer.decode(ids[0, 1:at + 1].tolist())
-        if len(text) >= characters:
-            break
+    with torch.compiler.set_stance("force_eager"):      # compiling for this one text would take longer
+        for at in range(1, ids.size):
+            p = np.exp(predictor.logprobs(ids[:, :at])[0, -1].astype(np.float64) / 0.8)
+            ids[0, at] = rng.choice(len(p), p=p / p.sum())
+            text = tokenizer.decode(ids[0, 1:at + 1].tolist())
+            if len(text) >= characters:
+                break
     return text[:characters]
 
 # --- optimizer: Muon for the block matrices, Adam for everything else -------------------------------------

@@ -337,8 +337,8 @@ class Corpus:
         self.sha256 = identity.digest()
         self.last_keys = np.array(plan.last_keys(int(smallest[-1])), np.uint64)
         if not self.text_bytes("train"):
-            raise DataError(f"all {documents} documents fall to validation, expected at least one to train on: "
-                            "choose a smaller --val-fraction")
+            raise DataError(f"all {documents} documents fall to validation, expected one to train on at "
+                            "least: choose a smaller --val-fraction")
 
     def places(self, bucket: int, split: str | None = None) -> np.ndarray:
         """PLACE [documents] of one bucket in order: all, or those of val, second or train."""
@@ -842,8 +842,8 @@ def main(argv: list[str] | None = None) -> int:
         return error.exit_code
     except OSError as error:
         mend = "make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "mend this"
-        print(f"error: {error.filename or args.root}: {error.strerror or error}: {mend}, then the same command "
-              "continues from what is whole", file=sys.stderr)
+        print(f"error: {error.filename or args.root}: {error.strerror or error}: {mend}, then the same "
+              "command continues from what is whole", file=sys.stderr)
         return DataError.exit_code
     except KeyboardInterrupt:
         print("stopped; the same command continues from what is whole", file=sys.stderr)

@@ -303,7 +303,8 @@ def bad_files() -> dict[str, tuple[bytes, list[str]]]:
 def test_bad_files_are_named(tmp_path, name):
     content, words = bad_files()[name]
     (tmp_path / name).write_bytes(content)
-    said = run("text", tmp_path / name, "--name", "t", "--vocab-size", 260, "--root", tmp_path / "out", code=3)
+    out = tmp_path / "out"
+    said = run("text", tmp_path / name, "--name", "t", "--vocab-size", 260, "--root", out, code=3)
     assert len(said.strip().splitlines()) == 1
     for word in words:
         assert word in said, said

@@ -343,7 +343,7 @@ def test_upgrade_refuses_and_leaves_alone(made, dataset, tmp_path):
 
 
 def test_upgrade_on_a_full_disk(dataset):
-    """A limit on the size of files stands in for it. All shards stay as they were, and no part stays behind."""
+    """A limit on the size of files stands in for it. Shards stay as they were, no part stays behind."""
     def limit():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
