@@ -148,7 +148,8 @@ def parse_setting(row: dataclasses.Field, text: str) -> Any:
     read = {"int": int, "float": float, "str": str, "bool": lambda text: ["0", "1"].index(text) > 0}[row.type]
     try:
         value = read(text)
-        if pick and value not in pick or row.type in ("int", "float") and not abs(value) < 2**63 \
+        if pick and value not in pick or row.type == "int" and abs(value) >= 2**63 \
+                or row.type == "float" and not math.isfinite(value) \
                 or low is not None and value < low or high is not None and value > high:
             raise ValueError
     except ValueError:

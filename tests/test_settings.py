@@ -107,9 +107,9 @@ IMPOSSIBLE = [
     (dict(EVAL_STRIDE=5000), "EVAL_STRIDE=5000: takes at most the window, 4096"),
     (dict(EVAL_SEQ_LEN=64, EVAL_STRIDE=65), "EVAL_STRIDE=65: takes at most the window, 64"),
     (dict(VAL_TOKENS_LIMIT=1), "VAL_TOKENS_LIMIT=1: takes 0 or at least 2"),
-    (dict(BETA1=1), "BETA1=1.0: takes a number from 0 to 0.99999"),
-    (dict(BETA2=1), "BETA2=1.0: takes"), (dict(EMA_DECAY=1), "EMA_DECAY=1.0: takes"),
-    (dict(MUON_MOMENTUM=1), "MUON_MOMENTUM=1.0: takes"),
+    (dict(BETA1=1), "BETA1='1': takes a number from 0 to 0.99999"),
+    (dict(BETA2=1), "BETA2='1': takes"), (dict(EMA_DECAY=1), "EMA_DECAY='1': takes"),
+    (dict(MUON_MOMENTUM=1), "MUON_MOMENTUM='1': takes"),
     *((dict(RUN_ID=bad), f"RUN_ID={bad}: takes")
       for bad in ("../x", "a/b", ".", "..", ".a", "a b", "x" * 101)),
 ]
