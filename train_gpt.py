@@ -555,10 +555,10 @@ def quantize_rows(matrix: np.ndarray, percentile: float, std: float) -> tuple[np
     return np.clip(np.rint(matrix / divisor), -127, 127).astype(np.int8), scale
 
 def scheme_of(param: Param) -> str:
-    """Large matrices int8 by rows, small ones float16, vectors and scalars (which steer) float32."""
+    """Large stacks of matrices int8 by rows, small ones float16, vectors (which steer) float32."""
     if param.group == "vector":
         return "float32"
-    return "int8 rows" if math.prod(param.shape[-2:]) > INT8_ABOVE else "float16"
+    return "int8 rows" if math.prod(param.shape) > INT8_ABOVE else "float16"
 
 def encode_artifact(s: Settings, weights: dict[str, np.ndarray]) -> bytes:
     """float32 weights by name -> the artifact's bytes, a function of the values alone. Values that float16
