@@ -515,8 +515,7 @@ def evaluate(s: Settings, nll: Callable[..., np.ndarray], corpus: Corpus, machin
     total = min(len(tokens), s.val_tokens_limit or len(tokens))
     if total < 2:
         raise DataError(f"DATA_PATH={s.data_path}: {total} validation tokens, expected at least 2")
-    window = min(s.eval_window, total - 1)
-    stride = min(s.eval_step, window)
+    window, stride = min(s.eval_window, total - 1), min(s.eval_step, total - 1)
     windows = eval_windows(total, window, stride)
     rows = max(1, min(s.val_batch_size // s.batch_slots // window, -(-len(windows) // machine.world)))
     nats = scored = 0.0
@@ -1256,6 +1255,8 @@ def run(s: Settings, origins: dict[str, str], script: bytes) -> int:
         log.line(machine.about)
         return eval_only(s, origins, machine, log)
     corpus = load_corpus(s)
+    # the first batch once now, so that damage in it shows before anything is compiled or made
+    BatchReader(s, corpus.train, machine.rank, machine.world, 0, [0] * s.batch_slots, np.copy).read(0)
     folder = Path(machine.from_rank_0(machine.rank == 0 and str(make_run_folder(s))))
     log, about, signals = RunLog(folder, machine.rank == 0), environment(machine), []
     machine.say = log.line
