@@ -33,8 +33,8 @@ from typing import Any, Callable, Iterator, NamedTuple
 import numpy as np
 import safetensors.numpy
 import sentencepiece
-if __name__ == "__main__":      # read when torch loads: threads that wait longer sleep. Where another program
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")    # takes a core, endless spinning is ten times slower
+if __name__ == "__main__":      # read when torch loads: waiting threads soon sleep, which costs 5 % alone and is
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")     # twice as fast where another program takes a core
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -54,12 +54,12 @@ PRESETS: dict[str, dict[str, Any]] = {
     "10min_16mb": {},
     "10min_floppy": dict(
         data_path="./data/datasets/demo_sp1024", tokenizer_path="./data/tokenizers/demo_1024_bpe.model",
-        num_layers=5, model_dim=192, num_heads=3, num_kv_heads=1, train_seq_len=512, train_batch_tokens=16384,
-        val_batch_size=131072, iterations=100000, warmdown_iters=0.6, warmup_steps=2, lr_warmup_steps=20,
-        matrix_lr=0.03, muon_momentum=0.95, muon_momentum_warmup_start=0.85, muon_momentum_warmup_steps=300,
-        budget_bytes=1474560, code_bytes="zlib")}
+        num_layers=5, model_dim=192, num_heads=3, num_kv_heads=1, train_seq_len=512, train_batch_tokens=8192,
+        batch_slots=4, val_batch_size=65536, iterations=100000, warmdown_iters=0.6, warmup_steps=2,
+        lr_warmup_steps=20, matrix_lr=0.03, muon_momentum=0.95, muon_momentum_warmup_start=0.85,
+        muon_momentum_warmup_steps=300, budget_bytes=1474560, code_bytes="zlib")}
 PRESETS["smoke"] = PRESETS["10min_floppy"] | dict(
-    num_layers=3, model_dim=64, num_heads=2, train_seq_len=128, train_batch_tokens=4096, val_batch_size=65536,
+    num_layers=3, model_dim=64, num_heads=2, train_seq_len=128, train_batch_tokens=4096, batch_slots=8,
     val_loss_every=0, train_log_every=10, iterations=60, warmdown_iters=0.5, warmup_steps=1,
     lr_warmup_steps=5, max_wallclock_seconds=60.0, matrix_lr=0.02, muon_momentum_warmup_steps=30,
     val_tokens_limit=65536, compile=False)

@@ -289,7 +289,7 @@ def test_a_machine_that_is_not_there_is_a_bad_setting(monkeypatch, env, start):
     assert str(caught.value).startswith(start)
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":      # PYTHONPATH=. python tests/test_settings.py writes the golden files anew
     import tempfile
     GOLDEN.mkdir(exist_ok=True)
     for each in PRESETS:
