@@ -33,7 +33,7 @@ from typing import Any, Callable, Iterator, NamedTuple
 import numpy as np
 import safetensors.numpy
 import sentencepiece
-if __name__ == "__main__":      # read when torch loads: waiting threads soon sleep, which costs 5 % alone and is
+if __name__ == "__main__":      # read when torch loads: waiting threads soon sleep, 5 % slower alone but
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")     # twice as fast where another program takes a core
 import torch
 import torch.distributed as dist
