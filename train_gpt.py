@@ -307,7 +307,8 @@ def find_shards(s: Settings, split: str, expected: dict[str, Any]) -> list[Shard
     if not shards:
         raise DataError(f"DATA_PATH={folder} holds no *_{split}_*.bin; {GET_DATA}")
     stem = re.sub(r"_\d+\.bin$", "", shards[0].path.name)
-    first = int(shards[0].path.name == f"{stem}_000001.bin")     # other projects count training shards from 1
+    # other projects count training shards, never those of validation, from 1
+    first = int(split == "train" and shards[0].path.name == f"{stem}_000001.bin")
     more = f"; see python data/shards.py verify {folder}"
     for at, shard in enumerate(shards):
         if not re.fullmatch(rf"{re.escape(stem)}_0*{at + first}\.bin", shard.path.name):
@@ -761,8 +762,7 @@ def open_machine(s: Settings) -> Machine:
     return machine
 
 def keep_freed_memory() -> None:
-    """Let glibc keep freed memory instead of giving it back: on a CPU the page faults of the large
-    temporaries of a step cost 15 % of it. Does nothing where the C library has no mallopt."""
+    """Let glibc keep freed memory: page faults of large temporaries slow a step. Elsewhere: nothing."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt:
         for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 2**26)):    # M_MMAP_MAX, TRIM_THRESHOLD, TOP_PAD
