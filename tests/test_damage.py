@@ -259,6 +259,14 @@ def test_legacy_shards_are_taken_and_the_log_says_so(tmp_path, tokenizer_path, t
     assert loaded.val_bytes.sum() == made.val_bytes() and "legacy" in " ".join(loaded.notes)
 
 
+def test_a_validation_set_begins_at_0(tmp_path, tokenizer_path):
+    """Else the loss of its first shard would go unnoticed where no header tells the number."""
+    made = helpers.make_corpus(tmp_path, tokenizer_path, extended=False)
+    (tmp_path / "tiny_val_000000.bin").unlink()
+    with pytest.raises(train_gpt.DataError, match="expected tiny_val number 0"):
+        train_gpt.load_corpus(train_gpt.load_settings(made.env(), "smoke")[0])
+
+
 # --- through the script -----------------------------------------------------------------------------------
 
 SCRIPTED = ["crc32 of val", "train behind its header", "another tokenizer", "no folder"]
