@@ -956,6 +956,16 @@ class Predictor:
         logits = head_logits(x, self.model.head, self.model.s.logit_softcap, torch.float32)
         return logits.log_softmax(-1).cpu().numpy()
 
+def load_predictor(artifact: Path, device: str = "cpu") -> Predictor:
+    """What the referee calls: the predictor of an artifact. Raises DataError."""
+    s, weights = decode_artifact(read_file("", artifact), str(artifact))
+    machine = Machine(torch.device(device), compile=device != "mps")
+    keep_freed_memory()
+    choose_dtype(s, machine)
+    model = GPT(s, machine)
+    model.weights.set(model.weights.pack(weights))
+    return Predictor(model)
+
 def sample(predictor: Predictor, tokenizer: Any, seed: int, characters: int = 200) -> str:
     """At most so many characters that the model writes from nothing, at temperature 0.8."""
     rng, text = np.random.Generator(np.random.PCG64(seed)), ""

@@ -20,6 +20,7 @@ import pytest
 import torch
 
 import helpers
+import train_gpt
 from helpers import Run
 from test_batches import told_shuffled
 
@@ -201,6 +202,20 @@ def test_eval_only_gives_exactly_the_score_of_the_run_and_writes_nothing(base_ru
     for name in ("val_bpb", "val_loss", "val_tokens", "val_bytes", "artifact_sha256", "artifact_bytes"):
         assert run.final[name] == base_run.final[name]
     assert contents(base_run.cwd) == before and "train_loss" not in run.out
+
+
+def test_load_predictor_scores_the_artifact_as_the_run_did(base_run, corpus, monkeypatch):
+    """The referee's way in: every validation token in windows without overlap, over the raw bytes."""
+    monkeypatch.setattr(train_gpt, "choose_dtype", lambda s, machine: "float32")
+    predictor = train_gpt.load_predictor(base_run.folder / "model.int8.ptz", "cpu")
+    tokens, window = corpus.tokens["val"].astype(np.int64), predictor.max_len
+    assert (predictor.vocab_size, window) == (400, 32)
+    nats = sum(float(predictor.nll(tokens[None, at:at + window + 1]).sum(dtype=np.float64))
+               for at in range(0, len(tokens) - 1, window))
+    bpb = nats / np.log(2) / int(base_run.final["val_bytes"])
+    assert abs(bpb - float(base_run.final["val_bpb"])) < 1e-6
+    with pytest.raises(train_gpt.DataError, match="no-such"):
+        train_gpt.load_predictor(base_run.folder / "no-such", "cpu")
 
 
 # --- exit codes; 2 and 3 are provoked in test_settings.py and test_damage.py ------------------------------
