@@ -5,14 +5,17 @@
     PRESET=smoke ITERATIONS=20 python train_gpt.py             every setting is an environment variable
     DRY_RUN=1 python train_gpt.py                              print what a run would be, and stop
 
-Exit codes: 0 done, 2 bad setting, 3 bad data or tokenizer, 4 artifact over its byte budget,
-16 stopped by a signal, 17 numerical failure.
+Exit codes: 0 done, 2 bad setting, 3 bad data or tokenizer, 4 artifact over its byte budget, 16 stopped by
+a signal, a lost rank or a full disk (the same command with its RUN_ID goes on), 17 numerical failure.
 """
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
+import datetime
 import difflib
+import fcntl
 import functools
 import hashlib
 import json
@@ -21,9 +24,11 @@ import os
 import platform
 import re
 import resource
+import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -47,7 +52,11 @@ class SettingError(ValueError):
 class DataError(ValueError):
     exit_code = 3   # a shard, tokenizer or artifact is damaged, or they do not belong together
 class NumericalError(ArithmeticError):
-    exit_code = 17  # the loss is no longer a finite number
+    exit_code = 17  # steps without finite numbers, or replicas that differ
+class Stopped(Exception):
+    exit_code = 16  # by a signal or a full disk: the same command goes on from the last checkpoint
+class LostRank(Stopped):
+    pass            # another rank hangs or died
 
 # --- settings: one table; the defaults are PRESET=10min_16mb, the other presets say how they differ -------
 PRESETS: dict[str, dict[str, Any]] = {
@@ -93,6 +102,17 @@ class Settings:
     eval_stride: int = var(0, "tokens by which the window moves; 0: EVAL_SEQ_LEN (no overlap)", low=0)
     eval_only: str = var("", "path of an artifact to score; nothing is trained or written")
     train_log_every: int = var(200, "steps between log lines; the first ten steps are logged too", low=1)
+    # safety
+    ckpt_seconds: float = var(60.0, "between checkpoints; 0: at the end and on a signal only", low=0)
+    ckpt_keep: int = var(2, "checkpoints kept, should the newest be damaged", low=1)
+    resume: str = var("auto", "go on from RUN_ID's checkpoint: if it has one", pick=("auto", "must", "never"))
+    lr_trace: str = var("", "metrics.jsonl of a run whose length and learning rates are repeated")
+    max_skipped: int = var(10, "steps in a row without finite numbers that end the run", low=1)
+    skip_sigma: float = var(0.0, "skip steps whose loss or gradient norm stands so many standard deviations "
+                            "above the last 128; 0: off", low=0)
+    dist_timeout: float = var(60.0, "seconds after which a silent rank ends the others", low=1)
+    fault: str = var("", "for tests, with commas: nan@30:rank1:2.qkv (micro-step 2, in qkv), inf@30, "
+                     "sleep@50:0.5, kill@70, stop@70, drift@70, kill@ckpt:3, torn@ckpt:3 (the third)")
     # length
     iterations: int = var(20000, "optimizer steps at most", low=1)
     max_wallclock_seconds: float = var(600.0, "training seconds at most on rank 0's clock; 0: no cap", low=0)
@@ -179,6 +199,8 @@ def load_settings(env: dict[str, str], default_preset: str) -> tuple[Settings, d
     check_settings(settings)
     return settings, {name: "environment" if name in given else "preset" for name in vars(settings)}
 
+FAULT = re.compile(r"(nan|inf|sleep|kill|stop|drift|torn)@(\d+|ckpt)(?::rank(\d+))?(?::([\w.]+))?")
+
 def check_settings(s: Settings) -> None:
     """Refuse values that are possible alone but not together. Raises SettingError."""
     unit = s.batch_slots * s.train_seq_len
@@ -191,7 +213,9 @@ def check_settings(s: Settings) -> None:
             ("eval_stride", s.eval_step <= s.eval_window, f"at most the window, {s.eval_window}"),
             ("val_tokens_limit", s.val_tokens_limit != 1, "0 or at least 2: the first token is not scored"),
             ("run_id", re.fullmatch(r"([\w-][\w.-]{0,99})?", s.run_id),
-             "at most 100 letters, digits, '.', '_', '-', the first no '.'")):
+             "at most 100 letters, digits, '.', '_', '-', the first no '.'"),
+            ("resume", s.run_id or s.resume != "must", "auto or never where RUN_ID names no run"),
+            ("fault", all(FAULT.fullmatch(f) for f in s.fault.split(",") if f), f"kinds of {FAULT.pattern}")):
         if not ok:
             raise SettingError(f"{name.upper()}={getattr(s, name)}: takes {takes}")
 
@@ -509,9 +533,10 @@ def eval_windows(total: int, window: int, stride: int) -> np.ndarray:
     ends = np.minimum(starts + window, total - 1)
     return np.stack([starts, np.concatenate([[1], ends[:-1] + 1]), ends], axis=1)
 
-def evaluate(s: Settings, nll: Callable[..., np.ndarray], corpus: Corpus, machine: Any) -> Score:
+def evaluate(s: Settings, nll: Callable[..., np.ndarray], corpus: Corpus, machine: Any) -> Score | None:
     """Score the validation tokens. `nll` maps int64[B, T+1] and n to float32[B, n]: nats of the last n ids.
-    All batches have one shape: past its end a row repeats its last token, which is not scored."""
+    All batches have one shape: past its end a row repeats its last token, which is not scored. None if a
+    signal comes to a rank meanwhile."""
     tokens, worth = corpus.val_tokens, corpus.val_bytes
     total = min(len(tokens), s.val_tokens_limit or len(tokens))
     if total < 2:
@@ -521,6 +546,8 @@ def evaluate(s: Settings, nll: Callable[..., np.ndarray], corpus: Corpus, machin
     rows = max(1, min(s.val_batch_size // s.batch_slots // window, -(-len(windows) // machine.world)))
     nats = scored = 0.0
     for first_row in range(machine.rank * rows, len(windows), machine.world * rows):
+        if machine.signals:
+            break
         start, first, end = windows[first_row:first_row + rows].T[:, :, None]
         place = start + np.arange(window + 1)
         last = stride if first_row else window      # only the first window scores all it sees
@@ -529,7 +556,9 @@ def evaluate(s: Settings, nll: Callable[..., np.ndarray], corpus: Corpus, machin
         ids = np.pad(ids, ((0, rows - len(ids)), (0, 0)))
         nats += float(nll(ids, last)[:len(is_scored)][is_scored].sum(dtype=np.float64))
         scored += int(is_scored.sum())
-    nats, scored = (sum(parts) for parts in zip(*machine.gather((nats, scored))))
+    nats, scored, signals = (sum(parts) for parts in zip(*machine.share(nats, scored, len(machine.signals))))
+    if signals:
+        return None
     assert scored == total - 1, "every token but the first is scored once"
     scored_bytes = int(worth[1:total].sum(dtype=np.int64))
     return Score(nats / scored, nats / math.log(2) / max(scored_bytes, 1), int(scored), scored_bytes,
@@ -560,6 +589,21 @@ def scheme_of(param: Param) -> str:
         return "float32"
     return "int8 rows" if math.prod(param.shape) > INT8_ABOVE else "float16"
 
+BAD_CONTENTS = (ValueError, LookupError, TypeError, AttributeError, zlib.error, safetensors.SafetensorError,
+                ArithmeticError, RecursionError)
+
+def pack_tensors(tensors: dict[str, np.ndarray], about: dict[str, Any]) -> bytes:
+    """A safetensors file. One metadata key only: safetensors writes several in no fixed order."""
+    return safetensors.numpy.save(tensors, {"bytegolf": json.dumps(about, sort_keys=True)})
+
+def read_metadata(raw: bytes, expected: str) -> dict[str, Any]:
+    """What pack_tensors was told about them. Raises one of BAD_CONTENTS."""
+    header = json.loads(raw[8:8 + int.from_bytes(raw[:8], "little")])
+    about = json.loads(header["__metadata__"]["bytegolf"])
+    if about["format"] != expected:
+        raise ValueError(f"format {about['format']!r}, expected {expected!r}")
+    return about
+
 def encode_artifact(s: Settings, weights: dict[str, np.ndarray]) -> bytes:
     """float32 weights by name -> the artifact's bytes, a function of the values alone. Values that float16
     cannot hold make their tensor float32. Raises NumericalError for what is not finite."""
@@ -575,9 +619,8 @@ def encode_artifact(s: Settings, weights: dict[str, np.ndarray]) -> bytes:
             value, tensors[name + ".scale"] = quantize_rows(value, s.clip_percentile, s.clip_std)
         tensors[name] = value.astype(DTYPES[schemes[name]])
     shape = {name: getattr(s, name) for name in SHAPE_SETTINGS}
-    # one metadata key only: safetensors writes several in no fixed order
-    about = json.dumps({"format": ARTIFACT_FORMAT, "settings": shape, "schemes": schemes}, sort_keys=True)
-    return zlib.compress(safetensors.numpy.save(tensors, {"bytegolf": about}), 9)
+    about = {"format": ARTIFACT_FORMAT, "settings": shape, "schemes": schemes}
+    return zlib.compress(pack_tensors(tensors, about), 9)
 
 def decode_artifact(blob: bytes, name: str) -> tuple[Settings, dict[str, np.ndarray]]:
     """Bytes of the file `name` -> its shape settings and float32 weights. Raises DataError if damaged."""
@@ -586,10 +629,7 @@ def decode_artifact(blob: bytes, name: str) -> tuple[Settings, dict[str, np.ndar
         raw = inflater.decompress(blob)
         if not inflater.eof or inflater.unused_data:
             raise ValueError("bytes follow the zlib stream" if inflater.eof else "zlib stream cut short")
-        header = json.loads(raw[8:8 + int.from_bytes(raw[:8], "little")])
-        about = json.loads(header["__metadata__"]["bytegolf"])
-        if about["format"] != ARTIFACT_FORMAT:
-            raise ValueError(f"format {about['format']!r}, expected {ARTIFACT_FORMAT!r}")
+        about = read_metadata(raw, ARTIFACT_FORMAT)
         shape = {row.name: parse_setting(row, show(about["settings"][row.name]))
                  for row in dataclasses.fields(Settings) if row.name in SHAPE_SETTINGS}
         s = Settings(**shape, train_batch_tokens=Settings.batch_slots * shape["train_seq_len"])
@@ -598,8 +638,7 @@ def decode_artifact(blob: bytes, name: str) -> tuple[Settings, dict[str, np.ndar
         weights = {p.name: dequantize(stored, p, about["schemes"][p.name]) for p in parameter_table(s)}
         if stored:
             raise ValueError(f"holds {sorted(stored)[0]!r}, which the model has no place for")
-    except (ValueError, LookupError, TypeError, AttributeError, zlib.error, safetensors.SafetensorError,
-            ArithmeticError, RecursionError) as error:
+    except BAD_CONTENTS as error:
         raise DataError(f"{name} is no whole artifact: {type(error).__name__}: {error}") from None
     return s, weights
 
@@ -618,26 +657,52 @@ def dequantize(stored: dict[str, np.ndarray], param: Param, scheme: str) -> np.n
 def count_code(s: Settings, script: bytes) -> int:
     return len(script) if s.code_bytes == "raw" else len(zlib.compress(script, 9))
 
-def write_whole(path: Path, blob: bytes) -> None:
-    """Write beside and rename, so that a file of this name is always whole."""
+def write_whole(path: Path, blob: bytes, halfway: Callable[[], None] | None = None) -> None:
+    """Write beside and rename, so that a file of this name is always whole. Raises Stopped if it cannot be
+    written. `halfway` is for tests that die there."""
     beside = path.with_name(path.name + ".part")
     try:
+        path.parent.mkdir(exist_ok=True)
         with open(beside, "wb") as file:
-            file.write(blob)
+            file.write(blob[:len(blob) // 2])
+            if halfway:
+                halfway()
+            file.write(blob[len(blob) // 2:])
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
+        folder = os.open(path.parent, os.O_RDONLY)      # the name, too, shall outlive a power failure
+        os.fsync(folder)
+        os.close(folder)
+    except OSError as error:
+        raise Stopped(f"{path}: cannot be written: {error.strerror}") from None
     finally:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):      # it is gone, or the disk takes no change
+            beside.unlink()
 
 # --- run directory: train.log for people, metrics.jsonl for programs --------------------------------------
 class RunLog:
-    """Rank 0 prints and writes, the others are silent. Without a folder it only prints."""
+    """Rank 0 prints and writes, the others are silent. Without a folder it only prints. What a full disk
+    does not take is kept and written later."""
     def __init__(self, folder: Path | None, speaks: bool):
         self.speaks, self.files = speaks, []
         if folder and speaks:
-            self.files = [open(folder / name, "a", encoding="utf-8", errors="backslashreplace", buffering=1)
-                          for name in ("train.log", "metrics.jsonl")]
+            names = (folder / name for name in ("train.log", "metrics.jsonl"))
+            self.files = [(name, os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666), bytearray())
+                          for name in names]
+        self.failed, self.lock = False, threading.RLock()   # checkpoints are told of by their own thread
+
+    def write(self, index: int, text: str) -> None:
+        name, file, pending = self.files[index]
+        with self.lock:
+            pending += (text + "\n").encode(errors="backslashreplace")
+            try:
+                while pending:
+                    del pending[:os.write(file, pending)]
+            except OSError as error:
+                if not self.failed:     # say it once: this line, too, goes through here
+                    self.failed = True
+                    self.warn(f"{name}: {error.strerror}; its lines are kept until the disk takes them")
 
     def line(self, *texts: str) -> None:
         """Lines for people: to the terminal and train.log."""
@@ -645,25 +710,135 @@ class RunLog:
             tqdm.write("\n".join(texts), file=sys.stdout)
             sys.stdout.flush()
             if self.files:
-                self.files[0].write("\n".join(texts) + "\n")
+                self.write(0, "\n".join(texts))
 
     def event(self, event: str, **values: Any) -> None:
         """An object for programs to metrics.jsonl: floats exact, those that are not finite as text."""
         if self.files:
             values = {key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
                       for key, value in values.items()}
-            self.files[1].write(json.dumps({"event": event, **values}) + "\n")
+            self.write(1, json.dumps({"event": event, **values}))
 
-def make_run_folder(s: Settings) -> Path:
-    """logs/<RUN_ID>/, new. Raises SettingError if it is there: a run is never overwritten."""
+    def warn(self, text: str) -> None:
+        self.line(f"warning: {text}")
+        self.event("warning", text=text)
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The events of a metrics.jsonl, without lines that are none: a dying run leaves its last unfinished."""
+    events = []
+    for line in read_file("", path).splitlines():
+        with contextlib.suppress(ValueError):
+            event = json.loads(line)
+            if isinstance(event, dict) and isinstance(event.get("step", 0), int) and "event" in event:
+                events.append(event)
+    return events
+
+def open_run_folder(s: Settings) -> Path:
+    """logs/<RUN_ID>/, new or to go on from, and locked. Raises SettingError: a run that ended, or that
+    still runs, is never touched."""
     run_id = s.run_id or time.strftime("%Y%m%d-%H%M%S") + f"-{s.preset}-{os.getpid()}"
-    folder = Path("logs") / run_id
+    folder, why = Path("logs") / run_id, "is never overwritten, choose another RUN_ID"
     try:
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=s.resume != "never")
+        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)    # until the process ends
+    except BlockingIOError:
+        raise SettingError(f"RUN_ID={run_id}: {folder} belongs to a run that is still running") from None
     except OSError as error:
-        why = "is never overwritten, choose another RUN_ID" if folder.exists() else "cannot be made"
+        why = why if folder.exists() else "cannot be made"
         raise SettingError(f"RUN_ID={run_id}: {folder} {why}: {error.strerror}") from None
+    metrics = folder / "metrics.jsonl"
+    if metrics.exists() and any(event["event"] == "final" for event in read_metrics(metrics)):
+        raise SettingError(f"RUN_ID={run_id}: {folder} {why}: this run is complete")
+    if not (folder / "config.json").exists() and any(folder.iterdir()):
+        raise SettingError(f"RUN_ID={run_id}: {folder} {why}: it holds no run")
     return folder
+
+def rewind_metrics(path: Path, step: int) -> int:
+    """Keep what metrics.jsonl tells of the steps up to this one; the run writes the rest again. Returns how
+    many of those steps it does not tell."""
+    events = read_metrics(path) if path.exists() else []
+    kept = [e for e in events if e.get("step", 0) + (e["event"] == "val") <= step]
+    write_whole(path, "".join(json.dumps(e) + "\n" for e in kept).encode())
+    return step - sum(e["event"] == "step" for e in kept)
+
+def read_lr_trace(path: str) -> list[float]:
+    """LR_TRACE: the learning rate multiplier of each step of a run. Raises DataError."""
+    steps = [e for e in read_metrics(Path(path)) if e["event"] == "step"]
+    rates = [e.get("lr_mul") for e in steps]
+    if not steps or [e.get("step") for e in steps] != list(range(1, len(steps) + 1)) \
+            or not all(type(rate) is float and 0 <= rate < math.inf for rate in rates):
+        raise DataError(f"LR_TRACE={path}: expected the step events 1, 2, ... of a run, each with its lr_mul")
+    return rates
+
+# --- checkpoints: a safetensors file and the sha256 over it; the newest whole one counts ------------------
+CHECKPOINT_FORMAT = "bytegolf-checkpoint-1"
+FREE_ON_RESUME = """preset dry_run data_path tokenizer_path run_id device dtype compile val_batch_size
+    val_loss_every train_log_every warmup_steps ckpt_seconds ckpt_keep resume lr_trace max_skipped dist_timeout
+    fault""".split()        # settings that change no result; files count by their hash, dtype as it came out
+
+def encode_checkpoint(arrays: dict[str, np.ndarray], facts: dict[str, Any]) -> bytes:
+    blob = pack_tensors(arrays, {"format": CHECKPOINT_FORMAT, **facts})
+    return blob + hashlib.sha256(blob).digest()
+
+def decode_checkpoint(blob: bytes, name: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Arrays by name, and the facts. Raises DataError if a bit is not as it was."""
+    blob, digest = blob[:-32], blob[-32:]
+    if hashlib.sha256(blob).digest() != digest:
+        raise DataError(f"{name} is no whole checkpoint: its checksum does not fit")
+    try:
+        return safetensors.numpy.load(blob), read_metadata(blob, CHECKPOINT_FORMAT)
+    except BAD_CONTENTS as error:
+        raise DataError(f"{name} is no checkpoint: {type(error).__name__}: {error}") from None
+
+def load_checkpoint(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any], list[str]]:
+    """Arrays, facts and notes: of the newest that is whole, nothing where there is none. Damaged ones before
+    it are put aside. Raises DataError if all are damaged."""
+    notes, paths = [], sorted(folder.glob("step_*.ckpt"), reverse=True)
+    for at, path in enumerate(paths):
+        try:
+            arrays, facts = decode_checkpoint(read_file("", path), str(path))
+        except DataError as error:
+            notes.append(f"warning: {error}; the one before is taken")
+            continue
+        for damaged in paths[:at]:
+            damaged.rename(damaged.with_suffix(".damaged"))
+        return arrays, facts, [*notes, f"resumed from {path}"]
+    if paths:
+        raise DataError(f"{paths[0]} and all before it are damaged; to begin anew remove {folder}")
+    return {}, {}, notes
+
+class Checkpoints:
+    """The last CKPT_KEEP states of a run, written on rank 0 by a thread of their own while training goes on.
+    `facts` of the run go into each of them."""
+    def __init__(self, s: Settings, folder: Path, log: RunLog, facts: dict[str, Any]):
+        self.s, self.folder, self.log, self.facts = s, folder / "checkpoint", log, facts
+        self.thread, self.writing, self.count = ThreadPoolExecutor(1, "checkpoint"), None, 0
+
+    def write(self, arrays: Callable[[], dict[str, np.ndarray]], facts: dict[str, Any]) -> None:
+        """Runs in the thread. If the disk does not take it, the others stay and training goes on."""
+        path, faults = self.folder / f"step_{facts['step']:08}.ckpt", self.s.fault.split(",")
+        self.count += 1
+        die = (lambda: os.kill(os.getpid(), signal.SIGKILL)) if f"kill@ckpt:{self.count}" in faults else None
+        try:
+            write_whole(path, encode_checkpoint(arrays(), facts), die)
+            if f"torn@ckpt:{self.count}" in faults:
+                os.truncate(path, path.stat().st_size // 2)
+            for old in sorted(self.folder.glob("step_*.ckpt"))[:-self.s.ckpt_keep]:
+                old.unlink()
+        except (Stopped, OSError) as error:
+            self.log.warn(f"step {facts['step']}: no checkpoint: {error}")
+
+    def save(self, arrays: Callable[[], dict[str, np.ndarray]], facts: dict[str, Any]) -> None:
+        if self.log.speaks:
+            self.writing = self.thread.submit(self.write, arrays, {**self.facts, **facts})
+
+    def busy(self) -> bool:
+        return self.writing is not None and not self.writing.done()
+
+    def wait(self) -> None:
+        """Until the last one is written. Raises what went wrong in the program."""
+        if self.writing is not None:
+            self.writing.result()
 
 def dry_run(s: Settings, origins: dict[str, str], script: bytes) -> Iterator[str]:
     """The lines of DRY_RUN=1: all settings, all parameters, the planned size. Needs no data or device."""
@@ -695,20 +870,62 @@ class Machine:
     compile: bool = False
     about: str = ""                     # all this, and why it is so
     say: Callable[[str], None] = print
+    store: Any = None                   # what the ranks know of each other outside collective operations
+    signals: list[int] = dataclasses.field(default_factory=list)    # SIGTERM and SIGINT that came
+    patience: float = 15.0              # seconds that a rank is waited for once a collective has failed
 
-    def from_rank_0(self, value: Any) -> Any:
-        """Rank 0's value, on every rank: one clock and one decision for all. Travels between CPUs."""
-        box = [value]
-        if self.world > 1:
-            dist.broadcast_object_list(box, device=torch.device("cpu"))
+    def all(self, operation: Callable, *args: Any, **named: Any) -> Any:
+        """A collective operation. Raises LostRank naming those who do not come, if it fails."""
+        try:
+            return operation(*args, **named) if self.world > 1 else None
+        except RuntimeError as error:
+            why = re.sub(r"^\[\S*\] ", "", str(error)).split(". ")[0]
+        missing, until = set(range(self.world)), time.monotonic() + self.patience
+        try:
+            self.store.set(f"failed {self.rank}", "")
+            while missing and time.monotonic() < until:
+                missing -= {rank for rank in missing if self.store.check([f"failed {rank}"])}
+                time.sleep(0.1)
+        except RuntimeError:
+            raise LostRank(f"lost the node that torchrun's ranks meet at ({why})") from None
+        raise LostRank(f"lost rank {', '.join(map(str, sorted(missing))) or 'unknown'}: dead, or silent for "
+                       f"DIST_TIMEOUT ({why})")
+
+    def on_rank_0(self, function: Callable[[], Any]) -> Any:
+        """What a function returns on rank 0, on every rank; if it raises there, the others exit."""
+        box: list[Any] = [None, 1]
+        try:
+            if self.rank == 0:
+                box = [function(), 0]
+        except (SettingError, DataError, NumericalError, Stopped) as error:
+            box[1] = error.exit_code
+            raise
+        finally:
+            self.all(dist.broadcast_object_list, box, device=torch.device("cpu"))
+        if box[1]:
+            sys.exit(box[1])
         return box[0]
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all ranks, in the order of the ranks."""
         values = [value] * self.world
-        if self.world > 1:
-            dist.all_gather_object(values, value)
+        self.all(dist.all_gather_object, values, value)
         return values
+
+    def share(self, *numbers: float) -> list[list[float]]:
+        """The same for a few numbers, in a tenth of the time."""
+        own = torch.tensor(numbers, dtype=torch.float64)
+        values = [own.clone() for _ in range(self.world)]
+        self.all(dist.all_gather, values, own)
+        return [row.tolist() for row in values]
+
+    def mark(self) -> Any:
+        """A moment on the device's own time line."""
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
     def synchronize(self) -> None:
         if self.device.type != "cpu":
@@ -756,7 +973,11 @@ def open_machine(s: Settings) -> Machine:
     elif kind == "cpu":
         keep_freed_memory()
     if world > 1:       # small decisions travel as CPU tensors over gloo: no GPU waits for them
-        dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo")
+        machine.patience = min(5.0, s.dist_timeout / 4)
+        timeout = datetime.timedelta(seconds=s.dist_timeout - machine.patience)
+        machine.store, *_ = next(dist.rendezvous("env://"))
+        dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo", timeout=timeout,
+                                store=dist.PrefixStore("group", machine.store), rank=rank, world_size=world)
     machine.compile, why = s.compile and kind != "mps", kinds[kind][1] if s.device == "auto" else "DEVICE"
     machine.about = f"device:{machine.device} ({why}) {choose_dtype(s, machine)} compile:{machine.compile:d}"
     return machine
@@ -785,7 +1006,7 @@ def choose_dtype(s: Settings, machine: Machine) -> str:
     names, why = ["bfloat16", "float32"], "the faster"
     if s.dtype != "auto" or machine.device.type == "cuda":
         names, why = ([s.dtype], "DTYPE") if s.dtype != "auto" else (["bfloat16"], "CUDA")
-    flops = machine.from_rank_0({name: measure_flops(machine, getattr(torch, name)) for name in names})
+    flops = machine.on_rank_0(lambda: {n: measure_flops(machine, getattr(torch, n)) for n in names})
     name = max(flops, key=flops.get)
     machine.dtype, machine.peak_flops = getattr(torch, name), flops[name]
     return f"dtype:{name} ({why}) " + " ".join(f"{n}:{f / 1e9:.0f}GFLOP/s" for n, f in flops.items())
@@ -1022,35 +1243,41 @@ class Optimizer:
             whole = torch.cat([view for view, _ in views] + [filler]).to(self.machine.dtype)
             done = newton_schulz(whole[rank * share:(rank + 1) * share], self.s.muon_backend_steps)
             if world > 1:
-                dist.all_gather(list(whole.split(share)), done)
+                self.machine.all(dist.all_gather, list(whole.split(share)), done)
                 done = whole
             for at, (view, factor) in enumerate(views):
                 view.copy_(done[at * len(view):(at + 1) * len(view)]).mul_(factor)
 
     @torch.no_grad()
-    def step(self, grad: Tensor, step: int, multiplier: float) -> None:
-        """Update the weights from the flat gradient, float32, at learning rates times multiplier."""
-        s, momentum, rate = self.s, muon_momentum(self.s, step), self.s.matrix_lr * multiplier
+    def step(self, grad: Tensor, step: int, multiplier: float, take: Tensor | float = 1.0) -> None:
+        """Update the weights from the flat gradient, float32, at learning rates times multiplier. take:
+        float32[], 1, or 0 with a gradient of zeros to leave everything as it is: the host need not know."""
+        s, momentum, take = self.s, muon_momentum(self.s, step), torch.as_tensor(take, device=grad.device)
         matrices, rest = self.weights.flat.tensor_split([self.weights.num_matrix])
         matrix_grad, rest_grad = grad.tensor_split([self.weights.num_matrix])
-        self.momentum.mul_(momentum).add_(matrix_grad)
-        update = matrix_grad.add(self.momentum, alpha=momentum)     # Nesterov
+        self.momentum.mul_(torch.where(take > 0, momentum, 1.0)).add_(matrix_grad)
+        update, rate = matrix_grad.add(self.momentum, alpha=momentum), take * s.matrix_lr * multiplier  # Nesterov
         self.orthogonalize(update)
-        matrices.mul_(1 - rate * s.weight_decay).sub_(update, alpha=rate)
+        matrices.mul_(1 - rate * s.weight_decay).addcmul_(update, rate, value=-1)
         # Adam with bias correction (Kingma and Ba 2015)
-        self.moment1.lerp_(rest_grad, 1 - s.beta1)
-        self.moment2.lerp_(rest_grad.square(), 1 - s.beta2)
+        self.moment1.lerp_(rest_grad, take * (1 - s.beta1))
+        self.moment2.lerp_(rest_grad.square(), take * (1 - s.beta2))
         root = (self.moment2 / (1 - s.beta2 ** (step + 1))).sqrt_().add_(s.adam_eps)
-        rest.addcdiv_(self.moment1 * self.adam_rates, root, value=-multiplier / (1 - s.beta1 ** (step + 1)))
+        rest.addcdiv_(self.moment1 * (self.adam_rates * take), root,
+                      value=-multiplier / (1 - s.beta1 ** (step + 1)))
         if self.ema is not None:    # a smaller decay at first, so that the start weights do not linger
-            self.ema.lerp_(self.weights.flat, 1 - min(s.ema_decay, (1 + step) / (10 + step)))
+            self.ema.lerp_(self.weights.flat, take * (1 - min(s.ema_decay, (1 + step) / (10 + step))))
         self.weights.set(self.weights.flat)
 
+    def state(self) -> dict[str, Tensor]:
+        """Everything the next step depends on, but for its number."""
+        named = dict(weights=self.weights.flat, momentum=self.momentum, moment1=self.moment1,
+                     moment2=self.moment2, ema=self.ema)
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
     def sha256(self, step: int) -> str:
-        """Of everything the next step depends on: weights, moments, average, step."""
         digest = hashlib.sha256(str(step).encode())
-        state = self.weights.flat, self.momentum, self.moment1, self.moment2, self.ema
-        for tensor in filter(torch.is_tensor, state):
+        for tensor in self.state().values():
             digest.update(tensor.cpu().numpy())
         return digest.hexdigest()
 
@@ -1060,15 +1287,37 @@ class Trainer:
     def __init__(self, s: Settings, machine: Machine):
         self.s, self.machine, self.model = s, machine, GPT(s, machine)
         self.weights, self.predictor = self.model.weights, Predictor(self.model)
-        self.grad = torch.zeros(len(self.weights.flat) + 1, device=machine.device)  # the last is the loss
+        self.size = len(self.weights.flat)      # behind the gradient: the loss, and a mark of each bad rank
+        self.grad = torch.zeros(self.size + 1 + machine.world, device=machine.device)
         self.leaves, self.grad_views = ([x for parts in layers.values() for x in parts] for layers in
-                                        (self.weights.leaves, self.weights.layers(self.grad[:-1])))
+                                        (self.weights.leaves, self.weights.layers(self.grad[:self.size])))
         self.reset()
 
     def reset(self) -> None:
         """Start weights and a fresh optimizer."""
         self.weights.set(self.weights.pack({p.name: draw(p, self.s.seed) for p in self.weights.table}))
         self.optimizer = Optimizer(self.s, self.weights, self.machine)
+        self.recent = torch.full((128, 2), math.nan, device=self.machine.device)
+
+    def state(self) -> dict[str, Tensor]:
+        """All tensors that a checkpoint holds."""
+        return {**self.optimizer.state(), "recent": self.recent}
+
+    def snapshot(self) -> Callable[[], dict[str, np.ndarray]]:
+        """A copy of the state now, as a function that brings it to the host: for another thread."""
+        copies = {name: tensor.clone() for name, tensor in self.state().items()}
+        return lambda: {name: tensor.cpu().numpy() for name, tensor in copies.items()}
+
+    def restore(self, arrays: dict[str, np.ndarray]) -> None:
+        """Take over rank 0's arrays of a checkpoint on all ranks. Raises DataError if they do not fit."""
+        state, shapes = self.state(), {name: value.shape for name, value in arrays.items()}
+        expected = {name: tuple(tensor.shape) for name, tensor in state.items()}
+        self.machine.on_rank_0(lambda: need("checkpoint", "shapes", shapes, expected))
+        for name, tensor in state.items():
+            if self.machine.rank == 0:
+                tensor.copy_(torch.from_numpy(arrays[name]))
+            self.machine.all(dist.broadcast, tensor, 0)
+        self.weights.set(self.weights.flat)
 
     def convert(self, tokens: np.ndarray) -> Tensor:
         """Runs in the reader's thread: a tensor that can travel to the device while it computes."""
@@ -1076,22 +1325,45 @@ class Trainer:
         return tensor.pin_memory() if self.machine.device.type == "cuda" else tensor
 
     def step(self, batch: Tensor, step: int, multiplier: float) -> Tensor:
-        """One optimizer step on int64[micro_steps, slot_tokens + 1]; returns (train loss, gradient norm)."""
+        """One optimizer step on int64[micro_steps, slot_tokens + 1]; returns train loss, gradient norm,
+        1 if the step was taken, and for each rank 1 if its part was bad. What is not finite on one rank is
+        not so in the sum, which all see: without a word to the host, all leave everything as it is."""
+        self.began = self.machine.mark()
         self.grad.zero_()
-        for tokens in batch.to(self.machine.device, non_blocking=True):
+        for micro, tokens in enumerate(batch.to(self.machine.device, non_blocking=True)):
             ids, targets = (part.view(-1, self.s.train_seq_len) for part in (tokens[:-1], tokens[1:]))
             loss = self.model.nll(ids, targets, self.machine.dtype).mean()
             for view, grad in zip(self.grad_views, torch.autograd.grad(loss, self.leaves)):
                 view += grad
-            self.grad[-1] += loss.detach()
+            self.grad[self.size] += loss.detach()
+            provoke(self, step + 1, micro)
         self.grad /= self.s.batch_slots
-        if self.machine.world > 1:
-            dist.all_reduce(self.grad)
-        gradient, norm = self.grad[:-1], self.grad[:-1].norm()
+        self.grad[self.size + 1 + self.machine.rank] = ~self.grad[:self.size + 1].sum().isfinite()
+        self.ended = self.machine.mark()
+        self.machine.all(dist.all_reduce, self.grad)
+        (gradient, rest), norm = self.grad.tensor_split([self.size]), self.grad[:self.size].norm()
+        take = self.judge(torch.stack((rest[0], norm)))
         if self.s.grad_clip_norm:
             gradient *= (self.s.grad_clip_norm / (norm + 1e-6)).clamp(max=1.0)
-        self.optimizer.step(gradient, step, multiplier)
-        return torch.stack((self.grad[-1], norm))
+        self.optimizer.step(gradient.masked_fill_(~take, 0.0), step, multiplier, take.float())
+        return torch.cat((torch.stack((rest[0], norm, take)), rest[1:]))
+
+    def judge(self, seen: Tensor) -> Tensor:
+        """bool[]: whether a step with this loss and gradient norm, float32[2], is to be taken."""
+        take = seen.isfinite().all()
+        if self.s.skip_sigma:       # no limit, NaN, before 128 are seen
+            limit = self.recent.mean(0) + self.s.skip_sigma * self.recent.std(0)
+            take &= ~(seen > limit).any()
+            self.recent.copy_(torch.where(take, torch.cat((self.recent[1:], seen[None])), self.recent))
+        return take
+
+    def check_replicas(self, step: int) -> None:
+        """Raises NumericalError, naming the ranks, if not all hold the same weights."""
+        hashes = self.machine.gather(hashlib.sha256(self.weights.flat.cpu().numpy()).hexdigest())
+        common = max(hashes, key=hashes.count)
+        odd = [str(rank) for rank, digest in enumerate(hashes) if digest != common]
+        if odd:
+            raise NumericalError(f"step {step}: the weights of rank {', '.join(odd)} differ from the others'")
 
     def warm_up(self) -> str:
         """Compile and touch everything with WARMUP_STEPS steps on random tokens, then forget them."""
@@ -1099,7 +1371,9 @@ class Trainer:
         shape = (s.batch_slots // self.machine.world, s.slot_tokens + 1)
         tokens = np.random.Generator(np.random.PCG64(0)).integers(0, s.vocab_size, shape)
         for step in range(s.warmup_steps):
-            self.step(self.convert(tokens), step, 1.0)
+            if any(sum(self.machine.share(len(self.machine.signals)), [])):
+                break
+            self.step(self.convert(tokens), -1 - step, 1.0)     # a number that no FAULT has
         self.machine.synchronize()
         self.reset()
         return f"warmup_steps:{s.warmup_steps} untimed, state restored, {time.perf_counter() - began:.1f}s"
@@ -1107,7 +1381,7 @@ class Trainer:
     # what is scored and exported: the weights, or their moving average where there is one
     result = property(lambda self: self.weights.flat if self.optimizer.ema is None else self.optimizer.ema)
 
-    def score(self, corpus: Corpus) -> Score:
+    def score(self, corpus: Corpus) -> Score | None:
         """Validate the result; the weights are as before afterwards."""
         trained = self.weights.flat.clone()
         self.weights.set(self.result)
@@ -1119,17 +1393,35 @@ class Trainer:
         views = self.weights.views(self.result.cpu())
         return encode_artifact(self.s, {name: view.numpy() for name, view in views.items()})
 
+def provoke(trainer: Trainer, step: int, micro: int) -> None:
+    """FAULT, for tests: what is set for this step (counted from 1), rank and micro-step happens."""
+    for fault in filter(None, trainer.s.fault.split(",")):
+        kind, at, rank, value = FAULT.fullmatch(fault).groups(default="")
+        place, _, part = value.partition(".")
+        mine = at == str(step) and int(rank or 0) == trainer.machine.rank
+        if mine and kind in ("nan", "inf") and int(place or 0) == micro:     # nan@30:rank1:2.qkv
+            views = trainer.weights.views(trainer.grad[:trainer.size]) | {"": trainer.grad[trainer.size:]}
+            views[part].view(-1)[0] = float(kind)
+        elif mine and micro == 0 and kind == "sleep":
+            time.sleep(float(value))
+        elif mine and micro == 0 and kind == "drift":
+            trainer.weights.flat[step] += 1
+        elif mine and micro == 0 and kind in ("kill", "stop"):
+            os.kill(os.getpid(), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+
 class Meter:
     """Reports steps: metrics.jsonl for each, a line for some. A step is reported while the next one is
     under way, so that the host never waits for an idle GPU, nor runs ahead of it by more than a step."""
-    def __init__(self, s: Settings, machine: Machine, log: RunLog):
-        self.s, self.machine, self.log = s, machine, log
-        self.pending, self.data_wait, self.logged = None, 0.0, (0, 0.0, 0.0)
-        self.bar = tqdm(total=s.iterations, unit="step", leave=False, file=sys.stdout,
-                        disable=None if log.speaks else True)   # None: shown on a terminal only
+    def __init__(self, s: Settings, machine: Machine, log: RunLog, saved: dict[str, Any]):
+        self.s, self.machine, self.log, self.pending, self.own_seconds = s, machine, log, None, 0.0
+        self.data_wait, self.skipped, self.in_a_row = saved.get("meter", (0.0, 0, 0))
+        self.logged = saved.get("step", 0), saved.get("train_seconds", 0.0), self.data_wait
+        self.bar = tqdm(total=s.iterations, initial=self.logged[0], unit="step", leave=False,
+                        file=sys.stdout, disable=None if log.speaks else True)   # None: on a terminal only
 
     def after_step(self, stats: Tensor, *facts: Any) -> None:
-        """stats: float32[2], loss and gradient norm; facts: step, multiplier, seconds, seconds waited."""
+        """stats: what Trainer.step returned; facts: step, multiplier, seconds, seconds waited, and when this
+        rank's own part began and ended."""
         on_host, copied = stats, None
         if stats.device.type == "cuda":
             on_host = torch.empty_like(stats, device="cpu", pin_memory=True).copy_(stats, non_blocking=True)
@@ -1139,77 +1431,115 @@ class Meter:
         self.pending = on_host, copied, *facts
 
     def flush(self) -> None:
-        """Report the step that is pending. Raises NumericalError at a loss that is not finite."""
+        """Report the step that is pending. Raises NumericalError after MAX_SKIPPED bad steps in a row."""
         if self.pending is None:
             return
-        (stats, copied, step, multiplier, seconds, wait), self.pending, s = self.pending, None, self.s
+        (stats, copied, step, multiplier, seconds, wait, began, ended), self.pending = self.pending, None
         if copied:
             copied.synchronize()
-        loss, norm = stats.tolist()
+        loss, norm, taken, *bad = stats.tolist()
         self.data_wait += wait
+        self.own_seconds += began.elapsed_time(ended) / 1e3 if copied else ended - began
         self.log.event("step", step=step, train_loss=loss, grad_norm=norm, lr_mul=multiplier,
-                       train_seconds=seconds, data_wait_seconds=wait)
-        if not math.isfinite(loss + norm):
-            raise NumericalError(f"step {step}: train_loss {loss}, gradient norm {norm}, expected finite "
-                                 "numbers; lower MATRIX_LR, SCALAR_LR or TIED_EMBED_LR")
+                       train_seconds=seconds, data_wait_seconds=wait, **{} if taken else {"skipped": True})
+        self.in_a_row = 0 if taken else self.in_a_row + 1
+        if not taken:
+            self.skip(f"step {step} skipped: train_loss {loss}, gradient norm {norm}, from rank "
+                      f"{', '.join(str(rank) for rank, mark in enumerate(bad) if mark) or 'all'}")
         self.bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
         self.bar.update()
-        if step > 10 and step % s.train_log_every and step != s.iterations:
-            return
-        now = (step, seconds, self.data_wait)
+        if step <= 10 or step % self.s.train_log_every == 0 or step == self.s.iterations:
+            self.line(step, loss, multiplier, seconds)
+
+    def skip(self, why: str) -> None:
+        self.skipped += 1
+        self.log.warn(f"{why}; weights and optimizer are as before; {self.in_a_row} in a row")
+        if self.in_a_row >= self.s.max_skipped:
+            raise NumericalError(f"{why}: MAX_SKIPPED={self.s.max_skipped} in a row; lower MATRIX_LR, "
+                                 "SCALAR_LR or TIED_EMBED_LR")
+
+    def line(self, step: int, loss: float, multiplier: float, seconds: float) -> None:
+        s, now = self.s, (step, seconds, self.data_wait)
         (steps, spent, waited), self.logged = (a - b for a, b in zip(now, self.logged)), now
         rate = steps * s.train_batch_tokens / max(spent, 1e-9)
         mfu = rate * flops_per_token(s) / (self.machine.peak_flops * self.machine.world)
+        own = [1e3 * row[0] / steps for row in self.machine.share(self.own_seconds)]
+        self.own_seconds = 0.0
         self.log.line(f"step:{step}/{s.iterations} train_loss:{loss:.4f} lr_mul:{multiplier:.3f} "
                       f"train_time:{seconds * 1e3:.0f}ms step_avg:{spent / steps * 1e3:.2f}ms "
-                      f"tok_s:{rate:.0f} mfu:{mfu:.1%} data_wait:{waited / steps * 1e3:.1f}ms")
+                      f"tok_s:{rate:.0f} mfu:{mfu:.1%} data_wait:{waited / steps * 1e3:.1f}ms"
+                      + (f" ranks:{min(own):.1f}..{max(own):.1f}ms" if len(own) > 1 else ""))
 
-def train(trainer: Trainer, corpus: Corpus, log: RunLog, signals: list[int]) -> dict[str, Any]:
-    """Validate and step, until ITERATIONS, the cap or a signal. Returns what was measured."""
-    s, machine, meter = trainer.s, trainer.machine, Meter(trainer.s, trainer.machine, log)
-    crc32s = [0] * (s.batch_slots // machine.world)
-    reader = BatchReader(s, corpus.train, machine.rank, machine.world, 0, crc32s, trainer.convert)
-    step, paused, began = 0, 0.0, time.perf_counter()
+def train(trainer: Trainer, corpus: Corpus, log: RunLog, checkpoints: Checkpoints, saved: dict[str, Any],
+          trace: list[float]) -> dict[str, Any]:
+    """Validate and step, from a checkpoint's facts on, until ITERATIONS, the cap or a signal, which raises
+    Stopped. Returns what was measured."""
+    s, machine, meter = trainer.s, trainer.machine, Meter(trainer.s, trainer.machine, log, saved)
+    step, eval_seconds = saved.get("step", 0), saved.get("eval_seconds", 0.0)
+    slots = range(machine.rank, s.batch_slots, machine.world)
+    all_crc32s = saved.get("crc32s", [0] * s.batch_slots)
+    crc32s = [all_crc32s[slot] for slot in slots]
+    reader = BatchReader(s, corpus.train, machine.rank, machine.world, step, crc32s, trainer.convert)
+    began, paused, last = time.perf_counter() - saved.get("train_seconds", 0.0), 0.0, time.perf_counter()
     while True:
-        # the clock and the signals of rank 0 decide for all ranks
-        seconds, stop = machine.from_rank_0((time.perf_counter() - began - paused, bool(signals)))
-        done = stop or step == s.iterations or 0 < s.max_wallclock_seconds <= seconds
+        # rank 0's clock decides for all ranks, a signal to any of them stops all
+        now = time.perf_counter()
+        due = 0 < s.ckpt_seconds <= now - last and not checkpoints.busy()
+        shared = machine.share(now - began - paused, due, len(machine.signals))
+        (seconds, due, _), stop = shared[0], any(signals for *_, signals in shared)
+        done = step == s.iterations or 0 < s.max_wallclock_seconds <= seconds
+        if done or due or stop:
+            meter.flush()
+            last = time.perf_counter()
+            all_crc32s = np.array(machine.gather(crc32s)).T.ravel().tolist()
+            checkpoints.save(trainer.snapshot(), dict(
+                step=step, train_seconds=seconds, eval_seconds=eval_seconds, crc32s=all_crc32s,
+                meter=(meter.data_wait, meter.skipped, meter.in_a_row)))
+            log.event("checkpoint", step=step, stall_seconds=time.perf_counter() - last)
+        if stop:
+            checkpoints.wait()
+            raise Stopped(f"stopped by a signal after step {step} of {s.iterations}")
         if done or step == 0 or (s.val_loss_every and step % s.val_loss_every == 0):
             machine.synchronize()
             pause = time.perf_counter()
-            seconds = machine.from_rank_0(pause - began - paused)
+            seconds = machine.share(pause - began - paused)[0][0]
             meter.flush()
+            trainer.check_replicas(step)
             score = trainer.score(corpus)
+            paused += time.perf_counter() - pause
+            eval_seconds += time.perf_counter() - pause
+            if score is None:
+                continue        # the next round saves and stops
             log.line(f"step:{step}/{s.iterations} {score.line()} train_time:{seconds * 1e3:.0f}ms")
             log.event("val", step=step, train_seconds=seconds, **score._asdict())
-            paused += time.perf_counter() - pause
             if done:
                 meter.bar.close()
                 break
-        multiplier = lr_multiplier(s, step, seconds)
+        multiplier = trace[step] if trace else lr_multiplier(s, step, seconds)
         batch, crc32s, wait = reader.next()
         stats = trainer.step(batch, step, multiplier)
         step += 1
-        meter.after_step(stats, step, multiplier, time.perf_counter() - began - paused, wait)
-    by_slot = np.array(machine.gather(crc32s), "<u4").T.tobytes()
-    return {"val_bpb_unquantized": score.rows()["val_bpb"], "steps": step,
-            "params": len(trainer.weights.flat), "tokens_seen": step * s.train_batch_tokens,
-            "train_seconds": round(seconds, 3), "eval_seconds": round(paused, 3),
-            "data_wait_seconds": round(meter.data_wait, 4), "stopped": stop,
-            "batches_crc32": f"{zlib.crc32(by_slot):08x}"}
+        meter.after_step(stats, step, multiplier, time.perf_counter() - began - paused, wait,
+                         trainer.began, trainer.ended)
+    return {"val_bpb_unquantized": score.rows()["val_bpb"], "steps": step, "params": trainer.size,
+            "tokens_seen": step * s.train_batch_tokens, "train_seconds": round(seconds, 3),
+            "eval_seconds": round(eval_seconds, 3), "data_wait_seconds": round(meter.data_wait, 4),
+            "skipped_steps": meter.skipped, "resumes": saved.get("resumes", 0),
+            "batches_crc32": f"{zlib.crc32(np.array(all_crc32s, '<u4').tobytes()):08x}"}
 
 # --- main -------------------------------------------------------------------------------------------------
-def environment(machine: Machine) -> dict[str, Any]:
+def environment(machine: Machine, script: bytes) -> dict[str, Any]:
     """What a run depends on beside its settings."""
     cpuinfo = Path("/proc/cpuinfo")
     found = re.search(r"model name\s*:\s*(.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
     git = 'git -C "$0" describe --always --dirty=+dirty --abbrev=40 --exclude="*"'
     commit = subprocess.run(("sh", "-c", git, Path(__file__).parent), capture_output=True, text=True).stdout
-    return {"ranks": machine.world, "processor": found[1] if found else platform.processor(),
+    return {"ranks": machine.world, "dtype": str(machine.dtype)[6:], "processor": found[1] if found else platform.processor(),
             "gpu": torch.cuda.get_device_name(machine.device) if machine.device.type == "cuda" else "none",
             "cores": os.cpu_count(), "threads": torch.get_num_threads(), "platform": platform.platform(),
             "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__,
-            "sentencepiece": sentencepiece.__version__, "git": commit.strip() or "none"}
+            "sentencepiece": sentencepiece.__version__, "git": commit.strip() or "none",
+            "script_sha256": hashlib.sha256(script).hexdigest()}
 
 def eval_only(s: Settings, origins: dict[str, str], machine: Machine, log: RunLog) -> int:
     """EVAL_ONLY=path: score an artifact of any shape, write nothing. Window and stride can be overridden."""
@@ -1223,6 +1553,8 @@ def eval_only(s: Settings, origins: dict[str, str], machine: Machine, log: RunLo
     model.weights.set(model.weights.pack(weights))
     began = time.perf_counter()
     score = evaluate(s, Predictor(model).nll, corpus, machine)
+    if score is None:
+        raise Stopped("stopped by a signal")
     rows = {**score.rows(), "eval_seconds": round(time.perf_counter() - began, 3),
             "artifact_bytes": len(blob), "artifact_sha256": hashlib.sha256(blob).hexdigest(),
             "val_sha256": corpus.sha256["val_sha256"], "tokenizer_sha256": corpus.sha256["tokenizer_sha256"]}
@@ -1233,16 +1565,19 @@ def eval_only(s: Settings, origins: dict[str, str], machine: Machine, log: RunLo
 def finish(trainer: Trainer, corpus: Corpus, folder: Path, rows: dict[str, Any], log: RunLog,
            script: bytes) -> int:
     """Write the artifact, read it back from disk, score that: the result. Returns the exit code."""
-    s, machine, path, blob = trainer.s, trainer.machine, folder / "model.int8.ptz", b""
+    s, machine, path = trainer.s, trainer.machine, folder / "model.int8.ptz"
     state_sha256 = trainer.optimizer.sha256(rows["steps"])
-    if machine.rank == 0:
+
+    def export() -> bytes:
         write_whole(path, trainer.export())
-        blob = path.read_bytes()
-    blob, began = machine.from_rank_0(blob), time.perf_counter()
+        return path.read_bytes()
+    blob, began = machine.on_rank_0(export), time.perf_counter()
     trainer.weights.set(trainer.weights.pack(decode_artifact(blob, str(path))[1]))
     score = evaluate(s, trainer.predictor.nll, corpus, machine)
+    if score is None:
+        raise Stopped("stopped by a signal while the artifact was scored")
     rows["eval_seconds"] = round(rows["eval_seconds"] + time.perf_counter() - began, 3)
-    code, stopped = count_code(s, script), rows.pop("stopped")
+    code = count_code(s, script)
     over = len(blob) + code > s.budget_bytes
     rows = {**score.rows(), **rows, "peak_memory_mib": round(machine.peak_memory_mib()),
             "artifact_bytes": len(blob), "code_bytes": code, "total_bytes": len(blob) + code,
@@ -1255,36 +1590,91 @@ def finish(trainer: Trainer, corpus: Corpus, folder: Path, rows: dict[str, Any],
         log.line(f"the model writes: {sample(trainer.predictor, corpus.tokenizer, s.seed)!r}")
     log.event("final", **rows)
     log.line("---", *(f"{key}: {value}" for key, value in rows.items()))
-    return 16 if stopped else 4 if over else 0
+    return 4 if over else 0
+
+def open_run(s: Settings, about: dict[str, Any], arrays: dict[str, np.ndarray]) -> tuple[Path, dict, list]:
+    """The run's folder, and facts and notes of the checkpoint to go on from, whose tensors fill `arrays`.
+    `about` is what the run depends on. Raises SettingError or DataError where that has changed."""
+    folder = open_run_folder(s)
+    found, facts, notes = load_checkpoint(folder / "checkpoint")
+    arrays.update(found)
+    if s.resume == "must" and not facts:
+        raise SettingError(f"RESUME=must: {folder} has no checkpoint; RESUME=auto begins anew")
+    for name, was in facts.get("settings", {}).items():
+        value, fits = about["settings"].get(name), name in FREE_ON_RESUME
+        if name == "dtype":
+            fits, was = value in ("auto", facts["environment"]["dtype"]), facts["environment"]["dtype"]
+        if not fits and value != was:
+            raise SettingError(f"{name.upper()}={show(value)}: {folder} was begun with {show(was)}; set that, "
+                               "or choose another RUN_ID")
+    for name, was in facts.get("sha256", {}).items():
+        need(folder, name, about["sha256"][name], was, ", the data that the run was begun with")
+    for name, was in facts.get("environment", {}).items():
+        if was != about["environment"][name]:
+            notes.append(f"note: {name} was {was}, is {about['environment'][name]}: bits may differ")
+    for part in folder.rglob("*.part"):     # of a run that died
+        part.unlink()
+    lacking = rewind_metrics(folder / "metrics.jsonl", facts.get("step", 0))
+    if lacking:
+        notes.append(f"warning: metrics.jsonl lacks {lacking} of the {facts['step']} steps before")
+    write_whole(folder / "config.json", json.dumps(about, indent=1).encode())
+    return folder, facts, notes
+
+def catch_signals(machine: Machine) -> None:
+    """SIGTERM and SIGINT are noted, the run stops when it can; a second SIGINT ends it at once, but not
+    under torchrun, which passes on what the terminal sent already."""
+    def note(number: int, frame: Any) -> None:
+        machine.signals.append(number)
+        if number == signal.SIGINT and "TORCHELASTIC_RUN_ID" not in os.environ:
+            signal.signal(number, signal.SIG_DFL)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, note)
 
 def run(s: Settings, origins: dict[str, str], script: bytes) -> int:
-    """A whole run on this rank. Returns the exit code; raises SettingError, DataError, NumericalError."""
+    """A whole run on this rank. Returns the exit code; raises SettingError, DataError, NumericalError,
+    Stopped."""
     machine = open_machine(s)
+    catch_signals(machine)
     if s.eval_only:
         log = RunLog(None, machine.rank == 0)
         log.line(machine.about)
         return eval_only(s, origins, machine, log)
-    corpus = load_corpus(s)
+    corpus, trace = load_corpus(s), read_lr_trace(s.lr_trace) if s.lr_trace else []
+    if trace:       # not the clock but the trace says how far the run is
+        s = dataclasses.replace(s, iterations=min(s.iterations, len(trace)), max_wallclock_seconds=0.0)
     # the first batch once now, so that damage in it shows before anything is compiled or made
     BatchReader(s, corpus.train, machine.rank, machine.world, 0, [0] * s.batch_slots, np.copy).read(0)
-    folder = Path(machine.from_rank_0(machine.rank == 0 and str(make_run_folder(s))))
-    log, about, signals = RunLog(folder, machine.rank == 0), environment(machine), []
+    about = {"settings": vars(s), "origins": origins, "sha256": corpus.sha256,
+             "environment": environment(machine, script)}
+    arrays: dict[str, np.ndarray] = {}
+    folder, saved, notes = machine.on_rank_0(lambda: open_run(s, about, arrays))
+    if saved and saved["environment"]["dtype"] != about["environment"]["dtype"]:    # auto found another one
+        choose_dtype(dataclasses.replace(s, dtype=saved["environment"]["dtype"]), machine)
+    about["environment"]["dtype"], saved["resumes"] = str(machine.dtype)[6:], saved.get("resumes", -1) + 1
+    log = RunLog(folder, machine.rank == 0)
     machine.say = log.line
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, frame: signals.append(number))
-    given = " ".join(f"{k.upper()}={show(getattr(s, k))}" for k in origins if origins[k] == "environment")
-    if machine.rank == 0:
-        config = {"settings": vars(s), "origins": origins, "environment": about}
-        write_whole(folder / "config.json", json.dumps(config, indent=1).encode())
+    given = {k.upper(): show(getattr(s, k)) for k in origins if origins[k] == "environment"}
+    log.line(f"run:{folder} preset:{s.preset} " + " ".join(f"{k}={v}" for k, v in given.items()),
+             " ".join(f"{k}:{v}" for k, v in about["environment"].items()), machine.about, *corpus.notes)
     trainer = Trainer(s, machine)
-    log.line(f"run:{folder} preset:{s.preset} {given}", " ".join(f"{k}:{v}" for k, v in about.items()),
-             machine.about, *corpus.notes,
-             f"params:{len(trainer.weights.flat)} batch:{s.batch_slots}x{s.slot_tokens} "
+    log.line(f"params:{trainer.size} batch:{s.batch_slots}x{s.slot_tokens} "
              f"train_tokens:{corpus.train.total} val_tokens:{len(corpus.val_tokens)} "
-             f"val_bytes:{corpus.val_bytes.sum(dtype=np.int64)}")
+             f"val_bytes:{corpus.val_bytes.sum(dtype=np.int64)}", *notes)
     if s.warmup_steps:
         log.line(trainer.warm_up())
-    return finish(trainer, corpus, folder, train(trainer, corpus, log, signals), log, script)
+    if saved["resumes"]:
+        trainer.restore(arrays)
+        log.event("resume", **{k: saved[k] for k in ("step", "train_seconds", "resumes")}, notes=notes)
+    checkpoints = Checkpoints(s, folder, log, about | {"resumes": saved["resumes"]})
+    try:
+        return finish(trainer, corpus, folder, train(trainer, corpus, log, checkpoints, saved, trace), log, script)
+    except Stopped as error:
+        again = " ".join(f"{k}={shlex.quote(v)}" for k, v in {**given, "RUN_ID": folder.name}.items() if k != "FAULT")
+        program = f"torchrun --standalone --nproc_per_node={machine.world}" if machine.world > 1 else "python"
+        log.event("stopped", why=str(error))
+        raise type(error)(f"{error}; to go on: {again} {program} {sys.argv[0]}") from None
+    finally:
+        checkpoints.wait()
 
 def main() -> int:
     for stream in (sys.stdout, sys.stderr):
@@ -1297,9 +1687,9 @@ def main() -> int:
             print("\n".join(dry_run(s, origins, script)))
             return 0
         return run(s, origins, script)
-    except (SettingError, DataError, NumericalError) as error:
+    except (SettingError, DataError, NumericalError, Stopped) as error:
         rank = os.environ.get("RANK", "0")      # data can be bad for one rank alone, settings are so for all
-        if rank == "0" or isinstance(error, DataError):
+        if rank == "0" or isinstance(error, (DataError, LostRank)):
             print(f"train_gpt.py: {error}" + (f" (rank {rank})" if rank != "0" else ""), file=sys.stderr)
         return error.exit_code
     finally:
