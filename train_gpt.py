@@ -31,7 +31,7 @@ import sys
 import threading
 import time
 import zlib
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Callable, Iterator, NamedTuple
 
@@ -54,9 +54,10 @@ class DataError(ValueError):
 class NumericalError(ArithmeticError):
     exit_code = 17  # steps without finite numbers, or replicas that differ
 class Stopped(Exception):
-    exit_code = 16  # by a signal or a full disk: the same command goes on from the last checkpoint
+    exit_code = 16  # by a signal; as an OSError (a full disk) it can be gone on from
 class LostRank(Stopped):
     pass            # another rank hangs or died
+ERRORS = SettingError, DataError, NumericalError, Stopped, OSError
 
 # --- settings: one table; the defaults are PRESET=10min_16mb, the other presets say how they differ -------
 PRESETS: dict[str, dict[str, Any]] = {
@@ -658,8 +659,7 @@ def count_code(s: Settings, script: bytes) -> int:
     return len(script) if s.code_bytes == "raw" else len(zlib.compress(script, 9))
 
 def write_whole(path: Path, blob: bytes, halfway: Callable[[], None] | None = None) -> None:
-    """Write beside and rename, so that a file of this name is always whole. Raises Stopped if it cannot be
-    written. `halfway` is for tests that die there."""
+    """Write beside and rename, so that a file of this name is always whole; tests die `halfway`."""
     beside = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(exist_ok=True)
@@ -671,11 +671,8 @@ def write_whole(path: Path, blob: bytes, halfway: Callable[[], None] | None = No
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
-        folder = os.open(path.parent, os.O_RDONLY)      # the name, too, shall outlive a power failure
-        os.fsync(folder)
-        os.close(folder)
     except OSError as error:
-        raise Stopped(f"{path}: cannot be written: {error.strerror}") from None
+        raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         with contextlib.suppress(OSError):      # it is gone, or the disk takes no change
             beside.unlink()
@@ -685,13 +682,10 @@ class RunLog:
     """Rank 0 prints and writes, the others are silent. Without a folder it only prints. What a full disk
     does not take is kept and written later."""
     def __init__(self, folder: Path | None, speaks: bool):
-        self.speaks, self.files = speaks, []
-        if folder and speaks:
-            names = (folder / name for name in ("train.log", "metrics.jsonl"))
-            self.files = [(name, os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666), bytearray())
-                          for name in names]
-        self.failed, self.lock = False, threading.RLock()   # checkpoints are told of by their own thread
-
+        names = [folder / name for name in ("train.log", "metrics.jsonl")] if folder and speaks else []
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        self.files = [(name, os.open(name, flags, 0o666), bytearray()) for name in names]
+        self.speaks, self.failed, self.lock = speaks, False, threading.RLock()  # checkpoints' thread speaks too
     def write(self, index: int, text: str) -> None:
         name, file, pending = self.files[index]
         with self.lock:
@@ -703,7 +697,6 @@ class RunLog:
                 if not self.failed:     # say it once: this line, too, goes through here
                     self.failed = True
                     self.warn(f"{name}: {error.strerror}; its lines are kept until the disk takes them")
-
     def line(self, *texts: str) -> None:
         """Lines for people: to the terminal and train.log."""
         if self.speaks:
@@ -808,12 +801,13 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]
     return {}, {}, notes
 
 class Checkpoints:
-    """The last CKPT_KEEP states of a run, written on rank 0 by a thread of their own while training goes on.
-    `facts` of the run go into each of them."""
-    def __init__(self, s: Settings, folder: Path, log: RunLog, facts: dict[str, Any]):
-        self.s, self.folder, self.log, self.facts = s, folder / "checkpoint", log, facts
-        self.thread, self.writing, self.count = ThreadPoolExecutor(1, "checkpoint"), None, 0
-
+    """Writes the last CKPT_KEEP states of a run, in a thread of its own while training goes on."""
+    def __init__(self, s: Settings, folder: Path, log: RunLog):
+        self.s, self.folder, self.log, self.count = s, folder / "checkpoint", log, 0
+        self.thread, self.writing = ThreadPoolExecutor(1, "checkpoint"), Future()
+        self.writing.set_result(None)
+    def save(self, arrays: Callable[[], dict[str, np.ndarray]], facts: dict[str, Any]) -> None:
+        self.writing = self.thread.submit(self.write, arrays, facts)
     def write(self, arrays: Callable[[], dict[str, np.ndarray]], facts: dict[str, Any]) -> None:
         """Runs in the thread. If the disk does not take it, the others stay and training goes on."""
         path, faults = self.folder / f"step_{facts['step']:08}.ckpt", self.s.fault.split(",")
@@ -825,20 +819,8 @@ class Checkpoints:
                 os.truncate(path, path.stat().st_size // 2)
             for old in sorted(self.folder.glob("step_*.ckpt"))[:-self.s.ckpt_keep]:
                 old.unlink()
-        except (Stopped, OSError) as error:
-            self.log.warn(f"step {facts['step']}: no checkpoint: {error}")
-
-    def save(self, arrays: Callable[[], dict[str, np.ndarray]], facts: dict[str, Any]) -> None:
-        if self.log.speaks:
-            self.writing = self.thread.submit(self.write, arrays, {**self.facts, **facts})
-
-    def busy(self) -> bool:
-        return self.writing is not None and not self.writing.done()
-
-    def wait(self) -> None:
-        """Until the last one is written. Raises what went wrong in the program."""
-        if self.writing is not None:
-            self.writing.result()
+        except OSError as error:
+            self.log.warn(f"no checkpoint of step {facts['step']}: {error}")
 
 def dry_run(s: Settings, origins: dict[str, str], script: bytes) -> Iterator[str]:
     """The lines of DRY_RUN=1: all settings, all parameters, the planned size. Needs no data or device."""
@@ -874,51 +856,40 @@ class Machine:
     signals: list[int] = dataclasses.field(default_factory=list)    # SIGTERM and SIGINT that came
     patience: float = 15.0              # seconds that a rank is waited for once a collective has failed
 
-    def all(self, operation: Callable, *args: Any, **named: Any) -> Any:
-        """A collective operation. Raises LostRank naming those who do not come, if it fails."""
+    def all(self, operation: Callable, *args: Any, **named: Any) -> None:
+        """A collective operation. Raises LostRank, naming the ranks that do not come, if it fails."""
         try:
-            return operation(*args, **named) if self.world > 1 else None
+            if self.world > 1:
+                operation(*args, **named)
         except RuntimeError as error:
             why = re.sub(r"^\[\S*\] ", "", str(error)).split(". ")[0]
+            raise LostRank(f"{self.who_is_lost()}: dead, or silent for DIST_TIMEOUT ({why})") from None
+    def who_is_lost(self) -> str:
+        """Whoever does not say in time that the operation failed for him, too."""
         missing, until = set(range(self.world)), time.monotonic() + self.patience
-        try:
+        with contextlib.suppress(RuntimeError):
             self.store.set(f"failed {self.rank}", "")
             while missing and time.monotonic() < until:
                 missing -= {rank for rank in missing if self.store.check([f"failed {rank}"])}
                 time.sleep(0.1)
-        except RuntimeError:
-            raise LostRank(f"lost the node that torchrun's ranks meet at ({why})") from None
-        raise LostRank(f"lost rank {', '.join(map(str, sorted(missing))) or 'unknown'}: dead, or silent for "
-                       f"DIST_TIMEOUT ({why})")
-
+            return f"lost rank {', '.join(map(str, sorted(missing))) or 'unknown'}"
+        return "lost the node where torchrun's ranks meet, that of rank 0"
     def on_rank_0(self, function: Callable[[], Any]) -> Any:
         """What a function returns on rank 0, on every rank; if it raises there, the others exit."""
-        box: list[Any] = [None, 1]
+        box = [None, True]
         try:
-            if self.rank == 0:
-                box = [function(), 0]
-        except (SettingError, DataError, NumericalError, Stopped) as error:
-            box[1] = error.exit_code
-            raise
+            box = [function(), False] if self.rank == 0 else box
         finally:
             self.all(dist.broadcast_object_list, box, device=torch.device("cpu"))
         if box[1]:
-            sys.exit(box[1])
+            sys.exit(1)
         return box[0]
-
-    def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, in the order of the ranks."""
-        values = [value] * self.world
-        self.all(dist.all_gather_object, values, value)
-        return values
-
     def share(self, *numbers: float) -> list[list[float]]:
-        """The same for a few numbers, in a tenth of the time."""
+        """These numbers of every rank, in the order of the ranks; whole ones below 2^53."""
         own = torch.tensor(numbers, dtype=torch.float64)
         values = [own.clone() for _ in range(self.world)]
         self.all(dist.all_gather, values, own)
         return [row.tolist() for row in values]
-
     def mark(self) -> Any:
         """A moment on the device's own time line."""
         if self.device.type != "cuda":
@@ -1187,19 +1158,6 @@ def load_predictor(artifact: Path, device: str = "cpu") -> Predictor:
     model.weights.set(model.weights.pack(weights))
     return Predictor(model)
 
-def sample(predictor: Predictor, tokenizer: Any, seed: int, characters: int = 200) -> str:
-    """At most so many characters that the model writes from nothing, at temperature 0.8."""
-    rng, text = np.random.Generator(np.random.PCG64(seed)), ""
-    ids = np.full((1, min(predictor.max_len, 256)), max(tokenizer.bos_id(), 0))
-    with torch.compiler.set_stance("force_eager"):      # compiling for this one text would take longer
-        for at in range(1, ids.size):
-            p = np.exp(predictor.logprobs(ids[:, :at])[0, -1].astype(np.float64) / 0.8)
-            ids[0, at] = rng.choice(len(p), p=p / p.sum())
-            text = tokenizer.decode(ids[0, 1:at + 1].tolist())
-            if len(text) >= characters:
-                break
-    return text[:characters]
-
 # --- optimizer: Muon for the block matrices, Adam for everything else -------------------------------------
 def newton_schulz(x: Tensor, steps: int) -> Tensor:
     """Move the singular values of each matrix of a stack [n, rows <= cols] to about 1 (0.7 to 1.2): the
@@ -1359,9 +1317,9 @@ class Trainer:
 
     def check_replicas(self, step: int) -> None:
         """Raises NumericalError, naming the ranks, if not all hold the same weights."""
-        hashes = self.machine.gather(hashlib.sha256(self.weights.flat.cpu().numpy()).hexdigest())
-        common = max(hashes, key=hashes.count)
-        odd = [str(rank) for rank, digest in enumerate(hashes) if digest != common]
+        digest = hashlib.sha256(self.weights.flat.cpu().numpy()).digest()
+        hashes = self.machine.share(*digest)
+        odd = [str(rank) for rank, found in enumerate(hashes) if found != max(hashes, key=hashes.count)]
         if odd:
             raise NumericalError(f"step {step}: the weights of rank {', '.join(odd)} differ from the others'")
 
@@ -1414,8 +1372,8 @@ class Meter:
     under way, so that the host never waits for an idle GPU, nor runs ahead of it by more than a step."""
     def __init__(self, s: Settings, machine: Machine, log: RunLog, saved: dict[str, Any]):
         self.s, self.machine, self.log, self.pending, self.own_seconds = s, machine, log, None, 0.0
-        self.data_wait, self.skipped, self.in_a_row = saved.get("meter", (0.0, 0, 0))
-        self.logged = saved.get("step", 0), saved.get("train_seconds", 0.0), self.data_wait
+        self.data_wait, self.skipped, self.in_a_row = saved["meter"]
+        self.logged = saved["step"], saved["train_seconds"], self.data_wait
         self.bar = tqdm(total=s.iterations, initial=self.logged[0], unit="step", leave=False,
                         file=sys.stdout, disable=None if log.speaks else True)   # None: on a terminal only
 
@@ -1472,32 +1430,30 @@ class Meter:
 
 def train(trainer: Trainer, corpus: Corpus, log: RunLog, checkpoints: Checkpoints, saved: dict[str, Any],
           trace: list[float]) -> dict[str, Any]:
-    """Validate and step, from a checkpoint's facts on, until ITERATIONS, the cap or a signal, which raises
+    """Validate and step, from what a checkpoint saved on, until ITERATIONS, the cap or a signal, which raises
     Stopped. Returns what was measured."""
     s, machine, meter = trainer.s, trainer.machine, Meter(trainer.s, trainer.machine, log, saved)
-    step, eval_seconds = saved.get("step", 0), saved.get("eval_seconds", 0.0)
-    slots = range(machine.rank, s.batch_slots, machine.world)
-    all_crc32s = saved.get("crc32s", [0] * s.batch_slots)
-    crc32s = [all_crc32s[slot] for slot in slots]
+    step, crc32s = saved["step"], saved["crc32s"][machine.rank::machine.world]
     reader = BatchReader(s, corpus.train, machine.rank, machine.world, step, crc32s, trainer.convert)
-    began, paused, last = time.perf_counter() - saved.get("train_seconds", 0.0), 0.0, time.perf_counter()
+    last, paused = time.perf_counter(), 0.0     # when the last checkpoint was; seconds of evaluation
+    began = last - saved["train_seconds"]
     while True:
         # rank 0's clock decides for all ranks, a signal to any of them stops all
         now = time.perf_counter()
-        due = 0 < s.ckpt_seconds <= now - last and not checkpoints.busy()
+        due = 0 < s.ckpt_seconds <= now - last and checkpoints.writing.done()
         shared = machine.share(now - began - paused, due, len(machine.signals))
         (seconds, due, _), stop = shared[0], any(signals for *_, signals in shared)
         done = step == s.iterations or 0 < s.max_wallclock_seconds <= seconds
         if done or due or stop:
             meter.flush()
             last = time.perf_counter()
-            all_crc32s = np.array(machine.gather(crc32s)).T.ravel().tolist()
-            checkpoints.save(trainer.snapshot(), dict(
-                step=step, train_seconds=seconds, eval_seconds=eval_seconds, crc32s=all_crc32s,
-                meter=(meter.data_wait, meter.skipped, meter.in_a_row)))
+            by_slot = np.array(machine.share(*crc32s), "<u4").T.ravel()
+            if machine.rank == 0:
+                checkpoints.save(trainer.snapshot(), saved | dict(
+                    step=step, train_seconds=seconds, eval_seconds=saved["eval_seconds"] + paused,
+                    crc32s=by_slot.tolist(), meter=(meter.data_wait, meter.skipped, meter.in_a_row)))
             log.event("checkpoint", step=step, stall_seconds=time.perf_counter() - last)
         if stop:
-            checkpoints.wait()
             raise Stopped(f"stopped by a signal after step {step} of {s.iterations}")
         if done or step == 0 or (s.val_loss_every and step % s.val_loss_every == 0):
             machine.synchronize()
@@ -1507,7 +1463,6 @@ def train(trainer: Trainer, corpus: Corpus, log: RunLog, checkpoints: Checkpoint
             trainer.check_replicas(step)
             score = trainer.score(corpus)
             paused += time.perf_counter() - pause
-            eval_seconds += time.perf_counter() - pause
             if score is None:
                 continue        # the next round saves and stops
             log.line(f"step:{step}/{s.iterations} {score.line()} train_time:{seconds * 1e3:.0f}ms")
@@ -1523,9 +1478,9 @@ def train(trainer: Trainer, corpus: Corpus, log: RunLog, checkpoints: Checkpoint
                          trainer.began, trainer.ended)
     return {"val_bpb_unquantized": score.rows()["val_bpb"], "steps": step, "params": trainer.size,
             "tokens_seen": step * s.train_batch_tokens, "train_seconds": round(seconds, 3),
-            "eval_seconds": round(eval_seconds, 3), "data_wait_seconds": round(meter.data_wait, 4),
-            "skipped_steps": meter.skipped, "resumes": saved.get("resumes", 0),
-            "batches_crc32": f"{zlib.crc32(np.array(all_crc32s, '<u4').tobytes()):08x}"}
+            "eval_seconds": round(saved["eval_seconds"] + paused, 3), "resumes": saved["resumes"],
+            "data_wait_seconds": round(meter.data_wait, 4), "skipped_steps": meter.skipped,
+            "batches_crc32": f"{zlib.crc32(by_slot):08x}"}
 
 # --- main -------------------------------------------------------------------------------------------------
 def environment(machine: Machine, script: bytes) -> dict[str, Any]:
@@ -1586,8 +1541,6 @@ def finish(trainer: Trainer, corpus: Corpus, folder: Path, rows: dict[str, Any],
             "script_sha256": hashlib.sha256(script).hexdigest(), **corpus.sha256,
             "state_sha256": state_sha256, "preset": s.preset, "seed": s.seed, "run_id": folder.name,
             "device": str(machine.device), "torch": torch.__version__}
-    if machine.rank == 0:
-        log.line(f"the model writes: {sample(trainer.predictor, corpus.tokenizer, s.seed)!r}")
     log.event("final", **rows)
     log.line("---", *(f"{key}: {value}" for key, value in rows.items()))
     return 4 if over else 0
@@ -1601,17 +1554,14 @@ def open_run(s: Settings, about: dict[str, Any], arrays: dict[str, np.ndarray]) 
     if s.resume == "must" and not facts:
         raise SettingError(f"RESUME=must: {folder} has no checkpoint; RESUME=auto begins anew")
     for name, was in facts.get("settings", {}).items():
-        value, fits = about["settings"].get(name), name in FREE_ON_RESUME
-        if name == "dtype":
-            fits, was = value in ("auto", facts["environment"]["dtype"]), facts["environment"]["dtype"]
-        if not fits and value != was:
-            raise SettingError(f"{name.upper()}={show(value)}: {folder} was begun with {show(was)}; set that, "
-                               "or choose another RUN_ID")
+        was = facts["environment"]["dtype"] if name == "dtype" and about["settings"][name] != "auto" else was
+        if name not in FREE_ON_RESUME and was != about["settings"][name]:
+            raise SettingError(f"{name.upper()}={show(about['settings'][name])}: {folder} was begun with "
+                               f"{show(was)}; set that, or choose another RUN_ID")
     for name, was in facts.get("sha256", {}).items():
         need(folder, name, about["sha256"][name], was, ", the data that the run was begun with")
-    for name, was in facts.get("environment", {}).items():
-        if was != about["environment"][name]:
-            notes.append(f"note: {name} was {was}, is {about['environment'][name]}: bits may differ")
+    notes += [f"note: {name} was {was}, is {about['environment'][name]}: bits may differ" for name, was
+              in facts.get("environment", {}).items() if was != about["environment"][name]]
     for part in folder.rglob("*.part"):     # of a run that died
         part.unlink()
     lacking = rewind_metrics(folder / "metrics.jsonl", facts.get("step", 0))
@@ -1621,8 +1571,8 @@ def open_run(s: Settings, about: dict[str, Any], arrays: dict[str, np.ndarray]) 
     return folder, facts, notes
 
 def catch_signals(machine: Machine) -> None:
-    """SIGTERM and SIGINT are noted, the run stops when it can; a second SIGINT ends it at once, but not
-    under torchrun, which passes on what the terminal sent already."""
+    """SIGTERM and SIGINT are noted, the run stops when it can. A second SIGINT ends it at once, but not under
+    torchrun, which passes on what the terminal has sent already."""
     def note(number: int, frame: Any) -> None:
         machine.signals.append(number)
         if number == signal.SIGINT and "TORCHELASTIC_RUN_ID" not in os.environ:
@@ -1631,8 +1581,7 @@ def catch_signals(machine: Machine) -> None:
         signal.signal(number, note)
 
 def run(s: Settings, origins: dict[str, str], script: bytes) -> int:
-    """A whole run on this rank. Returns the exit code; raises SettingError, DataError, NumericalError,
-    Stopped."""
+    """A whole run on this rank. Returns the exit code; raises one of ERRORS."""
     machine = open_machine(s)
     catch_signals(machine)
     if s.eval_only:
@@ -1648,33 +1597,37 @@ def run(s: Settings, origins: dict[str, str], script: bytes) -> int:
              "environment": environment(machine, script)}
     arrays: dict[str, np.ndarray] = {}
     folder, saved, notes = machine.on_rank_0(lambda: open_run(s, about, arrays))
-    if saved and saved["environment"]["dtype"] != about["environment"]["dtype"]:    # auto found another one
+    if saved:       # DTYPE=auto may have found another one this time
+        about["environment"]["dtype"] = saved["environment"]["dtype"]
         choose_dtype(dataclasses.replace(s, dtype=saved["environment"]["dtype"]), machine)
-    about["environment"]["dtype"], saved["resumes"] = str(machine.dtype)[6:], saved.get("resumes", -1) + 1
+    saved = {"step": 0, "train_seconds": 0.0, "eval_seconds": 0.0, "resumes": -1, "meter": (0.0, 0, 0),
+             "crc32s": [0] * s.batch_slots, **saved, **about}
+    saved["resumes"] += 1
     log = RunLog(folder, machine.rank == 0)
     machine.say = log.line
     given = {k.upper(): show(getattr(s, k)) for k in origins if origins[k] == "environment"}
     log.line(f"run:{folder} preset:{s.preset} " + " ".join(f"{k}={v}" for k, v in given.items()),
              " ".join(f"{k}:{v}" for k, v in about["environment"].items()), machine.about, *corpus.notes)
-    trainer = Trainer(s, machine)
-    log.line(f"params:{trainer.size} batch:{s.batch_slots}x{s.slot_tokens} "
-             f"train_tokens:{corpus.train.total} val_tokens:{len(corpus.val_tokens)} "
-             f"val_bytes:{corpus.val_bytes.sum(dtype=np.int64)}", *notes)
+    trainer, checkpoints = Trainer(s, machine), Checkpoints(s, folder, log)
+    log.line(f"params:{trainer.size} batch:{s.batch_slots}x{s.slot_tokens} train_tokens:{corpus.train.total} "
+             f"val_tokens:{len(corpus.val_tokens)} val_bytes:{corpus.val_bytes.sum(dtype=np.int64)}", *notes)
     if s.warmup_steps:
         log.line(trainer.warm_up())
     if saved["resumes"]:
         trainer.restore(arrays)
-        log.event("resume", **{k: saved[k] for k in ("step", "train_seconds", "resumes")}, notes=notes)
-    checkpoints = Checkpoints(s, folder, log, about | {"resumes": saved["resumes"]})
+        log.event("resume", step=saved["step"], resumes=saved["resumes"], notes=notes)
     try:
-        return finish(trainer, corpus, folder, train(trainer, corpus, log, checkpoints, saved, trace), log, script)
-    except Stopped as error:
-        again = " ".join(f"{k}={shlex.quote(v)}" for k, v in {**given, "RUN_ID": folder.name}.items() if k != "FAULT")
-        program = f"torchrun --standalone --nproc_per_node={machine.world}" if machine.world > 1 else "python"
+        rows = train(trainer, corpus, log, checkpoints, saved, trace)
+        return finish(trainer, corpus, folder, rows, log, script)
+    except (Stopped, OSError) as error:
         log.event("stopped", why=str(error))
-        raise type(error)(f"{error}; to go on: {again} {program} {sys.argv[0]}") from None
+        again = [f"{k}={shlex.quote(v)}" for k, v in (given | {"RUN_ID": folder.name}).items() if k != "FAULT"]
+        torchrun = f"torchrun --standalone --nproc_per_node={machine.world}"
+        again += [torchrun if machine.world > 1 else "python", shlex.quote(sys.argv[0])]
+        error.add_note(f"; to go on: {' '.join(again)}")
+        raise
     finally:
-        checkpoints.wait()
+        checkpoints.writing.result()
 
 def main() -> int:
     for stream in (sys.stdout, sys.stderr):
@@ -1687,11 +1640,12 @@ def main() -> int:
             print("\n".join(dry_run(s, origins, script)))
             return 0
         return run(s, origins, script)
-    except (SettingError, DataError, NumericalError, Stopped) as error:
+    except ERRORS as error:
         rank = os.environ.get("RANK", "0")      # data can be bad for one rank alone, settings are so for all
         if rank == "0" or isinstance(error, (DataError, LostRank)):
-            print(f"train_gpt.py: {error}" + (f" (rank {rank})" if rank != "0" else ""), file=sys.stderr)
-        return error.exit_code
+            notes = "".join(getattr(error, "__notes__", ()))
+            print(f"train_gpt.py: {error}{notes}" + (f" (rank {rank})" if rank != "0" else ""), file=sys.stderr)
+        return getattr(error, "exit_code", 16)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
