@@ -3,7 +3,6 @@
     python train_gpt.py                                        one process; CUDA, MPS or CPU
     torchrun --standalone --nproc_per_node=8 train_gpt.py      one process for each GPU
     PRESET=smoke ITERATIONS=20 python train_gpt.py             every setting is an environment variable
-    DRY_RUN=1 python train_gpt.py                              print what a run would be, and stop
 
 Exit codes: 0 done, 2 bad setting, 3 bad data or tokenizer, 4 artifact over its byte budget, 16 stopped by
 a signal, a lost rank or a full disk (the same command with its RUN_ID goes on), 17 numerical failure.
@@ -235,8 +234,7 @@ class Param(NamedTuple):
     group: str              # matrix (Muon); embed, head, vector (Adam)
 
 def parameter_table(s: Settings) -> list[Param]:
-    """All parameters in storage order: matrices [L, out, in] and vectors stand as one stack over the
-    layers, so no work is done layer by layer outside the forward pass. qkv holds three matrices."""
+    """All parameters in storage order, each a stack over the layers; qkv holds three matrices, [out, in]."""
     dim, layers, kv_dim, hidden = s.model_dim, s.num_layers, s.kv_dim, s.mlp_mult * s.model_dim
     bound = dim ** -0.5     # uniform in +-1/sqrt(fan in), the usual start of a linear layer
     std = s.tied_embed_init_std if s.tie_embeddings else 1.0
@@ -264,8 +262,7 @@ def draw(param: Param, seed: int) -> np.ndarray:
     return np.full(param.shape, param.scale, np.float32)
 
 def flops_per_token(s: Settings) -> int:
-    """Floating-point operations of one training token, forward and backward: 6 for each weight of a
-    matrix product and 6 * dim * T / 2 for each of the two causal attention products in each layer."""
+    """Operations of one training token: 6 for each weight of a product, 6 D T for causal attention a layer."""
     matrices = sum(math.prod(p.shape) for p in parameter_table(s) if p.group == "matrix")
     return 6 * (matrices + s.vocab_size * s.model_dim) + 6 * s.num_layers * s.model_dim * s.train_seq_len
 
@@ -305,8 +302,8 @@ def read_file(name: str, path: str | Path, size: int = -1) -> bytes:
         raise DataError(f"{name}{path}: cannot be read: {error.strerror}; {GET_DATA}") from None
 
 class Shard:
-    """The header of one shard file, held against the file's exact size. Raises DataError. `claims` is what
-    an extended header says of the set it belongs to; a legacy shard knows its token count only."""
+    """The header of a shard file, held against the file's exact size. Raises DataError. `claims` is what an
+    extended header says of its set; a legacy shard knows its token count only."""
     def __init__(self, path: Path):
         header, more = read_file("", path, HEADER_BYTES), f"; see python data/shards.py inspect {path}"
         need(path, "header", f"{len(header)} bytes", f"{HEADER_BYTES} bytes", more)
@@ -324,9 +321,8 @@ class Shard:
             self.claims |= {"tokenizer": header[64:96].hex(), "corpus": header[96:128].hex()}
 
 def find_shards(s: Settings, split: str, expected: dict[str, Any]) -> list[Shard]:
-    """All shards of a split in order: one whole set. Raises DataError.
-    `expected` holds the claims that must be met; what it does not hold yet, the first shard decides, so
-    that train and val, called with one dict, must come of one tokenizer and one corpus."""
+    """All shards of a split in order: one whole set. Raises DataError. `expected` holds the claims to be met;
+    what it lacks the first shard decides, so train and val, called with one dict, must belong together."""
     folder = Path(s.data_path)
     shards = [Shard(path) for path in sorted(folder.glob(f"*_{split}_*.bin"))]
     if not shards:
@@ -353,7 +349,6 @@ class TokenStream:
         self.shards, self.vocab_size, self.maps = shards, vocab_size, {}
         self.starts = np.cumsum([0] + [shard.tokens for shard in shards])
         self.total = int(self.starts[-1])
-
     def payload(self, shard: Shard) -> np.ndarray:
         """uint16[tokens] of one shard; its checksum is computed when it is first touched."""
         try:
@@ -368,7 +363,6 @@ class TokenStream:
         except OSError as error:
             raise DataError(f"{shard.path}: cannot be read: {error.strerror}") from None
         return self.maps[shard.path]
-
     def read(self, start: int, length: int) -> np.ndarray:
         """uint16[length] from token `start` on, the first token following the last. Raises DataError."""
         out, filled = np.empty(length, np.uint16), 0
@@ -395,9 +389,8 @@ def shuffled_windows(seed: int, count: int) -> np.ndarray:
     return np.argsort(mixed ^ (mixed >> np.uint64(31)), kind="stable")
 
 def slot_start(step: int, slot: int, slots: int, length: int, total: int, windows: np.ndarray | None) -> int:
-    """First token of a slot of `length` inputs; it reads length + 1 tokens, the targets shifted by one.
-    Sequential (windows is None): slot after slot through the stream of `total` tokens. Shuffled: the
-    stream cut in windows of length + 1 tokens, taken in the order `windows`, again and again."""
+    """First token of a slot, which reads length + 1: inputs, and targets shifted by one. Sequential (windows
+    is None): slot after slot through the stream. Shuffled: its windows in this order, again and again."""
     number = step * slots + slot
     if windows is None:
         return number * (length + 1) % total
@@ -415,7 +408,6 @@ class BatchReader:
         self.slots, count = range(rank, s.batch_slots, world), stream.total // (s.slot_tokens + 1)
         self.windows = shuffled_windows(s.seed, count) if s.data_order == "shuffled" else None
         self.thread, self.step, self.coming = ThreadPoolExecutor(1, "batch reader"), step, []
-
     def read(self, step: int) -> tuple[Any, list[int]]:
         """This rank's slots of a step, int64[micro_steps, slot_tokens + 1] through `convert`, and crc32s."""
         slots, length, total = self.s.batch_slots, self.s.slot_tokens, self.stream.total
@@ -423,7 +415,6 @@ class BatchReader:
         tokens = np.stack([self.stream.read(start, length + 1) for start in starts])
         self.crc32s = [zlib.crc32(slot, crc) for slot, crc in zip(tokens, self.crc32s)]
         return self.convert(tokens.astype(np.int64)), self.crc32s
-
     def next(self) -> tuple[Any, list[int], float]:
         """(batch, crc32s up to and with it, seconds waited for it). Raises what reading it raised."""
         while len(self.coming) < 4:
@@ -455,7 +446,6 @@ def byte_table(tokenizer: sentencepiece.SentencePieceProcessor) -> ByteTable:
     ids = range(tokenizer.vocab_size())
     control, unknown, single = (np.array([test(i) for i in ids]) for test in
                                 (tokenizer.is_control, tokenizer.is_unknown, tokenizer.is_byte))
-
     def sizes(prefix: list[int]) -> np.ndarray:
         return np.array([len(text.encode()) for text in tokenizer.decode([prefix + [i] for i in ids])])
     first = sizes([])
@@ -517,19 +507,16 @@ class Score(NamedTuple):
     val_tokens: int         # scored
     val_bytes: int          # of the scored tokens
     partial: bool           # not the whole validation set
-
     def line(self) -> str:
         return f"val_loss:{self.val_loss:.4f} val_bpb:{self.val_bpb:.4f}{' partial' if self.partial else ''}"
-
     def rows(self) -> dict[str, str]:
         mark, values = " partial" if self.partial else "", self._asdict().items()
         return {key: (f"{value:.8f}" if isinstance(value, float) else str(value)) + mark
                 for key, value in values if key != "partial"}
 
 def eval_windows(total: int, window: int, stride: int) -> np.ndarray:
-    """int64[n, 3]: (start, first scored, end). A window reads tokens start .. end and scores the targets
-    first .. end. It moves by `stride`; only the first scores all it sees, each later one what is new, so
-    a target has at least window - stride tokens before it where the text has them."""
+    """int64[n, 3]: (start, first scored, end). A window reads tokens start .. end and scores first .. end: the
+    first all it sees, later ones what is new, after at least window - stride tokens."""
     starts = np.arange(1 + max(0, -(-(total - 1 - window) // stride)), dtype=np.int64) * stride
     ends = np.minimum(starts + window, total - 1)
     return np.stack([starts, np.concatenate([[1], ends[:-1] + 1]), ends], axis=1)
@@ -573,10 +560,9 @@ SHAPE_SETTINGS = ("vocab_size num_layers model_dim num_heads num_kv_heads mlp_mu
                   "logit_softcap train_seq_len eval_seq_len eval_stride").split()
 
 def quantize_rows(matrix: np.ndarray, percentile: float, std: float) -> tuple[np.ndarray, np.ndarray]:
-    """int8[..., rows, cols] and a scale for each row, so that the matrix is about scale * int8.
-    Rows are clipped at a percentile of |w| or, if std > 0, at std times the row's standard deviation.
-    Scales are float16 where all of them are normal or zero there, else float32; no floor is put under
-    them, so a row of small weights keeps all 255 levels."""
+    """int8[..., rows, cols] and a scale for each row: the matrix is about scale * int8. Rows are clipped at a
+    percentile of |w| or, if std > 0, at std standard deviations. Scales are float16 where all of them are
+    normal or zero there, else float32; without a floor, so small rows keep all 255 levels."""
     limit = std * matrix.std(-1, np.float64) if std else np.quantile(np.abs(matrix), percentile / 100, -1)
     scale, half = (limit / 127).astype(np.float32), np.finfo(np.float16)
     if ((scale == 0) | (scale >= half.tiny) & (scale <= half.max)).all():
@@ -606,8 +592,8 @@ def read_metadata(raw: bytes, expected: str) -> dict[str, Any]:
     return about
 
 def encode_artifact(s: Settings, weights: dict[str, np.ndarray]) -> bytes:
-    """float32 weights by name -> the artifact's bytes, a function of the values alone. Values that float16
-    cannot hold make their tensor float32. Raises NumericalError for what is not finite."""
+    """float32 weights by name -> the artifact's bytes, a function of the values alone. What float16 cannot
+    hold is float32. Raises NumericalError for what is not finite."""
     tensors, schemes = {}, {}
     for param in parameter_table(s):
         name, value = param.name, np.ascontiguousarray(weights[param.name])     # stored as it lies
@@ -658,15 +644,14 @@ def dequantize(stored: dict[str, np.ndarray], param: Param, scheme: str) -> np.n
 def count_code(s: Settings, script: bytes) -> int:
     return len(script) if s.code_bytes == "raw" else len(zlib.compress(script, 9))
 
-def write_whole(path: Path, blob: bytes, halfway: Callable[[], None] | None = None) -> None:
-    """Write beside and rename, so that a file of this name is always whole; tests die `halfway`."""
+def write_whole(path: Path, blob: bytes, die: bool = False) -> None:
+    """Write beside and rename, so that a file of this name is always whole; tests die halfway."""
     beside = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(exist_ok=True)
         with open(beside, "wb") as file:
             file.write(blob[:len(blob) // 2])
-            if halfway:
-                halfway()
+            os.kill(os.getpid(), signal.SIGKILL * die)
             file.write(blob[len(blob) // 2:])
             file.flush()
             os.fsync(file.fileno())
@@ -679,80 +664,49 @@ def write_whole(path: Path, blob: bytes, halfway: Callable[[], None] | None = No
 
 # --- run directory: train.log for people, metrics.jsonl for programs --------------------------------------
 class RunLog:
-    """Rank 0 prints and writes, the others are silent. Without a folder it only prints. What a full disk
-    does not take is kept and written later."""
+    """Rank 0 prints and writes, the others are silent; without a folder it only prints. What a full disk does
+    not take is kept and written later."""
     def __init__(self, folder: Path | None, speaks: bool):
-        names = [folder / name for name in ("train.log", "metrics.jsonl")] if folder and speaks else []
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        self.files = [(name, os.open(name, flags, 0o666), bytearray()) for name in names]
-        self.speaks, self.failed, self.lock = speaks, False, threading.RLock()  # checkpoints' thread speaks too
-    def write(self, index: int, text: str) -> None:
-        name, file, pending = self.files[index]
+        self.folder, self.speaks, self.told = folder, speaks, False
+        self.pending, self.lock = {}, threading.RLock()     # the thread of the checkpoints speaks, too
+    def write(self, name: str, text: str) -> None:
         with self.lock:
-            pending += (text + "\n").encode(errors="backslashreplace")
+            lines = self.pending.pop(name, b"") + (text + "\n").encode(errors="backslashreplace")
             try:
-                while pending:
-                    del pending[:os.write(file, pending)]
+                with open(self.folder / name, "ab", buffering=0) as file:
+                    while lines:
+                        lines = lines[file.write(lines):]
             except OSError as error:
-                if not self.failed:     # say it once: this line, too, goes through here
-                    self.failed = True
-                    self.warn(f"{name}: {error.strerror}; its lines are kept until the disk takes them")
+                self.pending[name] = lines
+                if not self.told:       # this line, too, goes through here
+                    self.told = True
+                    self.warn(f"{self.folder / name}: {error.strerror}; lines are kept until the disk takes them")
     def line(self, *texts: str) -> None:
         """Lines for people: to the terminal and train.log."""
         if self.speaks:
             tqdm.write("\n".join(texts), file=sys.stdout)
             sys.stdout.flush()
-            if self.files:
-                self.write(0, "\n".join(texts))
-
+            if self.folder:
+                self.write("train.log", "\n".join(texts))
     def event(self, event: str, **values: Any) -> None:
         """An object for programs to metrics.jsonl: floats exact, those that are not finite as text."""
-        if self.files:
+        if self.speaks and self.folder:
             values = {key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
                       for key, value in values.items()}
-            self.write(1, json.dumps({"event": event, **values}))
-
+            self.write("metrics.jsonl", json.dumps({"event": event, **values}))
     def warn(self, text: str) -> None:
         self.line(f"warning: {text}")
         self.event("warning", text=text)
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The events of a metrics.jsonl, without lines that are none: a dying run leaves its last unfinished."""
+    """The events of a metrics.jsonl, if it is there. A line that a dying run left unfinished is none."""
     events = []
-    for line in read_file("", path).splitlines():
+    for line in path.read_bytes().splitlines() if path.exists() else ():
         with contextlib.suppress(ValueError):
             event = json.loads(line)
             if isinstance(event, dict) and isinstance(event.get("step", 0), int) and "event" in event:
                 events.append(event)
     return events
-
-def open_run_folder(s: Settings) -> Path:
-    """logs/<RUN_ID>/, new or to go on from, and locked. Raises SettingError: a run that ended, or that
-    still runs, is never touched."""
-    run_id = s.run_id or time.strftime("%Y%m%d-%H%M%S") + f"-{s.preset}-{os.getpid()}"
-    folder, why = Path("logs") / run_id, "is never overwritten, choose another RUN_ID"
-    try:
-        folder.mkdir(parents=True, exist_ok=s.resume != "never")
-        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)    # until the process ends
-    except BlockingIOError:
-        raise SettingError(f"RUN_ID={run_id}: {folder} belongs to a run that is still running") from None
-    except OSError as error:
-        why = why if folder.exists() else "cannot be made"
-        raise SettingError(f"RUN_ID={run_id}: {folder} {why}: {error.strerror}") from None
-    metrics = folder / "metrics.jsonl"
-    if metrics.exists() and any(event["event"] == "final" for event in read_metrics(metrics)):
-        raise SettingError(f"RUN_ID={run_id}: {folder} {why}: this run is complete")
-    if not (folder / "config.json").exists() and any(folder.iterdir()):
-        raise SettingError(f"RUN_ID={run_id}: {folder} {why}: it holds no run")
-    return folder
-
-def rewind_metrics(path: Path, step: int) -> int:
-    """Keep what metrics.jsonl tells of the steps up to this one; the run writes the rest again. Returns how
-    many of those steps it does not tell."""
-    events = read_metrics(path) if path.exists() else []
-    kept = [e for e in events if e.get("step", 0) + (e["event"] == "val") <= step]
-    write_whole(path, "".join(json.dumps(e) + "\n" for e in kept).encode())
-    return step - sum(e["event"] == "step" for e in kept)
 
 def read_lr_trace(path: str) -> list[float]:
     """LR_TRACE: the learning rate multiplier of each step of a run. Raises DataError."""
@@ -760,14 +714,14 @@ def read_lr_trace(path: str) -> list[float]:
     rates = [e.get("lr_mul") for e in steps]
     if not steps or [e.get("step") for e in steps] != list(range(1, len(steps) + 1)) \
             or not all(type(rate) is float and 0 <= rate < math.inf for rate in rates):
-        raise DataError(f"LR_TRACE={path}: expected the step events 1, 2, ... of a run, each with its lr_mul")
+        raise DataError(f"LR_TRACE={path}: expected a metrics.jsonl with the steps 1, 2, ... and their lr_mul")
     return rates
 
 # --- checkpoints: a safetensors file and the sha256 over it; the newest whole one counts ------------------
 CHECKPOINT_FORMAT = "bytegolf-checkpoint-1"
-FREE_ON_RESUME = """preset dry_run data_path tokenizer_path run_id device dtype compile val_batch_size
-    val_loss_every train_log_every warmup_steps ckpt_seconds ckpt_keep resume lr_trace max_skipped dist_timeout
-    fault""".split()        # settings that change no result; files count by their hash, dtype as it came out
+FREE_ON_RESUME = """preset dry_run data_path tokenizer_path run_id device compile val_batch_size fault resume
+    val_loss_every train_log_every warmup_steps ckpt_seconds ckpt_keep lr_trace max_skipped dist_timeout
+    """.split()     # settings that change no result, or that are compared by what came of them
 
 def encode_checkpoint(arrays: dict[str, np.ndarray], facts: dict[str, Any]) -> bytes:
     blob = pack_tensors(arrays, {"format": CHECKPOINT_FORMAT, **facts})
@@ -775,17 +729,16 @@ def encode_checkpoint(arrays: dict[str, np.ndarray], facts: dict[str, Any]) -> b
 
 def decode_checkpoint(blob: bytes, name: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Arrays by name, and the facts. Raises DataError if a bit is not as it was."""
-    blob, digest = blob[:-32], blob[-32:]
-    if hashlib.sha256(blob).digest() != digest:
-        raise DataError(f"{name} is no whole checkpoint: its checksum does not fit")
     try:
-        return safetensors.numpy.load(blob), read_metadata(blob, CHECKPOINT_FORMAT)
+        if hashlib.sha256(blob[:-32]).digest() != blob[-32:]:
+            raise ValueError("its checksum does not fit")
+        return safetensors.numpy.load(blob[:-32]), read_metadata(blob[:-32], CHECKPOINT_FORMAT)
     except BAD_CONTENTS as error:
-        raise DataError(f"{name} is no checkpoint: {type(error).__name__}: {error}") from None
+        raise DataError(f"{name} is no whole checkpoint: {type(error).__name__}: {error}") from None
 
 def load_checkpoint(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any], list[str]]:
-    """Arrays, facts and notes: of the newest that is whole, nothing where there is none. Damaged ones before
-    it are put aside. Raises DataError if all are damaged."""
+    """Arrays, facts and notes of the newest whole one, or of none. Damaged ones are put aside. Raises
+    DataError if all are damaged."""
     notes, paths = [], sorted(folder.glob("step_*.ckpt"), reverse=True)
     for at, path in enumerate(paths):
         try:
@@ -812,15 +765,55 @@ class Checkpoints:
         """Runs in the thread. If the disk does not take it, the others stay and training goes on."""
         path, faults = self.folder / f"step_{facts['step']:08}.ckpt", self.s.fault.split(",")
         self.count += 1
-        die = (lambda: os.kill(os.getpid(), signal.SIGKILL)) if f"kill@ckpt:{self.count}" in faults else None
         try:
-            write_whole(path, encode_checkpoint(arrays(), facts), die)
+            write_whole(path, encode_checkpoint(arrays(), facts), f"kill@ckpt:{self.count}" in faults)
             if f"torn@ckpt:{self.count}" in faults:
                 os.truncate(path, path.stat().st_size // 2)
             for old in sorted(self.folder.glob("step_*.ckpt"))[:-self.s.ckpt_keep]:
                 old.unlink()
         except OSError as error:
             self.log.warn(f"no checkpoint of step {facts['step']}: {error}")
+
+def open_run(s: Settings, about: dict[str, Any], arrays: dict[str, np.ndarray]) -> tuple[Path, dict, list]:
+    """logs/<RUN_ID>/, new or to go on from, locked; facts and notes of its checkpoint, whose tensors fill
+    `arrays`. `about` is what the run depends on. Raises SettingError or DataError where that has changed; a
+    run that has ended or still runs is never touched."""
+    run_id = s.run_id or time.strftime("%Y%m%d-%H%M%S") + f"-{s.preset}-{os.getpid()}"
+    folder, why = Path("logs") / run_id, ""
+    try:
+        folder.mkdir(parents=True, exist_ok=s.resume != "never")
+        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)    # until the process ends
+        if any(event["event"] == "final" for event in read_metrics(folder / "metrics.jsonl")):
+            why = "is a run that has ended and is never overwritten"
+        elif any(folder.iterdir()) and not (folder / "config.json").exists():
+            why = "holds something else than a run"
+    except OSError as error:
+        why = "is in use by another process" if isinstance(error, BlockingIOError) else str(error.strerror)
+    if why:
+        raise SettingError(f"RUN_ID={run_id}: {folder} {why}; choose another RUN_ID")
+    found, facts, notes = load_checkpoint(folder / "checkpoint")
+    arrays.update(found)
+    if s.resume == "must" and not facts:
+        raise SettingError(f"RESUME=must: {folder} has no checkpoint; RESUME=auto begins anew")
+    for name, was in facts.get("settings", {}).items():
+        was = facts["environment"]["dtype"] if name == "dtype" and about["settings"][name] != "auto" else was
+        if name not in FREE_ON_RESUME and was != about["settings"][name]:
+            raise SettingError(f"{name.upper()}={show(about['settings'][name])}: {folder} was begun with "
+                               f"{show(was)}; set that, or choose another RUN_ID")
+    for name, was in facts.get("sha256", {}).items():
+        need(folder, name, about["sha256"][name], was, ", the data that the run was begun with")
+    notes += [f"note: {name} was {was}, is {about['environment'][name]}: bits may differ" for name, was
+              in facts.get("environment", {}).items() if was != about["environment"][name]]
+    for part in folder.rglob("*.part"):     # of a run that died
+        part.unlink()
+    # metrics.jsonl tells of the steps up to the checkpoint; the run writes the rest again
+    kept = [event for event in read_metrics(folder / "metrics.jsonl")
+            if event.get("step", 0) + (event["event"] == "val") <= facts.get("step", 0)]
+    write_whole(folder / "metrics.jsonl", "".join(json.dumps(event) + "\n" for event in kept).encode())
+    lacking = facts.get("step", 0) - sum(event["event"] == "step" for event in kept)
+    notes += [f"warning: metrics.jsonl lacks {lacking} of the steps before"] if lacking else []
+    write_whole(folder / "config.json", json.dumps(about, indent=1).encode())
+    return folder, facts, notes
 
 def dry_run(s: Settings, origins: dict[str, str], script: bytes) -> Iterator[str]:
     """The lines of DRY_RUN=1: all settings, all parameters, the planned size. Needs no data or device."""
@@ -855,7 +848,6 @@ class Machine:
     store: Any = None                   # what the ranks know of each other outside collective operations
     signals: list[int] = dataclasses.field(default_factory=list)    # SIGTERM and SIGINT that came
     patience: float = 15.0              # seconds that a rank is waited for once a collective has failed
-
     def all(self, operation: Callable, *args: Any, **named: Any) -> None:
         """A collective operation. Raises LostRank, naming the ranks that do not come, if it fails."""
         try:
@@ -890,18 +882,9 @@ class Machine:
         values = [own.clone() for _ in range(self.world)]
         self.all(dist.all_gather, values, own)
         return [row.tolist() for row in values]
-    def mark(self) -> Any:
-        """A moment on the device's own time line."""
-        if self.device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
     def synchronize(self) -> None:
         if self.device.type != "cpu":
             getattr(torch, self.device.type).synchronize()
-
     def compiled(self, function: Callable) -> Callable:
         """The function through torch.compile; after the first failure a line, and eager from then on."""
         # on a CPU, sums of padded gradients that are read twice (rope) are better stored than computed twice
@@ -917,7 +900,6 @@ class Machine:
                     self.say(f"compile:0 (failed, so eager and slower: {why})")
             return function(*args)
         return call
-
     def peak_memory_mib(self) -> float:
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated() / 2**20
@@ -986,9 +968,9 @@ def choose_dtype(s: Settings, machine: Machine) -> str:
 NORM_EPS = 1e-6     # written down: the default of rms_norm differs between torch versions
 
 class Weights:
-    """All parameters in one flat float32 tensor, and views of it.
-    `leaves`, what the forward pass reads and autograd differentiates: for each name a list over the layers.
-    Matrices are in the compute dtype, cast once an optimizer step, all else is a float32 view of `flat`."""
+    """All parameters in one flat float32 tensor. `leaves`, what the forward pass reads and autograd
+    differentiates: by name a list over the layers; matrices in the compute dtype, cast once an optimizer
+    step, all else float32 views of `flat`."""
     def __init__(self, s: Settings, device: torch.device, dtype: torch.dtype):
         self.table = parameter_table(s)
         self.sizes = [math.prod(p.shape) for p in self.table]
@@ -997,22 +979,18 @@ class Weights:
         self.matrices = torch.zeros(self.num_matrix, device=device, dtype=dtype)
         layers = self.layers(self.flat) | self.layers(self.matrices)
         self.leaves = {name: [x.detach().requires_grad_() for x in parts] for name, parts in layers.items()}
-
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """A tensor of the layout of `flat`, or of its matrices alone, as views by parameter name."""
         table = [p for p in self.table if p.group == "matrix" or len(flat) > self.num_matrix]
         return {p.name: part.view(p.shape) for p, part in zip(table, flat.split(self.sizes[:len(table)]))}
-
     def layers(self, flat: Tensor) -> dict[str, list[Tensor]]:
         """The same as lists over the layers; embedding and head are one each."""
         return {name: [view] if name in ("tok_emb", "head") else list(view.unbind(0))
                 for name, view in self.views(flat).items()}
-
     def set(self, flat: Tensor) -> None:
         """Take over the values of a flat tensor, float32 in the table's order, in both copies."""
         self.flat.copy_(flat)
         self.matrices.copy_(self.flat[:self.num_matrix])
-
     def pack(self, values: dict[str, np.ndarray]) -> Tensor:
         """float32 arrays by name -> a flat tensor on the host."""
         return torch.from_numpy(np.concatenate([values[p.name].ravel() for p in self.table]))
@@ -1053,7 +1031,6 @@ def block_causal_attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, block
         q_BTHK, k_BTGK, v_BTGK = (F.pad(x, (0, 0, 0, 0, 0, n * block - T)) for x in (q_BTHK, k_BTGK, v_BTGK))
     q, k, v = (x.reshape(B, n, block, G, -1).permute(1, 0, 3, 2, 4).reshape(n, B * G, -1, K)
                for x in (q_BTHK * (K ** -0.5 * math.log2(math.e)), k_BTGK, v_BTGK))     # rows: token, head
-
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         weights = torch.exp2(torch.bmm(q, k.transpose(1, 2)).float().clamp(-115.0, 115.0))
         if mask is not None:
@@ -1109,7 +1086,6 @@ class GPT:
         self.layers = [dict(zip(names, layer)) for layer in zip(*(leaves[name] for name in names))]
         self.positions = functools.cache(lambda length: rope_tables(s, length, machine.device))
         self.embed, self.block, self.head_nll = map(machine.compiled, (embed, block, head_nll))
-
     def trunk(self, ids: Tensor) -> Tensor:
         """int64[B, T] -> the last block's output, [B, T, D] in the compute dtype."""
         half, outputs, (cos, sin) = len(self.layers) // 2, [], self.positions(ids.size(1))
@@ -1122,7 +1098,6 @@ class GPT:
             if i < half:
                 outputs.append(x)
         return x
-
     def nll(self, ids: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
         """int64[B, T] and targets [B, n] of the last n positions -> float32[B, n], nats; product in dtype."""
         x = self.trunk(ids)[:, -targets.size(1):]
@@ -1133,14 +1108,12 @@ class Predictor:
     def __init__(self, model: GPT):
         self.model, self.vocab_size = model, model.s.vocab_size
         self.max_len = max(model.s.train_seq_len, model.s.eval_window)      # beyond it the model is untrained
-
     @torch.no_grad()
     def nll(self, ids: np.ndarray, last: int = 0) -> np.ndarray:
         """int64[B, T+1] -> float32[B, T]: nats of ids[:, 1:], each given what stands left of it; if last > 0,
         float32[B, last]. Scoring wants the last product in float32."""
         tensor = torch.from_numpy(ids).to(self.model.machine.device)
         return self.model.nll(tensor[:, :-1], tensor[:, 1:][:, -last:], torch.float32).cpu().numpy()
-
     @torch.no_grad()
     def logprobs(self, ids: np.ndarray) -> np.ndarray:
         """int64[B, T] -> float32[B, T, V]: nats of every next token at each position."""
@@ -1176,11 +1149,11 @@ class Optimizer:
         matrices, rest = weights.flat.tensor_split([weights.num_matrix])
         self.momentum, self.moment1, self.moment2 = map(torch.zeros_like, (matrices, rest, rest))
         self.ema = weights.flat.clone() if s.ema_decay else None
+        self.recent = torch.full((128, 2), math.nan, device=rest.device)    # losses and norms, for SKIP_SIGMA
         embed_lr = s.tied_embed_lr if s.tie_embeddings else s.embed_lr
         rates = {"embed": embed_lr, "head": s.head_lr, "vector": s.scalar_lr}
         self.adam_rates = torch.cat([torch.full((size,), rates[p.group], device=rest.device)
                                      for size, p in zip(weights.sizes, weights.table) if p.group in rates])
-
     def stacks(self, flat: Tensor) -> dict[tuple[int, ...], list[tuple[Tensor, float]]]:
         """The matrices of a flat tensor as views [L, rows <= cols] with their factor sqrt(max(1, out / in)),
         those of equal shape together: one batched product for all of them."""
@@ -1190,7 +1163,6 @@ class Optimizer:
             wide = stack.mT if stack.size(1) > stack.size(2) else stack
             groups.setdefault(wide.shape[1:], []).append((wide, factor))
         return groups
-
     def orthogonalize(self, update: Tensor) -> None:
         """Newton-Schulz on all matrices of a flat tensor, in place, dealt to the ranks and gathered."""
         rank, world = self.machine.rank, self.machine.world
@@ -1205,7 +1177,6 @@ class Optimizer:
                 done = whole
             for at, (view, factor) in enumerate(views):
                 view.copy_(done[at * len(view):(at + 1) * len(view)]).mul_(factor)
-
     @torch.no_grad()
     def step(self, grad: Tensor, step: int, multiplier: float, take: Tensor | float = 1.0) -> None:
         """Update the weights from the flat gradient, float32, at learning rates times multiplier. take:
@@ -1226,13 +1197,19 @@ class Optimizer:
         if self.ema is not None:    # a smaller decay at first, so that the start weights do not linger
             self.ema.lerp_(self.weights.flat, take * (1 - min(s.ema_decay, (1 + step) / (10 + step))))
         self.weights.set(self.weights.flat)
-
+    def judge(self, seen: Tensor) -> Tensor:
+        """bool[]: whether a step with this loss and gradient norm, float32[2], is to be taken."""
+        take = seen.isfinite().all()
+        if self.s.skip_sigma:       # no limit, NaN, before 128 are seen
+            limit = self.recent.mean(0) + self.s.skip_sigma * self.recent.std(0)
+            take &= ~(seen > limit).any()
+            self.recent.copy_(torch.where(take, torch.cat((self.recent[1:], seen[None])), self.recent))
+        return take
     def state(self) -> dict[str, Tensor]:
         """Everything the next step depends on, but for its number."""
         named = dict(weights=self.weights.flat, momentum=self.momentum, moment1=self.moment1,
-                     moment2=self.moment2, ema=self.ema)
+                     moment2=self.moment2, ema=self.ema, recent=self.recent if self.s.skip_sigma else None)
         return {name: tensor for name, tensor in named.items() if tensor is not None}
-
     def sha256(self, step: int) -> str:
         digest = hashlib.sha256(str(step).encode())
         for tensor in self.state().values():
@@ -1250,43 +1227,33 @@ class Trainer:
         self.leaves, self.grad_views = ([x for parts in layers.values() for x in parts] for layers in
                                         (self.weights.leaves, self.weights.layers(self.grad[:self.size])))
         self.reset()
-
     def reset(self) -> None:
         """Start weights and a fresh optimizer."""
         self.weights.set(self.weights.pack({p.name: draw(p, self.s.seed) for p in self.weights.table}))
         self.optimizer = Optimizer(self.s, self.weights, self.machine)
-        self.recent = torch.full((128, 2), math.nan, device=self.machine.device)
-
-    def state(self) -> dict[str, Tensor]:
-        """All tensors that a checkpoint holds."""
-        return {**self.optimizer.state(), "recent": self.recent}
-
     def snapshot(self) -> Callable[[], dict[str, np.ndarray]]:
         """A copy of the state now, as a function that brings it to the host: for another thread."""
-        copies = {name: tensor.clone() for name, tensor in self.state().items()}
+        copies = {name: tensor.clone() for name, tensor in self.optimizer.state().items()}
         return lambda: {name: tensor.cpu().numpy() for name, tensor in copies.items()}
-
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
         """Take over rank 0's arrays of a checkpoint on all ranks. Raises DataError if they do not fit."""
-        state, shapes = self.state(), {name: value.shape for name, value in arrays.items()}
+        state, found = self.optimizer.state(), {name: value.shape for name, value in arrays.items()}
         expected = {name: tuple(tensor.shape) for name, tensor in state.items()}
-        self.machine.on_rank_0(lambda: need("checkpoint", "shapes", shapes, expected))
+        self.machine.on_rank_0(lambda: need("checkpoint", "shapes", found, expected))
         for name, tensor in state.items():
             if self.machine.rank == 0:
                 tensor.copy_(torch.from_numpy(arrays[name]))
             self.machine.all(dist.broadcast, tensor, 0)
         self.weights.set(self.weights.flat)
-
     def convert(self, tokens: np.ndarray) -> Tensor:
         """Runs in the reader's thread: a tensor that can travel to the device while it computes."""
         tensor = torch.from_numpy(tokens)
         return tensor.pin_memory() if self.machine.device.type == "cuda" else tensor
-
     def step(self, batch: Tensor, step: int, multiplier: float) -> Tensor:
-        """One optimizer step on int64[micro_steps, slot_tokens + 1]; returns train loss, gradient norm,
-        1 if the step was taken, and for each rank 1 if its part was bad. What is not finite on one rank is
-        not so in the sum, which all see: without a word to the host, all leave everything as it is."""
-        self.began = self.machine.mark()
+        """One optimizer step on int64[micro_steps, slot_tokens + 1]; returns train loss, gradient norm, 1 if it
+        was taken, and for each rank 1 if its part was bad. A part that is not finite makes the sum so, on all
+        ranks: each leaves everything as it is, and no host has to know."""
+        began = time.perf_counter()
         self.grad.zero_()
         for micro, tokens in enumerate(batch.to(self.machine.device, non_blocking=True)):
             ids, targets = (part.view(-1, self.s.train_seq_len) for part in (tokens[:-1], tokens[1:]))
@@ -1297,24 +1264,14 @@ class Trainer:
             provoke(self, step + 1, micro)
         self.grad /= self.s.batch_slots
         self.grad[self.size + 1 + self.machine.rank] = ~self.grad[:self.size + 1].sum().isfinite()
-        self.ended = self.machine.mark()
+        self.own_seconds = time.perf_counter() - began      # on CUDA the host's alone
         self.machine.all(dist.all_reduce, self.grad)
         (gradient, rest), norm = self.grad.tensor_split([self.size]), self.grad[:self.size].norm()
-        take = self.judge(torch.stack((rest[0], norm)))
+        take = self.optimizer.judge(torch.stack((rest[0], norm)))
         if self.s.grad_clip_norm:
             gradient *= (self.s.grad_clip_norm / (norm + 1e-6)).clamp(max=1.0)
         self.optimizer.step(gradient.masked_fill_(~take, 0.0), step, multiplier, take.float())
         return torch.cat((torch.stack((rest[0], norm, take)), rest[1:]))
-
-    def judge(self, seen: Tensor) -> Tensor:
-        """bool[]: whether a step with this loss and gradient norm, float32[2], is to be taken."""
-        take = seen.isfinite().all()
-        if self.s.skip_sigma:       # no limit, NaN, before 128 are seen
-            limit = self.recent.mean(0) + self.s.skip_sigma * self.recent.std(0)
-            take &= ~(seen > limit).any()
-            self.recent.copy_(torch.where(take, torch.cat((self.recent[1:], seen[None])), self.recent))
-        return take
-
     def check_replicas(self, step: int) -> None:
         """Raises NumericalError, naming the ranks, if not all hold the same weights."""
         digest = hashlib.sha256(self.weights.flat.cpu().numpy()).digest()
@@ -1322,7 +1279,6 @@ class Trainer:
         odd = [str(rank) for rank, found in enumerate(hashes) if found != max(hashes, key=hashes.count)]
         if odd:
             raise NumericalError(f"step {step}: the weights of rank {', '.join(odd)} differ from the others'")
-
     def warm_up(self) -> str:
         """Compile and touch everything with WARMUP_STEPS steps on random tokens, then forget them."""
         s, began = self.s, time.perf_counter()
@@ -1335,10 +1291,8 @@ class Trainer:
         self.machine.synchronize()
         self.reset()
         return f"warmup_steps:{s.warmup_steps} untimed, state restored, {time.perf_counter() - began:.1f}s"
-
     # what is scored and exported: the weights, or their moving average where there is one
     result = property(lambda self: self.weights.flat if self.optimizer.ema is None else self.optimizer.ema)
-
     def score(self, corpus: Corpus) -> Score | None:
         """Validate the result; the weights are as before afterwards."""
         trained = self.weights.flat.clone()
@@ -1346,7 +1300,6 @@ class Trainer:
         score = evaluate(self.s, self.predictor.nll, corpus, self.machine)
         self.weights.set(trained)
         return score
-
     def export(self) -> bytes:
         views = self.weights.views(self.result.cpu())
         return encode_artifact(self.s, {name: view.numpy() for name, view in views.items()})
@@ -1368,18 +1321,16 @@ def provoke(trainer: Trainer, step: int, micro: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
 
 class Meter:
-    """Reports steps: metrics.jsonl for each, a line for some. A step is reported while the next one is
-    under way, so that the host never waits for an idle GPU, nor runs ahead of it by more than a step."""
+    """Reports steps: metrics.jsonl for each, a line for some. A step is reported while the next one is under
+    way: the host never waits for an idle GPU, nor runs ahead of it by more than a step."""
     def __init__(self, s: Settings, machine: Machine, log: RunLog, saved: dict[str, Any]):
         self.s, self.machine, self.log, self.pending, self.own_seconds = s, machine, log, None, 0.0
         self.data_wait, self.skipped, self.in_a_row = saved["meter"]
         self.logged = saved["step"], saved["train_seconds"], self.data_wait
-        self.bar = tqdm(total=s.iterations, initial=self.logged[0], unit="step", leave=False,
+        self.bar = tqdm(total=s.iterations, initial=saved["step"], unit="step", leave=False,
                         file=sys.stdout, disable=None if log.speaks else True)   # None: on a terminal only
-
     def after_step(self, stats: Tensor, *facts: Any) -> None:
-        """stats: what Trainer.step returned; facts: step, multiplier, seconds, seconds waited, and when this
-        rank's own part began and ended."""
+        """stats: of Trainer.step; facts: step, multiplier, seconds, seconds waited, this rank's own seconds."""
         on_host, copied = stats, None
         if stats.device.type == "cuda":
             on_host = torch.empty_like(stats, device="cpu", pin_memory=True).copy_(stats, non_blocking=True)
@@ -1387,46 +1338,39 @@ class Meter:
             copied.record()
         self.flush()
         self.pending = on_host, copied, *facts
-
     def flush(self) -> None:
         """Report the step that is pending. Raises NumericalError after MAX_SKIPPED bad steps in a row."""
         if self.pending is None:
             return
-        (stats, copied, step, multiplier, seconds, wait, began, ended), self.pending = self.pending, None
+        (stats, copied, step, multiplier, seconds, wait, own), self.pending, s = self.pending, None, self.s
         if copied:
             copied.synchronize()
         loss, norm, taken, *bad = stats.tolist()
-        self.data_wait += wait
-        self.own_seconds += began.elapsed_time(ended) / 1e3 if copied else ended - began
+        self.data_wait, self.own_seconds = self.data_wait + wait, self.own_seconds + own
         self.log.event("step", step=step, train_loss=loss, grad_norm=norm, lr_mul=multiplier,
                        train_seconds=seconds, data_wait_seconds=wait, **{} if taken else {"skipped": True})
-        self.in_a_row = 0 if taken else self.in_a_row + 1
+        self.skipped, self.in_a_row = self.skipped + (not taken), 0 if taken else self.in_a_row + 1
         if not taken:
-            self.skip(f"step {step} skipped: train_loss {loss}, gradient norm {norm}, from rank "
-                      f"{', '.join(str(rank) for rank, mark in enumerate(bad) if mark) or 'all'}")
+            ranks = ", ".join(str(rank) for rank, mark in enumerate(bad) if mark) or "all"
+            self.log.warn(f"step {step} skipped, weights and optimizer are as before: train_loss {loss}, "
+                          f"gradient norm {norm}, from rank {ranks}; {self.in_a_row} in a row")
+        if self.in_a_row == s.max_skipped:
+            raise NumericalError(f"step {step}: train_loss {loss}, gradient norm {norm}, MAX_SKIPPED="
+                                 f"{s.max_skipped} bad steps in a row; lower MATRIX_LR, SCALAR_LR or TIED_EMBED_LR")
         self.bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
         self.bar.update()
-        if step <= 10 or step % self.s.train_log_every == 0 or step == self.s.iterations:
-            self.line(step, loss, multiplier, seconds)
-
-    def skip(self, why: str) -> None:
-        self.skipped += 1
-        self.log.warn(f"{why}; weights and optimizer are as before; {self.in_a_row} in a row")
-        if self.in_a_row >= self.s.max_skipped:
-            raise NumericalError(f"{why}: MAX_SKIPPED={self.s.max_skipped} in a row; lower MATRIX_LR, "
-                                 "SCALAR_LR or TIED_EMBED_LR")
-
-    def line(self, step: int, loss: float, multiplier: float, seconds: float) -> None:
-        s, now = self.s, (step, seconds, self.data_wait)
+        if step > 10 and step % s.train_log_every and step != s.iterations:
+            return
+        now = (step, seconds, self.data_wait)
         (steps, spent, waited), self.logged = (a - b for a, b in zip(now, self.logged)), now
-        rate = steps * s.train_batch_tokens / max(spent, 1e-9)
+        rate, ranks = steps * s.train_batch_tokens / max(spent, 1e-9), ""
         mfu = rate * flops_per_token(s) / (self.machine.peak_flops * self.machine.world)
-        own = [1e3 * row[0] / steps for row in self.machine.share(self.own_seconds)]
-        self.own_seconds = 0.0
+        if self.machine.world > 1:      # time before the gradients' exchange: a slow rank shows
+            own = [1e3 * row[0] / steps for row in self.machine.share(self.own_seconds)]
+            ranks, self.own_seconds = f" ranks:{min(own):.1f}..{max(own):.1f}ms", 0.0
         self.log.line(f"step:{step}/{s.iterations} train_loss:{loss:.4f} lr_mul:{multiplier:.3f} "
                       f"train_time:{seconds * 1e3:.0f}ms step_avg:{spent / steps * 1e3:.2f}ms "
-                      f"tok_s:{rate:.0f} mfu:{mfu:.1%} data_wait:{waited / steps * 1e3:.1f}ms"
-                      + (f" ranks:{min(own):.1f}..{max(own):.1f}ms" if len(own) > 1 else ""))
+                      f"tok_s:{rate:.0f} mfu:{mfu:.1%} data_wait:{waited / steps * 1e3:.1f}ms{ranks}")
 
 def train(trainer: Trainer, corpus: Corpus, log: RunLog, checkpoints: Checkpoints, saved: dict[str, Any],
           trace: list[float]) -> dict[str, Any]:
@@ -1475,7 +1419,7 @@ def train(trainer: Trainer, corpus: Corpus, log: RunLog, checkpoints: Checkpoint
         stats = trainer.step(batch, step, multiplier)
         step += 1
         meter.after_step(stats, step, multiplier, time.perf_counter() - began - paused, wait,
-                         trainer.began, trainer.ended)
+                         trainer.own_seconds)
     return {"val_bpb_unquantized": score.rows()["val_bpb"], "steps": step, "params": trainer.size,
             "tokens_seen": step * s.train_batch_tokens, "train_seconds": round(seconds, 3),
             "eval_seconds": round(saved["eval_seconds"] + paused, 3), "resumes": saved["resumes"],
@@ -1522,7 +1466,6 @@ def finish(trainer: Trainer, corpus: Corpus, folder: Path, rows: dict[str, Any],
     """Write the artifact, read it back from disk, score that: the result. Returns the exit code."""
     s, machine, path = trainer.s, trainer.machine, folder / "model.int8.ptz"
     state_sha256 = trainer.optimizer.sha256(rows["steps"])
-
     def export() -> bytes:
         write_whole(path, trainer.export())
         return path.read_bytes()
@@ -1544,31 +1487,6 @@ def finish(trainer: Trainer, corpus: Corpus, folder: Path, rows: dict[str, Any],
     log.event("final", **rows)
     log.line("---", *(f"{key}: {value}" for key, value in rows.items()))
     return 4 if over else 0
-
-def open_run(s: Settings, about: dict[str, Any], arrays: dict[str, np.ndarray]) -> tuple[Path, dict, list]:
-    """The run's folder, and facts and notes of the checkpoint to go on from, whose tensors fill `arrays`.
-    `about` is what the run depends on. Raises SettingError or DataError where that has changed."""
-    folder = open_run_folder(s)
-    found, facts, notes = load_checkpoint(folder / "checkpoint")
-    arrays.update(found)
-    if s.resume == "must" and not facts:
-        raise SettingError(f"RESUME=must: {folder} has no checkpoint; RESUME=auto begins anew")
-    for name, was in facts.get("settings", {}).items():
-        was = facts["environment"]["dtype"] if name == "dtype" and about["settings"][name] != "auto" else was
-        if name not in FREE_ON_RESUME and was != about["settings"][name]:
-            raise SettingError(f"{name.upper()}={show(about['settings'][name])}: {folder} was begun with "
-                               f"{show(was)}; set that, or choose another RUN_ID")
-    for name, was in facts.get("sha256", {}).items():
-        need(folder, name, about["sha256"][name], was, ", the data that the run was begun with")
-    notes += [f"note: {name} was {was}, is {about['environment'][name]}: bits may differ" for name, was
-              in facts.get("environment", {}).items() if was != about["environment"][name]]
-    for part in folder.rglob("*.part"):     # of a run that died
-        part.unlink()
-    lacking = rewind_metrics(folder / "metrics.jsonl", facts.get("step", 0))
-    if lacking:
-        notes.append(f"warning: metrics.jsonl lacks {lacking} of the {facts['step']} steps before")
-    write_whole(folder / "config.json", json.dumps(about, indent=1).encode())
-    return folder, facts, notes
 
 def catch_signals(machine: Machine) -> None:
     """SIGTERM and SIGINT are noted, the run stops when it can. A second SIGINT ends it at once, but not under
@@ -1624,7 +1542,7 @@ def run(s: Settings, origins: dict[str, str], script: bytes) -> int:
         again = [f"{k}={shlex.quote(v)}" for k, v in (given | {"RUN_ID": folder.name}).items() if k != "FAULT"]
         torchrun = f"torchrun --standalone --nproc_per_node={machine.world}"
         again += [torchrun if machine.world > 1 else "python", shlex.quote(sys.argv[0])]
-        error.add_note(f"; to go on: {' '.join(again)}")
+        error.to_go_on = f"; to go on: {' '.join(again)}"
         raise
     finally:
         checkpoints.writing.result()
@@ -1643,8 +1561,8 @@ def main() -> int:
     except ERRORS as error:
         rank = os.environ.get("RANK", "0")      # data can be bad for one rank alone, settings are so for all
         if rank == "0" or isinstance(error, (DataError, LostRank)):
-            notes = "".join(getattr(error, "__notes__", ()))
-            print(f"train_gpt.py: {error}{notes}" + (f" (rank {rank})" if rank != "0" else ""), file=sys.stderr)
+            more = getattr(error, "to_go_on", "") + (f" (rank {rank})" if rank != "0" else "")
+            print(f"train_gpt.py: {error}{more}", file=sys.stderr)
         return getattr(error, "exit_code", 16)
     finally:
         if dist.is_initialized():
