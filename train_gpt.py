@@ -262,7 +262,7 @@ def draw(param: Param, seed: int) -> np.ndarray:
     return np.full(param.shape, param.scale, np.float32)
 
 def flops_per_token(s: Settings) -> int:
-    """Operations of one training token: 6 for each weight of a product, 6 D T for causal attention a layer."""
+    """Operations of one training token: 6 for each weight of a product, 6 D T a layer for attention."""
     matrices = sum(math.prod(p.shape) for p in parameter_table(s) if p.group == "matrix")
     return 6 * (matrices + s.vocab_size * s.model_dim) + 6 * s.num_layers * s.model_dim * s.train_seq_len
 
@@ -515,8 +515,8 @@ class Score(NamedTuple):
                 for key, value in values if key != "partial"}
 
 def eval_windows(total: int, window: int, stride: int) -> np.ndarray:
-    """int64[n, 3]: (start, first scored, end). A window reads tokens start .. end and scores first .. end: the
-    first all it sees, later ones what is new, after at least window - stride tokens."""
+    """int64[n, 3]: (start, first scored, end). A window reads start .. end and scores first .. end: the first
+    all it sees, later ones what is new, after at least window - stride tokens."""
     starts = np.arange(1 + max(0, -(-(total - 1 - window) // stride)), dtype=np.int64) * stride
     ends = np.minimum(starts + window, total - 1)
     return np.stack([starts, np.concatenate([[1], ends[:-1] + 1]), ends], axis=1)
@@ -680,12 +680,16 @@ class RunLog:
                 self.pending[name] = lines
                 if not self.told:       # this line, too, goes through here
                     self.told = True
-                    self.warn(f"{self.folder / name}: {error.strerror}; lines are kept until the disk takes them")
+                    self.warn(f"{self.folder / name}: {error.strerror}; lines wait until the disk takes them")
     def line(self, *texts: str) -> None:
         """Lines for people: to the terminal and train.log."""
         if self.speaks:
-            tqdm.write("\n".join(texts), file=sys.stdout)
-            sys.stdout.flush()
+            try:
+                tqdm.write("\n".join(texts), file=sys.stdout)
+                sys.stdout.flush()
+            except OSError as error:    # a closed terminal, a full disk under it: the run goes on
+                sys.stdout = open(os.devnull, "w")
+                self.warn(f"nothing more is printed: {error.strerror}")
             if self.folder:
                 self.write("train.log", "\n".join(texts))
     def event(self, event: str, **values: Any) -> None:
@@ -699,7 +703,7 @@ class RunLog:
         self.event("warning", text=text)
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The events of a metrics.jsonl, if it is there. A line that a dying run left unfinished is none."""
+    """The events of a metrics.jsonl, if it is there; a line that a dying run left unfinished is none."""
     events = []
     for line in path.read_bytes().splitlines() if path.exists() else ():
         with contextlib.suppress(ValueError):
@@ -714,7 +718,7 @@ def read_lr_trace(path: str) -> list[float]:
     rates = [e.get("lr_mul") for e in steps]
     if not steps or [e.get("step") for e in steps] != list(range(1, len(steps) + 1)) \
             or not all(type(rate) is float and 0 <= rate < math.inf for rate in rates):
-        raise DataError(f"LR_TRACE={path}: expected a metrics.jsonl with the steps 1, 2, ... and their lr_mul")
+        raise DataError(f"LR_TRACE={path}: expected a metrics.jsonl with steps 1, 2, ... and their lr_mul")
     return rates
 
 # --- checkpoints: a safetensors file and the sha256 over it; the newest whole one counts ------------------
@@ -1131,6 +1135,19 @@ def load_predictor(artifact: Path, device: str = "cpu") -> Predictor:
     model.weights.set(model.weights.pack(weights))
     return Predictor(model)
 
+def sample(predictor: Predictor, tokenizer: Any, seed: int, characters: int = 200) -> str:
+    """At most so many characters that the model writes from nothing, at temperature 0.8."""
+    rng, text = np.random.Generator(np.random.PCG64(seed)), ""
+    ids = np.full((1, min(predictor.max_len, 256)), max(tokenizer.bos_id(), 0))
+    with torch.compiler.set_stance("force_eager"):      # compiling for this one text would take longer
+        for at in range(1, ids.size):
+            p = np.exp(predictor.logprobs(ids[:, :at])[0, -1].astype(np.float64) / 0.8)
+            ids[0, at] = rng.choice(len(p), p=p / p.sum())
+            text = tokenizer.decode(ids[0, 1:at + 1].tolist())
+            if len(text) >= characters:
+                break
+    return text[:characters]
+
 # --- optimizer: Muon for the block matrices, Adam for everything else -------------------------------------
 def newton_schulz(x: Tensor, steps: int) -> Tensor:
     """Move the singular values of each matrix of a stack [n, rows <= cols] to about 1 (0.7 to 1.2): the
@@ -1185,8 +1202,9 @@ class Optimizer:
         matrices, rest = self.weights.flat.tensor_split([self.weights.num_matrix])
         matrix_grad, rest_grad = grad.tensor_split([self.weights.num_matrix])
         self.momentum.mul_(torch.where(take > 0, momentum, 1.0)).add_(matrix_grad)
-        update, rate = matrix_grad.add(self.momentum, alpha=momentum), take * s.matrix_lr * multiplier  # Nesterov
+        update = matrix_grad.add(self.momentum, alpha=momentum)     # Nesterov
         self.orthogonalize(update)
+        rate = take * s.matrix_lr * multiplier
         matrices.mul_(1 - rate * s.weight_decay).addcmul_(update, rate, value=-1)
         # Adam with bias correction (Kingma and Ba 2015)
         self.moment1.lerp_(rest_grad, take * (1 - s.beta1))
@@ -1250,8 +1268,8 @@ class Trainer:
         tensor = torch.from_numpy(tokens)
         return tensor.pin_memory() if self.machine.device.type == "cuda" else tensor
     def step(self, batch: Tensor, step: int, multiplier: float) -> Tensor:
-        """One optimizer step on int64[micro_steps, slot_tokens + 1]; returns train loss, gradient norm, 1 if it
-        was taken, and for each rank 1 if its part was bad. A part that is not finite makes the sum so, on all
+        """One optimizer step on int64[micro_steps, slot_tokens + 1]; returns loss, gradient norm, 1 if it was
+        taken, and for each rank 1 if its part was bad. A part that is not finite makes the sum so, on all
         ranks: each leaves everything as it is, and no host has to know."""
         began = time.perf_counter()
         self.grad.zero_()
@@ -1330,7 +1348,7 @@ class Meter:
         self.bar = tqdm(total=s.iterations, initial=saved["step"], unit="step", leave=False,
                         file=sys.stdout, disable=None if log.speaks else True)   # None: on a terminal only
     def after_step(self, stats: Tensor, *facts: Any) -> None:
-        """stats: of Trainer.step; facts: step, multiplier, seconds, seconds waited, this rank's own seconds."""
+        """stats: of Trainer.step; facts: step, multiplier, seconds, seconds waited, the rank's own."""
         on_host, copied = stats, None
         if stats.device.type == "cuda":
             on_host = torch.empty_like(stats, device="cpu", pin_memory=True).copy_(stats, non_blocking=True)
@@ -1355,8 +1373,8 @@ class Meter:
             self.log.warn(f"step {step} skipped, weights and optimizer are as before: train_loss {loss}, "
                           f"gradient norm {norm}, from rank {ranks}; {self.in_a_row} in a row")
         if self.in_a_row == s.max_skipped:
-            raise NumericalError(f"step {step}: train_loss {loss}, gradient norm {norm}, MAX_SKIPPED="
-                                 f"{s.max_skipped} bad steps in a row; lower MATRIX_LR, SCALAR_LR or TIED_EMBED_LR")
+            raise NumericalError(f"step {step}: train_loss {loss}, gradient norm {norm}, {s.max_skipped} bad "
+                                 "steps in a row (MAX_SKIPPED); lower MATRIX_LR, SCALAR_LR or TIED_EMBED_LR")
         self.bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
         self.bar.update()
         if step > 10 and step % s.train_log_every and step != s.iterations:
@@ -1433,12 +1451,22 @@ def environment(machine: Machine, script: bytes) -> dict[str, Any]:
     found = re.search(r"model name\s*:\s*(.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
     git = 'git -C "$0" describe --always --dirty=+dirty --abbrev=40 --exclude="*"'
     commit = subprocess.run(("sh", "-c", git, Path(__file__).parent), capture_output=True, text=True).stdout
-    return {"ranks": machine.world, "dtype": str(machine.dtype)[6:], "processor": found[1] if found else platform.processor(),
+    return {"ranks": machine.world, "dtype": str(machine.dtype)[6:], "processor": found[1] if found else "?",
             "gpu": torch.cuda.get_device_name(machine.device) if machine.device.type == "cuda" else "none",
             "cores": os.cpu_count(), "threads": torch.get_num_threads(), "platform": platform.platform(),
             "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__,
             "sentencepiece": sentencepiece.__version__, "git": commit.strip() or "none",
             "script_sha256": hashlib.sha256(script).hexdigest()}
+
+def score_artifact(blob: bytes, weights: dict[str, np.ndarray], predictor: Predictor, corpus: Corpus) -> dict:
+    """The result: what the weights of an artifact score. Raises Stopped at a signal."""
+    model, began = predictor.model, time.perf_counter()
+    model.weights.set(model.weights.pack(weights))
+    score = evaluate(model.s, predictor.nll, corpus, model.machine)
+    if score is None:
+        raise Stopped("stopped by a signal while the artifact was scored")
+    return {**score.rows(), "eval_seconds": round(time.perf_counter() - began, 3),
+            "artifact_bytes": len(blob), "artifact_sha256": hashlib.sha256(blob).hexdigest()}
 
 def eval_only(s: Settings, origins: dict[str, str], machine: Machine, log: RunLog) -> int:
     """EVAL_ONLY=path: score an artifact of any shape, write nothing. Window and stride can be overridden."""
@@ -1448,17 +1476,10 @@ def eval_only(s: Settings, origins: dict[str, str], machine: Machine, log: RunLo
         name: getattr(shape, name) for name in SHAPE_SETTINGS
         if not (name.startswith("eval_") and origins[name] == "environment")})
     check_settings(s)
-    corpus, model = load_corpus(s, with_train=False), GPT(s, machine)
-    model.weights.set(model.weights.pack(weights))
-    began = time.perf_counter()
-    score = evaluate(s, Predictor(model).nll, corpus, machine)
-    if score is None:
-        raise Stopped("stopped by a signal")
-    rows = {**score.rows(), "eval_seconds": round(time.perf_counter() - began, 3),
-            "artifact_bytes": len(blob), "artifact_sha256": hashlib.sha256(blob).hexdigest(),
-            "val_sha256": corpus.sha256["val_sha256"], "tokenizer_sha256": corpus.sha256["tokenizer_sha256"]}
-    log.line(*corpus.notes, f"eval_only:{s.eval_only} {score.line()}", "---",
-             *(f"{key}: {value}" for key, value in rows.items()))
+    corpus = load_corpus(s, with_train=False)
+    log.line(machine.about, *corpus.notes)
+    rows = score_artifact(blob, weights, Predictor(GPT(s, machine)), corpus) | corpus.sha256
+    log.line("---", *(f"{key}: {value}" for key, value in rows.items() if key != "train_sha256"))
     return 0
 
 def finish(trainer: Trainer, corpus: Corpus, folder: Path, rows: dict[str, Any], log: RunLog,
@@ -1466,24 +1487,18 @@ def finish(trainer: Trainer, corpus: Corpus, folder: Path, rows: dict[str, Any],
     """Write the artifact, read it back from disk, score that: the result. Returns the exit code."""
     s, machine, path = trainer.s, trainer.machine, folder / "model.int8.ptz"
     state_sha256 = trainer.optimizer.sha256(rows["steps"])
-    def export() -> bytes:
-        write_whole(path, trainer.export())
-        return path.read_bytes()
-    blob, began = machine.on_rank_0(export), time.perf_counter()
-    trainer.weights.set(trainer.weights.pack(decode_artifact(blob, str(path))[1]))
-    score = evaluate(s, trainer.predictor.nll, corpus, machine)
-    if score is None:
-        raise Stopped("stopped by a signal while the artifact was scored")
-    rows["eval_seconds"] = round(rows["eval_seconds"] + time.perf_counter() - began, 3)
+    blob = machine.on_rank_0(lambda: write_whole(path, trainer.export()) or path.read_bytes())
+    result = score_artifact(blob, decode_artifact(blob, str(path))[1], trainer.predictor, corpus)
+    result["eval_seconds"] = round(rows.pop("eval_seconds") + result["eval_seconds"], 3)
     code = count_code(s, script)
     over = len(blob) + code > s.budget_bytes
-    rows = {**score.rows(), **rows, "peak_memory_mib": round(machine.peak_memory_mib()),
-            "artifact_bytes": len(blob), "code_bytes": code, "total_bytes": len(blob) + code,
-            "budget_bytes": s.budget_bytes, "budget": "over" if over else "ok",
-            "artifact_sha256": hashlib.sha256(blob).hexdigest(),
+    rows = {**result, **rows, "peak_memory_mib": round(machine.peak_memory_mib()), "code_bytes": code,
+            "total_bytes": len(blob) + code, "budget_bytes": s.budget_bytes, "budget": ("ok", "over")[over],
             "script_sha256": hashlib.sha256(script).hexdigest(), **corpus.sha256,
             "state_sha256": state_sha256, "preset": s.preset, "seed": s.seed, "run_id": folder.name,
             "device": str(machine.device), "torch": torch.__version__}
+    if machine.rank == 0:
+        log.line(f"the model writes: {sample(trainer.predictor, corpus.tokenizer, s.seed)!r}")
     log.event("final", **rows)
     log.line("---", *(f"{key}: {value}" for key, value in rows.items()))
     return 4 if over else 0
@@ -1503,9 +1518,7 @@ def run(s: Settings, origins: dict[str, str], script: bytes) -> int:
     machine = open_machine(s)
     catch_signals(machine)
     if s.eval_only:
-        log = RunLog(None, machine.rank == 0)
-        log.line(machine.about)
-        return eval_only(s, origins, machine, log)
+        return eval_only(s, origins, machine, RunLog(None, machine.rank == 0))
     corpus, trace = load_corpus(s), read_lr_trace(s.lr_trace) if s.lr_trace else []
     if trace:       # not the clock but the trace says how far the run is
         s = dataclasses.replace(s, iterations=min(s.iterations, len(trace)), max_wallclock_seconds=0.0)
@@ -1539,10 +1552,10 @@ def run(s: Settings, origins: dict[str, str], script: bytes) -> int:
         return finish(trainer, corpus, folder, rows, log, script)
     except (Stopped, OSError) as error:
         log.event("stopped", why=str(error))
-        again = [f"{k}={shlex.quote(v)}" for k, v in (given | {"RUN_ID": folder.name}).items() if k != "FAULT"]
-        torchrun = f"torchrun --standalone --nproc_per_node={machine.world}"
-        again += [torchrun if machine.world > 1 else "python", shlex.quote(sys.argv[0])]
-        error.to_go_on = f"; to go on: {' '.join(again)}"
+        again = given | {"RUN_ID": folder.name}
+        again = " ".join(f"{k}={shlex.quote(v)}" for k, v in again.items() if k != "FAULT")
+        program = f"torchrun --standalone --nproc_per_node={machine.world}" if machine.world > 1 else "python"
+        error.to_go_on = f"; to go on: {again} {program} {shlex.quote(sys.argv[0])}"
         raise
     finally:
         checkpoints.writing.result()
@@ -1562,7 +1575,8 @@ def main() -> int:
         rank = os.environ.get("RANK", "0")      # data can be bad for one rank alone, settings are so for all
         if rank == "0" or isinstance(error, (DataError, LostRank)):
             more = getattr(error, "to_go_on", "") + (f" (rank {rank})" if rank != "0" else "")
-            print(f"train_gpt.py: {error}{more}", file=sys.stderr)
+            with contextlib.suppress(OSError):
+                print(f"train_gpt.py: {error}{more}", file=sys.stderr)
         return getattr(error, "exit_code", 16)
     finally:
         if dist.is_initialized():
