@@ -865,7 +865,7 @@ def block_causal_attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Te
     return out.view(B, G, T, -1).transpose(1, 2).reshape(B, T, -1)
 
 class BlockCausal(torch.autograd.Function):
-    """Attention of q [N, Tq * R, K], rows by token and head, on k and v [N, T, K], Tq <= T, to [N, Tq * R, K].
+    """Attention of q [N, Tq * R, K], rows by token and head, on k and v [N, T, K], to a tensor like q.
     Blocks of queries against the keys up to their own last: nothing above the diagonal blocks is computed.
     Weights are powers of 2. q and k are RMS-normalised: |score| <= gain * sqrt(K), 12 at the start, so they
     need no running maximum; the clamp keeps a runaway gain from NaN. Why by hand: autograd would take the
@@ -909,6 +909,10 @@ def embed(ids: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
     """int64[B, T] -> [B, T, D]: normalised rows of the table."""
     return rms_norm(F.embedding(ids, table)).to(dtype)
 
+def join(x: Tensor, skip: Tensor, weight: Tensor) -> Tensor:
+    """[B, T, D]: x and what a block of the first half left for this one."""
+    return x + (weight * skip).to(x.dtype)
+
 def block(x: Tensor, x0: Tensor, cos: Tensor, sin: Tensor, w: dict[str, Tensor], head_dim: int,
           last: int) -> Tensor:
     """One pre-norm transformer block, [B, T, D] to [B, last, D]: what the last positions make of all; vectors
@@ -933,7 +937,9 @@ def head_nll(x: Tensor, matrix: Tensor, targets: Tensor, softcap: float, dtype: 
     """float32[B, T]: cross-entropy of each target in nats."""
     logits = head_logits(x, matrix, softcap, dtype)
     hit = torch.arange(logits.size(-1), dtype=torch.int32, device=x.device) == targets[..., None].int()
-    return logits.logsumexp(-1) - (logits * hit).sum(-1)    # a gather's backward, a scatter, is slow
+    top = softcap if softcap <= 40 else logits.detach().amax(-1, keepdim=True)     # range of exp
+    total = (logits - top).exp().sum(-1, keepdim=True).log() + top
+    return total[..., 0] - (logits * hit).sum(-1)   # a gather's backward, a scatter, is slow
 
 class GPT:
     """The forward pass over `Weights`: a U-Net of transformer blocks. Compiled piece by piece: all layers
@@ -946,7 +952,8 @@ class GPT:
         names = [name for name in leaves if name not in ("tok_emb", "head", "skip_weight")]
         self.layers = [dict(zip(names, layer)) for layer in zip(*(leaves[name] for name in names))]
         self.positions = functools.cache(lambda length: rope_tables(s, length, machine.device))
-        self.embed, self.block, self.head_nll = map(machine.compiled, (embed, block, head_nll))
+        self.embed, self.join, self.block, self.head_nll = map(
+            machine.compiled, (embed, join, block, head_nll))
 
     def trunk(self, ids: Tensor, last: int) -> Tensor:
         """int64[B, T] -> the last block's output at the last positions, [B, last, D] in the compute dtype."""
@@ -955,7 +962,7 @@ class GPT:
         x = x0.view_as(x0)      # were it x0 itself, the block would be compiled once more for that case
         for i, layer in enumerate(self.layers):
             if i >= half and outputs:       # the second half takes up what the first left, last in first out
-                x = x + (self.skip_weight[i - half] * outputs.pop()).to(x.dtype)
+                x = self.join(x, outputs.pop(), self.skip_weight[i - half])
             length = last if i == len(self.layers) - 1 else ids.size(1)
             x = self.block(x, x0, cos, sin, layer, self.s.head_dim, length)
             if i < half:
