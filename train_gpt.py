@@ -855,21 +855,28 @@ class Machine:
     def all(self, operation: Callable, *args: Any, **named: Any) -> None:
         """A collective operation. Raises LostRank, naming the ranks that do not come, if it fails."""
         try:
-            if self.world > 1:
-                operation(*args, **named)
+            return operation(*args, **named) if self.world > 1 else None
         except RuntimeError as error:
             why = re.sub(r"^\[\S*\] ", "", str(error)).split(". ")[0]
-            raise LostRank(f"{self.who_is_lost()}: dead, or silent for DIST_TIMEOUT ({why})") from None
+        raise LostRank(f"lost {self.who_is_lost()}: dead, or silent for DIST_TIMEOUT ({why})")
+    def beat(self) -> None:
+        """Runs in a thread: shows the other ranks that this process lives."""
+        with contextlib.suppress(RuntimeError):     # the store ends with the run
+            while True:
+                self.store.set(f"beat {self.rank}", str(time.monotonic()))
+                time.sleep(0.3)
     def who_is_lost(self) -> str:
-        """Whoever does not say in time that the operation failed for him, too."""
-        missing, until = set(range(self.world)), time.monotonic() + self.patience
+        """Whose heart does not beat, or else who does not say that the operation failed for him, too."""
+        ranks, lost = range(self.world), "the node where torchrun's ranks meet, that of rank 0"
         with contextlib.suppress(RuntimeError):
             self.store.set(f"failed {self.rank}", "")
-            while missing and time.monotonic() < until:
-                missing -= {rank for rank in missing if self.store.check([f"failed {rank}"])}
-                time.sleep(0.1)
-            return f"lost rank {', '.join(map(str, sorted(missing))) or 'unknown'}"
-        return "lost the node where torchrun's ranks meet, that of rank 0"
+            before = [self.store.get(f"beat {rank}") for rank in ranks]
+            time.sleep(self.patience)
+            still = [rank for rank in ranks if self.store.get(f"beat {rank}") == before[rank]]
+            silent = [rank for rank in ranks if not self.store.check([f"failed {rank}"])]
+            lost = "rank " + (", ".join(map(str, still or silent)) or "unknown")
+            lost = self.store.compare_set("lost", "", lost).decode()    # by then, who found out first is gone
+        return lost
     def on_rank_0(self, function: Callable[[], Any]) -> Any:
         """What a function returns on rank 0, on every rank; if it raises there, the others exit."""
         box = [None, True]
@@ -892,7 +899,8 @@ class Machine:
     def compiled(self, function: Callable) -> Callable:
         """The function through torch.compile; after the first failure a line, and eager from then on."""
         # on a CPU, sums of padded gradients that are read twice (rope) are better stored than computed twice
-        options = {"realize_reads_threshold": 1} if self.device.type == "cpu" else None
+        # there, and calls between the kernels in C++ cost less than in Python
+        options = {"realize_reads_threshold": 1, "cpp_wrapper": True} if self.device.type == "cpu" else None
         quick = torch.compile(function, dynamic=False, options=options)
 
         def call(*args: Any) -> Any:
@@ -931,8 +939,9 @@ def open_machine(s: Settings) -> Machine:
         keep_freed_memory()
     if world > 1:       # small decisions travel as CPU tensors over gloo: no GPU waits for them
         machine.patience = min(5.0, s.dist_timeout / 4)
-        timeout = datetime.timedelta(seconds=s.dist_timeout - machine.patience)
+        timeout = datetime.timedelta(seconds=s.dist_timeout - 1.5 * machine.patience)   # and time to exit
         machine.store, *_ = next(dist.rendezvous("env://"))
+        threading.Thread(target=machine.beat, daemon=True).start()
         dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo", timeout=timeout,
                                 store=dist.PrefixStore("group", machine.store), rank=rank, world_size=world)
     machine.compile, why = s.compile and kind != "mps", kinds[kind][1] if s.device == "auto" else "DEVICE"
@@ -1018,50 +1027,83 @@ def norm_and_rotate(x_BTHK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + swapped * sin
 
 def attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
-    """Causal grouped-query softmax attention at scale 1 / sqrt(K), [B, T, H * K]: the fastest exact path."""
+    """Causal grouped-query softmax attention at scale 1 / sqrt(K), [B, T, H * K]: the fastest exact path.
+    The queries may be those of the last tokens alone; then T is their number."""
     if q_BTHK.device.type == "cpu":
         return block_causal_attention(q_BTHK, k_BTGK, v_BTGK)
     q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2).flatten(2)
+    before, mask = k.size(2) - q.size(2), None
+    if before:
+        mask = torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=q.device).tril(before)
+    out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=not before, enable_gqa=True)
+    return out.transpose(1, 2).flatten(2)
 
-def block_causal_attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, block: int = 128) -> Tensor:
-    """Attention in plain tensor operations: blocks of queries against the keys up to their own place.
-    Nothing above the diagonal blocks is computed, and the R query heads of a group stand as rows of one
-    product, so keys and values are not repeated. q and k are RMS-normalised: |score| <= gain * sqrt(K), 12
-    at the start, so the exponential needs no running maximum; the clamp keeps a runaway gain from NaN."""
+def block_causal_attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
+    """Attention in plain tensor operations. The R query heads of a group stand as rows of one product, so
+    keys and values are not repeated."""
     (B, T, H, K), G = q_BTHK.shape, k_BTGK.size(2)
-    R, n = H // G, -(-T // block)
-    if T % block:
-        q_BTHK, k_BTGK, v_BTGK = (F.pad(x, (0, 0, 0, 0, 0, n * block - T)) for x in (q_BTHK, k_BTGK, v_BTGK))
-    q, k, v = (x.reshape(B, n, block, G, -1).permute(1, 0, 3, 2, 4).reshape(n, B * G, -1, K)
-               for x in (q_BTHK * (K ** -0.5 * math.log2(math.e)), k_BTGK, v_BTGK))     # rows: token, head
-    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        weights = torch.exp2(torch.bmm(q, k.transpose(1, 2)).float().clamp(-115.0, 115.0))
-        if mask is not None:
-            weights = weights * mask
-        return torch.bmm(weights.to(v.dtype), v).float(), weights.sum(-1, keepdim=True)
+    q = (q_BTHK * (K ** -0.5 * math.log2(math.e))).view(B, T, G, -1).transpose(1, 2).reshape(B * G, -1, K)
+    k, v = (x.transpose(1, 2).reshape(B * G, -1, K) for x in (k_BTGK, v_BTGK))
+    out = BlockCausal.apply(q, k, v, H // G)
+    return out.view(B, G, T, -1).transpose(1, 2).reshape(B, T, -1)
 
-    below = torch.ones(block, block, device=q.device).tril().repeat_interleave(R, 0)
-    on_diagonal = attend(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), below)
-    sums, totals = (list(x.unflatten(0, (n, -1)).unbind(0)) for x in on_diagonal)
-    for i in range(1, n):
-        before = attend(q[i], torch.cat(k[:i].unbind(0), 1), torch.cat(v[:i].unbind(0), 1))
-        sums[i], totals[i] = sums[i] + before[0], totals[i] + before[1]
-    out = torch.stack([x / total for x, total in zip(sums, totals)]).to(v.dtype)
-    out = out.view(n, B, G, block, R * K).permute(1, 0, 3, 2, 4).reshape(B, n * block, H * K)
-    return out[:, :T]
+class BlockCausal(torch.autograd.Function):
+    """Attention of q [N, Tq * R, K], rows by token and head, on k and v [N, T, K], to a tensor like q.
+    Blocks of queries against the keys up to their own last: nothing above the diagonal blocks is computed.
+    Weights are powers of 2. q and k are RMS-normalised: |score| <= gain * sqrt(K), 12 at the start, so they
+    need no running maximum; the clamp keeps a runaway gain from NaN. Why by hand: autograd would take the
+    powers again in the backward pass and hand over the gradient of k transposed, 15 % slower."""
+    @staticmethod
+    def blocks(q: Tensor, k: Tensor, R: int) -> list[tuple[slice, int]]:
+        """(rows of q, how many keys the last of them sees) of each block."""
+        length, tokens = q.size(1) // R, max(128, 256 // R)     # 256 rows at least fill the product's tiles
+        ends = [min(start + tokens, length) for start in range(0, length, tokens)]
+        return [(slice(i * tokens * R, end * R), k.size(1) - length + end) for i, end in enumerate(ends)]
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, R: int) -> Tensor:
+        outs, totals, weights = [], [], []
+        for rows, end in BlockCausal.blocks(q, k, R):
+            scores = torch.bmm(q[:, rows], k[:, :end].mT).float().clamp(-115.0, 115.0)
+            place = end + torch.arange(rows.start - rows.stop, 0, device=q.device)[:, None] // R
+            seen = torch.arange(end, device=q.device) <= place
+            weights.append((torch.exp2(scores) * seen).to(v.dtype))
+            totals.append(weights[-1].sum(-1, keepdim=True, dtype=torch.float32))
+            outs.append((torch.bmm(weights[-1], v[:, :end]).float() / totals[-1]).to(v.dtype))
+        out, ctx.R = torch.cat(outs, 1), R
+        ctx.save_for_backward(q, k, v, out, torch.cat(totals, 1), *weights)
+        return out
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, totals, *weights = ctx.saved_tensors
+        grad, parts = grad.float() / totals, []
+        shift, grad = (grad * out).sum(-1, keepdim=True), grad.to(v.dtype)
+        for weight, (rows, end) in zip(weights, BlockCausal.blocks(q, k, ctx.R)):
+            slope = torch.bmm(grad[:, rows], v[:, :end].mT).float() - shift[:, rows]
+            slope = (weight * slope * math.log(2)).to(v.dtype)      # of the scores
+            later = (0, 0, 0, k.size(1) - end)
+            parts.append((torch.bmm(slope, k[:, :end]), F.pad(torch.bmm(slope.mT, q[:, rows]), later).float(),
+                          F.pad(torch.bmm(weight.mT, grad[:, rows]), later).float()))
+        dq, dk, dv = zip(*parts)
+        return torch.cat(dq, 1), sum(dk).to(k.dtype), sum(dv).to(v.dtype), None
 
 def embed(ids: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
     """int64[B, T] -> [B, T, D]: normalised rows of the table."""
     return rms_norm(F.embedding(ids, table)).to(dtype)
 
-def block(x: Tensor, x0: Tensor, cos: Tensor, sin: Tensor, w: dict[str, Tensor], head_dim: int) -> Tensor:
-    """One pre-norm transformer block, [B, T, D] to [B, T, D]; vectors among its weights w act in float32."""
+def join(x: Tensor, skip: Tensor, weight: Tensor) -> Tensor:
+    """[B, T, D]: x and what a block of the first half left for this one."""
+    return x + (weight * skip).to(x.dtype)
+
+def block(x: Tensor, x0: Tensor, cos: Tensor, sin: Tensor, w: dict[str, Tensor], head_dim: int,
+          last: int) -> Tensor:
+    """One pre-norm transformer block, [B, T, D] to [B, last, D]: what the last positions make of all; vectors
+    among its weights w act in float32."""
     dtype, (B, T, D), H = x.dtype, x.shape, x.size(2) // head_dim
     x = w["mix_x"] * x + w["mix_x0"] * x0
     heads = F.linear(rms_norm(x).to(dtype), w["qkv"]).view(B, T, -1, head_dim)
     q, k, v = heads.split((H, *[(heads.size(2) - H) // 2] * 2), dim=2)
-    q = (norm_and_rotate(q, cos, sin) * w["q_gain"][:, None]).to(dtype)
+    x, q = x[:, -last:], norm_and_rotate(q[:, -last:], cos[-last:], sin[-last:])
+    q = (q * w["q_gain"][:, None]).to(dtype)
     y = attention(q, norm_and_rotate(k, cos, sin).to(dtype), v)
     x = x + w["attn_scale"] * F.linear(y, w["attn_out"])
     y = F.relu(F.linear(rms_norm(x).to(dtype), w["mlp_up"])).square()     # relu squared: So et al. 2021
@@ -1076,7 +1118,9 @@ def head_nll(x: Tensor, matrix: Tensor, targets: Tensor, softcap: float, dtype: 
     """float32[B, T]: cross-entropy of each target in nats."""
     logits = head_logits(x, matrix, softcap, dtype)
     hit = torch.arange(logits.size(-1), dtype=torch.int32, device=x.device) == targets[..., None].int()
-    return logits.logsumexp(-1) - (logits * hit).sum(-1)    # a gather's backward, a scatter, is slow
+    top = softcap if softcap <= 40 else logits.detach().amax(-1, keepdim=True)     # range of exp
+    total = (logits - top).exp().sum(-1, keepdim=True).log() + top
+    return total[..., 0] - (logits * hit).sum(-1)   # a gather's backward, a scatter, is slow
 
 class GPT:
     """The forward pass over `Weights`: a U-Net of transformer blocks. Compiled piece by piece: all layers
@@ -1089,22 +1133,24 @@ class GPT:
         names = [name for name in leaves if name not in ("tok_emb", "head", "skip_weight")]
         self.layers = [dict(zip(names, layer)) for layer in zip(*(leaves[name] for name in names))]
         self.positions = functools.cache(lambda length: rope_tables(s, length, machine.device))
-        self.embed, self.block, self.head_nll = map(machine.compiled, (embed, block, head_nll))
-    def trunk(self, ids: Tensor) -> Tensor:
-        """int64[B, T] -> the last block's output, [B, T, D] in the compute dtype."""
+        self.embed, self.join, self.block, self.head_nll = map(
+            machine.compiled, (embed, join, block, head_nll))
+    def trunk(self, ids: Tensor, last: int) -> Tensor:
+        """int64[B, T] -> the last block's output at the last positions, [B, last, D] in the compute dtype."""
         half, outputs, (cos, sin) = len(self.layers) // 2, [], self.positions(ids.size(1))
         x0 = self.embed(ids, self.embedding, self.machine.dtype)
         x = x0.view_as(x0)      # were it x0 itself, the block would be compiled once more for that case
         for i, layer in enumerate(self.layers):
             if i >= half and outputs:       # the second half takes up what the first left, last in first out
-                x = x + (self.skip_weight[i - half] * outputs.pop()).to(x.dtype)
-            x = self.block(x, x0, cos, sin, layer, self.s.head_dim)
+                x = self.join(x, outputs.pop(), self.skip_weight[i - half])
+            length = last if i == len(self.layers) - 1 else ids.size(1)
+            x = self.block(x, x0, cos, sin, layer, self.s.head_dim, length)
             if i < half:
                 outputs.append(x)
         return x
     def nll(self, ids: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
         """int64[B, T] and targets [B, n] of the last n positions -> float32[B, n], nats; product in dtype."""
-        x = self.trunk(ids)[:, -targets.size(1):]
+        x = self.trunk(ids, targets.size(1))
         return self.head_nll(x, self.head, targets, self.s.logit_softcap, dtype)
 
 class Predictor:
@@ -1121,7 +1167,7 @@ class Predictor:
     @torch.no_grad()
     def logprobs(self, ids: np.ndarray) -> np.ndarray:
         """int64[B, T] -> float32[B, T, V]: nats of every next token at each position."""
-        x = self.model.trunk(torch.from_numpy(ids).to(self.model.machine.device))
+        x = self.model.trunk(torch.from_numpy(ids).to(self.model.machine.device), ids.shape[1])
         logits = head_logits(x, self.model.head, self.model.s.logit_softcap, torch.float32)
         return logits.log_softmax(-1).cpu().numpy()
 
