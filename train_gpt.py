@@ -899,8 +899,7 @@ class Machine:
     def compiled(self, function: Callable) -> Callable:
         """The function through torch.compile; after the first failure a line, and eager from then on."""
         # on a CPU, sums of padded gradients that are read twice (rope) are better stored than computed twice
-        # there, and calls between the kernels in C++ cost less than in Python
-        options = {"realize_reads_threshold": 1, "cpp_wrapper": True} if self.device.type == "cpu" else None
+        options = {"realize_reads_threshold": 1} if self.device.type == "cpu" else None
         quick = torch.compile(function, dynamic=False, options=options)
 
         def call(*args: Any) -> Any:
