@@ -9,27 +9,8 @@ a signal, a lost rank or a full disk (the same command with its RUN_ID goes on),
 """
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import dataclasses
-import datetime
-import difflib
-import fcntl
-import functools
-import hashlib
-import json
-import math
-import os
-import platform
-import re
-import resource
-import shlex
-import signal
-import subprocess
-import sys
-import threading
-import time
-import zlib
+import contextlib, ctypes, dataclasses, datetime, difflib, fcntl, functools, hashlib, json, math, os
+import platform, re, resource, shlex, signal, subprocess, sys, threading, time, zlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Callable, Iterator, NamedTuple
@@ -60,8 +41,7 @@ ERRORS = SettingError, DataError, NumericalError, Stopped, OSError
 
 # --- settings: one table; the defaults are PRESET=10min_16mb, the other presets say how they differ -------
 PRESETS: dict[str, dict[str, Any]] = {
-    "10min_16mb": {},
-    "10min_floppy": dict(
+    "10min_16mb": {}, "10min_floppy": dict(
         data_path="./data/datasets/demo_sp1024", tokenizer_path="./data/tokenizers/demo_1024_bpe.model",
         num_layers=5, model_dim=192, num_heads=3, num_kv_heads=1, train_seq_len=512, train_batch_tokens=8192,
         batch_slots=4, val_batch_size=65536, iterations=100000, warmdown_iters=0.6, warmup_steps=2,
@@ -72,8 +52,6 @@ PRESETS["smoke"] = PRESETS["10min_floppy"] | dict(
     val_loss_every=0, train_log_every=10, iterations=60, warmdown_iters=0.5, warmup_steps=1,
     lr_warmup_steps=5, max_wallclock_seconds=60.0, matrix_lr=0.02, muon_momentum_warmup_steps=30,
     val_tokens_limit=65536, compile=False)
-
-BELOW_1 = 0.99999
 
 def var(default: Any, doc: str, low: float | None = None, high: float | None = None, pick: tuple = ()) -> Any:
     """A row of the settings table: default, one line of documentation, and what values it takes."""
@@ -108,11 +86,9 @@ class Settings:
     resume: str = var("auto", "go on from RUN_ID's checkpoint: if it has one", pick=("auto", "must", "never"))
     lr_trace: str = var("", "metrics.jsonl of a run whose length and learning rates are repeated")
     max_skipped: int = var(10, "steps in a row without finite numbers that end the run", low=1)
-    skip_sigma: float = var(0.0, "skip steps whose loss or gradient norm stands so many standard deviations "
-                            "above the last 128; 0: off", low=0)
+    skip_sigma: float = var(0.0, "skip steps this many deviations above the last 128; 0: off", low=0)
     dist_timeout: float = var(60.0, "seconds after which a silent rank ends the others", low=1)
-    fault: str = var("", "for tests, with commas: nan@30:rank1:2.qkv (micro-step 2, in qkv), inf@30, "
-                     "sleep@50:0.5, kill@70, stop@70, drift@70, kill@ckpt:3, torn@ckpt:3 (the third)")
+    fault: str = var("", "for tests: nan@30:rank1:2.qkv, sleep@50:0.5, kill@70, torn@ckpt:3, with commas")
     # length
     iterations: int = var(20000, "optimizer steps at most", low=1)
     max_wallclock_seconds: float = var(600.0, "training seconds at most on rank 0's clock; 0: no cap", low=0)
@@ -140,16 +116,16 @@ class Settings:
     tied_embed_init_std: float = var(0.005, "start of a tied embedding", low=0)
     matrix_lr: float = var(0.02, "Muon rate of the blocks' matrices", low=0)
     scalar_lr: float = var(0.02, "Adam rate of vectors and scalars", low=0)
-    muon_momentum: float = var(0.99, "momentum of Muon", low=0, high=BELOW_1)
+    muon_momentum: float = var(0.99, "momentum of Muon", low=0, high=0.99999)
     muon_backend_steps: int = var(5, "Newton-Schulz steps", low=1)
-    muon_momentum_warmup_start: float = var(0.92, "momentum of Muon at step 0", low=0, high=BELOW_1)
+    muon_momentum_warmup_start: float = var(0.92, "momentum of Muon at step 0", low=0, high=0.99999)
     muon_momentum_warmup_steps: int = var(1500, "steps over which it rises linearly", low=0)
-    beta1: float = var(0.9, "Adam, first moment", low=0, high=BELOW_1)
-    beta2: float = var(0.95, "Adam, second moment", low=0, high=BELOW_1)
+    beta1: float = var(0.9, "Adam, first moment", low=0, high=0.99999)
+    beta2: float = var(0.95, "Adam, second moment", low=0, high=0.99999)
     adam_eps: float = var(1e-8, "Adam, added to the root of the second moment", low=0)
     weight_decay: float = var(0.0, "decoupled decay of Muon's matrices: w -= lr * decay * w", low=0)
     grad_clip_norm: float = var(0.0, "largest norm of the whole gradient; 0: off", low=0)
-    ema_decay: float = var(0.0, "score and export a moving average of weights; 0: off", low=0, high=BELOW_1)
+    ema_decay: float = var(0.0, "score and export a moving average of weights; 0: off", low=0, high=0.99999)
     # artifact
     clip_percentile: float = var(99.99984, "int8 rows are clipped at this percentile of |w|", 50, 100)
     clip_std: float = var(0.0, "if above 0, clip at so many standard deviations of the row instead", low=0)
@@ -161,7 +137,6 @@ class Settings:
     kv_dim = property(lambda s: s.head_dim * s.num_kv_heads)
     eval_window = property(lambda s: s.eval_seq_len or s.train_seq_len)
     eval_step = property(lambda s: s.eval_stride or s.eval_window)
-
 def parse_setting(row: dataclasses.Field, text: str) -> Any:
     """The value of one environment variable. Raises SettingError naming what it takes."""
     low, high, pick = (row.metadata[key] for key in ("low", "high", "pick"))
@@ -178,7 +153,6 @@ def parse_setting(row: dataclasses.Field, text: str) -> Any:
         takes += (f" from {low:g}" if low is not None else "") + (f" to {high:g}" if high is not None else "")
         raise SettingError(f"{row.name.upper()}={text!r}: takes {takes}") from None
     return value
-
 def refuse_near_misses(env: dict[str, str], names: set[str]) -> None:
     """Stop at a variable that was probably meant as a setting (ITERATION, SEQ_LEN, num_layers)."""
     for name in sorted(set(env) - names - {"COMPILER", "MODEL_DIR"}):    # other programs' own
@@ -188,7 +162,6 @@ def refuse_near_misses(env: dict[str, str], names: set[str]) -> None:
             close = sorted(n for n in names if n.startswith(upper + "_") or n.endswith("_" + upper))
         if close:
             raise SettingError(f"{name}={env[name]!r} is no setting, {close[0]} is: write that or unset it")
-
 def load_settings(env: dict[str, str], default_preset: str) -> tuple[Settings, dict[str, str]]:
     """The settings and the origin of each: 'preset' or 'environment'. Raises SettingError."""
     rows = {row.name.upper(): row for row in dataclasses.fields(Settings)}
@@ -200,7 +173,6 @@ def load_settings(env: dict[str, str], default_preset: str) -> tuple[Settings, d
     return settings, {name: "environment" if name in given else "preset" for name in vars(settings)}
 
 FAULT = re.compile(r"(nan|inf|sleep|kill|stop|drift|torn)@(\d+|ckpt)(?::rank(\d+))?(?::([\w.]+))?")
-
 def check_settings(s: Settings) -> None:
     """Refuse values that are possible alone but not together. Raises SettingError."""
     unit = s.batch_slots * s.train_seq_len
@@ -208,8 +180,7 @@ def check_settings(s: Settings) -> None:
             ("num_heads", s.model_dim % s.num_heads == 0, f"a divisor of MODEL_DIM={s.model_dim}"),
             ("num_heads", s.head_dim % 2 == 0, f"heads of even width, MODEL_DIM / NUM_HEADS is {s.head_dim}"),
             ("num_kv_heads", s.num_heads % s.num_kv_heads == 0, f"a divisor of NUM_HEADS={s.num_heads}"),
-            ("train_batch_tokens", s.train_batch_tokens % unit == 0,
-             f"a multiple of BATCH_SLOTS * TRAIN_SEQ_LEN = {unit}"),
+            ("train_batch_tokens", s.train_batch_tokens % unit == 0, f"multiples of slots * length = {unit}"),
             ("eval_stride", s.eval_step <= s.eval_window, f"at most the window, {s.eval_window}"),
             ("val_tokens_limit", s.val_tokens_limit != 1, "0 or at least 2: the first token is not scored"),
             ("run_id", re.fullmatch(r"([\w-][\w.-]{0,99})?", s.run_id),
@@ -218,7 +189,6 @@ def check_settings(s: Settings) -> None:
             ("fault", all(FAULT.fullmatch(f) for f in s.fault.split(",") if f), f"kinds of {FAULT.pattern}")):
         if not ok:
             raise SettingError(f"{name.upper()}={getattr(s, name)}: takes {takes}")
-
 def show(value: Any) -> str:
     """A setting's value as its environment variable would be written."""
     if isinstance(value, float):
@@ -232,7 +202,6 @@ class Param(NamedTuple):
     init: str               # normal, uniform (by scale), or constant (the scale itself)
     scale: float
     group: str              # matrix (Muon); embed, head, vector (Adam)
-
 def parameter_table(s: Settings) -> list[Param]:
     """All parameters in storage order, each a stack over the layers; qkv holds three matrices, [out, in]."""
     dim, layers, kv_dim, hidden = s.model_dim, s.num_layers, s.kv_dim, s.mlp_mult * s.model_dim
@@ -250,7 +219,6 @@ def parameter_table(s: Settings) -> list[Param]:
     table.append(Param("q_gain", (layers, s.num_heads), "constant", s.qk_gain_init, "vector"))
     table.append(Param("skip_weight", (layers // 2, dim), "constant", 1.0, "vector"))
     return table
-
 def draw(param: Param, seed: int) -> np.ndarray:
     """Start value, float32, from the seed and the parameter's name alone: equal in every framework."""
     digest = hashlib.sha256(f"{seed}:{param.name}".encode()).digest()
@@ -260,7 +228,6 @@ def draw(param: Param, seed: int) -> np.ndarray:
     if param.init == "uniform":
         return (2 * rng.random(param.shape, dtype=np.float32) - 1) * np.float32(param.scale)
     return np.full(param.shape, param.scale, np.float32)
-
 def flops_per_token(s: Settings) -> int:
     """Operations of one training token: 6 for each weight of a product, 6 D T a layer for attention."""
     matrices = sum(math.prod(p.shape) for p in parameter_table(s) if p.group == "matrix")
@@ -271,14 +238,12 @@ def progress(s: Settings, step: int, elapsed: float) -> float:
     """How far the run is: by steps or by the clock (elapsed seconds), whichever is further."""
     by_clock = elapsed / s.max_wallclock_seconds if s.max_wallclock_seconds else 0.0
     return min(1.0, max(step / s.iterations, by_clock))
-
 def lr_multiplier(s: Settings, step: int, elapsed: float) -> float:
     """Linear rise over LR_WARMUP_STEPS, constant, then linear fall to 0 over the last part of the run."""
     rise = min(1.0, (step + 1) / s.lr_warmup_steps) if s.lr_warmup_steps else 1.0
     part = s.warmdown_iters if s.warmdown_iters < 1 else s.warmdown_iters / s.iterations
     fall = min(1.0, (1.0 - progress(s, step, elapsed)) / part) if part else 1.0
     return rise * fall
-
 def muon_momentum(s: Settings, step: int) -> float:
     done = min(1.0, step / s.muon_momentum_warmup_steps) if s.muon_momentum_warmup_steps else 1.0
     return (1 - done) * s.muon_momentum_warmup_start + done * s.muon_momentum
@@ -287,12 +252,10 @@ def muon_momentum(s: Settings, step: int) -> float:
 SHARD_MAGIC, EXTENSION_MAGIC, HEADER_BYTES = 20240520, 0x31464C47, 1024
 CLAIMS = {4: "extension version", 5: "vocabulary", 12: "index", 13: "shards", 14: "split", 15: "flags"}
 GET_DATA = "python data/prepare.py demo makes the demo corpus, python data/download.py fetches FineWeb"
-
 def need(where: Any, what: str, found: Any, expected: Any, more: str = "") -> None:
     """Raise DataError unless what was found is what was expected."""
     if found != expected:
         raise DataError(f"{where}: {what} is {found}, expected {expected}{more}")
-
 def read_file(name: str, path: str | Path, size: int = -1) -> bytes:
     """The bytes of a file, or its first. Raises DataError that begins with `name`."""
     try:
@@ -302,8 +265,7 @@ def read_file(name: str, path: str | Path, size: int = -1) -> bytes:
         raise DataError(f"{name}{path}: cannot be read: {error.strerror}; {GET_DATA}") from None
 
 class Shard:
-    """The header of a shard file, held against the file's exact size. Raises DataError. `claims` is what an
-    extended header says of its set; a legacy shard knows its token count only."""
+    """A shard's header, held against the file's size; `claims`: what it says of its set. Raises DataError."""
     def __init__(self, path: Path):
         header, more = read_file("", path, HEADER_BYTES), f"; see python data/shards.py inspect {path}"
         need(path, "header", f"{len(header)} bytes", f"{HEADER_BYTES} bytes", more)
@@ -319,7 +281,6 @@ class Shard:
         if self.extended:
             self.claims |= {what: ints[place] for place, what in CLAIMS.items()}
             self.claims |= {"tokenizer": header[64:96].hex(), "corpus": header[96:128].hex()}
-
 def find_shards(s: Settings, split: str, expected: dict[str, Any]) -> list[Shard]:
     """All shards of a split in order: one whole set. Raises DataError. `expected` holds the claims to be met;
     what it lacks the first shard decides, so train and val, called with one dict, must belong together."""
@@ -387,18 +348,15 @@ def shuffled_windows(seed: int, count: int) -> np.ndarray:
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.argsort(mixed ^ (mixed >> np.uint64(31)), kind="stable")
-
 def slot_start(step: int, slot: int, slots: int, length: int, total: int, windows: np.ndarray | None) -> int:
-    """First token of a slot, which reads length + 1: inputs, and targets shifted by one. Sequential (windows
-    is None): slot after slot through the stream. Shuffled: its windows in this order, again and again."""
+    """First of the length + 1 tokens that a slot reads: slots end to end, or in the order of `windows`."""
     number = step * slots + slot
     if windows is None:
         return number * (length + 1) % total
     return int(windows[number % len(windows)]) * (length + 1)
 
 class BatchReader:
-    """Reads this rank's part of the coming batches ahead of time, in one thread. `crc32s` holds, for each
-    of its slots, the checksum of all tokens handed out so far: equal data, equal checksums."""
+    """Reads a rank's part of the coming batches in a thread; crc32s: of all tokens read so far, by slot."""
     def __init__(self, s: Settings, stream: TokenStream, rank: int, world: int, step: int, crc32s: list[int],
                  convert: Callable[[np.ndarray], Any]):
         if stream.total <= s.slot_tokens:
@@ -439,10 +397,9 @@ class ByteTable(NamedTuple):
     inner: np.ndarray       # after text
     first: np.ndarray       # after a control token, where a dummy prefix is dropped
     control: np.ndarray     # bool: begin, end and padding marks
-
 def byte_table(tokenizer: sentencepiece.SentencePieceProcessor) -> ByteTable:
-    """What decoding makes of each token alone and after another one: space marks, dummy prefix and user's
-    pieces count as the tokenizer sees them. A byte piece is one byte, control and unknown are nothing."""
+    """What decoding makes of each token alone and after another one; a byte piece is one byte, control and
+    unknown are nothing."""
     ids = range(tokenizer.vocab_size())
     control, unknown, single = (np.array([test(i) for i in ids]) for test in
                                 (tokenizer.is_control, tokenizer.is_unknown, tokenizer.is_byte))
@@ -456,14 +413,12 @@ def byte_table(tokenizer: sentencepiece.SentencePieceProcessor) -> ByteTable:
     inner = sizes([anchor]) - first[anchor]
     first, inner = (np.where(control | unknown, 0, np.where(single, 1, size)) for size in (first, inner))
     return ByteTable(inner.astype(np.int32), first.astype(np.int32), control)
-
 def token_bytes(table: ByteTable, tokens: np.ndarray) -> np.ndarray:
     """Bytes of each token of a stream, int32[n]; documents begin after a control token."""
     after_control = np.concatenate([[True], table.control[tokens[:-1]]])
     return np.where(after_control, table.first[tokens], table.inner[tokens])
 
-@dataclasses.dataclass(frozen=True)
-class Corpus:
+class Corpus(NamedTuple):
     """All data of a run, checked: training stream, validation tokens and the bytes each is worth."""
     train: TokenStream
     val_tokens: np.ndarray          # uint16[n]
@@ -471,7 +426,6 @@ class Corpus:
     notes: list[str]
     tokenizer: sentencepiece.SentencePieceProcessor
     sha256: dict[str, str]          # of the training headers, the validation tokens, the tokenizer's file
-
 def load_corpus(s: Settings, with_train: bool = True) -> Corpus:
     """Open and check tokenizer and shards. Raises DataError."""
     tokenizer, tokenizer_sha256 = load_tokenizer(s)
@@ -484,7 +438,6 @@ def load_corpus(s: Settings, with_train: bool = True) -> Corpus:
     return Corpus(TokenStream(train, s.vocab_size), tokens, *count_bytes(val, tokens, tokenizer), tokenizer, {
         "train_sha256": hashlib.sha256(headers).hexdigest(), "tokenizer_sha256": tokenizer_sha256,
         "val_sha256": hashlib.sha256(tokens.astype("<u2")).hexdigest()})
-
 def count_bytes(val: list[Shard], tokens: np.ndarray, tokenizer: Any) -> tuple[np.ndarray, list[str]]:
     """Bytes of each validation token, held against the headers' count, and notes. Raises DataError."""
     worth, place = token_bytes(byte_table(tokenizer), tokens), val[0].path.parent
@@ -510,21 +463,17 @@ class Score(NamedTuple):
     def line(self) -> str:
         return f"val_loss:{self.val_loss:.4f} val_bpb:{self.val_bpb:.4f}{' partial' if self.partial else ''}"
     def rows(self) -> dict[str, str]:
-        mark, values = " partial" if self.partial else "", self._asdict().items()
-        return {key: (f"{value:.8f}" if isinstance(value, float) else str(value)) + mark
-                for key, value in values if key != "partial"}
-
+        mark, values = " partial" if self.partial else "", [*self._asdict().items()][:-1]
+        return {k: (f"{v:.8f}" if isinstance(v, float) else str(v)) + mark for k, v in values}
 def eval_windows(total: int, window: int, stride: int) -> np.ndarray:
     """int64[n, 3]: (start, first scored, end). A window reads start .. end and scores first .. end: the first
     all it sees, later ones what is new, after at least window - stride tokens."""
     starts = np.arange(1 + max(0, -(-(total - 1 - window) // stride)), dtype=np.int64) * stride
     ends = np.minimum(starts + window, total - 1)
     return np.stack([starts, np.concatenate([[1], ends[:-1] + 1]), ends], axis=1)
-
 def evaluate(s: Settings, nll: Callable[..., np.ndarray], corpus: Corpus, machine: Any) -> Score | None:
-    """Score the validation tokens. `nll` maps int64[B, T+1] and n to float32[B, n]: nats of the last n ids.
-    All batches have one shape: past its end a row repeats its last token, which is not scored. None if a
-    signal comes to a rank meanwhile."""
+    """Score the validation tokens; None if a signal comes to a rank meanwhile. `nll` maps int64[B, T+1] and n
+    to float32[B, n]: nats of the last n ids. Past its end a row repeats its last token, not scored."""
     tokens, worth = corpus.val_tokens, corpus.val_bytes
     total = min(len(tokens), s.val_tokens_limit or len(tokens))
     if total < 2:
@@ -558,18 +507,15 @@ INT8_ABOVE = 65536      # elements: smaller tensors are not worth a scale for ea
 DTYPES = {"int8 rows": np.int8, "float16": np.float16, "float32": np.float32}
 SHAPE_SETTINGS = ("vocab_size num_layers model_dim num_heads num_kv_heads mlp_mult tie_embeddings rope_base "
                   "logit_softcap train_seq_len eval_seq_len eval_stride").split()
-
 def quantize_rows(matrix: np.ndarray, percentile: float, std: float) -> tuple[np.ndarray, np.ndarray]:
-    """int8[..., rows, cols] and a scale for each row: the matrix is about scale * int8. Rows are clipped at a
-    percentile of |w| or, if std > 0, at std standard deviations. Scales are float16 where all of them are
-    normal or zero there, else float32; without a floor, so small rows keep all 255 levels."""
+    """int8[..., rows, cols] and a scale for each row, which is clipped at a percentile of |w| or, if std > 0, at
+    std deviations. Scales are float16 where all fit, else float32, without a floor under small rows."""
     limit = std * matrix.std(-1, np.float64) if std else np.quantile(np.abs(matrix), percentile / 100, -1)
     scale, half = (limit / 127).astype(np.float32), np.finfo(np.float16)
     if ((scale == 0) | (scale >= half.tiny) & (scale <= half.max)).all():
         scale = scale.astype(np.float16)
     divisor = np.where(scale > 0, scale, 1).astype(np.float32)[..., None]
     return np.clip(np.rint(matrix / divisor), -127, 127).astype(np.int8), scale
-
 def scheme_of(param: Param) -> str:
     """Large stacks of matrices int8 by rows, small ones float16, vectors (which steer) float32."""
     if param.group == "vector":
@@ -578,11 +524,9 @@ def scheme_of(param: Param) -> str:
 
 BAD_CONTENTS = (ValueError, LookupError, TypeError, AttributeError, zlib.error, safetensors.SafetensorError,
                 ArithmeticError, RecursionError)
-
 def pack_tensors(tensors: dict[str, np.ndarray], about: dict[str, Any]) -> bytes:
     """A safetensors file. One metadata key only: safetensors writes several in no fixed order."""
     return safetensors.numpy.save(tensors, {"bytegolf": json.dumps(about, sort_keys=True)})
-
 def read_metadata(raw: bytes, expected: str) -> dict[str, Any]:
     """What pack_tensors was told about them. Raises one of BAD_CONTENTS."""
     header = json.loads(raw[8:8 + int.from_bytes(raw[:8], "little")])
@@ -590,10 +534,8 @@ def read_metadata(raw: bytes, expected: str) -> dict[str, Any]:
     if about["format"] != expected:
         raise ValueError(f"format {about['format']!r}, expected {expected!r}")
     return about
-
 def encode_artifact(s: Settings, weights: dict[str, np.ndarray]) -> bytes:
-    """float32 weights by name -> the artifact's bytes, a function of the values alone. What float16 cannot
-    hold is float32. Raises NumericalError for what is not finite."""
+    """float32 weights by name -> the artifact's bytes. Raises NumericalError for what is not finite."""
     tensors, schemes = {}, {}
     for param in parameter_table(s):
         name, value = param.name, np.ascontiguousarray(weights[param.name])     # stored as it lies
@@ -608,7 +550,6 @@ def encode_artifact(s: Settings, weights: dict[str, np.ndarray]) -> bytes:
     shape = {name: getattr(s, name) for name in SHAPE_SETTINGS}
     about = {"format": ARTIFACT_FORMAT, "settings": shape, "schemes": schemes}
     return zlib.compress(pack_tensors(tensors, about), 9)
-
 def decode_artifact(blob: bytes, name: str) -> tuple[Settings, dict[str, np.ndarray]]:
     """Bytes of the file `name` -> its shape settings and float32 weights. Raises DataError if damaged."""
     try:
@@ -628,7 +569,6 @@ def decode_artifact(blob: bytes, name: str) -> tuple[Settings, dict[str, np.ndar
     except BAD_CONTENTS as error:
         raise DataError(f"{name} is no whole artifact: {type(error).__name__}: {error}") from None
     return s, weights
-
 def dequantize(stored: dict[str, np.ndarray], param: Param, scheme: str) -> np.ndarray:
     """Take one tensor out of `stored` as float32. Raises ValueError or KeyError if it does not fit."""
     value = stored.pop(param.name)
@@ -640,10 +580,8 @@ def dequantize(stored: dict[str, np.ndarray], param: Param, scheme: str) -> np.n
     if not np.isfinite(value).all():
         raise ValueError(f"{param.name} holds values that are not finite")
     return value
-
 def count_code(s: Settings, script: bytes) -> int:
     return len(script) if s.code_bytes == "raw" else len(zlib.compress(script, 9))
-
 def write_whole(path: Path, blob: bytes, die: bool = False) -> None:
     """Write beside and rename, so that a file of this name is always whole; tests die halfway."""
     beside = path.with_name(path.name + ".part")
@@ -664,8 +602,7 @@ def write_whole(path: Path, blob: bytes, die: bool = False) -> None:
 
 # --- run directory: train.log for people, metrics.jsonl for programs --------------------------------------
 class RunLog:
-    """Rank 0 prints and writes, the others are silent; without a folder it only prints. What a full disk does
-    not take is kept and written later."""
+    """Rank 0 prints and writes (if there is a folder); what a full disk does not take is written later."""
     def __init__(self, folder: Path | None, speaks: bool):
         self.folder, self.speaks, self.told = folder, speaks, False
         self.pending, self.lock = {}, threading.RLock()     # the thread of the checkpoints speaks, too
@@ -695,13 +632,11 @@ class RunLog:
     def event(self, event: str, **values: Any) -> None:
         """An object for programs to metrics.jsonl: floats exact, those that are not finite as text."""
         if self.speaks and self.folder:
-            values = {key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-                      for key, value in values.items()}
-            self.write("metrics.jsonl", json.dumps({"event": event, **values}))
+            plain = {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+            self.write("metrics.jsonl", json.dumps({"event": event, **plain}))
     def warn(self, text: str) -> None:
         self.line(f"warning: {text}")
         self.event("warning", text=text)
-
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The events of a metrics.jsonl, if it is there; a line that a dying run left unfinished is none."""
     events = []
@@ -711,7 +646,6 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             if isinstance(event, dict) and isinstance(event.get("step", 0), int) and "event" in event:
                 events.append(event)
     return events
-
 def read_lr_trace(path: str) -> list[float]:
     """LR_TRACE: the learning rate multiplier of each step of a run. Raises DataError."""
     steps = [e for e in read_metrics(Path(path)) if e["event"] == "step"]
@@ -726,11 +660,9 @@ CHECKPOINT_FORMAT = "bytegolf-checkpoint-1"
 FREE_ON_RESUME = """preset dry_run data_path tokenizer_path run_id device compile val_batch_size fault resume
     val_loss_every train_log_every warmup_steps ckpt_seconds ckpt_keep lr_trace max_skipped dist_timeout
     """.split()     # settings that change no result, or that are compared by what came of them
-
 def encode_checkpoint(arrays: dict[str, np.ndarray], facts: dict[str, Any]) -> bytes:
     blob = pack_tensors(arrays, {"format": CHECKPOINT_FORMAT, **facts})
     return blob + hashlib.sha256(blob).digest()
-
 def decode_checkpoint(blob: bytes, name: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Arrays by name, and the facts. Raises DataError if a bit is not as it was."""
     try:
@@ -739,10 +671,8 @@ def decode_checkpoint(blob: bytes, name: str) -> tuple[dict[str, np.ndarray], di
         return safetensors.numpy.load(blob[:-32]), read_metadata(blob[:-32], CHECKPOINT_FORMAT)
     except BAD_CONTENTS as error:
         raise DataError(f"{name} is no whole checkpoint: {type(error).__name__}: {error}") from None
-
 def load_checkpoint(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any], list[str]]:
-    """Arrays, facts and notes of the newest whole one, or of none. Damaged ones are put aside. Raises
-    DataError if all are damaged."""
+    """Arrays, facts and notes of the newest whole one, if there are any. Raises DataError if all are bad."""
     notes, paths = [], sorted(folder.glob("step_*.ckpt"), reverse=True)
     for at, path in enumerate(paths):
         try:
@@ -763,8 +693,8 @@ class Checkpoints:
         self.s, self.folder, self.log, self.count = s, folder / "checkpoint", log, 0
         self.thread, self.writing = ThreadPoolExecutor(1, "checkpoint"), Future()
         self.writing.set_result(None)
-    def save(self, arrays: Callable[[], dict[str, np.ndarray]], facts: dict[str, Any]) -> None:
-        self.writing = self.thread.submit(self.write, arrays, facts)
+    def save(self, *state: Any) -> None:
+        self.writing = self.thread.submit(self.write, *state)
     def write(self, arrays: Callable[[], dict[str, np.ndarray]], facts: dict[str, Any]) -> None:
         """Runs in the thread. If the disk does not take it, the others stay and training goes on."""
         path, faults = self.folder / f"step_{facts['step']:08}.ckpt", self.s.fault.split(",")
@@ -777,11 +707,9 @@ class Checkpoints:
                 old.unlink()
         except OSError as error:
             self.log.warn(f"no checkpoint of step {facts['step']}: {error}")
-
 def open_run(s: Settings, about: dict[str, Any], arrays: dict[str, np.ndarray]) -> tuple[Path, dict, list]:
     """logs/<RUN_ID>/, new or to go on from, locked; facts and notes of its checkpoint, whose tensors fill
-    `arrays`. `about` is what the run depends on. Raises SettingError or DataError where that has changed; a
-    run that has ended or still runs is never touched."""
+    `arrays`. Raises SettingError or DataError where `about`, what the run depends on, has changed."""
     run_id = s.run_id or time.strftime("%Y%m%d-%H%M%S") + f"-{s.preset}-{os.getpid()}"
     folder, why = Path("logs") / run_id, ""
     try:
@@ -818,7 +746,6 @@ def open_run(s: Settings, about: dict[str, Any], arrays: dict[str, np.ndarray]) 
     notes += [f"warning: metrics.jsonl lacks {lacking} of the steps before"] if lacking else []
     write_whole(folder / "config.json", json.dumps(about, indent=1).encode())
     return folder, facts, notes
-
 def dry_run(s: Settings, origins: dict[str, str], script: bytes) -> Iterator[str]:
     """The lines of DRY_RUN=1: all settings, all parameters, the planned size. Needs no data or device."""
     for name, origin in origins.items():
@@ -828,13 +755,11 @@ def dry_run(s: Settings, origins: dict[str, str], script: bytes) -> Iterator[str
         init = f"{p.scale:g}" if p.init == "constant" else f"{p.init} {p.scale:.6g}"
         optimizer = "muon" if p.group == "matrix" else "adam"
         yield f"{p.name} {'x'.join(map(str, p.shape))} float32 init {init} {optimizer} {p.group}"
-    yield f"params: {sum(math.prod(p.shape) for p in table)}"
-    yield f"flops_per_token: {flops_per_token(s)}"
+    yield f"params: {sum(math.prod(p.shape) for p in table)}\nflops_per_token: {flops_per_token(s)}"
     scales = sum(2 * math.prod(p.shape[:-1]) for p in table if scheme_of(p) == "int8 rows")
     artifact = scales + sum(math.prod(p.shape) * np.dtype(DTYPES[scheme_of(p)]).itemsize for p in table)
     code = count_code(s, script)
-    yield f"planned_artifact_bytes: {artifact} (before zlib)"
-    yield f"code_bytes: {code}"
+    yield f"planned_artifact_bytes: {artifact} (before zlib)\ncode_bytes: {code}"
     yield f"budget: {'ok' if artifact + code <= s.budget_bytes else 'over before zlib'}"
 
 # --- machine: device, ranks, number format, compiler ------------------------------------------------------
@@ -901,7 +826,6 @@ class Machine:
         # on a CPU, sums of padded gradients that are read twice (rope) are better stored than computed twice
         options = {"realize_reads_threshold": 1} if self.device.type == "cpu" else None
         quick = torch.compile(function, dynamic=False, options=options)
-
         def call(*args: Any) -> Any:
             if self.compile:
                 try:
@@ -916,7 +840,6 @@ class Machine:
             return torch.cuda.max_memory_allocated() / 2**20
         size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return size / (2**20 if sys.platform == "darwin" else 2**10)
-
 def open_machine(s: Settings) -> Machine:
     """Device, process group, number format and compiler. Raises SettingError for what is not there."""
     numbers = (os.environ.get(k, v) for k, v in (("WORLD_SIZE", "1"), ("RANK", "0"), ("LOCAL_RANK", "0")))
@@ -946,14 +869,12 @@ def open_machine(s: Settings) -> Machine:
     machine.compile, why = s.compile and kind != "mps", kinds[kind][1] if s.device == "auto" else "DEVICE"
     machine.about = f"device:{machine.device} ({why}) {choose_dtype(s, machine)} compile:{machine.compile:d}"
     return machine
-
 def keep_freed_memory() -> None:
     """Let glibc keep freed memory: page faults of large temporaries slow a step. Elsewhere: nothing."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt:
         for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 2**26)):    # M_MMAP_MAX, TRIM_THRESHOLD, TOP_PAD
             mallopt(option, value)
-
 def measure_flops(machine: Machine, dtype: torch.dtype) -> float:
     """Floating-point operations per second of a square matrix product: the median of five."""
     side, seconds = 8192 if machine.device.type == "cuda" else 1024, []
@@ -965,12 +886,10 @@ def measure_flops(machine: Machine, dtype: torch.dtype) -> float:
         machine.synchronize()
         seconds.append(time.perf_counter() - began)
     return 2 * side ** 3 / sorted(seconds[2:])[2]
-
 def choose_dtype(s: Settings, machine: Machine) -> str:
     """Set dtype and peak_flops; the returned line says why. Rank 0 decides for all."""
-    names, why = ["bfloat16", "float32"], "the faster"
-    if s.dtype != "auto" or machine.device.type == "cuda":
-        names, why = ([s.dtype], "DTYPE") if s.dtype != "auto" else (["bfloat16"], "CUDA")
+    names, why = ([s.dtype], "DTYPE") if s.dtype != "auto" else (["bfloat16"], "CUDA") \
+        if machine.device.type == "cuda" else (["bfloat16", "float32"], "the faster")
     flops = machine.on_rank_0(lambda: {n: measure_flops(machine, getattr(torch, n)) for n in names})
     name = max(flops, key=flops.get)
     machine.dtype, machine.peak_flops = getattr(torch, name), flops[name]
@@ -980,9 +899,8 @@ def choose_dtype(s: Settings, machine: Machine) -> str:
 NORM_EPS = 1e-6     # written down: the default of rms_norm differs between torch versions
 
 class Weights:
-    """All parameters in one flat float32 tensor. `leaves`, what the forward pass reads and autograd
-    differentiates: by name a list over the layers; matrices in the compute dtype, cast once an optimizer
-    step, all else float32 views of `flat`."""
+    """All parameters in one flat float32 tensor; `leaves`: what the forward pass reads, by name and layer:
+    matrices in the compute dtype, cast once an optimizer step, all else views of `flat`."""
     def __init__(self, s: Settings, device: torch.device, dtype: torch.dtype):
         self.table = parameter_table(s)
         self.sizes = [math.prod(p.shape) for p in self.table]
@@ -1006,25 +924,21 @@ class Weights:
     def pack(self, values: dict[str, np.ndarray]) -> Tensor:
         """float32 arrays by name -> a flat tensor on the host."""
         return torch.from_numpy(np.concatenate([values[p.name].ravel() for p in self.table]))
-
 def rms_norm(x: Tensor) -> Tensor:
     """x / sqrt(mean(x^2) + eps) over the last dimension, float32, no weights (Zhang and Sennrich 2019)."""
     x = x.float()
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + NORM_EPS)
-
 def rope_tables(s: Settings, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """(cos, cos) and (sin, -sin), float32[T, 1, K], of the rotary position embedding (Su et al. 2021)."""
     inverse = s.rope_base ** (-torch.arange(0, s.head_dim, 2, dtype=torch.float64) / s.head_dim)
     angles = torch.outer(torch.arange(length, dtype=torch.float64), inverse)
     pairs = (angles.cos(), angles.cos()), (angles.sin(), -angles.sin())
     return tuple(torch.cat(pair, 1)[:, None].float().to(device) for pair in pairs)
-
 def norm_and_rotate(x_BTHK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """RMS-normalise each head and turn its pairs (first half, second half) by the angle of their position."""
     x = rms_norm(x_BTHK)
     swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
     return x * cos + swapped * sin
-
 def attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
     """Causal grouped-query softmax attention at scale 1 / sqrt(K), [B, T, H * K]: the fastest exact path.
     The queries may be those of the last tokens alone; then T is their number."""
@@ -1036,7 +950,6 @@ def attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
         mask = torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=q.device).tril(before)
     out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=not before, enable_gqa=True)
     return out.transpose(1, 2).flatten(2)
-
 def block_causal_attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
     """Attention in plain tensor operations. The R query heads of a group stand as rows of one product, so
     keys and values are not repeated."""
@@ -1084,15 +997,12 @@ class BlockCausal(torch.autograd.Function):
                           F.pad(torch.bmm(weight.mT, grad[:, rows]), later).float()))
         dq, dk, dv = zip(*parts)
         return torch.cat(dq, 1), sum(dk).to(k.dtype), sum(dv).to(v.dtype), None
-
 def embed(ids: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
     """int64[B, T] -> [B, T, D]: normalised rows of the table."""
     return rms_norm(F.embedding(ids, table)).to(dtype)
-
 def join(x: Tensor, skip: Tensor, weight: Tensor) -> Tensor:
     """[B, T, D]: x and what a block of the first half left for this one."""
     return x + (weight * skip).to(x.dtype)
-
 def block(x: Tensor, x0: Tensor, cos: Tensor, sin: Tensor, w: dict[str, Tensor], head_dim: int,
           last: int) -> Tensor:
     """One pre-norm transformer block, [B, T, D] to [B, last, D]: what the last positions make of all; vectors
@@ -1107,12 +1017,10 @@ def block(x: Tensor, x0: Tensor, cos: Tensor, sin: Tensor, w: dict[str, Tensor],
     x = x + w["attn_scale"] * F.linear(y, w["attn_out"])
     y = F.relu(F.linear(rms_norm(x).to(dtype), w["mlp_up"])).square()     # relu squared: So et al. 2021
     return (x + w["mlp_scale"] * F.linear(y, w["mlp_down"])).to(dtype)
-
 def head_logits(x: Tensor, matrix: Tensor, softcap: float, dtype: torch.dtype) -> Tensor:
     """[..., D] -> float32[..., V]: final norm, product in dtype, softcap c tanh(z / c)."""
     z = F.linear(rms_norm(x).to(dtype), matrix.to(dtype)).float()
     return softcap * (2 * torch.sigmoid(z * (2 / softcap)) - 1)     # tanh, which is slow on a CPU
-
 def head_nll(x: Tensor, matrix: Tensor, targets: Tensor, softcap: float, dtype: torch.dtype) -> Tensor:
     """float32[B, T]: cross-entropy of each target in nats."""
     logits = head_logits(x, matrix, softcap, dtype)
@@ -1122,8 +1030,7 @@ def head_nll(x: Tensor, matrix: Tensor, targets: Tensor, softcap: float, dtype: 
     return total[..., 0] - (logits * hit).sum(-1)   # a gather's backward, a scatter, is slow
 
 class GPT:
-    """The forward pass over `Weights`: a U-Net of transformer blocks. Compiled piece by piece: all layers
-    share one compiled block, so compilation takes no longer for a deeper model."""
+    """The forward pass over `Weights`: a U-Net of transformer blocks, which share one compiled function."""
     def __init__(self, s: Settings, machine: Machine):
         self.s, self.machine, self.weights = s, machine, Weights(s, machine.device, machine.dtype)
         leaves = self.weights.leaves
@@ -1132,8 +1039,8 @@ class GPT:
         names = [name for name in leaves if name not in ("tok_emb", "head", "skip_weight")]
         self.layers = [dict(zip(names, layer)) for layer in zip(*(leaves[name] for name in names))]
         self.positions = functools.cache(lambda length: rope_tables(s, length, machine.device))
-        self.embed, self.join, self.block, self.head_nll = map(
-            machine.compiled, (embed, join, block, head_nll))
+        parts = map(machine.compiled, (embed, join, block, head_nll))
+        self.embed, self.join, self.block, self.head_nll = parts
     def trunk(self, ids: Tensor, last: int) -> Tensor:
         """int64[B, T] -> the last block's output at the last positions, [B, last, D] in the compute dtype."""
         half, outputs, (cos, sin) = len(self.layers) // 2, [], self.positions(ids.size(1))
@@ -1159,8 +1066,7 @@ class Predictor:
         self.max_len = max(model.s.train_seq_len, model.s.eval_window)      # beyond it the model is untrained
     @torch.no_grad()
     def nll(self, ids: np.ndarray, last: int = 0) -> np.ndarray:
-        """int64[B, T+1] -> float32[B, T]: nats of ids[:, 1:], each given what stands left of it; if last > 0,
-        float32[B, last]. Scoring wants the last product in float32."""
+        """int64[B, T+1] -> float32[B, T]: nats of ids[:, 1:] given what stands left; of the last, if > 0."""
         tensor = torch.from_numpy(ids).to(self.model.machine.device)
         return self.model.nll(tensor[:, :-1], tensor[:, 1:][:, -last:], torch.float32).cpu().numpy()
     @torch.no_grad()
@@ -1169,17 +1075,15 @@ class Predictor:
         x = self.model.trunk(torch.from_numpy(ids).to(self.model.machine.device), ids.shape[1])
         logits = head_logits(x, self.model.head, self.model.s.logit_softcap, torch.float32)
         return logits.log_softmax(-1).cpu().numpy()
-
 def load_predictor(artifact: Path, device: str = "cpu") -> Predictor:
     """What the referee calls: the predictor of an artifact. Raises DataError."""
     s, weights = decode_artifact(read_file("", artifact), str(artifact))
     machine = Machine(torch.device(device), compile=device != "mps")
     keep_freed_memory()
     choose_dtype(s, machine)
-    model = GPT(s, machine)
-    model.weights.set(model.weights.pack(weights))
-    return Predictor(model)
-
+    predictor = Predictor(GPT(s, machine))
+    predictor.model.weights.set(predictor.model.weights.pack(weights))
+    return predictor
 def sample(predictor: Predictor, tokenizer: Any, seed: int, characters: int = 200) -> str:
     """At most so many characters that the model writes from nothing, at temperature 0.8."""
     rng, text = np.random.Generator(np.random.PCG64(seed)), ""
@@ -1195,8 +1099,7 @@ def sample(predictor: Predictor, tokenizer: Any, seed: int, characters: int = 20
 
 # --- optimizer: Muon for the block matrices, Adam for everything else -------------------------------------
 def newton_schulz(x: Tensor, steps: int) -> Tensor:
-    """Move the singular values of each matrix of a stack [n, rows <= cols] to about 1 (0.7 to 1.2): the
-    quintic iteration of Muon (Jordan et al. 2024) on the Frobenius-normalised matrix."""
+    """Singular values of a stack [n, rows <= cols] to 0.7 to 1.2: Muon's quintic (Jordan et al. 2024)."""
     a, b, c = 3.4445, -4.7750, 2.0315
     x = x / (torch.linalg.matrix_norm(x.float(), keepdim=True) + 1e-7).to(x.dtype)
     for _ in range(steps):
@@ -1217,8 +1120,7 @@ class Optimizer:
         self.adam_rates = torch.cat([torch.full((size,), rates[p.group], device=rest.device)
                                      for size, p in zip(weights.sizes, weights.table) if p.group in rates])
     def stacks(self, flat: Tensor) -> dict[tuple[int, ...], list[tuple[Tensor, float]]]:
-        """The matrices of a flat tensor as views [L, rows <= cols] with their factor sqrt(max(1, out / in)),
-        those of equal shape together: one batched product for all of them."""
+        """By shape, a flat tensor's matrices as views [L, rows <= cols] and factors sqrt(max(1, out / in))."""
         s, views, groups = self.s, self.weights.views(flat), {}
         for stack in (*views.pop("qkv").split((s.model_dim, s.kv_dim, s.kv_dim), dim=1), *views.values()):
             factor = max(1.0, stack.size(1) / stack.size(2)) ** 0.5
@@ -1314,8 +1216,7 @@ class Trainer:
         return tensor.pin_memory() if self.machine.device.type == "cuda" else tensor
     def step(self, batch: Tensor, step: int, multiplier: float) -> Tensor:
         """One optimizer step on int64[micro_steps, slot_tokens + 1]; returns loss, gradient norm, 1 if it was
-        taken, and for each rank 1 if its part was bad. A part that is not finite makes the sum so, on all
-        ranks: each leaves everything as it is, and no host has to know."""
+        taken, and 1 for each bad rank: what is not finite is so in the sum, and all ranks skip it alike."""
         began = time.perf_counter()
         self.grad.zero_()
         for micro, tokens in enumerate(batch.to(self.machine.device, non_blocking=True)):
@@ -1350,42 +1251,42 @@ class Trainer:
         for step in range(s.warmup_steps):
             if any(sum(self.machine.share(len(self.machine.signals)), [])):
                 break
-            self.step(self.convert(tokens), -1 - step, 1.0)     # a number that no FAULT has
+            self.step(self.convert(tokens), s.iterations + step, 1.0)   # a number that no FAULT has
         self.machine.synchronize()
         self.reset()
         return f"warmup_steps:{s.warmup_steps} untimed, state restored, {time.perf_counter() - began:.1f}s"
-    # what is scored and exported: the weights, or their moving average where there is one
-    result = property(lambda self: self.weights.flat if self.optimizer.ema is None else self.optimizer.ema)
+    def result(self) -> Tensor:
+        """What is scored and exported: the weights, or their moving average where there is one."""
+        return self.weights.flat if self.optimizer.ema is None else self.optimizer.ema
     def score(self, corpus: Corpus) -> Score | None:
         """Validate the result; the weights are as before afterwards."""
         trained = self.weights.flat.clone()
-        self.weights.set(self.result)
+        self.weights.set(self.result())
         score = evaluate(self.s, self.predictor.nll, corpus, self.machine)
         self.weights.set(trained)
         return score
     def export(self) -> bytes:
-        views = self.weights.views(self.result.cpu())
+        views = self.weights.views(self.result().cpu())
         return encode_artifact(self.s, {name: view.numpy() for name, view in views.items()})
-
 def provoke(trainer: Trainer, step: int, micro: int) -> None:
     """FAULT, for tests: what is set for this step (counted from 1), rank and micro-step happens."""
     for fault in filter(None, trainer.s.fault.split(",")):
         kind, at, rank, value = FAULT.fullmatch(fault).groups(default="")
         place, _, part = value.partition(".")
-        mine = at == str(step) and int(rank or 0) == trainer.machine.rank
-        if mine and kind in ("nan", "inf") and int(place or 0) == micro:     # nan@30:rank1:2.qkv
+        if (at, int(rank or 0)) != (str(step), trainer.machine.rank):
+            continue
+        if kind in ("nan", "inf") and int(place or 0) == micro:
             views = trainer.weights.views(trainer.grad[:trainer.size]) | {"": trainer.grad[trainer.size:]}
             views[part].view(-1)[0] = float(kind)
-        elif mine and micro == 0 and kind == "sleep":
+        elif kind == "sleep" and micro == 0:
             time.sleep(float(value))
-        elif mine and micro == 0 and kind == "drift":
+        elif kind == "drift" and micro == 0:
             trainer.weights.flat[step] += 1
-        elif mine and micro == 0 and kind in ("kill", "stop"):
+        elif kind in ("kill", "stop") and micro == 0:
             os.kill(os.getpid(), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
 
 class Meter:
-    """Reports steps: metrics.jsonl for each, a line for some. A step is reported while the next one is under
-    way: the host never waits for an idle GPU, nor runs ahead of it by more than a step."""
+    """Reports each step while the next one is under way, so that a GPU is never idle for it."""
     def __init__(self, s: Settings, machine: Machine, log: RunLog, saved: dict[str, Any]):
         self.s, self.machine, self.log, self.pending, self.own_seconds = s, machine, log, None, 0.0
         self.data_wait, self.skipped, self.in_a_row = saved["meter"]
@@ -1434,11 +1335,9 @@ class Meter:
         self.log.line(f"step:{step}/{s.iterations} train_loss:{loss:.4f} lr_mul:{multiplier:.3f} "
                       f"train_time:{seconds * 1e3:.0f}ms step_avg:{spent / steps * 1e3:.2f}ms "
                       f"tok_s:{rate:.0f} mfu:{mfu:.1%} data_wait:{waited / steps * 1e3:.1f}ms{ranks}")
-
 def train(trainer: Trainer, corpus: Corpus, log: RunLog, checkpoints: Checkpoints, saved: dict[str, Any],
           trace: list[float]) -> dict[str, Any]:
-    """Validate and step, from what a checkpoint saved on, until ITERATIONS, the cap or a signal, which raises
-    Stopped. Returns what was measured."""
+    """Validate and step until ITERATIONS, the cap or a signal (Stopped). Returns what was measured."""
     s, machine, meter = trainer.s, trainer.machine, Meter(trainer.s, trainer.machine, log, saved)
     step, crc32s = saved["step"], saved["crc32s"][machine.rank::machine.world]
     reader = BatchReader(s, corpus.train, machine.rank, machine.world, step, crc32s, trainer.convert)
@@ -1502,7 +1401,6 @@ def environment(machine: Machine, script: bytes) -> dict[str, Any]:
             "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__,
             "sentencepiece": sentencepiece.__version__, "git": commit.strip() or "none",
             "script_sha256": hashlib.sha256(script).hexdigest()}
-
 def score_artifact(blob: bytes, weights: dict[str, np.ndarray], predictor: Predictor, corpus: Corpus) -> dict:
     """The result: what the weights of an artifact score. Raises Stopped at a signal."""
     model, began = predictor.model, time.perf_counter()
@@ -1512,7 +1410,6 @@ def score_artifact(blob: bytes, weights: dict[str, np.ndarray], predictor: Predi
         raise Stopped("stopped by a signal while the artifact was scored")
     return {**score.rows(), "eval_seconds": round(time.perf_counter() - began, 3),
             "artifact_bytes": len(blob), "artifact_sha256": hashlib.sha256(blob).hexdigest()}
-
 def eval_only(s: Settings, origins: dict[str, str], machine: Machine, log: RunLog) -> int:
     """EVAL_ONLY=path: score an artifact of any shape, write nothing. Window and stride can be overridden."""
     blob = read_file("EVAL_ONLY=", s.eval_only)
@@ -1526,7 +1423,6 @@ def eval_only(s: Settings, origins: dict[str, str], machine: Machine, log: RunLo
     rows = score_artifact(blob, weights, Predictor(GPT(s, machine)), corpus) | corpus.sha256
     log.line("---", *(f"{key}: {value}" for key, value in rows.items() if key != "train_sha256"))
     return 0
-
 def finish(trainer: Trainer, corpus: Corpus, folder: Path, rows: dict[str, Any], log: RunLog,
            script: bytes) -> int:
     """Write the artifact, read it back from disk, score that: the result. Returns the exit code."""
@@ -1547,17 +1443,14 @@ def finish(trainer: Trainer, corpus: Corpus, folder: Path, rows: dict[str, Any],
     log.event("final", **rows)
     log.line("---", *(f"{key}: {value}" for key, value in rows.items()))
     return 4 if over else 0
-
 def catch_signals(machine: Machine) -> None:
-    """SIGTERM and SIGINT are noted, the run stops when it can. A second SIGINT ends it at once, but not under
-    torchrun, which passes on what the terminal has sent already."""
+    """Note SIGTERM and SIGINT; the second SIGINT kills, if no torchrun passes on what a terminal sent."""
     def note(number: int, frame: Any) -> None:
         machine.signals.append(number)
         if number == signal.SIGINT and "TORCHELASTIC_RUN_ID" not in os.environ:
             signal.signal(number, signal.SIG_DFL)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, note)
-
 def run(s: Settings, origins: dict[str, str], script: bytes) -> int:
     """A whole run on this rank. Returns the exit code; raises one of ERRORS."""
     machine = open_machine(s)
@@ -1604,7 +1497,6 @@ def run(s: Settings, origins: dict[str, str], script: bytes) -> int:
         raise
     finally:
         checkpoints.writing.result()
-
 def main() -> int:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")
