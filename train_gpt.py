@@ -27,36 +27,28 @@ from torch import Tensor
 from tqdm import tqdm
 
 # --- errors: each is one line for the user, and an exit code ----------------------------------------------
-class SettingError(ValueError):
-    exit_code = 2   # a setting does not parse, is impossible, or looks like a misspelt one
-class DataError(ValueError):
-    exit_code = 3   # a shard, tokenizer or artifact is damaged, or they do not belong together
-class NumericalError(ArithmeticError):
-    exit_code = 17  # steps without finite numbers, or replicas that differ
-class Stopped(Exception):
-    exit_code = 16  # by a signal; as an OSError (a full disk) it can be gone on from
-class LostRank(Stopped):
-    pass            # another rank hangs or died
+class SettingError(ValueError): exit_code = 2       # does not parse, is impossible, or looks misspelt
+class DataError(ValueError): exit_code = 3          # shard, tokenizer or artifact damaged, or not of one kind
+class NumericalError(ArithmeticError): exit_code = 17   # no finite numbers, or replicas that differ
+class Stopped(Exception): exit_code = 16            # by a signal; a run can go on, as after an OSError
+class LostRank(Stopped): exit_code = 16             # another rank hangs or died
 ERRORS = SettingError, DataError, NumericalError, Stopped, OSError
 
 # --- settings: one table; the defaults are PRESET=10min_16mb, the other presets say how they differ -------
-PRESETS: dict[str, dict[str, Any]] = {
-    "10min_16mb": {}, "10min_floppy": dict(
-        data_path="./data/datasets/demo_sp1024", tokenizer_path="./data/tokenizers/demo_1024_bpe.model",
-        num_layers=5, model_dim=192, num_heads=3, num_kv_heads=1, train_seq_len=512, train_batch_tokens=8192,
-        batch_slots=4, val_batch_size=65536, iterations=100000, warmdown_iters=0.6, warmup_steps=2,
-        lr_warmup_steps=20, matrix_lr=0.03, muon_momentum=0.95, muon_momentum_warmup_start=0.85,
-        muon_momentum_warmup_steps=300, budget_bytes=1474560, code_bytes="zlib")}
+PRESETS: dict[str, dict[str, Any]] = {"10min_16mb": {}, "10min_floppy": dict(
+    data_path="./data/datasets/demo_sp1024", tokenizer_path="./data/tokenizers/demo_1024_bpe.model",
+    num_layers=5, model_dim=192, num_heads=3, num_kv_heads=1, train_seq_len=512, train_batch_tokens=8192,
+    batch_slots=4, val_batch_size=65536, iterations=100000, warmdown_iters=0.6, warmup_steps=2,
+    lr_warmup_steps=20, matrix_lr=0.03, muon_momentum=0.95, muon_momentum_warmup_start=0.85,
+    muon_momentum_warmup_steps=300, budget_bytes=1474560, code_bytes="zlib")}
 PRESETS["smoke"] = PRESETS["10min_floppy"] | dict(
     num_layers=3, model_dim=64, num_heads=2, train_seq_len=128, train_batch_tokens=4096, batch_slots=8,
-    val_loss_every=0, train_log_every=10, iterations=60, warmdown_iters=0.5, warmup_steps=1,
-    lr_warmup_steps=5, max_wallclock_seconds=60.0, matrix_lr=0.02, muon_momentum_warmup_steps=30,
-    val_tokens_limit=65536, compile=False)
-
+    val_loss_every=0, val_tokens_limit=65536, train_log_every=10, iterations=60, max_wallclock_seconds=60.0,
+    warmdown_iters=0.5, warmup_steps=1, lr_warmup_steps=5, matrix_lr=0.02, muon_momentum_warmup_steps=30,
+    compile=False)
 def var(default: Any, doc: str, low: float | None = None, high: float | None = None, pick: tuple = ()) -> Any:
     """A row of the settings table: default, one line of documentation, and what values it takes."""
     return dataclasses.field(default=default, metadata=dict(doc=doc, low=low, high=high, pick=pick))
-
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """Every setting, read once. The environment variable is the field's name in upper case."""
@@ -171,7 +163,6 @@ def load_settings(env: dict[str, str], default_preset: str) -> tuple[Settings, d
     settings = Settings(**{**PRESETS[preset], **given, "preset": preset})
     check_settings(settings)
     return settings, {name: "environment" if name in given else "preset" for name in vars(settings)}
-
 FAULT = re.compile(r"(nan|inf|sleep|kill|stop|drift|torn)@(\d+|ckpt)(?::rank(\d+))?(?::([\w.]+))?")
 def check_settings(s: Settings) -> None:
     """Refuse values that are possible alone but not together. Raises SettingError."""
@@ -263,7 +254,6 @@ def read_file(name: str, path: str | Path, size: int = -1) -> bytes:
             return file.read(size)
     except OSError as error:
         raise DataError(f"{name}{path}: cannot be read: {error.strerror}; {GET_DATA}") from None
-
 class Shard:
     """A shard's header, held against the file's size; `claims`: what it says of its set. Raises DataError."""
     def __init__(self, path: Path):
@@ -289,8 +279,7 @@ def find_shards(s: Settings, split: str, expected: dict[str, Any]) -> list[Shard
     if not shards:
         raise DataError(f"DATA_PATH={folder} holds no *_{split}_*.bin; {GET_DATA}")
     stem = re.sub(r"_\d+\.bin$", "", shards[0].path.name)
-    # other projects count training shards, never those of validation, from 1
-    first = int(split == "train" and shards[0].path.name == f"{stem}_000001.bin")
+    first = int(split == "train" and shards[0].path.name == f"{stem}_000001.bin")   # as others count those
     more = f"; see python data/shards.py verify {folder}"
     for at, shard in enumerate(shards):
         if not re.fullmatch(rf"{re.escape(stem)}_0*{at + first}\.bin", shard.path.name):
@@ -303,7 +292,6 @@ def find_shards(s: Settings, split: str, expected: dict[str, Any]) -> list[Shard
         if shard.extended and shard.max_id >= s.vocab_size:
             raise DataError(f"{shard.path}: highest id {shard.max_id}, expected below {s.vocab_size}{more}")
     return shards
-
 class TokenStream:
     """The tokens of a set of shards, end to end and around again, memory-mapped."""
     def __init__(self, shards: list[Shard], vocab_size: int):
@@ -354,7 +342,6 @@ def slot_start(step: int, slot: int, slots: int, length: int, total: int, window
     if windows is None:
         return number * (length + 1) % total
     return int(windows[number % len(windows)]) * (length + 1)
-
 class BatchReader:
     """Reads a rank's part of the coming batches in a thread; crc32s: of all tokens read so far, by slot."""
     def __init__(self, s: Settings, stream: TokenStream, rank: int, world: int, step: int, crc32s: list[int],
@@ -391,7 +378,6 @@ def load_tokenizer(s: Settings) -> tuple[sentencepiece.SentencePieceProcessor, s
         raise DataError(f"{where} is no SentencePiece model; {GET_DATA}") from None
     need(where, "vocabulary", tokenizer.vocab_size(), s.vocab_size, " (VOCAB_SIZE)")
     return tokenizer, hashlib.sha256(blob).hexdigest()
-
 class ByteTable(NamedTuple):
     """UTF-8 bytes that each token adds to the decoded text, int32[vocab]."""
     inner: np.ndarray       # after text
@@ -417,7 +403,6 @@ def token_bytes(table: ByteTable, tokens: np.ndarray) -> np.ndarray:
     """Bytes of each token of a stream, int32[n]; documents begin after a control token."""
     after_control = np.concatenate([[True], table.control[tokens[:-1]]])
     return np.where(after_control, table.first[tokens], table.inner[tokens])
-
 class Corpus(NamedTuple):
     """All data of a run, checked: training stream, validation tokens and the bytes each is worth."""
     train: TokenStream
@@ -508,8 +493,8 @@ DTYPES = {"int8 rows": np.int8, "float16": np.float16, "float32": np.float32}
 SHAPE_SETTINGS = ("vocab_size num_layers model_dim num_heads num_kv_heads mlp_mult tie_embeddings rope_base "
                   "logit_softcap train_seq_len eval_seq_len eval_stride").split()
 def quantize_rows(matrix: np.ndarray, percentile: float, std: float) -> tuple[np.ndarray, np.ndarray]:
-    """int8[..., rows, cols] and a scale for each row, which is clipped at a percentile of |w| or, if std > 0, at
-    std deviations. Scales are float16 where all fit, else float32, without a floor under small rows."""
+    """int8[..., rows, cols] and a scale for each row, clipped at a percentile of |w| or, if std > 0, at std
+    deviations. Scales are float16 where all fit, else float32, without a floor under small rows."""
     limit = std * matrix.std(-1, np.float64) if std else np.quantile(np.abs(matrix), percentile / 100, -1)
     scale, half = (limit / 127).astype(np.float32), np.finfo(np.float16)
     if ((scale == 0) | (scale >= half.tiny) & (scale <= half.max)).all():
@@ -521,7 +506,6 @@ def scheme_of(param: Param) -> str:
     if param.group == "vector":
         return "float32"
     return "int8 rows" if math.prod(param.shape) > INT8_ABOVE else "float16"
-
 BAD_CONTENTS = (ValueError, LookupError, TypeError, AttributeError, zlib.error, safetensors.SafetensorError,
                 ArithmeticError, RecursionError)
 def pack_tensors(tensors: dict[str, np.ndarray], about: dict[str, Any]) -> bytes:
@@ -604,19 +588,19 @@ def write_whole(path: Path, blob: bytes, die: bool = False) -> None:
 class RunLog:
     """Rank 0 prints and writes (if there is a folder); what a full disk does not take is written later."""
     def __init__(self, folder: Path | None, speaks: bool):
-        self.folder, self.speaks, self.told = folder, speaks, False
-        self.pending, self.lock = {}, threading.RLock()     # the thread of the checkpoints speaks, too
+        self.folder, self.speaks, self.pending = folder, speaks, {}
+        self.lock = threading.RLock()       # the thread of the checkpoints speaks, too
     def write(self, name: str, text: str) -> None:
         with self.lock:
-            lines = self.pending.pop(name, b"") + (text + "\n").encode(errors="backslashreplace")
+            was_well, lines = name not in self.pending, self.pending.pop(name, b"")
+            lines += (text + "\n").encode(errors="backslashreplace")
             try:
                 with open(self.folder / name, "ab", buffering=0) as file:
                     while lines:
                         lines = lines[file.write(lines):]
             except OSError as error:
                 self.pending[name] = lines
-                if not self.told:       # this line, too, goes through here
-                    self.told = True
+                if was_well:
                     self.warn(f"{self.folder / name}: {error.strerror}; lines wait until the disk takes them")
     def line(self, *texts: str) -> None:
         """Lines for people: to the terminal and train.log."""
@@ -632,7 +616,7 @@ class RunLog:
     def event(self, event: str, **values: Any) -> None:
         """An object for programs to metrics.jsonl: floats exact, those that are not finite as text."""
         if self.speaks and self.folder:
-            plain = {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+            plain = {k: str(v) if v in (math.inf, -math.inf) or v != v else v for k, v in values.items()}
             self.write("metrics.jsonl", json.dumps({"event": event, **plain}))
     def warn(self, text: str) -> None:
         self.line(f"warning: {text}")
@@ -648,10 +632,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return events
 def read_lr_trace(path: str) -> list[float]:
     """LR_TRACE: the learning rate multiplier of each step of a run. Raises DataError."""
-    steps = [e for e in read_metrics(Path(path)) if e["event"] == "step"]
-    rates = [e.get("lr_mul") for e in steps]
-    if not steps or [e.get("step") for e in steps] != list(range(1, len(steps) + 1)) \
-            or not all(type(rate) is float and 0 <= rate < math.inf for rate in rates):
+    found = {e.get("step"): e.get("lr_mul") for e in read_metrics(Path(path)) if e["event"] == "step"}
+    rates = [found.get(step) for step in range(1, len(found) + 1)]
+    if not rates or not all(type(rate) is float and 0 <= rate < math.inf for rate in rates):
         raise DataError(f"LR_TRACE={path}: expected a metrics.jsonl with steps 1, 2, ... and their lr_mul")
     return rates
 
@@ -686,7 +669,6 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]
     if paths:
         raise DataError(f"{paths[0]} and all before it are damaged; to begin anew remove {folder}")
     return {}, {}, notes
-
 class Checkpoints:
     """Writes the last CKPT_KEEP states of a run, in a thread of its own while training goes on."""
     def __init__(self, s: Settings, folder: Path, log: RunLog):
@@ -897,7 +879,6 @@ def choose_dtype(s: Settings, machine: Machine) -> str:
 
 # --- model: B batch, T tokens, D width, H heads, G key-value heads, R = H / G, K head width, V vocabulary --
 NORM_EPS = 1e-6     # written down: the default of rms_norm differs between torch versions
-
 class Weights:
     """All parameters in one flat float32 tensor; `leaves`: what the forward pass reads, by name and layer:
     matrices in the compute dtype, cast once an optimizer step, all else views of `flat`."""
@@ -958,7 +939,6 @@ def block_causal_attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Te
     k, v = (x.transpose(1, 2).reshape(B * G, -1, K) for x in (k_BTGK, v_BTGK))
     out = BlockCausal.apply(q, k, v, H // G)
     return out.view(B, G, T, -1).transpose(1, 2).reshape(B, T, -1)
-
 class BlockCausal(torch.autograd.Function):
     """Attention of q [N, Tq * R, K], rows by token and head, on k and v [N, T, K], to a tensor like q.
     Blocks of queries against the keys up to their own last: nothing above the diagonal blocks is computed.
@@ -1028,7 +1008,6 @@ def head_nll(x: Tensor, matrix: Tensor, targets: Tensor, softcap: float, dtype: 
     top = softcap if softcap <= 40 else logits.detach().amax(-1, keepdim=True)     # range of exp
     total = (logits - top).exp().sum(-1, keepdim=True).log() + top
     return total[..., 0] - (logits * hit).sum(-1)   # a gather's backward, a scatter, is slow
-
 class GPT:
     """The forward pass over `Weights`: a U-Net of transformer blocks, which share one compiled function."""
     def __init__(self, s: Settings, machine: Machine):
@@ -1058,7 +1037,6 @@ class GPT:
         """int64[B, T] and targets [B, n] of the last n positions -> float32[B, n], nats; product in dtype."""
         x = self.trunk(ids, targets.size(1))
         return self.head_nll(x, self.head, targets, self.s.logit_softcap, dtype)
-
 class Predictor:
     """A trained model behind numpy arrays: what evaluation, sampling and the referee call."""
     def __init__(self, model: GPT):
@@ -1106,7 +1084,6 @@ def newton_schulz(x: Tensor, steps: int) -> Tensor:
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x
-
 class Optimizer:
     """One step over the flat parameters. State: momentum of the matrices, both moments of the rest, EMA."""
     def __init__(self, s: Settings, weights: Weights, machine: Machine):
@@ -1120,7 +1097,7 @@ class Optimizer:
         self.adam_rates = torch.cat([torch.full((size,), rates[p.group], device=rest.device)
                                      for size, p in zip(weights.sizes, weights.table) if p.group in rates])
     def stacks(self, flat: Tensor) -> dict[tuple[int, ...], list[tuple[Tensor, float]]]:
-        """By shape, a flat tensor's matrices as views [L, rows <= cols] and factors sqrt(max(1, out / in))."""
+        """By shape, a flat tensor's matrices as views [L, rows <= cols], and sqrt(max(1, out / in))."""
         s, views, groups = self.s, self.weights.views(flat), {}
         for stack in (*views.pop("qkv").split((s.model_dim, s.kv_dim, s.kv_dim), dim=1), *views.values()):
             factor = max(1.0, stack.size(1) / stack.size(2)) ** 0.5
@@ -1153,8 +1130,7 @@ class Optimizer:
         self.orthogonalize(update)
         rate = take * s.matrix_lr * multiplier
         matrices.mul_(1 - rate * s.weight_decay).addcmul_(update, rate, value=-1)
-        # Adam with bias correction (Kingma and Ba 2015)
-        self.moment1.lerp_(rest_grad, take * (1 - s.beta1))
+        self.moment1.lerp_(rest_grad, take * (1 - s.beta1))     # Adam (Kingma and Ba 2015)
         self.moment2.lerp_(rest_grad.square(), take * (1 - s.beta2))
         root = (self.moment2 / (1 - s.beta2 ** (step + 1))).sqrt_().add_(s.adam_eps)
         rest.addcdiv_(self.moment1 * (self.adam_rates * take), root,
@@ -1284,7 +1260,6 @@ def provoke(trainer: Trainer, step: int, micro: int) -> None:
             trainer.weights.flat[step] += 1
         elif kind in ("kill", "stop") and micro == 0:
             os.kill(os.getpid(), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
-
 class Meter:
     """Reports each step while the next one is under way, so that a GPU is never idle for it."""
     def __init__(self, s: Settings, machine: Machine, log: RunLog, saved: dict[str, Any]):
@@ -1344,8 +1319,7 @@ def train(trainer: Trainer, corpus: Corpus, log: RunLog, checkpoints: Checkpoint
     last, paused = time.perf_counter(), 0.0     # when the last checkpoint was; seconds of evaluation
     began = last - saved["train_seconds"]
     while True:
-        # rank 0's clock decides for all ranks, a signal to any of them stops all
-        now = time.perf_counter()
+        now = time.perf_counter()       # rank 0's clock decides for all ranks, any rank's signal stops all
         due = 0 < s.ckpt_seconds <= now - last and checkpoints.writing.done()
         shared = machine.share(now - began - paused, due, len(machine.signals))
         (seconds, due, _), stop = shared[0], any(signals for *_, signals in shared)
@@ -1391,11 +1365,11 @@ def train(trainer: Trainer, corpus: Corpus, log: RunLog, checkpoints: Checkpoint
 # --- main -------------------------------------------------------------------------------------------------
 def environment(machine: Machine, script: bytes) -> dict[str, Any]:
     """What a run depends on beside its settings."""
-    cpuinfo = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*:\s*(.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
+    cpu = Path("/proc/cpuinfo").read_text() if sys.platform == "linux" else ""
+    cpu = re.search(r"model name\s*:\s*(.*)|$", cpu)[1] or platform.processor()
     git = 'git -C "$0" describe --always --dirty=+dirty --abbrev=40 --exclude="*"'
     commit = subprocess.run(("sh", "-c", git, Path(__file__).parent), capture_output=True, text=True).stdout
-    return {"ranks": machine.world, "dtype": str(machine.dtype)[6:], "processor": found[1] if found else "?",
+    return {"ranks": machine.world, "dtype": str(machine.dtype)[6:], "processor": cpu,
             "gpu": torch.cuda.get_device_name(machine.device) if machine.device.type == "cuda" else "none",
             "cores": os.cpu_count(), "threads": torch.get_num_threads(), "platform": platform.platform(),
             "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__,
