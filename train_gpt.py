@@ -163,7 +163,7 @@ def load_settings(env: dict[str, str], default_preset: str) -> tuple[Settings, d
     settings = Settings(**{**PRESETS[preset], **given, "preset": preset})
     check_settings(settings)
     return settings, {name: "environment" if name in given else "preset" for name in vars(settings)}
-FAULT = re.compile(r"(nan|inf|sleep|kill|stop|drift|torn)@(\d+|ckpt)(?::rank(\d+))?(?::([\w.]+))?")
+FAULT = re.compile(r"(nan|inf|sleep|kill|stop|drift|torn)@(\d+|ckpt)(?::rank(\d+))?(?::(\d[\w.]*))?")
 def check_settings(s: Settings) -> None:
     """Refuse values that are possible alone but not together. Raises SettingError."""
     unit = s.batch_slots * s.train_seq_len
@@ -253,7 +253,8 @@ def read_file(name: str, path: str | Path, size: int = -1) -> bytes:
         with open(path, "rb") as file:
             return file.read(size)
     except OSError as error:
-        raise DataError(f"{name}{path}: cannot be read: {error.strerror}; {GET_DATA}") from None
+        more = f"; {GET_DATA}" if str(path).endswith((".bin", ".model")) else ""
+        raise DataError(f"{name}{path}: cannot be read: {error.strerror}{more}") from None
 class Shard:
     """A shard's header, held against the file's size; `claims`: what it says of its set. Raises DataError."""
     def __init__(self, path: Path):
@@ -621,10 +622,10 @@ class RunLog:
     def warn(self, text: str) -> None:
         self.line(f"warning: {text}")
         self.event("warning", text=text)
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The events of a metrics.jsonl, if it is there; a line that a dying run left unfinished is none."""
+def read_metrics(blob: bytes) -> list[dict[str, Any]]:
+    """The events of a metrics.jsonl; a line that a dying run left unfinished is none."""
     events = []
-    for line in path.read_bytes().splitlines() if path.exists() else ():
+    for line in blob.splitlines():
         with contextlib.suppress(ValueError):
             event = json.loads(line)
             if isinstance(event, dict) and isinstance(event.get("step", 0), int) and "event" in event:
@@ -632,7 +633,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return events
 def read_lr_trace(path: str) -> list[float]:
     """LR_TRACE: the learning rate multiplier of each step of a run. Raises DataError."""
-    found = {e.get("step"): e.get("lr_mul") for e in read_metrics(Path(path)) if e["event"] == "step"}
+    events = read_metrics(read_file("LR_TRACE=", path))
+    found = {e.get("step"): e.get("lr_mul") for e in events if e["event"] == "step"}
     rates = [found.get(step) for step in range(1, len(found) + 1)]
     if not rates or not all(type(rate) is float and 0 <= rate < math.inf for rate in rates):
         raise DataError(f"LR_TRACE={path}: expected a metrics.jsonl with steps 1, 2, ... and their lr_mul")
@@ -679,8 +681,8 @@ class Checkpoints:
         self.writing = self.thread.submit(self.write, *state)
     def write(self, arrays: Callable[[], dict[str, np.ndarray]], facts: dict[str, Any]) -> None:
         """Runs in the thread. If the disk does not take it, the others stay and training goes on."""
-        path, faults = self.folder / f"step_{facts['step']:08}.ckpt", self.s.fault.split(",")
-        self.count += 1
+        path, self.count = self.folder / f"step_{facts['step']:08}.ckpt", self.count + 1
+        faults = re.sub(r"@ckpt(?!:)", "@ckpt:1", self.s.fault).split(",")
         try:
             write_whole(path, encode_checkpoint(arrays(), facts), f"kill@ckpt:{self.count}" in faults)
             if f"torn@ckpt:{self.count}" in faults:
@@ -697,7 +699,9 @@ def open_run(s: Settings, about: dict[str, Any], arrays: dict[str, np.ndarray]) 
     try:
         folder.mkdir(parents=True, exist_ok=s.resume != "never")
         fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)    # until the process ends
-        if any(event["event"] == "final" for event in read_metrics(folder / "metrics.jsonl")):
+        metrics = folder / "metrics.jsonl"
+        events = read_metrics(metrics.read_bytes() if metrics.exists() else b"")
+        if any(event["event"] == "final" for event in events):
             why = "is a run that has ended and is never overwritten"
         elif any(folder.iterdir()) and not (folder / "config.json").exists():
             why = "holds something else than a run"
@@ -721,9 +725,8 @@ def open_run(s: Settings, about: dict[str, Any], arrays: dict[str, np.ndarray]) 
     for part in folder.rglob("*.part"):     # of a run that died
         part.unlink()
     # metrics.jsonl tells of the steps up to the checkpoint; the run writes the rest again
-    kept = [event for event in read_metrics(folder / "metrics.jsonl")
-            if event.get("step", 0) + (event["event"] == "val") <= facts.get("step", 0)]
-    write_whole(folder / "metrics.jsonl", "".join(json.dumps(event) + "\n" for event in kept).encode())
+    kept = [e for e in events if e.get("step", 0) + (e["event"] == "val") <= facts.get("step", 0)]
+    write_whole(metrics, "".join(json.dumps(event) + "\n" for event in kept).encode())
     lacking = facts.get("step", 0) - sum(event["event"] == "step" for event in kept)
     notes += [f"warning: metrics.jsonl lacks {lacking} of the steps before"] if lacking else []
     write_whole(folder / "config.json", json.dumps(about, indent=1).encode())
@@ -818,10 +821,8 @@ class Machine:
             return function(*args)
         return call
     def peak_memory_mib(self) -> float:
-        if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated() / 2**20
-        size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return size / (2**20 if sys.platform == "darwin" else 2**10)
+        size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 2**10)
+        return (torch.cuda.max_memory_allocated() if self.device.type == "cuda" else size) / 2**20
 def open_machine(s: Settings) -> Machine:
     """Device, process group, number format and compiler. Raises SettingError for what is not there."""
     numbers = (os.environ.get(k, v) for k, v in (("WORLD_SIZE", "1"), ("RANK", "0"), ("LOCAL_RANK", "0")))
@@ -837,10 +838,9 @@ def open_machine(s: Settings) -> Machine:
     if kind == "cuda" and local >= torch.cuda.device_count():
         raise SettingError(f"LOCAL_RANK={local}: {torch.cuda.device_count()} GPUs, lower --nproc_per_node")
     machine = Machine(torch.device(kind, local) if kind == "cuda" else torch.device(kind), rank, world)
+    keep_freed_memory()
     if kind == "cuda":
         torch.cuda.set_device(local)
-    elif kind == "cpu":
-        keep_freed_memory()
     if world > 1:       # small decisions travel as CPU tensors over gloo: no GPU waits for them
         machine.patience = min(5.0, s.dist_timeout / 4)
         timeout = datetime.timedelta(seconds=s.dist_timeout - 1.5 * machine.patience)   # and time to exit
@@ -1253,9 +1253,11 @@ def provoke(trainer: Trainer, step: int, micro: int) -> None:
             continue
         if kind in ("nan", "inf") and int(place or 0) == micro:
             views = trainer.weights.views(trainer.grad[:trainer.size]) | {"": trainer.grad[trainer.size:]}
+            if part not in views:
+                raise SettingError(f"FAULT={fault}: {part} is no parameter of this model")
             views[part].view(-1)[0] = float(kind)
         elif kind == "sleep" and micro == 0:
-            time.sleep(float(value))
+            time.sleep(float(value or 1))
         elif kind == "drift" and micro == 0:
             trainer.weights.flat[step] += 1
         elif kind in ("kill", "stop") and micro == 0:
@@ -1358,8 +1360,8 @@ def train(trainer: Trainer, corpus: Corpus, log: RunLog, checkpoints: Checkpoint
                          trainer.own_seconds)
     return {"val_bpb_unquantized": score.rows()["val_bpb"], "steps": step, "params": trainer.size,
             "tokens_seen": step * s.train_batch_tokens, "train_seconds": round(seconds, 3),
-            "eval_seconds": round(saved["eval_seconds"] + paused, 3), "resumes": saved["resumes"],
-            "data_wait_seconds": round(meter.data_wait, 4), "skipped_steps": meter.skipped,
+            "eval_seconds": round(saved["eval_seconds"] + paused, 3), "skipped_steps": meter.skipped,
+            "data_wait_seconds": round(meter.data_wait, 4), "resumes": saved["resumes"],
             "batches_crc32": f"{zlib.crc32(by_slot):08x}"}
 
 # --- main -------------------------------------------------------------------------------------------------
@@ -1369,8 +1371,8 @@ def environment(machine: Machine, script: bytes) -> dict[str, Any]:
     cpu = re.search(r"model name\s*:\s*(.*)|$", cpu)[1] or platform.processor()
     git = 'git -C "$0" describe --always --dirty=+dirty --abbrev=40 --exclude="*"'
     commit = subprocess.run(("sh", "-c", git, Path(__file__).parent), capture_output=True, text=True).stdout
-    return {"ranks": machine.world, "dtype": str(machine.dtype)[6:], "processor": cpu,
-            "gpu": torch.cuda.get_device_name(machine.device) if machine.device.type == "cuda" else "none",
+    gpu = torch.cuda.get_device_name(machine.device) if machine.device.type == "cuda" else "none"
+    return {"ranks": machine.world, "dtype": str(machine.dtype)[6:], "processor": cpu, "gpu": gpu,
             "cores": os.cpu_count(), "threads": torch.get_num_threads(), "platform": platform.platform(),
             "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__,
             "sentencepiece": sentencepiece.__version__, "git": commit.strip() or "none",
@@ -1418,13 +1420,14 @@ def finish(trainer: Trainer, corpus: Corpus, folder: Path, rows: dict[str, Any],
     log.line("---", *(f"{key}: {value}" for key, value in rows.items()))
     return 4 if over else 0
 def catch_signals(machine: Machine) -> None:
-    """Note SIGTERM and SIGINT; the second SIGINT kills, if no torchrun passes on what a terminal sent."""
+    """Note signals to stop; the second SIGINT kills, if no torchrun passes on what a terminal sent."""
     def note(number: int, frame: Any) -> None:
         machine.signals.append(number)
         if number == signal.SIGINT and "TORCHELASTIC_RUN_ID" not in os.environ:
             signal.signal(number, signal.SIG_DFL)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, note)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:      # not under nohup
+            signal.signal(number, note)
 def run(s: Settings, origins: dict[str, str], script: bytes) -> int:
     """A whole run on this rank. Returns the exit code; raises one of ERRORS."""
     machine = open_machine(s)
@@ -1436,9 +1439,8 @@ def run(s: Settings, origins: dict[str, str], script: bytes) -> int:
         s = dataclasses.replace(s, iterations=min(s.iterations, len(trace)), max_wallclock_seconds=0.0)
     # the first batch once now, so that damage in it shows before anything is compiled or made
     BatchReader(s, corpus.train, machine.rank, machine.world, 0, [0] * s.batch_slots, np.copy).read(0)
-    about = {"settings": vars(s), "origins": origins, "sha256": corpus.sha256,
-             "environment": environment(machine, script)}
-    arrays: dict[str, np.ndarray] = {}
+    about, arrays = {"settings": vars(s), "origins": origins, "sha256": corpus.sha256}, {}
+    about["environment"] = environment(machine, script)
     folder, saved, notes = machine.on_rank_0(lambda: open_run(s, about, arrays))
     if saved:       # DTYPE=auto may have found another one this time
         about["environment"]["dtype"] = saved["environment"]["dtype"]
@@ -1449,10 +1451,10 @@ def run(s: Settings, origins: dict[str, str], script: bytes) -> int:
     log = RunLog(folder, machine.rank == 0)
     machine.say = log.line
     given = {k.upper(): show(getattr(s, k)) for k in origins if origins[k] == "environment"}
-    log.line(f"run:{folder} preset:{s.preset} " + " ".join(f"{k}={v}" for k, v in given.items()),
-             " ".join(f"{k}:{v}" for k, v in about["environment"].items()), machine.about, *corpus.notes)
     trainer, checkpoints = Trainer(s, machine), Checkpoints(s, folder, log)
-    log.line(f"params:{trainer.size} batch:{s.batch_slots}x{s.slot_tokens} train_tokens:{corpus.train.total} "
+    log.line(f"run:{folder} preset:{s.preset} " + " ".join(f"{k}={v}" for k, v in given.items()),
+             " ".join(f"{k}:{v}" for k, v in about["environment"].items()), machine.about, *corpus.notes,
+             f"params:{trainer.size} batch:{s.batch_slots}x{s.slot_tokens} train_tokens:{corpus.train.total} "
              f"val_tokens:{len(corpus.val_tokens)} val_bytes:{corpus.val_bytes.sum(dtype=np.int64)}", *notes)
     if s.warmup_steps:
         log.line(trainer.warm_up())
@@ -1464,8 +1466,8 @@ def run(s: Settings, origins: dict[str, str], script: bytes) -> int:
         return finish(trainer, corpus, folder, rows, log, script)
     except (Stopped, OSError) as error:
         log.event("stopped", why=str(error))
-        again = given | {"RUN_ID": folder.name}
-        again = " ".join(f"{k}={shlex.quote(v)}" for k, v in again.items() if k != "FAULT")
+        again = given | {"RUN_ID": folder.name, "FAULT": ""}
+        again = " ".join(f"{k}={shlex.quote(v)}" for k, v in again.items() if v)
         program = f"torchrun --standalone --nproc_per_node={machine.world}" if machine.world > 1 else "python"
         error.to_go_on = f"; to go on: {again} {program} {shlex.quote(sys.argv[0])}"
         raise
