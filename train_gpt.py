@@ -273,8 +273,7 @@ class Shard:
             self.claims |= {what: ints[place] for place, what in CLAIMS.items()}
             self.claims |= {"tokenizer": header[64:96].hex(), "corpus": header[96:128].hex()}
 def find_shards(s: Settings, split: str, expected: dict[str, Any]) -> list[Shard]:
-    """All shards of a split in order: one whole set. Raises DataError. `expected` holds the claims to be met;
-    what it lacks the first shard decides, so train and val, called with one dict, must belong together."""
+    """All shards of a split, one whole set that meets the claims `expected`, which the first adds to."""
     folder = Path(s.data_path)
     shards = [Shard(path) for path in sorted(folder.glob(f"*_{split}_*.bin"))]
     if not shards:
@@ -385,8 +384,7 @@ class ByteTable(NamedTuple):
     first: np.ndarray       # after a control token, where a dummy prefix is dropped
     control: np.ndarray     # bool: begin, end and padding marks
 def byte_table(tokenizer: sentencepiece.SentencePieceProcessor) -> ByteTable:
-    """What decoding makes of each token alone and after another one; a byte piece is one byte, control and
-    unknown are nothing."""
+    """What decoding makes of each token; a byte piece is one byte, control and unknown are nothing."""
     ids = range(tokenizer.vocab_size())
     control, unknown, single = (np.array([test(i) for i in ids]) for test in
                                 (tokenizer.is_control, tokenizer.is_unknown, tokenizer.is_byte))
@@ -535,13 +533,21 @@ def encode_artifact(s: Settings, weights: dict[str, np.ndarray]) -> bytes:
     shape = {name: getattr(s, name) for name in SHAPE_SETTINGS}
     about = {"format": ARTIFACT_FORMAT, "settings": shape, "schemes": schemes}
     return zlib.compress(pack_tensors(tensors, about), 9)
+def inflate(blob: bytes) -> bytes:
+    """Undo zlib at level 9, strictly. Raises ValueError or zlib.error if a bit is not as it was."""
+    inflater, last = zlib.decompressobj(), blob[-5:-4]      # of the data; a checksum follows
+    raw = inflater.decompress(blob)
+    if not inflater.eof or inflater.unused_data or blob[:2] != b"\x78\xda":
+        raise ValueError("zlib stream cut short, longer than it should be, or not of level 9")
+    if last > b"\0":       # bits behind the last code are zero: the highest that is not must mean something
+        with contextlib.suppress(zlib.error):
+            zlib.decompress(blob[:-5] + bytes([last[0] ^ 1 << last[0].bit_length() - 1]) + blob[-4:])
+            raise ValueError("bits set behind the zlib stream")
+    return raw
 def decode_artifact(blob: bytes, name: str) -> tuple[Settings, dict[str, np.ndarray]]:
     """Bytes of the file `name` -> its shape settings and float32 weights. Raises DataError if damaged."""
     try:
-        inflater = zlib.decompressobj()
-        raw = inflater.decompress(blob)
-        if not inflater.eof or inflater.unused_data:
-            raise ValueError("bytes follow the zlib stream" if inflater.eof else "zlib stream cut short")
+        raw = inflate(blob)
         about = read_metadata(raw, ARTIFACT_FORMAT)
         shape = {row.name: parse_setting(row, show(about["settings"][row.name]))
                  for row in dataclasses.fields(Settings) if row.name in SHAPE_SETTINGS}
@@ -619,9 +625,9 @@ class RunLog:
         if self.speaks and self.folder:
             plain = {k: str(v) if v in (math.inf, -math.inf) or v != v else v for k, v in values.items()}
             self.write("metrics.jsonl", json.dumps({"event": event, **plain}))
-    def warn(self, text: str) -> None:
+    def warn(self, text: str, **facts: Any) -> None:
         self.line(f"warning: {text}")
-        self.event("warning", text=text)
+        self.event("warning", text=text, **facts)
 def read_metrics(blob: bytes) -> list[dict[str, Any]]:
     """The events of a metrics.jsonl; a line that a dying run left unfinished is none."""
     events = []
@@ -703,7 +709,7 @@ def open_run(s: Settings, about: dict[str, Any], arrays: dict[str, np.ndarray]) 
         events = read_metrics(metrics.read_bytes() if metrics.exists() else b"")
         if any(event["event"] == "final" for event in events):
             why = "is a run that has ended and is never overwritten"
-        elif any(folder.iterdir()) and not (folder / "config.json").exists():
+        elif any(p.suffix != ".part" for p in folder.iterdir()) and not (folder / "config.json").exists():
             why = "holds something else than a run"
     except OSError as error:
         why = "is in use by another process" if isinstance(error, BlockingIOError) else str(error.strerror)
@@ -714,22 +720,23 @@ def open_run(s: Settings, about: dict[str, Any], arrays: dict[str, np.ndarray]) 
     if s.resume == "must" and not facts:
         raise SettingError(f"RESUME=must: {folder} has no checkpoint; RESUME=auto begins anew")
     for name, was in facts.get("settings", {}).items():
-        was = facts["environment"]["dtype"] if name == "dtype" and about["settings"][name] != "auto" else was
-        if name not in FREE_ON_RESUME and was != about["settings"][name]:
-            raise SettingError(f"{name.upper()}={show(about['settings'][name])}: {folder} was begun with "
-                               f"{show(was)}; set that, or choose another RUN_ID")
+        value = about["settings"][name]
+        was = facts["environment"]["dtype"] if name == "dtype" else was
+        if name not in FREE_ON_RESUME and value != was and (name, value) != ("dtype", "auto"):
+            raise SettingError(f"{name.upper()}={show(value)}: {folder} was begun with {show(was)}; set that "
+                               "or choose another RUN_ID")
     for name, was in facts.get("sha256", {}).items():
         need(folder, name, about["sha256"][name], was, ", the data that the run was begun with")
     notes += [f"note: {name} was {was}, is {about['environment'][name]}: bits may differ" for name, was
               in facts.get("environment", {}).items() if was != about["environment"][name]]
     for part in folder.rglob("*.part"):     # of a run that died
         part.unlink()
+    write_whole(folder / "config.json", json.dumps(about, indent=1).encode())
     # metrics.jsonl tells of the steps up to the checkpoint; the run writes the rest again
     kept = [e for e in events if e.get("step", 0) + (e["event"] == "val") <= facts.get("step", 0)]
     write_whole(metrics, "".join(json.dumps(event) + "\n" for event in kept).encode())
     lacking = facts.get("step", 0) - sum(event["event"] == "step" for event in kept)
     notes += [f"warning: metrics.jsonl lacks {lacking} of the steps before"] if lacking else []
-    write_whole(folder / "config.json", json.dumps(about, indent=1).encode())
     return folder, facts, notes
 def dry_run(s: Settings, origins: dict[str, str], script: bytes) -> Iterator[str]:
     """The lines of DRY_RUN=1: all settings, all parameters, the planned size. Needs no data or device."""
@@ -772,7 +779,7 @@ class Machine:
     def beat(self) -> None:
         """Runs in a thread: shows the other ranks that this process lives."""
         with contextlib.suppress(RuntimeError):     # the store ends with the run
-            while True:
+            while threading.main_thread().is_alive():
                 self.store.set(f"beat {self.rank}", str(time.monotonic()))
                 time.sleep(0.3)
     def who_is_lost(self) -> str:
@@ -845,7 +852,7 @@ def open_machine(s: Settings) -> Machine:
         machine.patience = min(5.0, s.dist_timeout / 4)
         timeout = datetime.timedelta(seconds=s.dist_timeout - 1.5 * machine.patience)   # and time to exit
         machine.store, *_ = next(dist.rendezvous("env://"))
-        threading.Thread(target=machine.beat, daemon=True).start()
+        threading.Thread(target=machine.beat).start()
         dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo", timeout=timeout,
                                 store=dist.PrefixStore("group", machine.store), rank=rank, world_size=world)
     machine.compile, why = s.compile and kind != "mps", kinds[kind][1] if s.device == "auto" else "DEVICE"
@@ -854,9 +861,8 @@ def open_machine(s: Settings) -> Machine:
 def keep_freed_memory() -> None:
     """Let glibc keep freed memory: page faults of large temporaries slow a step. Elsewhere: nothing."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt:
-        for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 2**26)):    # M_MMAP_MAX, TRIM_THRESHOLD, TOP_PAD
-            mallopt(option, value)
+    for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 2**26)) if mallopt else ():
+        mallopt(option, value)      # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
 def measure_flops(machine: Machine, dtype: torch.dtype) -> float:
     """Floating-point operations per second of a square matrix product: the median of five."""
     side, seconds = 8192 if machine.device.type == "cuda" else 1024, []
@@ -921,8 +927,7 @@ def norm_and_rotate(x_BTHK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
     return x * cos + swapped * sin
 def attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
-    """Causal grouped-query softmax attention at scale 1 / sqrt(K), [B, T, H * K]: the fastest exact path.
-    The queries may be those of the last tokens alone; then T is their number."""
+    """Causal grouped-query softmax attention at scale 1 / sqrt(K), [B, T, H * K], of the last T tokens."""
     if q_BTHK.device.type == "cpu":
         return block_causal_attention(q_BTHK, k_BTGK, v_BTGK)
     q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
@@ -932,19 +937,17 @@ def attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
     out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=not before, enable_gqa=True)
     return out.transpose(1, 2).flatten(2)
 def block_causal_attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
-    """Attention in plain tensor operations. The R query heads of a group stand as rows of one product, so
-    keys and values are not repeated."""
+    """In plain tensor operations; the R query heads of a group are rows of one product."""
     (B, T, H, K), G = q_BTHK.shape, k_BTGK.size(2)
     q = (q_BTHK * (K ** -0.5 * math.log2(math.e))).view(B, T, G, -1).transpose(1, 2).reshape(B * G, -1, K)
     k, v = (x.transpose(1, 2).reshape(B * G, -1, K) for x in (k_BTGK, v_BTGK))
     out = BlockCausal.apply(q, k, v, H // G)
     return out.view(B, G, T, -1).transpose(1, 2).reshape(B, T, -1)
 class BlockCausal(torch.autograd.Function):
-    """Attention of q [N, Tq * R, K], rows by token and head, on k and v [N, T, K], to a tensor like q.
-    Blocks of queries against the keys up to their own last: nothing above the diagonal blocks is computed.
-    Weights are powers of 2. q and k are RMS-normalised: |score| <= gain * sqrt(K), 12 at the start, so they
-    need no running maximum; the clamp keeps a runaway gain from NaN. Why by hand: autograd would take the
-    powers again in the backward pass and hand over the gradient of k transposed, 15 % slower."""
+    """Attention of q [N, Tq * R, K], rows by token and head, on k and v [N, T, K]: blocks of queries against
+    the keys up to their own last. q and k are RMS-normalised, |score| <= gain * sqrt(K), so powers of 2 need
+    no running maximum; the clamp keeps a runaway gain from NaN. By hand, because autograd takes the powers
+    again and transposes the gradient of k."""
     @staticmethod
     def blocks(q: Tensor, k: Tensor, R: int) -> list[tuple[slice, int]]:
         """(rows of q, how many keys the last of them sees) of each block."""
@@ -985,8 +988,7 @@ def join(x: Tensor, skip: Tensor, weight: Tensor) -> Tensor:
     return x + (weight * skip).to(x.dtype)
 def block(x: Tensor, x0: Tensor, cos: Tensor, sin: Tensor, w: dict[str, Tensor], head_dim: int,
           last: int) -> Tensor:
-    """One pre-norm transformer block, [B, T, D] to [B, last, D]: what the last positions make of all; vectors
-    among its weights w act in float32."""
+    """One pre-norm transformer block, [B, T, D] to [B, last, D]; vectors among its weights act in float32."""
     dtype, (B, T, D), H = x.dtype, x.shape, x.size(2) // head_dim
     x = w["mix_x"] * x + w["mix_x0"] * x0
     heads = F.linear(rms_norm(x).to(dtype), w["qkv"]).view(B, T, -1, head_dim)
@@ -1169,7 +1171,6 @@ class Trainer:
                                         (self.weights.leaves, self.weights.layers(self.grad[:self.size])))
         self.reset()
     def reset(self) -> None:
-        """Start weights and a fresh optimizer."""
         self.weights.set(self.weights.pack({p.name: draw(p, self.s.seed) for p in self.weights.table}))
         self.optimizer = Optimizer(self.s, self.weights, self.machine)
     def snapshot(self) -> Callable[[], dict[str, np.ndarray]]:
@@ -1214,8 +1215,7 @@ class Trainer:
         return torch.cat((torch.stack((rest[0], norm, take)), rest[1:]))
     def check_replicas(self, step: int) -> None:
         """Raises NumericalError, naming the ranks, if not all hold the same weights."""
-        digest = hashlib.sha256(self.weights.flat.cpu().numpy()).digest()
-        hashes = self.machine.share(*digest)
+        hashes = self.machine.share(*hashlib.sha256(self.weights.flat.cpu().numpy()).digest())
         odd = [str(rank) for rank, found in enumerate(hashes) if found != max(hashes, key=hashes.count)]
         if odd:
             raise NumericalError(f"step {step}: the weights of rank {', '.join(odd)} differ from the others'")
@@ -1294,7 +1294,7 @@ class Meter:
         if not taken:
             ranks = ", ".join(str(rank) for rank, mark in enumerate(bad) if mark) or "all"
             self.log.warn(f"step {step} skipped, weights and optimizer are as before: train_loss {loss}, "
-                          f"gradient norm {norm}, from rank {ranks}; {self.in_a_row} in a row")
+                          f"gradient norm {norm}, from rank {ranks}; {self.in_a_row} in a row", step=step)
         if self.in_a_row == s.max_skipped:
             raise NumericalError(f"step {step}: train_loss {loss}, gradient norm {norm}, {s.max_skipped} bad "
                                  "steps in a row (MAX_SKIPPED); lower MATRIX_LR, SCALAR_LR or TIED_EMBED_LR")
