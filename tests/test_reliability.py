@@ -1,4 +1,4 @@
-"""Issue 5: the campaign in short, and what it does not try: what may change on a resume, bad traces and faults."""
+"""Issue 5: the campaign in short, and what it does not try: changed settings, bad traces and faults."""
 import collections
 import dataclasses
 import hashlib
@@ -22,7 +22,8 @@ import train_gpt
 
 # what may differ on a resume: it changes no result, or (paths, DTYPE=auto) is compared by what came of it
 FREE = set("""preset dry_run data_path tokenizer_path run_id device compile val_batch_size val_loss_every
-    train_log_every warmup_steps ckpt_seconds ckpt_keep resume lr_trace max_skipped dist_timeout fault""".split())
+    train_log_every warmup_steps ckpt_seconds ckpt_keep resume lr_trace max_skipped dist_timeout
+    fault""".split())
 
 
 # --- the campaign -----------------------------------------------------------------------------------------
