@@ -121,6 +121,21 @@ def test_a_checkpoint_is_safetensors_and_a_sha256(copy):
     assert about["step"] == int(paths[-1].stem[5:]) and about["settings"]["iterations"] == 60
 
 
+def test_any_other_byte_at_either_end_of_an_artifact_is_refused(corpus):
+    """All values at the places where zlib and safetensors keep house, padding bits too."""
+    s = train_gpt.load_settings(corpus.env(), "smoke")[0]
+    rng = np.random.default_rng(1)
+    blob = train_gpt.encode_artifact(s, {param.name: rng.standard_normal(param.shape, np.float32)
+                                         for param in train_gpt.parameter_table(s)})
+    train_gpt.decode_artifact(blob, "whole")
+    for at in [*range(3), *range(-6, 0)]:
+        for value in set(range(256)) - {blob[at]}:
+            bad = bytearray(blob)
+            bad[at] = value
+            with pytest.raises(train_gpt.DataError):
+                train_gpt.decode_artifact(bytes(bad), "damaged")
+
+
 # --- what may change --------------------------------------------------------------------------------------
 
 def other(row: dataclasses.Field, value):
