@@ -232,6 +232,50 @@ def test_a_folder_that_holds_no_run_is_refused_untouched(copy, name):
     assert list(contents(folder)) == [name]
 
 
+def in_child(call, die_at: int = 0) -> int:
+    """The exit code of a call in a process of its own, killed before its n-th fsync or rename: 9 then."""
+    pid, seen = os.fork(), 0
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def dying(real):
+        def call(*args):
+            nonlocal seen
+            seen += 1
+            os.kill(os.getpid(), signal.SIGKILL if seen == die_at else 0)
+            return real(*args)
+        return call
+    os.fsync, os.replace = dying(os.fsync), dying(os.replace)
+    try:
+        call()
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+@pytest.mark.parametrize("kind", ["new", "resumed"])
+def test_a_kill_anywhere_in_the_opening_of_a_folder_can_be_gone_on_from(copy, tmp_path, kind):
+    original = tmp_path / "original"
+    shutil.copytree(copy, original)
+    steps = [event for event in chaos.events(original) if event["event"] == "step"]
+    for die_at in range(1, 99):
+        shutil.rmtree(copy)
+        shutil.copytree(original, copy)
+        if kind == "new":
+            shutil.rmtree(copy)
+        config = json.loads((original / "config.json").read_text(encoding="utf-8"))
+        s = train_gpt.Settings(**config["settings"])
+        code = in_child(lambda: train_gpt.open_run(s, config | {"settings": vars(s)}, {}), die_at)
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+        facts, notes = train_gpt.open_run(s, config | {"settings": vars(s)}, {})[1:]
+        assert bool(facts) == (kind == "resumed") and not [note for note in notes if "warning" in note]
+        kept = [event for event in chaos.events(copy) if event["event"] == "step"]
+        assert kept == (steps if kind == "resumed" else []), die_at
+    assert die_at > 4
+
+
 def test_an_empty_folder_is_as_good_as_none(copy):
     (copy.with_name("other")).mkdir()
     config = json.loads((copy / "config.json").read_text(encoding="utf-8"))
