@@ -169,6 +169,11 @@ def events(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
+def is_done(folder: Path) -> bool:
+    metrics = folder / "metrics.jsonl"
+    return metrics.exists() and b'"event": "final"' in metrics.read_bytes()
+
+
 def end_of(folder: Path) -> End:
     """Read a finished run: without its seconds. Raises Broken if it is not finished."""
     told = [{k: v for k, v in event.items() if "seconds" not in k} for event in events(folder)]
@@ -370,17 +375,20 @@ def killed(campaign: Campaign, task: Try) -> list[float]:
         if code:
             kills += 1
             campaign.count("kills inside a checkpoint's write", any(cwd.glob("logs/run/checkpoint/*.part")))
-        else:
+        if is_done(cwd / "logs/run"):       # perhaps in the second between the last line and its end
             check_same(end_of(cwd / "logs/run"), campaign.reference(ranks, DTYPE=dtype))
             copy += 1
-    if code:
+    if not is_done(cwd / "logs/run"):
         seconds += campaign.resume(cwd, ranks, DTYPE=dtype)
     return seconds
 
 
+SIGNALS = 2 * [signal.SIGTERM, signal.SIGINT] + [signal.SIGHUP]
+
+
 def signal_once(campaign: Campaign, task: Try, cwd: Path, ranks: int) -> tuple[int | None, list[float]]:
     """Start or go on, and signal: to torchrun, or to one rank. (0 if it ended before, seconds to a step)"""
-    rng, number = task.rng, task.rng.choice((signal.SIGTERM, signal.SIGINT))
+    rng, number = task.rng, task.rng.choice(SIGNALS)
     launch = campaign.launch(cwd, ranks)
     if launch.wait_for_step(rng.uniform(0, 1.2)) is not None:
         need_ok(launch, 0)
@@ -410,7 +418,7 @@ def second_interrupt(campaign: Campaign, task: Try, cwd: Path) -> list[float]:
 
 
 def signalled(campaign: Campaign, task: Try) -> list[float]:
-    """As for kills, with SIGTERM and SIGINT; one in ten is the second SIGINT."""
+    """As for kills; one in ten is the second SIGINT."""
     ranks, seconds, signals, copy, code = 2 * (task.index % 3 == 1), [], 0, 0, 0
     if task.index % 2 == 0:
         seconds, signals = second_interrupt(campaign, task, task.folder / "twice"), 1
@@ -857,7 +865,7 @@ def second_copy(campaign: Campaign, task: Try) -> list[float]:
 STEP = "to the first new step"
 ROWS = [
     Row("kill", "SIGKILL at random moments, resumed until done: bit-exact end", STEP, 200, 3, 5, killed),
-    Row("signal", "SIGTERM and SIGINT at random moments: exit 16, bit-exact end", STEP, 50, 2, 5, signalled),
+    Row("signal", "SIGTERM, SIGINT, SIGHUP at random moments: exit 16, bit-exact end", STEP, 50, 2, 5, signalled),
     Row("checkpoint", "checkpoint with a byte changed or cut: the one before, or refused", STEP, 300, 30, 30,
         damaged_checkpoint),
     Row("artifact", "artifact with a byte changed or cut: refused", "", 600, 100, 100, damaged_artifact),
