@@ -648,7 +648,8 @@ def file_limit(campaign: Campaign, task: Try) -> list[float]:
     launch = Launch(task.folder, campaign.env(), command)
     code = launch.wait()
     check(code == (16 if limit < 40 else 0), f"exit {code} at {limit} KiB: {launch.err[-1500:]}")
-    log = (task.folder / "logs/run/train.log").read_text(encoding="utf-8")
+    path = task.folder / "logs/run/train.log"       # not even that below a few KiB
+    log = path.read_text(encoding="utf-8") if path.exists() else ""
     check("File too large" in log + launch.err, "not told")
     if code:
         return campaign.resume(task.folder)
