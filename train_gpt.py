@@ -9,8 +9,8 @@ a signal, a lost rank or a full disk (the same command with its RUN_ID goes on),
 """
 from __future__ import annotations
 
-import contextlib, ctypes, dataclasses, datetime, difflib, fcntl, functools, hashlib, json, math, os
-import platform, re, resource, shlex, signal, subprocess, sys, threading, time, zlib
+import contextlib, ctypes, dataclasses, datetime, difflib, errno, fcntl, functools, hashlib, json, math
+import os, platform, re, resource, shlex, signal, subprocess, sys, threading, time, zlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Callable, Iterator, NamedTuple
@@ -704,15 +704,16 @@ def open_run(s: Settings, about: dict[str, Any], arrays: dict[str, np.ndarray]) 
     folder, why = Path("logs") / run_id, ""
     try:
         folder.mkdir(parents=True, exist_ok=s.resume != "never")
-        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)    # until the process ends
         metrics = folder / "metrics.jsonl"
         events = read_metrics(metrics.read_bytes() if metrics.exists() else b"")
         if any(event["event"] == "final" for event in events):
             why = "is a run that has ended and is never overwritten"
         elif any(p.suffix != ".part" for p in folder.iterdir()) and not (folder / "config.json").exists():
             why = "holds something else than a run"
+        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)    # until the process ends
     except OSError as error:
-        why = "is in use by another process" if isinstance(error, BlockingIOError) else str(error.strerror)
+        if error.errno not in (errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP):    # of a disk without locks
+            why = "is in use by another process" if error.errno == errno.EAGAIN else str(error.strerror)
     if why:
         raise SettingError(f"RUN_ID={run_id}: {folder} {why}; choose another RUN_ID")
     found, facts, notes = load_checkpoint(folder / "checkpoint")
@@ -801,9 +802,7 @@ class Machine:
             box = [function(), False] if self.rank == 0 else box
         finally:
             self.all(dist.broadcast_object_list, box, device=torch.device("cpu"))
-        if box[1]:
-            sys.exit(1)
-        return box[0]
+        return sys.exit(1) if box[1] else box[0]
     def share(self, *numbers: float) -> list[list[float]]:
         """These numbers of every rank, in the order of the ranks; whole ones below 2^53."""
         own = torch.tensor(numbers, dtype=torch.float64)
