@@ -123,7 +123,6 @@ class Settings:
     clip_std: float = var(0.0, "if above 0, clip at so many standard deviations of the row instead", low=0)
     budget_bytes: int = var(16000000, "most bytes of artifact and code together", low=1)
     code_bytes: str = var("raw", "how the script counts: its size, or at zlib level 9", pick=("raw", "zlib"))
-    # derived
     slot_tokens = property(lambda s: s.train_batch_tokens // s.batch_slots)     # of one rank's micro-step
     head_dim = property(lambda s: s.model_dim // s.num_heads)
     kv_dim = property(lambda s: s.head_dim * s.num_kv_heads)
@@ -610,7 +609,6 @@ class RunLog:
                 if was_well:
                     self.warn(f"{self.folder / name}: {error.strerror}; lines wait until the disk takes them")
     def line(self, *texts: str) -> None:
-        """Lines for people: to the terminal and train.log."""
         if self.speaks:
             try:
                 tqdm.write("\n".join(texts), file=sys.stdout)
@@ -769,6 +767,7 @@ class Machine:
     say: Callable[[str], None] = print
     store: Any = None                   # what the ranks know of each other outside collective operations
     signals: list[int] = dataclasses.field(default_factory=list)    # SIGTERM and SIGINT that came
+    lost: str = "the node where torchrun's ranks meet, that of rank 0"  # if no other answer is found
     patience: float = 15.0              # seconds that a rank is waited for once a collective has failed
     def all(self, operation: Callable, *args: Any, **named: Any) -> None:
         """A collective operation. Raises LostRank, naming the ranks that do not come, if it fails."""
@@ -776,25 +775,26 @@ class Machine:
             return operation(*args, **named) if self.world > 1 else None
         except RuntimeError as error:
             why = re.sub(r"^\[\S*\] ", "", str(error)).split(". ")[0]
-        raise LostRank(f"lost {self.who_is_lost()}: dead, or silent for DIST_TIMEOUT ({why})")
+        asking = threading.Thread(target=self.who_is_lost, daemon=True)     # which can take for ever
+        asking.start()
+        asking.join(1.4 * self.patience)
+        raise LostRank(f"lost {self.lost}: dead, or silent for DIST_TIMEOUT ({why})")
     def beat(self) -> None:
         """Runs in a thread: shows the other ranks that this process lives."""
         with contextlib.suppress(RuntimeError):     # the store ends with the run
             while threading.main_thread().is_alive():
                 self.store.set(f"beat {self.rank}", str(time.monotonic()))
                 time.sleep(0.3)
-    def who_is_lost(self) -> str:
-        """Whose heart does not beat, or else who does not say that the operation failed for him, too."""
-        ranks, lost = range(self.world), "the node where torchrun's ranks meet, that of rank 0"
+    def who_is_lost(self) -> None:
+        """Sets `lost`: whose heart does not beat, or else who does not say that it failed for him, too."""
         with contextlib.suppress(RuntimeError):
             self.store.set(f"failed {self.rank}", "")
-            before = [self.store.get(f"beat {rank}") for rank in ranks]
+            ranks, before = range(self.world), [self.store.get(f"beat {rank}") for rank in range(self.world)]
             time.sleep(self.patience)
             still = [rank for rank in ranks if self.store.get(f"beat {rank}") == before[rank]]
             silent = [rank for rank in ranks if not self.store.check([f"failed {rank}"])]
             lost = "rank " + (", ".join(map(str, still or silent)) or "unknown")
-            lost = self.store.compare_set("lost", "", lost).decode()    # by then, who found out first is gone
-        return lost
+            self.lost = self.store.compare_set("lost", "", lost).decode()   # who found out first may be gone
     def on_rank_0(self, function: Callable[[], Any]) -> Any:
         """What a function returns on rank 0, on every rank; if it raises there, the others exit."""
         box = [None, True]
@@ -1188,7 +1188,6 @@ class Trainer:
             self.machine.all(dist.broadcast, tensor, 0)
         self.weights.set(self.weights.flat)
     def convert(self, tokens: np.ndarray) -> Tensor:
-        """Runs in the reader's thread: a tensor that can travel to the device while it computes."""
         tensor = torch.from_numpy(tokens)
         return tensor.pin_memory() if self.machine.device.type == "cuda" else tensor
     def step(self, batch: Tensor, step: int, multiplier: float) -> Tensor:
@@ -1490,6 +1489,8 @@ def main() -> int:
             more = getattr(error, "to_go_on", "") + (f" (rank {rank})" if rank != "0" else "")
             with contextlib.suppress(OSError):
                 print(f"train_gpt.py: {error}{more}", file=sys.stderr)
+        if isinstance(error, LostRank):
+            os._exit(error.exit_code)   # a thread that waits for a store which is gone would not end
         return getattr(error, "exit_code", 16)
     finally:
         if dist.is_initialized():
