@@ -866,7 +866,8 @@ def second_copy(campaign: Campaign, task: Try) -> list[float]:
 STEP = "to the first new step"
 ROWS = [
     Row("kill", "SIGKILL at random moments, resumed until done: bit-exact end", STEP, 200, 3, 5, killed),
-    Row("signal", "SIGTERM, SIGINT, SIGHUP at random moments: exit 16, bit-exact end", STEP, 50, 2, 5, signalled),
+    Row("signal", "SIGTERM, SIGINT, SIGHUP at random moments: exit 16, bit-exact end", STEP, 50, 2, 5,
+        signalled),
     Row("checkpoint", "checkpoint with a byte changed or cut: the one before, or refused", STEP, 300, 30, 30,
         damaged_checkpoint),
     Row("artifact", "artifact with a byte changed or cut: refused", "", 600, 100, 100, damaged_artifact),
