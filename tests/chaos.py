@@ -88,6 +88,8 @@ def ended(pid: int) -> bool:
 
 class Launch:
     """The script started in `cwd`, alone or under torchrun; what it prints goes to files there."""
+    started: list[Launch] = []
+
     def __init__(self, cwd: Path, env: dict[str, str], command: list[str]):
         cwd.mkdir(parents=True, exist_ok=True)
         number = sum(1 for _ in cwd.glob("*.out"))
@@ -96,6 +98,7 @@ class Launch:
         with open(self.files[0], "w") as out, open(self.files[1], "w") as err:
             self.process = subprocess.Popen(command, cwd=cwd, env=helpers.clean_environment(**env),
                                             stdout=out, stderr=err, start_new_session=True)
+        self.started.append(self)
 
     out = property(lambda self: self.files[0].read_text(encoding="utf-8", errors="replace"))
     err = property(lambda self: self.files[1].read_text(encoding="utf-8", errors="replace"))
@@ -305,6 +308,10 @@ def attempt(campaign: Campaign, row: Row, task: Try) -> tuple[int, list[float], 
         return 0, [], "", str(error)
     except Exception as error:      # not ours alone: what is wrong in the campaign, too, is told and counted
         return task.count, [], f"{row.name}: {type(error).__name__}: {error} (see {task.folder})", ""
+    finally:
+        for launch in [*Launch.started]:        # what a failed try left running
+            if task.folder in launch.files[0].parents and launch.process.poll() is None:
+                launch.kill()
     shutil.rmtree(task.folder)
     return task.count, seconds, "", ""
 
@@ -866,7 +873,8 @@ def second_copy(campaign: Campaign, task: Try) -> list[float]:
 STEP = "to the first new step"
 ROWS = [
     Row("kill", "SIGKILL at random moments, resumed until done: bit-exact end", STEP, 200, 3, 5, killed),
-    Row("signal", "SIGTERM, SIGINT, SIGHUP at random moments: exit 16, bit-exact end", STEP, 50, 2, 5, signalled),
+    Row("signal", "SIGTERM, SIGINT, SIGHUP at random moments: exit 16, bit-exact end", STEP, 50, 2, 5,
+        signalled),
     Row("checkpoint", "checkpoint with a byte changed or cut: the one before, or refused", STEP, 300, 30, 30,
         damaged_checkpoint),
     Row("artifact", "artifact with a byte changed or cut: refused", "", 600, 100, 100, damaged_artifact),
