@@ -269,3 +269,29 @@ def show(value) -> str:
     if isinstance(value, float):
         return repr(value).removesuffix(".0")
     return str(int(value) if isinstance(value, bool) else value)
+
+
+# --- verdicts ---------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Check:
+    """One line of a verification."""
+    verdict: str            # PASS, FAIL or SKIP
+    name: str
+    text: str               # what was found, what was expected
+
+    def __str__(self) -> str:
+        return f"{self.verdict} {self.name}: {self.text}"
+
+
+def check(name: str, good: bool, text: str) -> Check:
+    return Check("PASS" if good else "FAIL", name, text)
+
+
+def skip(name: str, why: str) -> Check:
+    return Check("SKIP", name, why)
+
+
+def equal(name: str, what: str, found, expected) -> Check:
+    """PASS if both are the same."""
+    return check(name, found == expected, f"{what} {found}, expected {expected}")
