@@ -33,7 +33,7 @@ PROBE_BYTES = 1 << 25   # of one answer with whole distributions
 PROBE_ROUNDS = 4
 SECOND_TOKENS = 100_000
 PROOF = 0.005           # how much larger than the model's nats the proof may be
-PROOF_BYTES = 4         # and by how many bytes more, since a coder ends on whole bytes
+PROOF_BYTES = 8         # and by how many bytes more: the coder ends on whole words
 
 
 @dataclass(frozen=True)
