@@ -280,14 +280,13 @@ def probe_record(result: Result, text: Text, second: Text | None, rng: np.random
         probes = [make_probe(tokens, part, job.evaluation, predictor.vocab_size, rng) for part in parts]
         yield probe_future(predictor, probes, result.nats)
         yield from probe_calls(predictor, probes[0], result.nats, rng)
-    if second is None:
-        yield skip("second-text", "the track has no second text here; --second FILE names one")
-        return
-    with job.predictor() as predictor:
-        yield probe_second(predictor, result, text, second)
+        if second is None:
+            yield skip("second-text", "the track has no second text here; --second FILE names one")
+        else:
+            yield probe_second(predictor, result, second)
 
 
-def probe_second(predictor: Predictor, result: Result, text: Text, second: Text) -> Check:
+def probe_second(predictor: Predictor, result: Result, second: Text) -> Check:
     """A model that knows the public text by heart is worse on another of its kind."""
     starts = np.flatnonzero(second.tokens == second.tokens[0])
     fitting = np.flatnonzero(starts[1:] <= SECOND_TOKENS)

@@ -59,7 +59,7 @@ def hidden_code(tree: ast.AST) -> Iterator[str]:
         if module.split(".")[0] in LOADERS:
             yield f"line {line} imports {module}"
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id in HIDERS:
+        if isinstance(node, ast.Name) and node.id in HIDERS and isinstance(node.ctx, ast.Load):
             yield f"line {node.lineno} uses {node.id}"
         if isinstance(node, ast.Attribute) and node.attr in ("__globals__", "__builtins__", "__code__", "__subclasses__"):
             yield f"line {node.lineno} uses .{node.attr}"

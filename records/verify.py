@@ -372,7 +372,7 @@ def check_by_referee(record: Record, options: argparse.Namespace) -> Iterator[Ch
         return
     seed = min(record.artifacts)
     job = find_job(record.path, artifact=record.path / f"model_seed{seed}.int8.ptz", data=options.data,
-                   trust=options.trust, second=options.second)
+                   trust=options.trust, second=options.second, compiling=not options.eager)
     try:
         text = validation_text(record.track, options.data, record.path)
     except DataError as error:
@@ -450,6 +450,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--second", type=Path, help="second text: a JSON string a line, one for a document")
     parser.add_argument("--static", action="store_true", help="only what needs no run")
     parser.add_argument("--keep-going", action="store_true", help="run also what has failed already")
+    parser.add_argument("--eager", action="store_true", help="score without torch.compile")
     parser.add_argument("--trust", action="store_true", help="run the record without a sandbox where there is none")
     parser.add_argument("--proof-bytes", type=int, default=4096, metavar="N", help="of the proof; 0: none")
     parser.add_argument("--retrain", type=int, metavar="SEED", help="also train again, which takes as long as it does")
