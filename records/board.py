@@ -174,8 +174,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--records", type=Path, default=HERE, help="folder of the tracks")
     parser.add_argument("--check", action="store_true", help="write nothing, exit 1 if something would change")
     args = parser.parse_args(argv)
-    old = [path for path, data in (files := build(args.records)).items()
-           if not path.exists() or path.read_bytes() != data]
+    files = build(args.records)
+    old = [path for path, data in files.items() if not path.exists() or path.read_bytes() != data]
     for path in old:
         if not args.check:
             write_whole(path, files[path])
