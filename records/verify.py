@@ -105,8 +105,8 @@ def check_folder(record: Record) -> Iterator[Check]:
 def check_schema(record: Record) -> Iterator[Check]:
     errors = schema_errors(record.submission, "submission")
     yield check("schema", not errors, "; ".join(errors[:3]) or "submission.json is by records/schema.json, expected so")
-    found = record.track.name, f"{record.field('date')}_{record.field('name')}"
-    yield equal("names", "the folder is", (record.path.resolve().parent.name, record.path.name), found)
+    told = f"{record.field('track')}/{record.field('date')}_{record.field('name')}"
+    yield equal("names", "the folder is", f"{record.track.folder.resolve().name}/{record.path.name}", told)
     readme = read_bytes(record.path / "README.md").decode(errors="replace")
     text = f"{record.field('val_bpb', 'mean'):.4f}"
     yield check("readme", text in readme, f"README.md has {'' if text in readme else 'not '}the mean {text}, expected it")

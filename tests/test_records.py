@@ -262,7 +262,7 @@ TAMPERED = {
     "other training data": (every("train_sha256", "ab" * 32), "data-train"),
     "other tokenizer": (every("tokenizer_sha256", "ab" * 32), "data-tokenizer"),
     "tokens left out": (every("val_tokens", 100), "val-tokens"),
-    "partial validation": (every("val_loss", "1.00000000 partial"), "numbers"),
+    "partial validation": (lambda f: log_value(f, 2, "val_bpb", "1.00000000 partial"), "whole"),
     "byte pieces counted as three": (triple_byte_pieces, "val-bytes"),
     "fewer bits than the nats": (fewer_bits, "implied-bytes"),
     # seeds and claims
@@ -275,8 +275,6 @@ TAMPERED = {
     "gain by luck": (lucky_gain, "gain"),
     "no sooner": (slow_speed, "gain"),
 }
-AGAIN = {   # two for which the first check to see it is another; the one named must fail too
-    "log without an end", "log with nan", "partial validation"}
 
 
 def test_there_are_forty_kinds_at_least():
