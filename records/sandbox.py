@@ -31,6 +31,7 @@ import worker
 
 CORPUS_PACKAGES = ("sympy networkx mpmath Jinja2 fsspec filelock huggingface_hub anyio click packaging idna httpx2 "
                    "httpcore2 h11 tqdm").split()      # as in data/prepare.py; a test compares the two
+NOT_NEEDED = {"setuptools", "pip"}                    # torch names it, and it holds copies of corpus packages
 FOREIGN_FOLDERS = {"tests", "benchmarks", "testing"}  # of packages: nothing imports them
 
 
@@ -81,7 +82,7 @@ def distributions(roots: tuple[str, ...]) -> dict[str, importlib.metadata.Distri
     found, todo = {}, list(roots)
     while todo:
         name = canonical(todo.pop())
-        if name in found:
+        if name in found or name in NOT_NEEDED:
             continue
         try:
             found[name] = importlib.metadata.distribution(name)
@@ -131,25 +132,32 @@ def packages(imports: tuple[str, ...]) -> list[str]:
     return options
 
 
+def libraries() -> list[Path]:
+    """Shared libraries and the compiler's own files: not all of /usr/lib, where anything may be installed."""
+    folders = [path for path in map(Path, ("/usr/lib", "/usr/lib64", "/usr/libexec")) if not path.is_symlink()]
+    children = [child for folder in folders if folder.is_dir() for child in sorted(folder.iterdir())]
+    return [child for child in children if child.name.startswith("gcc") or child.name.endswith("-linux-gnu")
+            or child.is_file() and ".so" in child.name]
+
+
+def bind(path: Path) -> list[str]:
+    """Options of bwrap for a read-only path and folders above it that everybody may pass."""
+    parents = [part for parent in reversed(path.parents) for part in ("--perms", "0755", "--dir", str(parent))]
+    return [*parents, "--ro-bind", str(path), str(path)] if path.exists() else []
+
+
 def system() -> list[str]:
-    """Options of bwrap for libraries, the C++ compiler and Python itself; without documents and other packages."""
-    options = ["--ro-bind", "/usr", "/usr"]
-    for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
-        path = Path("/", name)
+    """Options of bwrap for libraries, the C++ compiler and Python itself."""
+    found = [Path("/usr/bin"), Path("/usr/include"), *libraries(), Path("/etc/ld.so.cache"),
+             Path("/etc/alternatives"), Path("/sys/devices/system/cpu"), Path("/sys/devices/system/node")]
+    options = [part for path in found for part in bind(path)]
+    for path in map(Path, ("/usr/lib64", "/bin", "/sbin", "/lib", "/lib64")):
         if path.is_symlink():
             options += ["--symlink", os.readlink(path), str(path)]
-        elif path.is_dir():
-            options += ["--ro-bind", str(path), str(path)]
-    for name in ("/usr/local", "/usr/share", "/usr/src", "/usr/lib/python3/dist-packages"):
-        options += ["--tmpfs", name] if Path(name).is_dir() else []
-    for name in ("/etc/ld.so.cache", "/etc/alternatives", "/sys/devices/system/cpu", "/sys/devices/system/node"):
-        options += ["--ro-bind-try", name, name]
-    for prefix in dict.fromkeys((sys.base_prefix, sys.prefix)):
-        if prefix != "/usr":
-            for parent in reversed(Path(prefix).parents):
-                options += ["--perms", "0755", "--dir", str(parent)]
-            options += ["--ro-bind", prefix, prefix]
-    return options
+        elif path.parent == Path("/"):
+            options += bind(path)
+    prefixes = {Path(p): None for p in (sys.base_prefix, sys.prefix, sysconfig.get_path("stdlib")) if p != "/usr"}
+    return options + [part for path in prefixes if not set(prefixes) & set(path.parents) for part in bind(path)]
 
 
 def gpu_devices() -> list[str]:
