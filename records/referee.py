@@ -133,6 +133,7 @@ class Result:
     bpb: float
     loss: float
     seconds: float          # of the referee's clock, without starting the process
+    said: str               # the last that the record wrote to stdout
 
 
 def score_record(job: Job, text: Text) -> tuple[Result, list[Check]]:
@@ -145,17 +146,17 @@ def score_record(job: Job, text: Text) -> tuple[Result, list[Check]]:
                         f"vocab_size {predictor.vocab_size}, max_len {predictor.max_len}, adapt {predictor.adapts}; "
                         f"expected a vocabulary above {int(text.tokens.max())} and what {job.evaluation} needs")]
         if checks[0].verdict == "FAIL":
-            return Result(job, np.full(len(text.tokens), np.nan), np.nan, np.nan, 0.0), checks
+            return Result(job, np.full(len(text.tokens), np.nan), np.nan, np.nan, 0.0, ""), checks
         began = time.monotonic()
         nats = score(predictor, text.tokens, job.evaluation)
-        seconds = time.monotonic() - began
+        seconds, said = time.monotonic() - began, predictor.said
     good = np.isfinite(nats[1:]).all() and (nats[1:] >= -SUM).all()
     checks.append(check("finite", bool(good), f"nats from {nats[1:].min():.6g} to {nats[1:].max():.6g}, expected finite "
                         "numbers, none below 0"))
     total = float(nats[1:].sum())
     limit = job.track["eval_seconds"]
     checks.append(check("eval-time", seconds <= limit, f"scored in {seconds:.1f} s, expected at most {limit} s"))
-    return Result(job, nats, bits_per_byte(total, text.bytes), total / (len(nats) - 1), seconds), checks
+    return Result(job, nats, bits_per_byte(total, text.bytes), total / (len(nats) - 1), seconds, said), checks
 
 
 # --- probes -----------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ import worker
 
 CORPUS_PACKAGES = ("sympy networkx mpmath Jinja2 fsspec filelock huggingface_hub anyio click packaging idna httpx2 "
                    "httpcore2 h11 tqdm").split()      # as in data/prepare.py; a test compares the two
-NOT_NEEDED = {"setuptools", "pip"}                    # torch names it, and it holds copies of corpus packages
+VENDORS = {"setuptools"}        # needed by torch.compile, and holds copies of corpus packages
 FOREIGN_FOLDERS = {"tests", "benchmarks", "testing"}  # of packages: nothing imports them
 
 
@@ -82,7 +82,7 @@ def distributions(roots: tuple[str, ...]) -> dict[str, importlib.metadata.Distri
     found, todo = {}, list(roots)
     while todo:
         name = canonical(todo.pop())
-        if name in found or name in NOT_NEEDED:
+        if name in found:
             continue
         try:
             found[name] = importlib.metadata.distribution(name)
@@ -101,17 +101,23 @@ def top_level(distribution: importlib.metadata.Distribution) -> set[str]:
 
 @functools.cache
 def bytecode(name: str) -> Path:
-    """A folder with the modules of one corpus distribution as bytecode without docstrings and asserts."""
+    """A folder with the modules of one distribution as bytecode without docstrings and asserts."""
     folder = Path(tempfile.mkdtemp(prefix="bytegolf-bytecode-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     folder.chmod(0o755)
     for file in importlib.metadata.distribution(name).files:
-        if file.suffix != ".py" or len(file.parts) < 2 or FOREIGN_FOLDERS & set(file.parts) or ".." in file.parts:
+        if len(file.parts) < 2 or FOREIGN_FOLDERS & set(file.parts) or ".." in file.parts:
             continue
-        code = compile(Path(file.locate()).read_bytes(), str(file), "exec", optimize=2, dont_inherit=True)
-        target = folder / Path(*file.parts).with_suffix(".pyc")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(importlib.util.MAGIC_NUMBER + bytes(12) + marshal.dumps(code))
+        target = folder / Path(*file.parts)
+        if file.suffix == ".py":
+            text = Path(file.locate()).read_bytes()
+            code = compile(text, str(file), "exec", optimize=2, dont_inherit=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            data = importlib.util.MAGIC_NUMBER + bytes(12) + marshal.dumps(code)
+            target.with_suffix(".pyc").write_bytes(data)
+        elif file.suffix == ".txt" and name in VENDORS:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file.locate(), target)
     return folder
 
 
@@ -121,11 +127,11 @@ def packages(imports: tuple[str, ...]) -> list[str]:
     hidden = sites | {str(path) for path in Path(sys.base_prefix).glob("lib*/python*/*-packages")}
     options = [part for site in sorted(hidden) for part in ("--tmpfs", site)]
     seen = set()
-    for name, distribution in distributions((*imports, "packaging")).items():
+    for name, distribution in distributions((*imports, "packaging", *VENDORS)).items():
         for top in sorted(top_level(distribution) - seen):
             seen.add(top)
             source = target = distribution.locate_file(top)
-            if name in CORPUS:
+            if name in CORPUS | VENDORS:
                 source = bytecode(name) / top
             if source.exists():
                 options += ["--ro-bind", str(source), str(target)]
@@ -286,7 +292,7 @@ class Predictor:
         user = 64000 + os.getpid() % 1000 if os.geteuid() == 0 and not trust else 0
         memory, tasks = (0 if device == "cuda" else self.limits.memory), (0 if trust else self.limits.tasks)
         numbers = there, back, memory, tasks, int(self.limits.seconds) * 4, self.limits.files, user
-        command += [sys.executable, "-I", "-B", f"{inside}/worker.py", inside, device, *map(str, numbers)]
+        command += [sys.executable, "-I", "-B", "-u", f"{inside}/worker.py", inside, device, *map(str, numbers)]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, cwd="/",
                                         stderr=subprocess.STDOUT, pass_fds=(there, back), start_new_session=True,
                                         env=environment(compiling))
@@ -307,6 +313,11 @@ class Predictor:
 
     def __exit__(self, *_) -> None:
         self.close()
+
+    @property
+    def said(self) -> str:
+        """The last that the record wrote."""
+        return clean(self.watchdog.tail.decode("utf-8", "replace"))
 
     def close(self) -> None:
         """End the process; nothing of it remains."""
@@ -391,8 +402,8 @@ class Predictor:
         if self.watchdog.verdict:
             raise SandboxError(self.watchdog.verdict[0], "the record " + self.watchdog.verdict[1])
         kill(self.process)
-        last = clean(self.watchdog.tail.decode("utf-8", "replace"))[-300:]
-        raise SandboxError("died", f"the record's process ended (exit status {self.process.wait()}) {last}".strip())
+        status = self.process.wait()
+        raise SandboxError("died", f"the record's process ended (exit status {status}) {self.said[-300:]}".strip())
 
 
 def clean(text: str) -> str:

@@ -355,14 +355,20 @@ def same_kind(about: dict[str, str]) -> bool:
     return all(about[name] == value for name, value in here.items())
 
 
-def compare_score(record: Record, seed: int, result: Result) -> Check:
-    """The referee's score against the log's."""
-    run = record.runs[seed]
-    off, same = result.bpb - run.value("val_bpb"), same_kind(run.about)
-    bound = DECIMALS if same else LOOSE
-    kind = "the same kind" if same else "another kind"
+def was_compiled(run: Run) -> bool:
+    """Whether a run scored itself by compiled code, by its log."""
+    return "compile:1" in run.log and "compile:0" not in run.log
+
+
+def compare_score(run: Run, result: Result) -> Check:
+    """The referee's score against the log's: to eight decimals where both computed alike."""
+    off = result.bpb - run.value("val_bpb")
+    compiled = result.job.compiling and "compile:0" not in result.said
+    same = same_kind(run.about) and compiled == was_compiled(run)
+    bound, kind = (DECIMALS, "the same kind") if same else (LOOSE, "another kind")
     return check("score", abs(off) <= bound, f"{result.bpb:.8f} bits per byte, {off:+.1e} from the log's "
-                 f"{run.value('val_bpb'):.8f}, expected within {bound:g} on {kind} of machine; {result.seconds:.1f} s")
+                 f"{run.value('val_bpb'):.8f}, expected within {bound:g} on {kind} of machine or code; "
+                 f"{result.seconds:.1f} s")
 
 
 def check_by_referee(record: Record, options: argparse.Namespace) -> Iterator[Check]:
@@ -371,8 +377,9 @@ def check_by_referee(record: Record, options: argparse.Namespace) -> Iterator[Ch
         yield skip("score", "no artifact is here")
         return
     seed = min(record.artifacts)
+    run = record.runs[seed]
     job = find_job(record.path, artifact=record.path / f"model_seed{seed}.int8.ptz", data=options.data,
-                   trust=options.trust, second=options.second, compiling=not options.eager)
+                   trust=options.trust, second=options.second, compiling=was_compiled(run) and not options.eager)
     try:
         text = validation_text(record.track, options.data, record.path)
     except DataError as error:
@@ -380,7 +387,7 @@ def check_by_referee(record: Record, options: argparse.Namespace) -> Iterator[Ch
         return
     drawn = secrets.randbits(32) if options.probe_seed is None else options.probe_seed
     for line in referee(job, text, options.proof_bytes, np.random.default_rng(drawn)):
-        yield compare_score(record, seed, line) if isinstance(line, Result) else line
+        yield compare_score(run, line) if isinstance(line, Result) else line
 
 
 def retrain(record: Record, seed: int, data: Path) -> Iterator[Check]:

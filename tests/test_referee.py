@@ -8,6 +8,7 @@ import importlib.metadata
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -254,12 +255,12 @@ def test_a_model_that_knows_the_public_text_by_heart_is_failed_by_the_second(sta
 def __init__(self, artifact, size):
     super().__init__(artifact, size)
     val = np.frombuffer(artifact.read_bytes()[320000:], "<u2").tolist()
-    self.next = {tuple(val[i:i + 4]): val[i + 4] for i in range(len(val) - 4)}
+    self.next = {tuple(val[i:i + 8]): val[i + 8] for i in range(len(val) - 8)}
 def logprobs(self, ids):
     p = np.exp(self.table[ids])
     for row, tokens in zip(p, ids.tolist()):
-        for at in range(3, len(tokens)):
-            known = self.next.get(tuple(tokens[at - 3:at + 1]))
+        for at in range(7, len(tokens)):
+            known = self.next.get(tuple(tokens[at - 7:at + 1]))
             if known is not None:
                 row[at, known] += 50
     return np.log(p / p.sum(-1, keepdims=True)).astype(np.float32)
@@ -389,6 +390,21 @@ def test_no_document_of_the_demo_corpus_is_in_the_sandbox(stand, tmp_path):
     _, checks = stand.judge(folder)
     assert re.search(r"LookupError: 0 documents among \d{3,} sources", str(checks[-1])), checks[-1]
     assert sandbox.CORPUS == {sandbox.canonical(name) for name in prepare.DEMO_PACKAGES}
+
+
+COMPILES = """
+import torch
+f = torch.compile(lambda x: (x * 2 + 1).sum())
+raise LookupError(f"compiled, and the sum is {{f(torch.ones(4)).item()}}")
+"""
+
+
+@needs_sandbox
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler, so records run eager")
+def test_torch_compile_works_in_the_sandbox(stand, tmp_path):
+    folder = foreign(stand, tmp_path / "compiles", COMPILES.format())
+    _, checks = stand.judge(folder, compiling=True, limits=sandbox.Limits(seconds=200))
+    assert "compiled, and the sum is 12.0" in str(checks[-1]), checks[-1]
 
 
 @needs_sandbox
