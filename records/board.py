@@ -14,7 +14,13 @@ from common import (HERE, DataError, Track, exit_code_of, load_track, read_bytes
 from verdicts import folder_sha256, read_verdicts
 
 MARKS = "<!-- board -->\n", "<!-- /board -->"
-SHOWN = {"pass": "passed", "fail": "failed", "papers": "papers only", "stale": "changed since", "none": "not verified"}
+SHOWN = {
+    "pass": "passed",
+    "fail": "failed",
+    "papers": "papers only",
+    "stale": "changed since",
+    "none": "not verified",
+}
 
 
 @dataclass(frozen=True)
@@ -92,8 +98,11 @@ def row(rank: str, entry: Entry, root: Path) -> str:
 
 HEAD = ("| rank | record | by | date | bits per byte | bytes | seconds | what changed | beats | verdict |\n"
         "|---|---|---|---|---|---|---|---|---|---|\n")
-TITLES = {"records": "", "others": "\n**Other submissions**: they claim no record, or were not scored again yet.\n\n",
-          "disputed": "\n**Disputed**: they fail a check, changed after it, or somebody doubts them.\n\n"}
+TITLES = {
+    "records": "",
+    "others": "\n**Other submissions**: they claim no record, or were not scored again yet.\n\n",
+    "disputed": "\n**Disputed**: they fail a check, changed after it, or somebody doubts them.\n\n",
+}
 
 
 def tables(track: Track, entries: list[Entry]) -> str:
@@ -138,9 +147,16 @@ def chart(track: Track, entries: list[Entry]) -> bytes:
     best = [min(e.bpb for e in entries[:i + 1]) for i in range(len(entries))]
     axes.step(days, best, where="post", color="#1f6f8b", alpha=0.5)
     for entry, day in zip(entries, days):
-        axes.plot([day] * len(entry.submission["seeds"]), [s["val_bpb"] for s in entry.submission["seeds"]], ".",
-                  color="#d1495b", markersize=4)
-        axes.annotate(entry.submission["name"], (day, entry.bpb), textcoords="offset points", xytext=(6, 6), fontsize=8)
+        axes.plot(
+            [day] * len(entry.submission["seeds"]),
+            [s["val_bpb"] for s in entry.submission["seeds"]],
+            ".",
+            color="#d1495b",
+            markersize=4,
+        )
+        axes.annotate(
+            entry.submission["name"], (day, entry.bpb), textcoords="offset points", xytext=(6, 6), fontsize=8
+        )
     axes.xaxis.set_major_locator(dates.AutoDateLocator(minticks=2, maxticks=8))
     axes.xaxis.set_major_formatter(dates.DateFormatter("%Y-%m-%d"))
     axes.margins(0.15)
@@ -172,7 +188,9 @@ def build(root: Path) -> dict[Path, bytes]:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--records", type=Path, default=HERE, help="folder of the tracks")
-    parser.add_argument("--check", action="store_true", help="write nothing, exit 1 if something would change")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing, exit 1 if something would change"
+    )
     args = parser.parse_args(argv)
     files = build(args.records)
     old = [path for path, data in files.items() if not path.exists() or path.read_bytes() != data]

@@ -1,9 +1,10 @@
 """Text to bytes and back by a record's own probabilities: the proof that its score is one.
 
-An arithmetic coder (the package constriction) spends -log2 p bits on a token to which the model gives p. The decoder
-knows only what it has decoded so far, so whatever a model cannot really predict, it cannot decode either.
-Encoder and decoder make the same calls, one for each token, so that their floats agree bit for bit.
+An arithmetic coder (the package constriction) spends -log2 p bits on a token to which the model gives p. The
+decoder knows only what it has decoded so far, so whatever a model cannot really predict, it cannot decode
+either. Encoder and decoder make the same calls, one for each token, so that their floats agree bit for bit.
 """
+
 import bz2
 import gzip
 import lzma
@@ -15,7 +16,9 @@ import numpy as np
 
 from common import LN2, DataError
 
-HEAD = struct.Struct("<4s8sIIIIII")     # magic, record, window, stride, rows, tokens, bytes and crc32 of the text
+HEAD = struct.Struct(
+    "<4s8sIIIIII"
+)  # magic, record, window, stride, rows, tokens, bytes and crc32 of the text
 MAGIC = b"BGc1"
 PAD = 64                                # contexts are filled up to a multiple of it: few shapes, same floats
 
@@ -30,7 +33,8 @@ class Evaluation:
 
     def windows(self, total: int) -> np.ndarray:
         """int64[n, 3]: (start, first scored, end). A window reads tokens start .. end and scores the targets
-        first .. end; it moves by `stride`, and only the first scores all it sees, each later one what is new."""
+        first .. end; it moves by `stride`, and only the first scores all it sees, each later one what is new.
+        """
         window, stride = min(self.window, total - 1), min(self.stride, total - 1)
         starts = np.arange(1 + max(0, -(-(total - 1 - window) // stride)), dtype=np.int64) * stride
         ends = np.minimum(starts + window, total - 1)
@@ -52,7 +56,10 @@ class Encoder:
 
     def __post_init__(self):
         import constriction
-        self.stream, self.model = constriction.stream.queue.RangeEncoder(), constriction.stream.model.Categorical
+        self.stream, self.model = (
+            constriction.stream.queue.RangeEncoder(),
+            constriction.stream.model.Categorical,
+        )
 
     def code(self, p: np.ndarray) -> int:
         symbol = int(self.known[self.at])
@@ -102,7 +109,8 @@ def code(predictor, evaluation: Evaluation, bos: int, total: int, coder: Encoder
 
 
 def compress(predictor, evaluation: Evaluation, tokenizer, record: bytes, text: bytes) -> tuple[bytes, float]:
-    """(compressed file, nats of its tokens by the model's own probabilities). `record` names the record: bytes[8]."""
+    """(compressed file, nats of its tokens by the model's own probabilities). `record`: bytes[8], names
+    it."""
     try:
         ids = tokenizer.encode(text.decode())
     except UnicodeDecodeError as error:
@@ -113,8 +121,16 @@ def compress(predictor, evaluation: Evaluation, tokenizer, record: bytes, text: 
     encoder = Encoder(tokens)
     if len(tokens) > 1:
         code(predictor, evaluation, tokenizer.bos_id(), len(tokens), encoder)
-    head = HEAD.pack(MAGIC, record, evaluation.window, evaluation.stride, evaluation.rows, len(tokens), len(text),
-                     zlib.crc32(text))
+    head = HEAD.pack(
+        MAGIC,
+        record,
+        evaluation.window,
+        evaluation.stride,
+        evaluation.rows,
+        len(tokens),
+        len(text),
+        zlib.crc32(text),
+    )
     return head + (encoder.payload() if len(tokens) > 1 else b""), encoder.nats
 
 
@@ -136,8 +152,10 @@ def decompress(predictor, state: str, tokenizer, record: bytes, data: bytes) -> 
             raise DataError(f"damaged: {error}") from None
     text = tokenizer.decode(tokens[1:].tolist()).encode()
     if len(text) != size or zlib.crc32(text) != crc32:
-        raise DataError(f"what was decompressed has {len(text)} bytes and crc32 {zlib.crc32(text):08x}, expected {size} "
-                        f"and {crc32:08x}: damaged, or this machine computes other floats than the one that compressed")
+        raise DataError(
+            f"what was decompressed has {len(text)} bytes and crc32 {zlib.crc32(text):08x}, expected {size} "
+            f"and {crc32:08x}: damaged, or this machine computes other floats than the one that compressed"
+        )
     return text
 
 

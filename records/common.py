@@ -1,4 +1,5 @@
-"""What the referee's tools share: errors, files, tracks, and the validation text, read by the referee's own means."""
+"""What the referee's tools share: errors, files, tracks, and the text, read by the referee's own means."""
+
 import contextlib
 import hashlib
 import json
@@ -170,7 +171,9 @@ def read_split(folder: Path, split: str) -> np.ndarray:
     """All tokens of a split in order. Raises DataError."""
     paths = sorted(folder.glob(f"*_{split}_*.bin"))
     if not paths:
-        raise DataError(f"{folder}: holds no *_{split}_*.bin; python data/prepare.py demo makes the demo corpus")
+        raise DataError(
+            f"{folder}: holds no *_{split}_*.bin; python data/prepare.py demo makes the demo corpus"
+        )
     return np.concatenate([read_shard(path) for path in paths])
 
 
@@ -224,7 +227,8 @@ def tokenizer_path(track: Track, data: Path, record: Path | None = None) -> Path
 
 
 def validation_text(track: Track, data: Path, record: Path | None = None) -> Text:
-    """The track's validation text in the record's tokens; its sha256 is held against the track's. Raises DataError."""
+    """The validation text in the record's tokens; its sha256 is held against the track's. Raises
+    DataError."""
     dataset, folder = track.dataset, data / "datasets" / track.dataset["name"]
     theirs, ours = tokenizer_path(track, data, record), tokenizer_path(track, data)
     text = decode(load_tokenizer(ours), read_split(folder, "val"))
@@ -234,9 +238,11 @@ def validation_text(track: Track, data: Path, record: Path | None = None) -> Tex
     return text if ours == theirs else encode(load_tokenizer(theirs), text.documents)
 
 
-def second_text(track: Track, tokenizer: sentencepiece.SentencePieceProcessor, given: Path | None) -> Text | None:
-    """The text of the same kind that nobody published: from a file of JSON strings (one document a line), or, for
-    the demo corpus, from the installed packages. None where the track has none."""
+def second_text(
+    track: Track, tokenizer: sentencepiece.SentencePieceProcessor, given: Path | None
+) -> Text | None:
+    """The text of the same kind that nobody published: from a file of JSON strings (one document a line), or,
+    for the demo corpus, from the installed packages. None where the track has none."""
     if given:
         documents = [json.loads(line).encode() for line in read_bytes(given).decode().splitlines()]
     elif track.dataset["second"] == "demo":

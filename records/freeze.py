@@ -101,8 +101,10 @@ def find_script(path: Path, wanted: str) -> bytes:
     """The script as it ran. Raises UsageError."""
     script = read_bytes(path)
     if sha256(script) != wanted:
-        raise UsageError(f"{path}: sha256 {sha256(script)}, the logs say {wanted}: --script names the file as "
-                         "it ran (git show COMMIT:train_gpt.py; the log's second line has the commit)")
+        raise UsageError(
+            f"{path}: sha256 {sha256(script)}, the logs say {wanted}: --script names the file as "
+            "it ran (git show COMMIT:train_gpt.py; the log's second line has the commit)"
+        )
     return script
 
 
@@ -119,7 +121,7 @@ def readme(submission: dict, track: Track) -> str:
 
 Why: {submission['why']}
 
-{track['title']} · {submission['author']} · {submission['date']} · beats {submission['beats'] or 'nothing: the first'}
+{track['title']} · {submission['author']} · {submission['date']} · beats {submission['beats'] or 'nothing'}
 
 | seed | val_loss | val_bpb | total bytes | train seconds | steps |
 |---|---|---|---|---|---|

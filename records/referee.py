@@ -1,13 +1,15 @@
-"""The trusted scorer: bits per byte of a record by the referee's own count, probes, and a proof by compression.
+"""The trusted scorer: bits per byte of a record by the referee's own count, probes, a proof by compression.
 
     python records/referee.py score      RECORD
     python records/referee.py prove      RECORD --bytes 4096
     python records/referee.py compress   RECORD FILE [-o FILE.bg]
     python records/referee.py decompress RECORD FILE.bg [-o FILE]
 
-RECORD is a folder with a train_gpt.py that defines load_predictor, and an artifact. The record runs in a sandbox and
-sees tokens only; the text, the count of bytes, the sum of nats, the clock and the verdict are the referee's.
+RECORD is a folder with a train_gpt.py that defines load_predictor, and an artifact. The record runs in a
+sandbox and sees tokens only; the text, the count of bytes, the sum of nats, the clock and the verdict are
+the referee's.
 """
+
 import argparse
 import hashlib
 import secrets
@@ -20,9 +22,27 @@ from pathlib import Path
 import numpy as np
 
 from coder import HEAD, Evaluation, bits_per_byte, compress, decompress, others
-from common import (REPO, Check, DataError, Text, Track, UsageError, check, encode, exit_code_of, load_tokenizer,
-                    load_track, read_bytes, read_json, schema_errors, second_text, skip, tokenizer_path,
-                    validation_text, write_whole)
+from common import (
+    REPO,
+    Check,
+    DataError,
+    Text,
+    Track,
+    UsageError,
+    check,
+    encode,
+    exit_code_of,
+    load_tokenizer,
+    load_track,
+    read_bytes,
+    read_json,
+    schema_errors,
+    second_text,
+    skip,
+    tokenizer_path,
+    validation_text,
+    write_whole,
+)
 from sandbox import Limits, NoSandbox, Predictor, SandboxError
 
 EXACT = 0.02            # nats between two calls of one process: other batch shapes may round otherwise
@@ -64,8 +84,13 @@ class Job:
                          compiling and self.compiling, self.limits)
 
 
-def find_job(record: Path, track: Path | None = None, artifact: Path | None = None, data: Path = REPO / "data",
-             **options) -> Job:
+def find_job(
+    record: Path,
+    track: Path | None = None,
+    artifact: Path | None = None,
+    data: Path = REPO / "data",
+    **options,
+) -> Job:
     """The job of a record folder. Without a submission.json windows are as long as the predictor takes.
     Raises DataError, UsageError."""
     rules = load_track(track or record.resolve().parent)
@@ -101,8 +126,11 @@ def read_batches(tokens: np.ndarray, evaluation: Evaluation) -> Iterator[tuple[n
         yield part, np.pad(ids, ((0, rows - len(ids)), (0, 0)))
 
 
-def score(predictor: Predictor, tokens: np.ndarray, evaluation: Evaluation, batches: int | None = None) -> np.ndarray:
-    """float64[n]: nats of each token, written once; the first is not scored, and nan. Of so many batches at most."""
+def score(
+    predictor: Predictor, tokens: np.ndarray, evaluation: Evaluation, batches: int | None = None
+) -> np.ndarray:
+    """float64[n]: nats of each token, written once; the first, and what is after so many batches, stays
+    nan."""
     nats = np.full(len(tokens), np.nan)
     for number, (windows, ids) in enumerate(read_batches(tokens, evaluation)):
         if number == batches:
@@ -140,22 +168,35 @@ def score_record(job: Job, text: Text) -> tuple[Result, list[Check]]:
     """Score the whole text in a sandbox. Raises SandboxError, NoSandbox."""
     with job.predictor(compiling=True) as predictor:
         job = with_windows(job, predictor)
-        checks = [check("contract", predictor.vocab_size > int(text.tokens.max())
-                        and predictor.max_len >= job.evaluation.window
-                        and (job.evaluation.state == "none" or predictor.adapts),
-                        f"vocab_size {predictor.vocab_size}, max_len {predictor.max_len}, adapt {predictor.adapts}; "
-                        f"expected a vocabulary above {int(text.tokens.max())} and what {job.evaluation} needs")]
+        checks = [
+            check(
+                "contract",
+                predictor.vocab_size > int(text.tokens.max())
+                and predictor.max_len >= job.evaluation.window
+                and (job.evaluation.state == "none" or predictor.adapts),
+                f"vocab_size {predictor.vocab_size}, max_len {predictor.max_len}, adapt {predictor.adapts}; "
+                f"expected a vocabulary above {int(text.tokens.max())} and what {job.evaluation} needs",
+            )
+        ]
         if checks[0].verdict == "FAIL":
             return Result(job, np.full(len(text.tokens), np.nan), np.nan, np.nan, 0.0, ""), checks
         began = time.monotonic()
         nats = score(predictor, text.tokens, job.evaluation)
         seconds, said = time.monotonic() - began, predictor.said
     good = np.isfinite(nats[1:]).all() and (nats[1:] >= -SUM).all()
-    checks.append(check("finite", bool(good), f"nats from {nats[1:].min():.6g} to {nats[1:].max():.6g}, expected finite "
-                        "numbers, none below 0"))
+    checks.append(
+        check(
+            "finite",
+            bool(good),
+            f"nats from {nats[1:].min():.6g} to {nats[1:].max():.6g}, expected finite "
+            "numbers, none below 0",
+        )
+    )
     total = float(nats[1:].sum())
     limit = job.track["eval_seconds"]
-    checks.append(check("eval-time", seconds <= limit, f"scored in {seconds:.1f} s, expected at most {limit} s"))
+    checks.append(
+        check("eval-time", seconds <= limit, f"scored in {seconds:.1f} s, expected at most {limit} s")
+    )
     return Result(job, nats, bits_per_byte(total, text.bytes), total / (len(nats) - 1), seconds, said), checks
 
 
@@ -170,7 +211,10 @@ def gap(a: np.ndarray, b: np.ndarray) -> float:
 
 def distance(logp: np.ndarray, logq: np.ndarray) -> float:
     """Largest total variation distance between distributions that stand in the last axis."""
-    return gap(np.zeros(1), np.abs(np.exp(logp.astype(np.float64)) - np.exp(logq.astype(np.float64))).sum(-1).ravel() / 2)
+    return gap(
+        np.zeros(1),
+        np.abs(np.exp(logp.astype(np.float64)) - np.exp(logq.astype(np.float64))).sum(-1).ravel() / 2,
+    )
 
 
 def told(difference: float) -> str:
@@ -179,7 +223,7 @@ def told(difference: float) -> str:
 
 @dataclass
 class Probe:
-    """Rows of real windows, a cut in each, and two copies: later tokens random, and only the next one changed."""
+    """Rows of real windows, a cut in each, and two copies: later tokens random, only the next one changed."""
     windows: np.ndarray
     ids: np.ndarray         # int64[R, T+1]
     cuts: np.ndarray        # the last place that all three share
@@ -207,7 +251,7 @@ def at_cuts(probe: Probe, logprobs: np.ndarray) -> np.ndarray:
 
 
 def probe_future(predictor: Predictor, probes: list[Probe], nats: np.ndarray) -> Check:
-    """What a process that has never seen the next token gives it, against its score. The strictest of the probes:
+    """What a process that has never seen the next token gives it, against its score. The strictest probe:
     it comes first in a fresh sandbox, so no memory of an earlier call can help."""
     found, scored = [], []
     for probe in probes:
@@ -217,12 +261,17 @@ def probe_future(predictor: Predictor, probes: list[Probe], nats: np.ndarray) ->
         scored += nats[probe.windows[:, 0] + probe.cuts + 1].tolist()
     found, scored = np.array(found), np.array(scored)
     worst, mean = gap(found, scored), float(np.mean(found - scored))
-    return check("hidden-future", worst <= CROSS and abs(mean) <= CROSS_MEAN * 3,
-                 f"{len(found)} tokens cost {mean:+.4f} nats more on average (at most {worst:.3g}) where the record "
-                 f"cannot have seen them; expected {CROSS_MEAN * 3} and {CROSS} at most")
+    return check(
+        "hidden-future",
+        worst <= CROSS and abs(mean) <= CROSS_MEAN * 3,
+        f"{len(found)} tokens cost {mean:+.4f} nats more on average (at most {worst:.3g}) where the record "
+        f"cannot have seen them; expected {CROSS_MEAN * 3} and {CROSS} at most",
+    )
 
 
-def probe_calls(predictor: Predictor, probe: Probe, nats: np.ndarray, rng: np.random.Generator) -> Iterator[Check]:
+def probe_calls(
+    predictor: Predictor, probe: Probe, nats: np.ndarray, rng: np.random.Generator
+) -> Iterator[Check]:
     """One probe after the other, all calls of one shape."""
     before = probe.before
     later, later_p = predictor.nll(probe.later), predictor.logprobs(probe.later[:, :-1])
@@ -232,8 +281,12 @@ def probe_calls(predictor: Predictor, probe: Probe, nats: np.ndarray, rng: np.ra
         up_to = np.concatenate([np.ones((len(before), 1), bool), before], 1)[:, :-1] & (
             np.arange(before.shape[1]) <= probe.cuts[:, None])
         worst = max(gap(scores[before], own[before]), distance(p[up_to], own_p[up_to]))
-        yield check(name, worst <= EXACT, f"with {name.replace('-', ' ')} changed, what stands before is {told(worst)}, "
-                    f"expected at most {EXACT}")
+        yield check(
+            name,
+            worst <= EXACT,
+            f"with {name.replace('-', ' ')} changed, what stands before is {told(worst)}, "
+            f"expected at most {EXACT}",
+        )
     sums = np.log(np.exp(own_p.astype(np.float64)).sum(-1))
     worst = max(gap(sums, np.zeros_like(sums)), float(own_p.max()))
     yield check("normalised", worst <= SUM, f"probabilities sum to 1 within {worst:.3g}, expected {SUM}")
@@ -242,23 +295,32 @@ def probe_calls(predictor: Predictor, probe: Probe, nats: np.ndarray, rng: np.ra
     yield check("nll-agrees", worst <= EXACT, f"nll and logprobs are {told(worst)}, expected at most {EXACT}")
     mixed = probe.ids.copy()
     mixed[1::2] = rng.integers(0, own_p.shape[-1], mixed[1::2].shape)
-    worst = max(gap(predictor.nll(mixed)[::2], own[::2]), gap(predictor.nll(probe.ids[::-1].copy())[::-1], own))
-    yield check("rows", worst <= EXACT, f"beside other rows, and in another order, scores are {told(worst)}, expected "
-                f"at most {EXACT}")
+    worst = max(
+        gap(predictor.nll(mixed)[::2], own[::2]), gap(predictor.nll(probe.ids[::-1].copy())[::-1], own)
+    )
+    yield check(
+        "rows",
+        worst <= EXACT,
+        f"beside other rows, and in another order, scores are {told(worst)}, expected " f"at most {EXACT}",
+    )
     worst = gap(predictor.nll(probe.ids), own)
     yield check("repeat", worst <= EXACT, f"scored again: {told(worst)}, expected at most {EXACT}")
     there = [(row[first - start - 1:end - start], nats[first:end + 1])
              for (start, first, end), row in zip(probe.windows, own)]
     found, scored = (np.concatenate(parts) for parts in zip(*there))
     worst, mean = gap(found, scored), float(np.mean(found - scored))
-    yield check("state", worst <= CROSS and abs(mean) <= CROSS_MEAN, f"in a fresh process, among other windows, scores are "
-                f"{mean:+.5f} nats apart on average, {worst:.3g} at most; expected {CROSS_MEAN} and {CROSS}")
+    yield check(
+        "state",
+        worst <= CROSS and abs(mean) <= CROSS_MEAN,
+        f"in a fresh process, among other windows, scores are "
+        f"{mean:+.5f} nats apart on average, {worst:.3g} at most; expected {CROSS_MEAN} and {CROSS}",
+    )
 
 
 def choose_windows(tokens: np.ndarray, evaluation: Evaluation, vocab_size: int, rng: np.random.Generator,
                    ) -> tuple[list[np.ndarray], int]:
-    """(windows for each probe, batches to replay before). A record that adapts is probed within one early batch,
-    after the batches before it were scored and learnt again."""
+    """(windows for each probe, batches to replay before). A record that adapts is probed within an early
+    batch, after the batches before it were scored and learnt again."""
     windows = evaluation.windows(len(tokens))
     rows = min(evaluation.rows, len(windows))
     width = min(evaluation.window, len(tokens) - 1)
@@ -272,7 +334,9 @@ def choose_windows(tokens: np.ndarray, evaluation: Evaluation, vocab_size: int, 
     return parts, replay
 
 
-def probe_record(result: Result, text: Text, second: Text | None, rng: np.random.Generator) -> Iterator[Check]:
+def probe_record(
+    result: Result, text: Text, second: Text | None, rng: np.random.Generator
+) -> Iterator[Check]:
     """All probes, in a fresh sandbox. Raises SandboxError."""
     job, tokens = result.job, text.tokens
     with job.predictor() as predictor:
@@ -291,14 +355,20 @@ def probe_second(predictor: Predictor, result: Result, second: Text) -> Check:
     """A model that knows the public text by heart is worse on another of its kind."""
     starts = np.flatnonzero(second.tokens == second.tokens[0])
     fitting = np.flatnonzero(starts[1:] <= SECOND_TOKENS)
-    documents = len(starts) if len(second.tokens) <= SECOND_TOKENS or not len(fitting) else int(fitting[-1]) + 1
+    documents = (
+        len(starts) if len(second.tokens) <= SECOND_TOKENS or not len(fitting) else int(fitting[-1]) + 1
+    )
     end = starts[documents] if documents < len(starts) else len(second.tokens)
     nats = score(predictor, second.tokens[:end], result.job.evaluation)
     bpb = bits_per_byte(float(nats[1:].sum()), sum(map(len, second.documents[:documents])))
     low, high = result.job.track["second_band"]
-    return check("second-text", low <= bpb / result.bpb <= high,
-                 f"{bpb:.4f} bits per byte on {end} tokens that nobody published, {bpb / result.bpb:.3f} times the public "
-                 f"text's, expected {low} to {high}")
+    return check(
+        "second-text",
+        low <= bpb / result.bpb <= high,
+        f"{bpb:.4f} bits per byte on {end} tokens that nobody published, "
+        f"{bpb / result.bpb:.3f} times the public "
+        f"text's, expected {low} to {high}",
+    )
 
 
 # --- proof ------------------------------------------------------------------------------------------------
@@ -321,22 +391,31 @@ def prove(job: Job, text: Text, size: int, rng: np.random.Generator) -> Iterator
     with job.predictor() as predictor:
         try:
             back = decompress(predictor, job.evaluation.state, tokenizer, job.name, packed)
-            yield check("proof", back == sample, f"{len(sample)} bytes of validation text came back from {len(packed)}, "
-                        "expected the same")
+            yield check(
+                "proof",
+                back == sample,
+                f"{len(sample)} bytes of validation text came back from {len(packed)}, " "expected the same",
+            )
         except DataError as error:
             yield check("proof", False, str(error))
     with job.predictor() as predictor:
         nats = float(score(predictor, encode(tokenizer, [sample]).tokens, job.evaluation)[1:].sum())
     payload, model = len(packed) - HEAD.size, nats / np.log(2) / 8
-    yield check("proof-size", abs(payload - model) <= PROOF * model + PROOF_BYTES,
-                f"{payload} bytes coded, {model:.1f} by nll, {coded / np.log(2) / 8:.1f} by logprobs, expected within "
-                f"{PROOF:.1%} and {PROOF_BYTES} bytes; " + table(sample, payload))
+    yield check(
+        "proof-size",
+        abs(payload - model) <= PROOF * model + PROOF_BYTES,
+        f"{payload} bytes coded, {model:.1f} by nll, "
+        f"{coded / np.log(2) / 8:.1f} by logprobs, expected within "
+        f"{PROOF:.1%} and {PROOF_BYTES} bytes; " + table(sample, payload),
+    )
 
 
 def table(text: bytes, size: int) -> str:
     """A size beside those of well-known programs."""
     rows = {"bytes": len(text), **others(text), "this model": size}
-    return ", ".join(f"{name} {value} ({8 * value / max(len(text), 1):.3f} bits per byte)" for name, value in rows.items())
+    return ", ".join(
+        f"{name} {value} ({8 * value / max(len(text), 1):.3f} bits per byte)" for name, value in rows.items()
+    )
 
 
 # --- all of it --------------------------------------------------------------------------------------------
@@ -368,27 +447,43 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
                         ("compress", "compress a text file by the record's probabilities"),
                         ("decompress", "and back")):
         command = commands.add_parser(name, help=words, description=words)
-        command.add_argument("record", type=Path, metavar="RECORD", help="folder with train_gpt.py and an artifact")
-        command.add_argument("--track", type=Path, help="folder with track.json (default: the record's parent)")
+        command.add_argument(
+            "record", type=Path, metavar="RECORD", help="folder with train_gpt.py and an artifact"
+        )
+        command.add_argument(
+            "--track", type=Path, help="folder with track.json (default: the record's parent)"
+        )
         command.add_argument("--artifact", type=Path, help="(default: the record's model_seed<N>.int8.ptz)")
-        command.add_argument("--data", type=Path, default=REPO / "data", help="folder with datasets/ and tokenizers/")
-        command.add_argument("--trust", action="store_true", help="run the record without a sandbox where there is none")
+        command.add_argument(
+            "--data", type=Path, default=REPO / "data", help="folder with datasets/ and tokenizers/"
+        )
+        command.add_argument(
+            "--trust", action="store_true", help="run the record without a sandbox where there is none"
+        )
         if name == "score":
-            command.add_argument("--second", type=Path, help="second text: a JSON string a line, one for a document")
+            command.add_argument(
+                "--second", type=Path, help="second text: a JSON string a line, one for a document"
+            )
             command.add_argument("--eager", action="store_true", help="without torch.compile")
         if name == "prove":
-            command.add_argument("--bytes", type=int, default=4096, metavar="N", help="of text (default: 4096)")
+            command.add_argument(
+                "--bytes", type=int, default=4096, metavar="N", help="of text (default: 4096)"
+            )
         if name in ("compress", "decompress"):
             command.add_argument("file", type=Path, metavar="FILE")
             command.add_argument("-o", "--output", type=Path, help="(default: FILE.bg, or FILE without .bg)")
-        command.add_argument("--probe-seed", type=int, help="of the random positions (default: drawn, and printed)")
+        command.add_argument(
+            "--probe-seed", type=int, help="of the random positions (default: drawn, and printed)"
+        )
     return parser.parse_args(argv)
 
 
 def convert(job: Job, args: argparse.Namespace) -> int:
     """compress and decompress."""
     packing, tokenizer = args.command == "compress", load_tokenizer(job.tokenizer_path)
-    output = args.output or (args.file.with_name(args.file.name + ".bg") if packing else args.file.with_suffix(""))
+    output = args.output or (
+        args.file.with_name(args.file.name + ".bg") if packing else args.file.with_suffix("")
+    )
     if output.exists():
         raise UsageError(f"{output}: exists and is never overwritten; -o names another file")
     if not packing and args.output is None and args.file.suffix != ".bg":
@@ -412,8 +507,14 @@ def convert(job: Job, args: argparse.Namespace) -> int:
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     options = {name: getattr(args, name) for name in ("trust", "second") if hasattr(args, name)}
-    job = find_job(args.record, args.track, args.artifact, args.data, compiling=not getattr(args, "eager", False),
-                   **options)
+    job = find_job(
+        args.record,
+        args.track,
+        args.artifact,
+        args.data,
+        compiling=not getattr(args, "eager", False),
+        **options,
+    )
     try:
         if args.command in ("compress", "decompress"):
             return convert(job, args)
@@ -429,8 +530,15 @@ def main(argv: list[str] | None = None) -> int:
             print(line, flush=True)
             failed += line.verdict == "FAIL"
         if result:
-            print("---", f"val_loss: {result.loss:.8f}", f"val_bpb: {result.bpb:.8f}", f"val_bytes: {text.bytes}",
-                  f"val_tokens: {len(text.tokens) - 1}", f"seconds: {result.seconds:.1f}", sep="\n")
+            print(
+                "---",
+                f"val_loss: {result.loss:.8f}",
+                f"val_bpb: {result.bpb:.8f}",
+                f"val_bytes: {text.bytes}",
+                f"val_tokens: {len(text.tokens) - 1}",
+                f"seconds: {result.seconds:.1f}",
+                sep="\n",
+            )
         return 1 if failed else 0
     except (SandboxError, NoSandbox) as error:
         raise DataError(str(error)) from None

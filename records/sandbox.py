@@ -1,9 +1,11 @@
 """A record's predictor in a process of its own, which sees nothing but itself and may use little.
 
-bubblewrap gives it a file system of the record's script and artifact, the Python installation and a C++ compiler,
-all read-only, an empty /tmp, no network and no other process. What stands in the installed packages of the demo
-corpus is not there as text: modules that torch needs are there as bytecode without docstrings, the rest is not.
+bubblewrap gives it a file system of the record's script and artifact, the Python installation and a C++
+compiler, all read-only, an empty /tmp, no network and no other process. What stands in the installed
+packages of the demo corpus is not there as text: modules that torch needs are there as bytecode without
+docstrings, the rest is not.
 """
+
 import atexit
 import functools
 import importlib.metadata
@@ -29,8 +31,10 @@ import numpy as np
 
 import worker
 
-CORPUS_PACKAGES = ("sympy networkx mpmath Jinja2 fsspec filelock huggingface_hub anyio click packaging idna httpx2 "
-                   "httpcore2 h11 tqdm").split()      # as in data/prepare.py; a test compares the two
+CORPUS_PACKAGES = (
+    "sympy networkx mpmath Jinja2 fsspec filelock huggingface_hub anyio click packaging idna httpx2 "
+    "httpcore2 h11 tqdm"
+).split()  # as in data/prepare.py; a test compares the two
 VENDORS = {"setuptools"}        # needed by torch.compile, and holds copies of corpus packages
 FOREIGN_FOLDERS = {"tests", "benchmarks", "testing"}  # of packages: nothing imports them
 
@@ -140,7 +144,9 @@ def packages(imports: tuple[str, ...]) -> list[str]:
 
 def libraries() -> list[Path]:
     """Shared libraries and the compiler's own files: not all of /usr/lib, where anything may be installed."""
-    folders = [path for path in map(Path, ("/usr/lib", "/usr/lib64", "/usr/libexec")) if not path.is_symlink()]
+    folders = [
+        path for path in map(Path, ("/usr/lib", "/usr/lib64", "/usr/libexec")) if not path.is_symlink()
+    ]
     children = [child for folder in folders if folder.is_dir() for child in sorted(folder.iterdir())]
     return [child for child in children if child.name.startswith("gcc") or child.name.endswith("-linux-gnu")
             or child.is_file() and ".so" in child.name]
@@ -148,7 +154,9 @@ def libraries() -> list[Path]:
 
 def bind(path: Path) -> list[str]:
     """Options of bwrap for a read-only path and folders above it that everybody may pass."""
-    parents = [part for parent in reversed(path.parents) for part in ("--perms", "0755", "--dir", str(parent))]
+    parents = [
+        part for parent in reversed(path.parents) for part in ("--perms", "0755", "--dir", str(parent))
+    ]
     return [*parents, "--ro-bind", str(path), str(path)] if path.exists() else []
 
 
@@ -162,12 +170,18 @@ def system() -> list[str]:
             options += ["--symlink", os.readlink(path), str(path)]
         elif path.parent == Path("/"):
             options += bind(path)
-    prefixes = {Path(p): None for p in (sys.base_prefix, sys.prefix, sysconfig.get_path("stdlib")) if p != "/usr"}
-    return options + [part for path in prefixes if not set(prefixes) & set(path.parents) for part in bind(path)]
+    prefixes = {
+        Path(p): None for p in (sys.base_prefix, sys.prefix, sysconfig.get_path("stdlib")) if p != "/usr"
+    }
+    return options + [
+        part for path in prefixes if not set(prefixes) & set(path.parents) for part in bind(path)
+    ]
 
 
 def gpu_devices() -> list[str]:
-    return [part for path in sorted(Path("/dev").glob("nvidia*")) for part in ("--dev-bind", str(path), str(path))]
+    return [
+        part for path in sorted(Path("/dev").glob("nvidia*")) for part in ("--dev-bind", str(path), str(path))
+    ]
 
 
 def bwrap_command(stage: Path, imports: tuple[str, ...], device: str, limits: Limits) -> list[str]:
@@ -177,10 +191,38 @@ def bwrap_command(stage: Path, imports: tuple[str, ...], device: str, limits: Li
         rights += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     space = ["--size", str(4 * limits.files), "--perms", "1777", "--tmpfs"]
     gpus = gpu_devices() if device == "cuda" else []
-    return [bubblewrap(), "--proc", "/proc", "--dev", "/dev", *gpus, *space, "/dev/shm", "--remount-ro", "/dev",
-            *space, "/tmp", *system(), *packages(imports), "--ro-bind", str(stage), "/record",
-            "--chdir", "/tmp", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts",
-            "--unshare-cgroup-try", "--hostname", "sandbox", "--die-with-parent", "--new-session", *rights, "--"]
+    return [
+        bubblewrap(),
+        "--proc",
+        "/proc",
+        "--dev",
+        "/dev",
+        *gpus,
+        *space,
+        "/dev/shm",
+        "--remount-ro",
+        "/dev",
+        *space,
+        "/tmp",
+        *system(),
+        *packages(imports),
+        "--ro-bind",
+        str(stage),
+        "/record",
+        "--chdir",
+        "/tmp",
+        "--unshare-ipc",
+        "--unshare-pid",
+        "--unshare-net",
+        "--unshare-uts",
+        "--unshare-cgroup-try",
+        "--hostname",
+        "sandbox",
+        "--die-with-parent",
+        "--new-session",
+        *rights,
+        "--",
+    ]
 
 
 def environment(compiling: bool) -> dict[str, str]:
@@ -266,11 +308,21 @@ class Predictor:
 
     Raises NoSandbox, and SandboxError for whatever the record does wrong.
     """
-    def __init__(self, script: Path, artifact: Path, imports: list[str], device: str = "cpu", trust: bool = False,
-                 compiling: bool = False, limits: Limits = Limits()):
+    def __init__(
+        self,
+        script: Path,
+        artifact: Path,
+        imports: list[str],
+        device: str = "cpu",
+        trust: bool = False,
+        compiling: bool = False,
+        limits: Limits = Limits(),
+    ):
         if not trust and bubblewrap() is None:
-            raise NoSandbox("bubblewrap (bwrap) is not installed or does not work here, so foreign code is refused: "
-                            "apt-get install bubblewrap, or --trust the record")
+            raise NoSandbox(
+                "bubblewrap (bwrap) is not installed or does not work here, so foreign code is refused: "
+                "apt-get install bubblewrap, or --trust the record"
+            )
         self.limits, self.spent = limits, 0.0
         self.stage = Path(tempfile.mkdtemp(prefix="bytegolf-record-"))
         try:
@@ -292,10 +344,26 @@ class Predictor:
         user = 64000 + os.getpid() % 1000 if os.geteuid() == 0 and not trust else 0
         memory, tasks = (0 if device == "cuda" else self.limits.memory), (0 if trust else self.limits.tasks)
         numbers = there, back, memory, tasks, int(self.limits.seconds) * 4, self.limits.files, user
-        command += [sys.executable, "-I", "-B", "-u", f"{inside}/worker.py", inside, device, *map(str, numbers)]
-        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, cwd="/",
-                                        stderr=subprocess.STDOUT, pass_fds=(there, back), start_new_session=True,
-                                        env=environment(compiling))
+        command += [
+            sys.executable,
+            "-I",
+            "-B",
+            "-u",
+            f"{inside}/worker.py",
+            inside,
+            device,
+            *map(str, numbers),
+        ]
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            cwd="/",
+            stderr=subprocess.STDOUT,
+            pass_fds=(there, back),
+            start_new_session=True,
+            env=environment(compiling),
+        )
         os.close(there)
         os.close(back)
         for fd in (self.requests, self.responses):
@@ -341,7 +409,9 @@ class Predictor:
         """int64[B, T] -> float32[B, end - first, V]: of the positions first .. end - 1 (default: all)."""
         end = ids.shape[1] if end is None else end
         shape = ids.shape[0], end - first, self.vocab_size
-        return np.frombuffer(self.ask(worker.LOGPROBS, ids, 4 * int(np.prod(shape)), first, end), "<f4").reshape(shape)
+        return np.frombuffer(
+            self.ask(worker.LOGPROBS, ids, 4 * int(np.prod(shape)), first, end), "<f4"
+        ).reshape(shape)
 
     def adapt(self, ids: np.ndarray) -> None:
         self.ask(worker.ADAPT, ids, 0)
@@ -403,7 +473,9 @@ class Predictor:
             raise SandboxError(self.watchdog.verdict[0], "the record " + self.watchdog.verdict[1])
         kill(self.process)
         status = self.process.wait()
-        raise SandboxError("died", f"the record's process ended (exit status {status}) {self.said[-300:]}".strip())
+        raise SandboxError(
+            "died", f"the record's process ended (exit status {status}) {self.said[-300:]}".strip()
+        )
 
 
 def clean(text: str) -> str:

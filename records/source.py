@@ -61,11 +61,20 @@ def hidden_code(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id in HIDERS and isinstance(node.ctx, ast.Load):
             yield f"line {node.lineno} uses {node.id}"
-        if isinstance(node, ast.Attribute) and node.attr in ("__globals__", "__builtins__", "__code__", "__subclasses__"):
+        if isinstance(node, ast.Attribute) and node.attr in (
+            "__globals__",
+            "__builtins__",
+            "__code__",
+            "__subclasses__",
+        ):
             yield f"line {node.lineno} uses .{node.attr}"
         if isinstance(node, ast.Constant) and node.value in HIDERS - {"compile"}:
             yield f"line {node.lineno} has the text {node.value!r}"
-        if isinstance(node, ast.Attribute) and dotted(node) in ("types.CodeType", "types.FunctionType", "sys.modules"):
+        if isinstance(node, ast.Attribute) and dotted(node) in (
+            "types.CodeType",
+            "types.FunctionType",
+            "sys.modules",
+        ):
             yield f"line {node.lineno} uses {dotted(node)}"
 
 
@@ -80,11 +89,11 @@ def large_constants(tree: ast.AST, max_literal: int, max_table: int) -> Iterator
         if isinstance(node, ast.Constant):
             if isinstance(node.value, (str, bytes)) and len(node.value) > max_literal:
                 what = "a docstring" if id(node) in words else "a constant"
-                yield f"line {node.lineno} holds {what} of {len(node.value)}, at most {max_literal} are allowed"
+                yield f"line {node.lineno} holds {what} of {len(node.value)}, {max_literal} are allowed"
             if isinstance(node.value, int) and node.value.bit_length() > MAX_BITS:
                 yield f"line {node.lineno} holds a number of {node.value.bit_length()} bits"
         if isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.Dict)) and elements(node) > max_table:
-            yield f"line {node.lineno} holds a table of {elements(node)} constants, at most {max_table} are allowed"
+            yield f"line {node.lineno} holds a table of {elements(node)}, {max_table} are allowed"
 
 
 def none_of(name: str, found: Iterator[str]) -> Check:
@@ -97,11 +106,16 @@ def check_source(script: bytes, track: Track) -> Iterator[Check]:
     try:
         tree = ast.parse(script)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        yield check("compiles", False, f"{error}, expected Python {sys.version_info[0]}.{sys.version_info[1]}")
+        yield check(
+            "compiles", False, f"{error}, expected Python {sys.version_info[0]}.{sys.version_info[1]}"
+        )
         return
     functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    yield check("compiles", "load_predictor" in functions, "defines " + ("" if "load_predictor" in functions else "no ")
-                + "load_predictor, expected one")
+    yield check(
+        "compiles",
+        "load_predictor" in functions,
+        "defines " + ("" if "load_predictor" in functions else "no ") + "load_predictor, expected one",
+    )
     lines, most = len(script.splitlines()), track["max_lines"]
     yield check("lines", lines <= most, f"{lines} lines, expected {most} at most") if most else \
         skip("lines", "the track has no limit")

@@ -1,7 +1,8 @@
-"""What a record's own files say: logs and metrics of its runs, and the numbers of submission.json made from them.
+"""What a record's own files say: logs and metrics of its runs, and the numbers of submission.json from them.
 
 freeze.py writes these numbers and verify.py computes them again: one function, so a number is never typed.
 """
+
 import json
 import math
 import re
@@ -11,12 +12,15 @@ from pathlib import Path
 
 from common import DataError, Track, read_bytes, sha256
 
-INTEGERS = ("val_tokens val_bytes steps tokens_seen params artifact_bytes code_bytes total_bytes budget_bytes "
-            "seed").split()
+INTEGERS = (
+    "val_tokens val_bytes steps tokens_seen params artifact_bytes code_bytes total_bytes budget_bytes " "seed"
+).split()
 NUMBERS = "val_loss val_bpb val_bpb_unquantized train_seconds eval_seconds data_wait_seconds".split()
 HASHES = "artifact script train val tokenizer state".split()
-OF_A_SEED = ("seed val_loss val_bpb val_bpb_unquantized val_tokens val_bytes artifact_bytes total_bytes train_seconds "
-             "eval_seconds steps tokens_seen params artifact_sha256 state_sha256 run_id").split()
+OF_A_SEED = (
+    "seed val_loss val_bpb val_bpb_unquantized val_tokens val_bytes artifact_bytes total_bytes train_seconds "
+    "eval_seconds steps tokens_seen params artifact_sha256 state_sha256 run_id"
+).split()
 ABOUT = "ranks processor gpu cores threads platform python torch numpy sentencepiece git".split()
 VERSIONS = ("python", "torch", "numpy", "sentencepiece")
 

@@ -33,7 +33,13 @@ def write_verdict(folder: Path, lines: list[Check]) -> None:
     verdicts = read_verdicts(track)
     kept = {key: value for key, value in verdicts.get(folder.name, {}).items() if key == "disputed"}
     verdicts[folder.name] = {
-        "verdict": verdict_of(lines), "date": datetime.date.today().isoformat(), "sha256": folder_sha256(folder),
+        "verdict": verdict_of(lines),
+        "date": datetime.date.today().isoformat(),
+        "sha256": folder_sha256(folder),
         "checks": dict(sorted(Counter(line.verdict for line in lines).items())),
-        "failed": [line.name for line in lines if line.verdict == "FAIL"], **kept}
-    write_whole(track / "verdicts.json", (json.dumps(dict(sorted(verdicts.items())), indent=1) + "\n").encode())
+        "failed": [line.name for line in lines if line.verdict == "FAIL"],
+        **kept,
+    }
+    write_whole(
+        track / "verdicts.json", (json.dumps(dict(sorted(verdicts.items())), indent=1) + "\n").encode()
+    )

@@ -92,24 +92,38 @@ def check_folder(record: Record) -> Iterator[Check]:
             wrong.append(f"{path.name} is no plain file")
         elif size > MAX_FILE.get(path.suffix, record.track["budget_bytes"]):
             wrong.append(f"{path.name} has {size} bytes")
-    wrong += [f"{name} is missing" for name in ("README.md", "submission.json", "train_gpt.py") if name not in names]
+    wrong += [
+        f"{name} is missing" for name in ("README.md", "submission.json", "train_gpt.py") if name not in names
+    ]
     seeds = [{re.search(r"\d+", name)[0] for name in names if name.startswith(start)}
              for start in ("train_seed", "metrics_seed", "model_seed")]
     if seeds[0] != seeds[1] or not seeds[2] <= seeds[0]:
-        wrong.append(f"logs of seeds {sorted(seeds[0])}, metrics of {sorted(seeds[1])}, models of {sorted(seeds[2])}")
+        wrong.append(
+            f"logs of seeds {sorted(seeds[0])}, metrics of {sorted(seeds[1])}, models of {sorted(seeds[2])}"
+        )
     if "tokenizer.model" in names and record.track.dataset["tokenizer_policy"] != "own":
         wrong.append("tokenizer.model, which the track provides")
-    yield check("folder", not wrong, "; ".join(wrong[:4]) or "the files of a record and no others, expected so")
+    yield check(
+        "folder", not wrong, "; ".join(wrong[:4]) or "the files of a record and no others, expected so"
+    )
 
 
 def check_schema(record: Record) -> Iterator[Check]:
     errors = schema_errors(record.submission, "submission")
-    yield check("schema", not errors, "; ".join(errors[:3]) or "submission.json is by records/schema.json, expected so")
+    yield check(
+        "schema",
+        not errors,
+        "; ".join(errors[:3]) or "submission.json is by records/schema.json, expected so",
+    )
     told = f"{record.field('track')}/{record.field('date')}_{record.field('name')}"
     yield equal("names", "the folder is", f"{record.track.folder.resolve().name}/{record.path.name}", told)
     readme = read_bytes(record.path / "README.md").decode(errors="replace")
     text = f"{record.field('val_bpb', 'mean'):.4f}"
-    yield check("readme", text in readme, f"README.md has {'' if text in readme else 'not '}the mean {text}, expected it")
+    yield check(
+        "readme",
+        text in readme,
+        f"README.md has {'' if text in readme else 'not '}the mean {text}, expected it",
+    )
 
 
 # --- logs and numbers -------------------------------------------------------------------------------------
@@ -126,7 +140,9 @@ def check_hashes(record: Record) -> Iterator[Check]:
     for name, wanted in logged.items():
         found = sorted(set(record.values(f"{name}_sha256")))
         if wanted is None:
-            yield check(f"data-{name}", len(found) == 1, f"sha256 {found}, expected one; the track does not know it")
+            yield check(
+                f"data-{name}", len(found) == 1, f"sha256 {found}, expected one; the track does not know it"
+            )
         else:
             yield equal(f"data-{name}", "sha256", found, [wanted])
     for name in ("val_tokens", "val_bytes"):
@@ -148,7 +164,11 @@ def first_difference(found, expected, place: str = "") -> str | None:
     if isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
         return next((d for i, pair in enumerate(zip(found, expected))
                      if (d := first_difference(*pair, f"{place}/{i}"))), None)
-    return None if found == expected and type(found) is type(expected) else f"{place} is {found}, expected {expected}"
+    return (
+        None
+        if found == expected and type(found) is type(expected)
+        else f"{place} is {found}, expected {expected}"
+    )
 
 
 def check_numbers(record: Record) -> Iterator[Check]:
@@ -156,7 +176,9 @@ def check_numbers(record: Record) -> Iterator[Check]:
     expected = summary(record.runs, record.script, record.track)
     found = {key: record.submission.get(key) for key in expected}
     difference = first_difference(found, expected)
-    yield check("numbers", difference is None, difference or "all as computed from logs and files, expected so")
+    yield check(
+        "numbers", difference is None, difference or "all as computed from logs and files, expected so"
+    )
 
 
 def check_run(record: Record, run: Run) -> Iterator[str]:
@@ -189,9 +211,14 @@ def check_lines(record: Record, run: Run, steps: list[dict], vals: list[dict]) -
     """The log's lines for people against the metrics."""
     every = int(record.field("settings", "values").get("TRAIN_LOG_EVERY", 0) or 0)
     total = int(record.field("settings", "values").get("ITERATIONS", 0) or 0)
-    expected = [f"{s['step']} {s['train_loss']:.4f} {s['lr_mul']:.3f} {s['train_seconds'] * 1e3:.0f}" for s in steps
-                if s["step"] <= 10 or every and s["step"] % every == 0 or s["step"] == total]
-    found = re.findall(r"^step:(\d+)/\d+ train_loss:(\S+) lr_mul:(\S+) train_time:(\d+)ms", run.log, re.MULTILINE)
+    expected = [
+        f"{s['step']} {s['train_loss']:.4f} {s['lr_mul']:.3f} {s['train_seconds'] * 1e3:.0f}"
+        for s in steps
+        if s["step"] <= 10 or every and s["step"] % every == 0 or s["step"] == total
+    ]
+    found = re.findall(
+        r"^step:(\d+)/\d+ train_loss:(\S+) lr_mul:(\S+) train_time:(\d+)ms", run.log, re.MULTILINE
+    )
     if [" ".join(line) for line in found] != expected:
         yield "the log's step lines are not those of the metrics"
     expected = [f"{v['step']} {v['val_loss']:.4f} {v['val_bpb']:.4f}" for v in vals]
@@ -236,8 +263,12 @@ def check_limits(record: Record) -> Iterator[Check]:
     for seed, run in record.runs.items():
         size = max(run.value("artifact_bytes"), len(record.artifacts.get(seed, b"")))
         total = max(total, size + code + tokenizer)
-    yield check("bytes", total <= track["budget_bytes"], f"{total} bytes: {code} of code ({track['code_bytes']}), "
-                f"{tokenizer} of tokenizer; expected {track['budget_bytes']} at most")
+    yield check(
+        "bytes",
+        total <= track["budget_bytes"],
+        f"{total} bytes: {code} of code ({track['code_bytes']}), "
+        f"{tokenizer} of tokenizer; expected {track['budget_bytes']} at most",
+    )
     for name, limit in (("train", track["train_seconds"]), ("eval", track["eval_seconds"])):
         worst, allowed = 0.0, float(limit)
         for run in record.runs.values():
@@ -264,7 +295,9 @@ def check_implied_bytes(record: Record) -> Iterator[Check]:
         found.append(round(implied))
         if abs(implied - expected) > 0.5 + 2e-8 * expected:
             wrong.append(f"seed {seed} implies {implied:.1f} bytes, the text has {expected}")
-    yield check("implied-bytes", not wrong, "; ".join(wrong[:3]) or f"{sorted(set(found))}, expected the text's")
+    yield check(
+        "implied-bytes", not wrong, "; ".join(wrong[:3]) or f"{sorted(set(found))}, expected the text's"
+    )
 
 
 def check_seeds(record: Record) -> Iterator[Check]:
@@ -274,15 +307,20 @@ def check_seeds(record: Record) -> Iterator[Check]:
     full = wanted + list(range(last + 1, last + 1 + max(0, len(found) - len(wanted))))
     yield equal("seeds", "runs of seeds", found, sorted(full))
     logged = {seed: run.value("seed") for seed, run in record.runs.items()}
-    yield check("seed-names", all(seed == its for seed, its in logged.items()), f"by name and log {logged}, expected "
-                "the same")
+    yield check(
+        "seed-names",
+        all(seed == its for seed, its in logged.items()),
+        f"by name and log {logged}, expected " "the same",
+    )
     states = record.values("state_sha256") + record.values("artifact_sha256")
     yield equal("seed-runs", "different states and artifacts", len(set(states)), 2 * len(found))
 
 
 def check_artifact(record: Record) -> Iterator[Check]:
     """The artifact of one seed is here where it is small, and is the one of the log."""
-    small = [s for s, run in record.runs.items() if run.value("artifact_bytes") < record.track["artifact_below"]]
+    small = [
+        s for s, run in record.runs.items() if run.value("artifact_bytes") < record.track["artifact_below"]
+    ]
     if not record.artifacts:
         yield check("artifact", not small, f"none is here, expected one of the seeds {small}") if small else \
             skip("artifact", "none is here: too large for a folder")
@@ -315,7 +353,7 @@ def values_of(submission: dict, name: str) -> list[float]:
 
 
 def p_below(new: list[float], old: list[float]) -> float:
-    """One-sided p of Welch's t-test that `new` is not below `old`. Equal spreads of zero decide by the means."""
+    """One-sided p of Welch's t-test that `new` is not below `old`. Without any spread the means decide."""
     from scipy.stats import ttest_ind       # a second that other checks need not pay
     if np.std(new) == np.std(old) == 0:
         return float(np.mean(new) >= np.mean(old))
@@ -339,8 +377,12 @@ def check_claim(record: Record) -> Iterator[Check]:
     good = gain >= least and p < record.track["alpha"]
     if claim == "speed":
         good = good and record.field("val_bpb", "mean") <= old["val_bpb"]["mean"]
-    yield check("gain", good, f"{gain:.4f} {unit} over {best}, Welch p {p:.4g}; expected {least} at least, p below "
-                f"{record.track['alpha']}" + (" and no worse a score" if claim == "speed" else ""))
+    yield check(
+        "gain",
+        good,
+        f"{gain:.4f} {unit} over {best}, Welch p {p:.4g}; expected {least} at least, p below "
+        f"{record.track['alpha']}" + (" and no worse a score" if claim == "speed" else ""),
+    )
 
 
 # --- the referee ------------------------------------------------------------------------------------------
@@ -378,8 +420,14 @@ def check_by_referee(record: Record, options: argparse.Namespace) -> Iterator[Ch
         return
     seed = min(record.artifacts)
     run = record.runs[seed]
-    job = find_job(record.path, artifact=record.path / f"model_seed{seed}.int8.ptz", data=options.data,
-                   trust=options.trust, second=options.second, compiling=was_compiled(run) and not options.eager)
+    job = find_job(
+        record.path,
+        artifact=record.path / f"model_seed{seed}.int8.ptz",
+        data=options.data,
+        trust=options.trust,
+        second=options.second,
+        compiling=was_compiled(run) and not options.eager,
+    )
     try:
         text = validation_text(record.track, options.data, record.path)
     except DataError as error:
@@ -391,8 +439,8 @@ def check_by_referee(record: Record, options: argparse.Namespace) -> Iterator[Ch
 
 
 def retrain(record: Record, seed: int, data: Path) -> Iterator[Check]:
-    """Run the script again in a folder of its own, with its settings, and compare by the track's noise. It runs as
-    the user who calls: only for scripts that were read."""
+    """Run the script again in a folder of its own, with its settings, and compare by the track's noise. It
+    runs as the user who calls: only for scripts that were read."""
     values = record.field("settings", "values")
     given = {name: values[name] for name in record.field("settings", "given")} | {"PRESET": values["PRESET"]}
     folder = Path(tempfile.mkdtemp(prefix="bytegolf-retrain-"))
@@ -408,8 +456,11 @@ def retrain(record: Record, seed: int, data: Path) -> Iterator[Check]:
             return
         off = float(found[1]) - record.field("val_bpb", "mean")
         noise = record.track["noise_bpb"]
-        yield check("retrain", abs(off) <= noise, f"seed {seed} gives {found[1]}, {off:+.4f} from the record's mean, "
-                    f"expected within {noise}")
+        yield check(
+            "retrain",
+            abs(off) <= noise,
+            f"seed {seed} gives {found[1]}, {off:+.4f} from the record's mean, " f"expected within {noise}",
+        )
     finally:
         shutil.rmtree(folder)
 
@@ -453,14 +504,20 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER")
     parser.add_argument("--all", action="store_true", help="every record of every track")
     parser.add_argument("--records", type=Path, default=HERE, help="folder of the tracks, for --all")
-    parser.add_argument("--data", type=Path, default=REPO / "data", help="folder with datasets/ and tokenizers/")
+    parser.add_argument(
+        "--data", type=Path, default=REPO / "data", help="folder with datasets/ and tokenizers/"
+    )
     parser.add_argument("--second", type=Path, help="second text: a JSON string a line, one for a document")
     parser.add_argument("--static", action="store_true", help="only what needs no run")
     parser.add_argument("--keep-going", action="store_true", help="run also what has failed already")
     parser.add_argument("--eager", action="store_true", help="score without torch.compile")
-    parser.add_argument("--trust", action="store_true", help="run the record without a sandbox where there is none")
+    parser.add_argument(
+        "--trust", action="store_true", help="run the record without a sandbox where there is none"
+    )
     parser.add_argument("--proof-bytes", type=int, default=4096, metavar="N", help="of the proof; 0: none")
-    parser.add_argument("--retrain", type=int, metavar="SEED", help="also train again, which takes as long as it does")
+    parser.add_argument(
+        "--retrain", type=int, metavar="SEED", help="also train again, which takes as long as it does"
+    )
     parser.add_argument("--probe-seed", type=int, help="of the random positions (default: drawn)")
     parser.add_argument("--write", action="store_true", help="keep the verdicts for records/board.py")
     args = parser.parse_args(argv)

@@ -1,8 +1,11 @@
-"""Runs inside the sandbox: imports a record and answers the referee over two pipes. records/sandbox.py starts it.
+"""Runs inside the sandbox: imports a record and answers the referee over two pipes. records/sandbox.py
+starts it.
 
-Frames are fixed binary: a header, then raw little-endian numbers whose size both sides know beforehand. Only the
-answers of the record are believed here, and the referee checks those; this file holds no secret and no judgement.
+Frames are fixed binary: a header, then raw little-endian numbers whose size both sides know beforehand. Only
+the answers of the record are believed here, and the referee checks those; this file holds no secret and no
+judgement.
 """
+
 import contextlib
 import importlib.util
 import os
@@ -73,7 +76,9 @@ def answer(predictor, operation: int, ids, first: int, end: int):
     else:
         name, found, shape = "logprobs", predictor.logprobs(ids), (*ids.shape, int(predictor.vocab_size))
     if not isinstance(found, np.ndarray) or found.dtype != np.float32:
-        raise TypeError(f"{name} gave {getattr(found, 'dtype', type(found).__name__)}, expected a float32 array")
+        raise TypeError(
+            f"{name} gave {getattr(found, 'dtype', type(found).__name__)}, expected a float32 array"
+        )
     if found.shape != shape:
         raise ValueError(f"{name} gave shape {found.shape}, expected {shape}")
     return np.ascontiguousarray(found[:, first:end] if operation == LOGPROBS else found, "<f4")

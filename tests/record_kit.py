@@ -1,4 +1,5 @@
-"""What the tests of records share: a tiny track, a good record made from real runs, and foreign models for it."""
+"""What the tests of records share: a tiny track, a good record made from real runs, and foreign models."""
+
 import hashlib
 import json
 import shutil
@@ -25,7 +26,7 @@ SETTINGS = dict(ITERATIONS=12, TRAIN_LOG_EVERY=5, DTYPE="auto", MAX_WALLCLOCK_SE
 
 
 def make_data(root: Path) -> helpers.Corpus:
-    """data/ as the tools expect it: datasets/tiny_sp400 and tokenizers/tiny.model; and a second text beside."""
+    """data/ as the tools expect it: datasets/tiny_sp400, tokenizers/tiny.model; and a second text beside."""
     (root / "tokenizers").mkdir(parents=True)
     tokenizer = helpers.train_tokenizer(root / "tokenizers/tiny.model", helpers.documents(400, 3))
     second = "".join(json.dumps(text) + "\n" for text in helpers.documents(40, 5))
@@ -41,12 +42,18 @@ def make_track(folder: Path, corpus: helpers.Corpus) -> dict:
     rules |= dict(title="Tiny", hardware="any", train_seconds=60, eval_seconds=60, budget_bytes=250_000,
                   seeds=list(SEEDS), min_gain_bpb=0.01, noise_bpb=0.5)
     rules["dataset"] = dict(
-        name="tiny_sp400", tokenizer="tiny.model", tokenizer_policy="provided",
+        name="tiny_sp400",
+        tokenizer="tiny.model",
+        tokenizer_policy="provided",
         tokenizer_sha256=helpers.sha256(corpus.tokenizer_path).hex(),
-        val_sha256=hashlib.sha256(b"".join(texts)).hexdigest(), train_sha256=None, val_bytes=corpus.val_bytes(),
+        val_sha256=hashlib.sha256(b"".join(texts)).hexdigest(),
+        train_sha256=None,
+        val_bytes=corpus.val_bytes(),
         val_tokens=len(corpus.tokens["val"]) - 1,
         logged_val_sha256=hashlib.sha256(corpus.tokens["val"].astype("<u2")).hexdigest(),
-        logged_train_sha256=hashlib.sha256(headers).hexdigest(), second="file")
+        logged_train_sha256=hashlib.sha256(headers).hexdigest(),
+        second="file",
+    )
     folder.mkdir(parents=True)
     (folder / "track.json").write_text(json.dumps(rules))
     return rules
@@ -64,9 +71,24 @@ class Kit:
         self.good = freeze.freeze(freeze.parse_args(self.freeze_args()))
 
     def freeze_args(self, *more: str, name: str = "Good", runs=SEEDS) -> list[str]:
-        return [*(str(self.root / f"logs/run{seed}") for seed in runs), "--track", TRACK, "--name", name, "--author",
-                "Ada", "--what", "nothing", "--why", "a test", "--date", "2026-11-21", "--records",
-                str(self.records), *more]
+        return [
+            *(str(self.root / f"logs/run{seed}") for seed in runs),
+            "--track",
+            TRACK,
+            "--name",
+            name,
+            "--author",
+            "Ada",
+            "--what",
+            "nothing",
+            "--why",
+            "a test",
+            "--date",
+            "2026-11-21",
+            "--records",
+            str(self.records),
+            *more,
+        ]
 
     def copy(self, root: Path, name: str = NAME) -> Path:
         """The track with a copy of the good record; the folder of that."""
@@ -78,8 +100,19 @@ class Kit:
         return track / name
 
     def verify(self, folder: Path, *more: str) -> list[common.Check]:
-        args = verify.parse_args([str(folder), "--data", str(self.data), "--second", str(self.data / "second.jsonl"),
-                                  "--probe-seed", "7", "--eager", *more])
+        args = verify.parse_args(
+            [
+                str(folder),
+                "--data",
+                str(self.data),
+                "--second",
+                str(self.data / "second.jsonl"),
+                "--probe-seed",
+                "7",
+                "--eager",
+                *more,
+            ]
+        )
         return list(verify.verify(folder, args))
 
 
@@ -87,7 +120,7 @@ def failed(checks: list[common.Check]) -> set[str]:
     return {line.name for line in checks if line.verdict == "FAIL"}
 
 
-# --- changing a record --------------------------------------------------------------------------------------
+# --- changing a record ------------------------------------------------------------------------------------
 
 def edit(path: Path, *pairs: tuple[str, str], count: int = -1) -> None:
     """Replace texts in a file; each must be there."""
@@ -116,7 +149,7 @@ def log_value(folder: Path, seed: int, name: str, value) -> None:
 
 
 def reseal(folder: Path) -> None:
-    """What a careful cheat does last: hashes in the logs and numbers in submission.json fit the files again."""
+    """What a careful cheat does last: hashes in logs and numbers in submission.json fit the files again."""
     script = (folder / "train_gpt.py").read_bytes()
     for seed in submission.read_runs(folder):
         log_value(folder, seed, "script_sha256", hashlib.sha256(script).hexdigest())
@@ -134,7 +167,7 @@ def scale_scores(folder: Path, factor: float, only: tuple[int, ...] = SEEDS) -> 
             log_value(folder, seed, name, f"{run.value(name) * factor:.8f}")
 
 
-# --- a foreign model ------------------------------------------------------------------------------------------
+# --- a foreign model --------------------------------------------------------------------------------------
 
 FOREIGN = '''"""A bigram model: nothing of bytegolf in it but the contract."""
 import numpy as np

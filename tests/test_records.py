@@ -29,7 +29,7 @@ def kit(tmp_path_factory):
     return record_kit.Kit(tmp_path_factory.mktemp("records"))
 
 
-# --- good records -------------------------------------------------------------------------------------------
+# --- good records -----------------------------------------------------------------------------------------
 
 def test_a_good_record_passes_every_check_on_paper(kit):
     checks = kit.verify(kit.good, "--static")
@@ -43,8 +43,21 @@ def test_a_good_record_passes_in_the_sandbox(kit):
     checks = kit.verify(kit.good, "--proof-bytes", "400")
     assert failed(checks) == set(), "\n".join(map(str, checks))
     names = {line.name for line in checks if line.verdict == "PASS"}
-    assert {"score", "hidden-future", "later-tokens", "next-token", "normalised", "nll-agrees", "rows", "repeat",
-            "state", "second-text", "proof", "proof-size", "sandbox"} <= names
+    assert {
+        "score",
+        "hidden-future",
+        "later-tokens",
+        "next-token",
+        "normalised",
+        "nll-agrees",
+        "rows",
+        "repeat",
+        "state",
+        "second-text",
+        "proof",
+        "proof-size",
+        "sandbox",
+    } <= names
 
 
 def test_the_numbers_are_those_of_the_logs(kit):
@@ -56,16 +69,25 @@ def test_the_numbers_are_those_of_the_logs(kit):
     assert value["val_bpb"]["mean"] == pytest.approx(sum(bpb) / 3, abs=1e-8)
     assert (kit.good / "train_gpt.py").read_bytes() == helpers.SCRIPT.read_bytes()
     assert sorted(path.name for path in kit.good.iterdir()) == [
-        "README.md", *(f"metrics_seed{seed}.jsonl" for seed in SEEDS), "model_seed1.int8.ptz", "submission.json",
-        "train_gpt.py", *(f"train_seed{seed}.log" for seed in SEEDS)]
+        "README.md",
+        *(f"metrics_seed{seed}.jsonl" for seed in SEEDS),
+        "model_seed1.int8.ptz",
+        "submission.json",
+        "train_gpt.py",
+        *(f"train_seed{seed}.log" for seed in SEEDS),
+    ]
 
 
-# --- tampered copies ------------------------------------------------------------------------------------------
+# --- tampered copies --------------------------------------------------------------------------------------
 
 def best_seed_mean(folder):
-    edit_json(folder / "submission.json", lambda v: v["val_bpb"].update(mean=min(s["val_bpb"] for s in v["seeds"])))
-    edit(folder / "README.md", ("#", json.loads((folder / "submission.json").read_text())["val_bpb"]["mean"].__str__()
-                                + " #"))
+    edit_json(
+        folder / "submission.json", lambda v: v["val_bpb"].update(mean=min(s["val_bpb"] for s in v["seeds"]))
+    )
+    edit(
+        folder / "README.md",
+        ("#", json.loads((folder / "submission.json").read_text())["val_bpb"]["mean"].__str__() + " #"),
+    )
 
 
 def change(path, *keys):
@@ -195,8 +217,13 @@ TAMPERED = {
     "hidden helper file": (lambda f: (f / "helper.py").write_text("x = 1"), "folder"),
     "weights beside the artifact": (lambda f: (f / "extra.bin").write_bytes(bytes(9)), "folder"),
     "hidden folder": (lambda f: (f / ".cache").mkdir(), "folder"),
-    "a link to a file elsewhere": (lambda f: ((f / "train_seed1.log").rename(f.parent / "log"),
-                                              (f / "train_seed1.log").symlink_to(f.parent / "log")), "folder"),
+    "a link to a file elsewhere": (
+        lambda f: (
+            (f / "train_seed1.log").rename(f.parent / "log"),
+            (f / "train_seed1.log").symlink_to(f.parent / "log"),
+        ),
+        "folder",
+    ),
     "a log too many": (lambda f: shutil.copy(f / "train_seed1.log", f / "train_seed7.log"), "folder"),
     "no README": (lambda f: (f / "README.md").unlink(), "folder"),
     "weights in a log": (lambda f: (f / "train_seed1.log").open("a").write("0" * (5 << 20)), "folder"),
@@ -214,37 +241,53 @@ TAMPERED = {
     "faster than it was": (lambda f: change(f, "seeds", 0, "train_seconds", 0.5), "numbers"),
     "other hardware": (lambda f: change(f, "hardware", "processor", "abacus"), "numbers"),
     "other settings": (lambda f: change(f, "settings", "values", "ITERATIONS", "99"), "settings"),
-    "a setting concealed": (lambda f: edit_json(f / "submission.json", lambda v: v["settings"]["given"].remove(
-        "ITERATIONS")), "settings"),
+    "a setting concealed": (
+        lambda f: edit_json(f / "submission.json", lambda v: v["settings"]["given"].remove("ITERATIONS")),
+        "settings",
+    ),
     "README with another score": (lambda f: (f / "README.md").write_text("0.1234 bits per byte"), "readme"),
     # logs
     "edited log": (lambda f: edit(f / "train_seed2.log", ("\nval_bpb: ", "\nval_bpb: 0")), "logs"),
     "edited metrics": (steps(lambda e: e | ({"train_loss": 1.0} if e.get("step") == 5 else {})), "logs"),
     "steps left out": (steps(lambda e: e if e.get("step") != 7 else None), "logs"),
-    "a clock that runs backwards": (steps(lambda e: e | ({"train_seconds": 0.0} if e.get("step") == 9 else {})),
-                                    "logs"),
-    "no validation at the start": (steps(lambda e: e if (e["event"], e.get("step")) != ("val", 0) else None), "logs"),
+    "a clock that runs backwards": (
+        steps(lambda e: e | ({"train_seconds": 0.0} if e.get("step") == 9 else {})),
+        "logs",
+    ),
+    "no validation at the start": (
+        steps(lambda e: e if (e["event"], e.get("step")) != ("val", 0) else None),
+        "logs",
+    ),
     "more tokens than steps": (every("tokens_seen", 999), "logs"),
     "unquantized score made up": (every("val_bpb_unquantized", "0.10000000"), "logs"),
     "log without an end": (lambda f: edit(f / "train_seed1.log", ("\n---\n", "\n")), "hashes"),
     "log with nan": (lambda f: edit(f / "train_seed1.log", ("\nval_loss: ", "\nval_loss: nan")), "numbers"),
-    "swapped logs": (lambda f: [(f / "x").write_bytes((f / "train_seed1.log").read_bytes()),
-                                (f / "train_seed2.log").replace(f / "train_seed1.log"),
-                                (f / "x").replace(f / "train_seed2.log")], "seed-names"),
+    "swapped logs": (
+        lambda f: [
+            (f / "x").write_bytes((f / "train_seed1.log").read_bytes()),
+            (f / "train_seed2.log").replace(f / "train_seed1.log"),
+            (f / "x").replace(f / "train_seed2.log"),
+        ],
+        "seed-names",
+    ),
     # script
     "swapped script": (lambda f: (f / "train_gpt.py").write_text(record_kit.FOREIGN), "script-hash"),
     "script with one more space": (lambda f: (f / "train_gpt.py").open("a").write(" "), "script-hash"),
     "script that does not compile": (append("\ndef (:\n"), "compiles"),
-    "script without the contract": (sealed(lambda f: edit(f / "train_gpt.py", ("def load_predictor", "def load_it"))),
-                                    "compiles"),
+    "script without the contract": (
+        sealed(lambda f: edit(f / "train_gpt.py", ("def load_predictor", "def load_it"))),
+        "compiles",
+    ),
     "script too long": (append("\n" * 1500), "lines"),
     "import of what is not listed": (append("\nimport scipy\n"), "imports"),
     "import within a function": (append("\ndef _f():\n    from requests import get\n"), "imports"),
     "pickle": (append("\nimport pickle\n"), "no-pickle"),
     "torch.load": (append("\ndef _f(x):\n    return torch.load(x, weights_only=False)\n"), "no-pickle"),
     "packed code": (append(HIDDEN), "no-packed-code"),
-    "packed code by another name": (append("\nimport builtins\n_run = getattr(builtins, 'ex' + 'ec')\n"),
-                                    "no-packed-code"),
+    "packed code by another name": (
+        append("\nimport builtins\n_run = getattr(builtins, 'ex' + 'ec')\n"),
+        "no-packed-code",
+    ),
     "code through marshal": (append("\nimport marshal\n"), "no-packed-code"),
     "table in a text": (append(f"\nT = {'x' * 3000!r}\n"), "no-large-constants"),
     "table of numbers": (append(f"\nT = {list(range(300))}\n"), "no-large-constants"),
@@ -254,7 +297,10 @@ TAMPERED = {
     "artifact with one more byte than the budget": (padded_artifact, "bytes"),
     "artifact of another run": (lambda f: (f / "model_seed1.int8.ptz").write_bytes(b"x"), "artifact"),
     "no artifact": (lambda f: (f / "model_seed1.int8.ptz").unlink(), "artifact"),
-    "artifact that is a pickle": (lambda f: (f / "model_seed1.int8.ptz").write_bytes(b"\x80\x04N."), "artifact-format"),
+    "artifact that is a pickle": (
+        lambda f: (f / "model_seed1.int8.ptz").write_bytes(b"\x80\x04N."),
+        "artifact-format",
+    ),
     "trained too long": (every("train_seconds", 75.0), "train-seconds"),
     "evaluated too long": (every("eval_seconds", 75.0), "eval-seconds"),
     "wrong val split": (every("val_sha256", "ab" * 32), "data-val"),
@@ -291,11 +337,31 @@ def test_a_tampered_record_is_failed_by_its_check(kit, tmp_path, kind):
     assert len(str(line).splitlines()) == 1
 
 
-CAREFUL = {kind for kind, (_, name) in TAMPERED.items() if name in (
-    "no-pickle", "no-packed-code", "no-large-constants", "imports", "seeds", "data-val", "gain", "folder", "schema",
-    "implied-bytes", "train-seconds", "eval-seconds")} - {
-        "submission is no JSON", "a link to a file elsewhere", "a log too many", "no README",
-        "tokenizer that the track provides"}
+CAREFUL = {
+    kind
+    for kind, (_, name) in TAMPERED.items()
+    if name
+    in (
+        "no-pickle",
+        "no-packed-code",
+        "no-large-constants",
+        "imports",
+        "seeds",
+        "data-val",
+        "gain",
+        "folder",
+        "schema",
+        "implied-bytes",
+        "train-seconds",
+        "eval-seconds",
+    )
+} - {
+    "submission is no JSON",
+    "a link to a file elsewhere",
+    "a log too many",
+    "no README",
+    "tokenizer that the track provides",
+}
 
 
 @pytest.mark.parametrize("kind", sorted(CAREFUL))
@@ -319,7 +385,7 @@ def test_a_record_that_earned_it_passes(kit, tmp_path):
     assert failed(checks) == set() and any(c.name == "gain" and c.verdict == "PASS" for c in checks)
 
 
-# --- freeze -----------------------------------------------------------------------------------------------------
+# --- freeze -----------------------------------------------------------------------------------------------
 
 def refused(kit, capsys, *args, **options):
     """Run freeze.py as a command; the one line that it says, and that nothing is left."""
@@ -350,7 +416,7 @@ def test_freeze_refuses(kit, capsys, tmp_path):
     assert common.exit_code_of(lambda: freeze.main(args)) == 3
 
 
-# --- board ------------------------------------------------------------------------------------------------------
+# --- board ------------------------------------------------------------------------------------------------
 
 def test_the_board_shows_what_was_verified(kit, tmp_path):
     folder = kit.copy(tmp_path)
@@ -369,7 +435,12 @@ def test_the_board_shows_what_was_verified(kit, tmp_path):
     mean = json.loads((folder / "submission.json").read_text())["val_bpb"]["mean"]
     assert text.endswith("end\n") and "old" not in text and len(rows) == 2
     assert rows[0].startswith(f"| 1 | [Good]({TRACK}/{NAME}/) | Ada |") and f"{mean:.4f} ± " in rows[0]
-    assert "Disputed" in text and "failed, " in rows[1] and ": seeds" in rows[1] and "a \\| pipe and &lt;b" in rows[1]
+    assert (
+        "Disputed" in text
+        and "failed, " in rows[1]
+        and ": seeds" in rows[1]
+        and "a \\| pipe and &lt;b" in rows[1]
+    )
     change(folder, "what_changed", "something else now")
     board.main(["--records", str(tmp_path)])
     assert "changed since" in (tmp_path / "README.md").read_text()
@@ -384,7 +455,7 @@ def test_the_repository_s_own_records_are_good_and_the_board_is_up_to_date(kit):
     assert board.main(["--check"]) == 0
 
 
-# --- tracks, schema, command line -------------------------------------------------------------------------------
+# --- tracks, schema, command line -------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", ["track_10min_16mb", "track_10min_floppy"])
 def test_tracks_are_by_the_schema(name):

@@ -1,8 +1,9 @@
 """The referee: what it makes of honest and dishonest predictors, and what a sandbox keeps from its prisoner.
 
-The predictors here are foreign: a bigram model in numpy, and changes to it. tests/test_records.py lets the referee
-score a record of the real script.
+The predictors here are foreign: a bigram model in numpy, and changes to it. tests/test_records.py lets the
+referee score a record of the real script.
 """
+
 import hashlib
 import importlib.metadata
 import math
@@ -39,10 +40,15 @@ class Stand:
         record_kit.make_track(root / TRACK, self.corpus)
 
     def job(self, folder: Path, **options) -> referee.Job:
-        options = dict(compiling=False, second=self.data / "second.jsonl", limits=sandbox.Limits(seconds=200)) | options
+        options = (
+            dict(compiling=False, second=self.data / "second.jsonl", limits=sandbox.Limits(seconds=200))
+            | options
+        )
         return referee.find_job(folder, self.root / TRACK, data=self.data, **options)
 
-    def judge(self, folder: Path, proof_bytes: int = 0, evaluation: coder.Evaluation | None = None, **options):
+    def judge(
+        self, folder: Path, proof_bytes: int = 0, evaluation: coder.Evaluation | None = None, **options
+    ):
         """(result, checks) of a folder."""
         job = self.job(folder, **options)
         if evaluation:
@@ -63,15 +69,29 @@ def bigram(stand):
     return foreign(stand, stand.root / "bigram")
 
 
-# --- honest -------------------------------------------------------------------------------------------------
+# --- honest -----------------------------------------------------------------------------------------------
 
 @needs_sandbox
 def test_a_foreign_model_is_scored_probed_and_proven(stand, bigram):
     result, checks = stand.judge(bigram, proof_bytes=2000)
     assert failed(checks) == set(), "\n".join(map(str, checks))
     assert {line.name for line in checks} == {
-        "contract", "finite", "eval-time", "hidden-future", "later-tokens", "next-token", "normalised", "nll-agrees",
-        "rows", "repeat", "state", "second-text", "proof", "proof-size", "sandbox"}
+        "contract",
+        "finite",
+        "eval-time",
+        "hidden-future",
+        "later-tokens",
+        "next-token",
+        "normalised",
+        "nll-agrees",
+        "rows",
+        "repeat",
+        "state",
+        "second-text",
+        "proof",
+        "proof-size",
+        "sandbox",
+    }
     tokens, counts = stand.corpus.tokens, np.full((400, 400), 0.05)
     np.add.at(counts, (tokens["train"][:-1], tokens["train"][1:]), 1)
     p = counts / counts.sum(1, keepdims=True)
@@ -94,7 +114,7 @@ class Exact:
         self.learnt.append((len(self.asked), ids.copy()))
 
 
-@given(strategies.integers(2, 60), strategies.integers(1, 20), strategies.integers(1, 20), strategies.integers(1, 5))
+@given(*map(strategies.integers, (2, 1, 1, 1), (60, 20, 20, 5)))
 def test_each_token_is_scored_once_with_enough_before_it(total, window, stride, rows):
     stride = min(stride, window)
     evaluation = coder.Evaluation(window, stride, rows)
@@ -140,36 +160,50 @@ def test_learning_from_what_was_scored_is_allowed_and_proven(stand, bigram, tmp_
     assert result.bpb < still.bpb
 
 
-# --- dishonest ----------------------------------------------------------------------------------------------
+# --- dishonest --------------------------------------------------------------------------------------------
+
+LOAD_CHEAT = """
+def load_predictor(artifact, device):
+    return Cheat(artifact, 400)
+"""
+
 
 def cheat(body: str, base: str = "Bigram") -> str:
     lines = "".join(f"    {line}\n" for line in body.strip("\n").splitlines())
-    return f"\nclass Cheat({base}):\n{lines}\ndef load_predictor(artifact, device):\n    return Cheat(artifact, 400)\n"
+    return f"\nclass Cheat({base}):\n{lines}\n" + LOAD_CHEAT
 
 
 PEEK = """
 def logprobs(self, ids):
     p = np.exp(self.table[ids]) * 0.5
     seen = ids[:, 1:]
-    np.put_along_axis(p[:, :-1], seen[:, :, None], np.take_along_axis(p[:, :-1], seen[:, :, None], 2) + 0.5, 2)
+    more = np.take_along_axis(p[:, :-1], seen[:, :, None], 2) + 0.5
+    np.put_along_axis(p[:, :-1], seen[:, :, None], more, 2)
     return np.log(p / p.sum(-1, keepdims=True)).astype(np.float32)
 def nll(self, ids):
     return -np.take_along_axis(self.logprobs(ids)[:, :-1], ids[:, 1:, None], 2)[:, :, 0]
 """
 CHEATS = {
     "look-ahead by one token": (PEEK, "next-token"),
-    "look-ahead in nll alone": ("""
+    "look-ahead in nll alone": (
+        """
 def nll(self, ids):
     return super().nll(ids) * 0.9
-""", "nll-agrees"),
-    "look-ahead at all later tokens": ("""
+""",
+        "nll-agrees",
+    ),
+    "look-ahead at all later tokens": (
+        """
 def logprobs(self, ids):
     p = np.exp(self.table[ids])
     for row, tokens in zip(p, ids):
         row[:, np.unique(tokens)] += 0.002
     return np.log(p / p.sum(-1, keepdims=True)).astype(np.float32)
-""", "later-tokens"),
-    "honest at any second look": ("""
+""",
+        "later-tokens",
+    ),
+    "honest at any second look": (
+        """
 def __init__(self, *more):
     super().__init__(*more)
     self.seen = {}
@@ -178,60 +212,95 @@ def logprobs(self, ids):
 def nll(self, ids):
     honest, keys = super().nll(ids), [row.tobytes()[:64] for row in ids]
     return np.stack([self.seen.setdefault(key, nats * 0.7) for key, nats in zip(keys, honest)])
-""", "hidden-future"),
-    "an un-normalised cache": ("""
+""",
+        "hidden-future",
+    ),
+    "an un-normalised cache": (
+        """
 def logprobs(self, ids):
     return np.minimum(self.table[ids] + np.float32(0.3), 0)
-""", "normalised"),
-    "probabilities that sum to 277": ("""
+""",
+        "normalised",
+    ),
+    "probabilities that sum to 277": (
+        """
 def logprobs(self, ids):
     return np.log(np.exp(self.table[ids]) * 277 + 0.001).astype(np.float32)
-""", "finite"),
-    "adapting before scoring": ("""
+""",
+        "finite",
+    ),
+    "adapting before scoring": (
+        """
 def nll(self, ids):
     counts = np.exp(self.table.astype(np.float64)) * 5
     np.add.at(counts, (ids[:, :-1].ravel(), ids[:, 1:].ravel()), 1)
     self.table = np.log(counts / counts.sum(1, keepdims=True)).astype(np.float32)
     return super().nll(ids)
-""", "repeat"),
-    "other rows of the batch": ("""
+""",
+        "repeat",
+    ),
+    "other rows of the batch": (
+        """
 def nll(self, ids):
-    nats, own = super().nll(ids), np.array([np.isin(np.delete(ids, i, 0), row).mean() for i, row in enumerate(ids)])
-    return (nats * (1 - 0.2 * own[:, None])).astype(np.float32)
-""", "rows"),
-    "state that is not declared": ("""
+    own = np.array([np.isin(np.delete(ids, i, 0), row).mean() for i, row in enumerate(ids)])
+    return (super().nll(ids) * (1 - 0.2 * own[:, None])).astype(np.float32)
+""",
+        "rows",
+    ),
+    "state that is not declared": (
+        """
 calls = 0
 def nll(self, ids):
     self.calls += 1
     return super().nll(ids) * np.float32(1 - min(self.calls, 50) / 100)
-""", "repeat"),
-    "nats below nothing": ("""
+""",
+        "repeat",
+    ),
+    "nats below nothing": (
+        """
 def nll(self, ids):
     return super().nll(ids) - np.float32(6)
-""", "finite"),
-    "not a number": ("""
+""",
+        "finite",
+    ),
+    "not a number": (
+        """
 def nll(self, ids):
     return super().nll(ids) * np.float32("nan")
-""", "finite"),
-    "double precision": ("""
+""",
+        "finite",
+    ),
+    "double precision": (
+        """
 def nll(self, ids):
     return super().nll(ids).astype(np.float64)
-""", "sandbox"),
-    "one score too few": ("""
+""",
+        "sandbox",
+    ),
+    "one score too few": (
+        """
 def nll(self, ids):
     return super().nll(ids)[:, 1:]
-""", "sandbox"),
-    "a vocabulary that is too small": ("""
+""",
+        "sandbox",
+    ),
+    "a vocabulary that is too small": (
+        """
 def __init__(self, *more):
     super().__init__(*more)
     self.vocab_size = 4
-""", "contract"),
-    "seconds that are not there": ("""
+""",
+        "contract",
+    ),
+    "seconds that are not there": (
+        """
 def nll(self, ids):
     import time
     time.sleep(0.7)
     return super().nll(ids)
-""", "eval-time"),
+""",
+        "eval-time",
+    ),
 }
 
 
@@ -245,7 +314,9 @@ def test_a_dishonest_predictor_is_failed_by_its_check(stand, tmp_path, kind):
         job.track.rules["eval_seconds"] = 0.5
     text = common.validation_text(job.track, stand.data)
     job = referee.replace(job, evaluation=coder.Evaluation(32, 32, 32))
-    lines = [line for line in referee.referee(job, text, 0, np.random.default_rng(3)) if hasattr(line, "verdict")]
+    lines = [
+        line for line in referee.referee(job, text, 0, np.random.default_rng(3)) if hasattr(line, "verdict")
+    ]
     assert name in failed(lines), "\n".join(map(str, lines))
 
 
@@ -276,10 +347,10 @@ def logprobs(self, ids):
     assert failed(checks) == {"second-text"}, "\n".join(map(str, checks))
 
 
-# --- prisoners ----------------------------------------------------------------------------------------------
+# --- prisoners --------------------------------------------------------------------------------------------
 
 HUNG = sandbox.Limits(memory=1 << 30, tasks=40, seconds=100, output=1 << 16, files=1 << 24)
-PRISONERS = {   # code that runs when the script is imported, and a word of the line that must tell of it
+PRISONERS = {  # code that runs when the script is imported, and a word of the line that must tell of it
     "network": ("import socket\nsocket.create_connection(('1.1.1.1', 53), 3)", "OSError"),
     "a server": ("import socket\ns = socket.socket()\ns.connect(('127.0.0.1', {port}))", "ConnectionRefused"),
     "val file by absolute path": ("open({val!r}, 'rb').read()", "FileNotFoundError"),
@@ -293,26 +364,46 @@ PRISONERS = {   # code that runs when the script is imported, and a word of the 
     "writing to its own folder": ("open('/record/x', 'w')", "Error"),
     "writing to Python": ("import numpy\nopen(numpy.__file__, 'a')", "Error"),
     "becoming root": ("import os\nos.setuid(0)\nraise SystemExit(f'uid {{os.getuid()}}')", "Error"),
-    "mounting": ("import ctypes\nassert ctypes.CDLL(None).mount(b'x', b'/tmp', b'tmpfs', 0, None) == 0", "Assertion"),
+    "mounting": (
+        "import ctypes\nassert ctypes.CDLL(None).mount(b'x', b'/tmp', b'tmpfs', 0, None) == 0",
+        "Assertion",
+    ),
     "pickle bomb": ("import pickle\npickle.loads(b'cos\\nsystem\\n(S\"kill -9 -1\"\\ntR.')", "died"),
     "exit": ("import os\nos._exit(0)", "died"),
     "crash": ("import ctypes\nctypes.string_at(0)", "died"),
     "endless loop": ("while True:\n    pass", "time"),
     "sleep": ("import time\ntime.sleep(1000)", "time"),
     "fork bomb": ("import os\nwhile True:\n    os.fork()", "tasks|the record raised|protocol"),
-    "threads": ("import threading, time\nwhile True:\n"
-                "    threading.Thread(target=time.sleep, args=(99,)).start()", "tasks|start new thread"),
+    "threads": (
+        "import threading, time\nwhile True:\n" "    threading.Thread(target=time.sleep, args=(99,)).start()",
+        "tasks|start new thread",
+    ),
     "gigabytes of output": ("import os\nwhile True:\n    os.write(1, bytes(65536))", "output"),
-    "gigabytes of memory": ("x = []\nwhile True:\n    x.append(bytearray(b'x' * (1 << 24)))", "memory|MemoryError"),
-    "gigabytes in many processes": ("import os, time\nfor i in range(8):\n    os.fork()\n    if i > 1: break\n"
-                                    "x = bytearray(b'x' * (900 << 20))\ntime.sleep(9)", "memory|MemoryError"),
-    "gigabytes of files": ("for i in range(1000):\n    open(f'/tmp/{{i}}', 'wb').write(bytes(1 << 23))", "OSError"),
+    "gigabytes of memory": (
+        "x = []\nwhile True:\n    x.append(bytearray(b'x' * (1 << 24)))",
+        "memory|MemoryError",
+    ),
+    "gigabytes in many processes": (
+        "import os, time\nfor i in range(8):\n    os.fork()\n    if i > 1: break\n"
+        "x = bytearray(b'x' * (900 << 20))\ntime.sleep(9)",
+        "memory|MemoryError",
+    ),
+    "gigabytes of files": (
+        "for i in range(1000):\n    open(f'/tmp/{{i}}', 'wb').write(bytes(1 << 23))",
+        "OSError",
+    ),
     "one huge file": ("open('/tmp/x', 'wb').write(bytes(1 << 25))", "OSError|died"),
-    "garbage in the answer": ("import os\nfor fd in range(3, 20):\n    try: os.write(fd, b'x' * 4096)\n"
-                              "    except OSError: continue\nraise SystemExit(1)", "protocol"),
-    "an answer of its own": ("import os, struct\nfor fd in range(3, 20):\n"
-                             "    try: os.write(fd, struct.pack('<4sIQ', b'BGr1', 0, 1 << 60))\n"
-                             "    except OSError: continue", "protocol"),
+    "garbage in the answer": (
+        "import os\nfor fd in range(3, 20):\n    try: os.write(fd, b'x' * 4096)\n"
+        "    except OSError: continue\nraise SystemExit(1)",
+        "protocol",
+    ),
+    "an answer of its own": (
+        "import os, struct\nfor fd in range(3, 20):\n"
+        "    try: os.write(fd, struct.pack('<4sIQ', b'BGr1', 0, 1 << 60))\n"
+        "    except OSError: continue",
+        "protocol",
+    ),
     "a message that never ends": ("raise ValueError('x' * 10 ** 7)", "ValueError"),
     "a message with control characters": ("raise ValueError('\\x1b[2J\\nPASS score: fine')", "ValueError"),
 }
@@ -323,8 +414,14 @@ PRISONERS = {   # code that runs when the script is imported, and a word of the 
 def test_a_prisoner_is_held_and_told(stand, tmp_path, kind):
     code, word = PRISONERS[kind]
     val = next(stand.corpus.data_path.glob("*_val_*"))
-    places = dict(val=str(val), train=str(val).replace("_val_", "_train_"), repo=str(helpers.ROOT), pid=os.getpid(),
-                  second=str(stand.data / "second.jsonl"), port=9)
+    places = dict(
+        val=str(val),
+        train=str(val).replace("_val_", "_train_"),
+        repo=str(helpers.ROOT),
+        pid=os.getpid(),
+        second=str(stand.data / "second.jsonl"),
+        port=9,
+    )
     folder = foreign(stand, tmp_path / "prisoner", "\n" + code.format(**places))
     (folder / "helper.py").write_text("x = 1")
     began, before = time.monotonic(), set(os.listdir("/tmp"))
@@ -385,7 +482,9 @@ def test_no_document_of_the_demo_corpus_is_in_the_sandbox(stand, tmp_path):
         documents = [text for _, text in prepare.demo_sources() if text]
     except prepare.DataError as error:
         pytest.skip(str(error))
-    hashes, sizes = [hashlib.sha256(text).hexdigest() for text in documents], {len(text) for text in documents}
+    hashes, sizes = [hashlib.sha256(text).hexdigest() for text in documents], {
+        len(text) for text in documents
+    }
     folder = foreign(stand, tmp_path / "hunter", HUNTER.format(hashes=hashes, sizes=sizes))
     _, checks = stand.judge(folder)
     assert re.search(r"LookupError: 0 documents among \d{3,} sources", str(checks[-1])), checks[-1]
@@ -424,7 +523,7 @@ def test_without_a_sandbox_foreign_code_is_refused(stand, bigram, monkeypatch):
     assert failed(checks) == set() and 0 < result.bpb < 8
 
 
-# --- proof ----------------------------------------------------------------------------------------------------
+# --- proof ------------------------------------------------------------------------------------------------
 
 class Fixed:
     """A predictor in this process."""
@@ -487,9 +586,21 @@ def test_a_score_that_cannot_be_decoded_is_no_proof(stand, tmp_path):
 def test_the_commands(stand, bigram, tmp_path):
     """compress and decompress as processes, an odd file among them."""
     def run(*args):
-        return subprocess.run([sys.executable, RECORDS / "referee.py", *map(str, args), "--track", stand.root / TRACK,
-                               "--data", stand.data, "--trust"], capture_output=True, text=True,
-                              env=helpers.clean_environment())
+        return subprocess.run(
+            [
+                sys.executable,
+                RECORDS / "referee.py",
+                *map(str, args),
+                "--track",
+                stand.root / TRACK,
+                "--data",
+                stand.data,
+                "--trust",
+            ],
+            capture_output=True,
+            text=True,
+            env=helpers.clean_environment(),
+        )
     text = tmp_path / "a.txt"
     text.write_text(" ".join(helpers.documents(20, 8)), encoding="utf-8")
     done = run("compress", bigram, text)
@@ -502,4 +613,6 @@ def test_the_commands(stand, bigram, tmp_path):
     assert done.returncode == 3 and re.fullmatch(r"error: .*c\.bg: .*\n", done.stderr)
     assert not (tmp_path / "c").exists()
     done = run("score", bigram, "--second", stand.data / "second.jsonl", "--probe-seed", "5")
-    assert done.returncode == 0 and "\nval_bpb: " in done.stdout and "probe_seed: 5" in done.stdout, done.stdout
+    assert (
+        done.returncode == 0 and "\nval_bpb: " in done.stdout and "probe_seed: 5" in done.stdout
+    ), done.stdout
