@@ -65,6 +65,7 @@ class Job:
     evaluation: Evaluation
     data: Path
     tokenizer_path: Path
+    device: str
     trust: bool = False
     compiling: bool = True
     second: Path | None = None
@@ -80,7 +81,7 @@ class Job:
 
     def predictor(self, compiling: bool = False) -> Predictor:
         """A fresh sandbox."""
-        return Predictor(self.script, self.artifact, self.track["imports"], self.track["device"], self.trust,
+        return Predictor(self.script, self.artifact, self.track["imports"], self.device, self.trust,
                          compiling and self.compiling, self.limits)
 
 
@@ -111,7 +112,7 @@ def find_job(
         read_bytes(path)
     limits = Limits(seconds=rules["eval_seconds"] + 300)
     return Job(rules, script, artifact, evaluation, data, tokenizer_path(rules, data, record),
-               **{"limits": limits} | options)
+               **{"limits": limits, "device": rules["device"]} | options)
 
 
 # --- score ------------------------------------------------------------------------------------------------
@@ -262,9 +263,12 @@ def probe_future(predictor: Predictor, groups: list[np.ndarray], result: Result,
         scored += result.nats[windows[:, 0] + cut + 1].tolist()
     found, scored = np.array(found), np.array(scored)
     worst, mean = gap(found, scored), float(np.mean(found - scored))
-    return check("hidden-future", worst <= CROSS and abs(mean) <= CROSS_MEAN,
-                 f"{len(found)} tokens cost {mean:+.5f} nats more on average, {worst:.3g} at most, where the record "
-                 f"cannot have seen them; expected {CROSS_MEAN} and {CROSS}")
+    return check(
+        "hidden-future",
+        worst <= CROSS and abs(mean) <= CROSS_MEAN,
+        f"{len(found)} tokens cost {mean:+.5f} nats more on average, {worst:.3g} at most, where the record "
+        f"cannot have seen them; expected {CROSS_MEAN} and {CROSS}",
+    )
 
 
 def probe_calls(
@@ -335,7 +339,9 @@ def choose_windows(tokens: np.ndarray, evaluation: Evaluation, vocab_size: int, 
     return groups, windows[chosen[:most]], replay
 
 
-def probe_record(result: Result, text: Text, second: Text | None, rng: np.random.Generator) -> Iterator[Check]:
+def probe_record(
+    result: Result, text: Text, second: Text | None, rng: np.random.Generator
+) -> Iterator[Check]:
     """All probes, in a fresh sandbox. Raises SandboxError."""
     job, tokens = result.job, text.tokens
     with job.predictor() as predictor:
@@ -364,9 +370,12 @@ def probe_second(predictor: Predictor, result: Result, text: Text, second: Text)
     nats = score(predictor, second.tokens, result.job.evaluation)
     public, hidden = by_document(text, result.nats), by_document(second, nats)
     low, high = result.job.track["second_band"]
-    return check("second-text", low <= hidden / public <= high,
-                 f"{hidden:.4f} bits per byte, the mean over {len(second.documents)} documents that are in no "
-                 f"shard, is {hidden / public:.3f} times that of the public ones, expected {low} to {high}")
+    return check(
+        "second-text",
+        low <= hidden / public <= high,
+        f"{hidden:.4f} bits per byte, the mean over {len(second.documents)} documents that are in no "
+        f"shard, is {hidden / public:.3f} times that of the public ones, expected {low} to {high}",
+    )
 
 
 # --- proof ------------------------------------------------------------------------------------------------
@@ -392,8 +401,11 @@ def prove(job: Job, text: Text, size: int, rng: np.random.Generator) -> Iterator
     except DataError as error:
         yield check("proof", False, str(error))
         return
-    yield check("proof", back == sample, f"{len(sample)} bytes of validation text came back from {len(packed)}, "
-                "expected the same")
+    yield check(
+        "proof",
+        back == sample,
+        f"{len(sample)} bytes of validation text came back from {len(packed)}, " "expected the same",
+    )
     with job.predictor() as predictor:
         nats = float(score(predictor, encode(tokenizer, [sample]).tokens, job.evaluation)[1:].sum())
     payload, model = len(packed) - HEAD.size, nats / np.log(2) / 8
@@ -453,6 +465,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         command.add_argument(
             "--data", type=Path, default=REPO / "data", help="folder with datasets/ and tokenizers/"
         )
+        command.add_argument("--device", default=argparse.SUPPRESS, help="cpu or cuda (default: the track's)")
         command.add_argument(
             "--trust", action="store_true", help="run the record without a sandbox where there is none"
         )
@@ -502,7 +515,7 @@ def convert(job: Job, args: argparse.Namespace) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
-    options = {name: getattr(args, name) for name in ("trust", "second") if hasattr(args, name)}
+    options = {name: getattr(args, name) for name in ("trust", "second", "device") if hasattr(args, name)}
     job = find_job(
         args.record,
         args.track,

@@ -370,6 +370,9 @@ def check_claim(record: Record) -> Iterator[Check]:
     yield equal("beats", "claims to beat", beats, best)
     if best is None or beats != best:
         return
+    machines = [{name: hardware.get(name) for name in ("processor", "gpu", "cores", "ranks")}
+                for hardware in (record.field("hardware"), before[best]["hardware"])]
+    yield equal("machine", "ran on", *machines)
     old, unit = before[best], ("val_bpb", "train_seconds")[claim == "speed"]
     least = record.track["min_gain_bpb" if claim == "record" else "min_gain_seconds"]
     new_values, old_values = values_of(record.submission, unit), values_of(old, unit)
@@ -417,6 +420,9 @@ def check_by_referee(record: Record, options: argparse.Namespace) -> Iterator[Ch
     """Score again, probe, prove. Raises NoSandbox."""
     if not record.artifacts:
         yield skip("score", "no artifact is here")
+        return
+    if record.track["device"] == "cuda" and not Path("/dev/nvidiactl").exists():
+        yield skip("score", "the track's machine has a CUDA GPU, this one has none")
         return
     seed = min(record.artifacts)
     run = record.runs[seed]

@@ -204,6 +204,17 @@ def lucky_gain(folder):
     change(folder, "beats", old.name)
 
 
+def other_machine(folder):
+    """A gain over a record that ran on something slower."""
+    old = folder.parent / "2026-11-20_Old"
+    shutil.copytree(folder, old)
+    scale_scores(old, 1.3)
+    for seed in SEEDS:
+        edit(old / f"train_seed{seed}.log", (" processor:", " processor:Slow "))
+    reseal(old)
+    change(folder, "beats", old.name)
+
+
 def slow_speed(folder):
     old = folder.parent / "2026-11-20_Old"
     shutil.copytree(folder, old)
@@ -318,6 +329,7 @@ TAMPERED = {
     "beats a record that is not there": (lambda f: change(f, "beats", "2026-01-01_Nobody"), "beats"),
     "gain below the least": (small_gain, "gain"),
     "gain by luck": (lucky_gain, "gain"),
+    "another machine than the record before": (other_machine, "machine"),
     "no sooner": (slow_speed, "gain"),
 }
 
@@ -383,6 +395,13 @@ def test_a_record_that_earned_it_passes(kit, tmp_path):
     change(folder, "date", "2026-11-22")
     checks = kit.verify(folder, "--static")
     assert failed(checks) == set() and any(c.name == "gain" and c.verdict == "PASS" for c in checks)
+
+
+def test_a_record_is_trained_again(kit):
+    """The same seed on the same machine gives the same score."""
+    again = list(verify.retrain(verify.Record(kit.good), 2, kit.data))
+    score = submission.read_runs(kit.good)[2].final["val_bpb"]
+    assert [line.verdict for line in again] == ["PASS"] and f"seed 2 gives {score}," in again[0].text
 
 
 # --- freeze -----------------------------------------------------------------------------------------------

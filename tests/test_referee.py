@@ -215,6 +215,13 @@ def nll(self, ids):
 """,
         "hidden-future",
     ),
+    "looking ahead in a twentieth of the windows": (
+        """
+def nll(self, ids):
+    nats = super().nll(ids)
+    nats[ids.sum(1) % 20 == 0] *= np.float32(0.2)
+    return nats
+""", "hidden-future"),
     "an un-normalised cache": (
         """
 def logprobs(self, ids):
