@@ -46,9 +46,9 @@ from common import (
 )
 from sandbox import Limits, NoSandbox, Predictor, SandboxError
 
-EXACT = 0.02            # nats between two calls of one process: other batch shapes may round otherwise
-CROSS = 0.25            # nats at one token between two processes, one of them compiled
-CROSS_MEAN = 0.01       # nats on average between them
+EXACT = 0.02            # nats between two calls of one shape in one process
+CROSS = 0.5             # nats at one token where rounding differs: compiled or not, in another row
+CROSS_MEAN = 0.01       # nats on average there
 SUM = 1e-3              # how far from 1 probabilities may sum
 PROBE_BYTES = 1 << 25   # of one answer with whole distributions
 FUTURE_ROUNDS = 16      # calls with hidden futures
@@ -297,13 +297,13 @@ def probe_calls(
     yield check("nll-agrees", worst <= EXACT, f"nll and logprobs are {told(worst)}, expected at most {EXACT}")
     mixed = probe.ids.copy()
     mixed[1::2] = rng.integers(0, own_p.shape[-1], mixed[1::2].shape)
-    worst = max(
-        gap(predictor.nll(mixed)[::2], own[::2]), gap(predictor.nll(probe.ids[::-1].copy())[::-1], own)
-    )
+    beside = gap(predictor.nll(mixed)[::2], own[::2])
+    moved = gap(predictor.nll(probe.ids[::-1].copy())[::-1], own)
     yield check(
         "rows",
-        worst <= EXACT,
-        f"beside other rows, and in another order, scores are {told(worst)}, expected " f"at most {EXACT}",
+        beside <= EXACT and moved <= CROSS,
+        f"beside other rows scores are {told(beside)}, in "
+        f"another order {told(moved)}; expected at most {EXACT} and {CROSS}",
     )
     worst = gap(predictor.nll(probe.ids), own)
     yield check("repeat", worst <= EXACT, f"scored again: {told(worst)}, expected at most {EXACT}")
