@@ -21,7 +21,7 @@ OF_A_SEED = (
     "seed val_loss val_bpb val_bpb_unquantized val_tokens val_bytes artifact_bytes total_bytes train_seconds "
     "eval_seconds steps tokens_seen params artifact_sha256 state_sha256 run_id"
 ).split()
-ABOUT = "ranks processor gpu cores threads platform python torch numpy sentencepiece git".split()
+ABOUT = "ranks dtype processor gpu cores threads platform python torch numpy sentencepiece git".split()
 VERSIONS = ("python", "torch", "numpy", "sentencepiece")
 
 
@@ -51,12 +51,15 @@ class Run:
 
     @property
     def about(self) -> dict[str, str]:
-        """What the run depended on: hardware and versions."""
-        pattern = " ".join(rf"{name}:(?P<{name}>.*?)" for name in ABOUT)
-        found = re.search(f"^{pattern}$", self.log, re.MULTILINE)
-        if not found:
-            raise DataError(f"{self.name}: no line 'ranks:... git:...' in the log")
-        return found.groupdict()
+        """What the run depended on: hardware and versions, from the line 'ranks:... git:...'."""
+        found = re.search(r"^ranks:.* git:.*$", self.log, re.MULTILINE)
+        parts = re.split(rf"(?:^| )({'|'.join(ABOUT)}|script_sha256):", found[0] if found else "")
+        values = dict(zip(parts[1::2], parts[2::2]))
+        if missing := [name for name in ABOUT if name not in values and name != "dtype"]:
+            raise DataError(
+                f"{self.name}: the log does not tell {missing[0]}, expected a line ranks:... git:..."
+            )
+        return {"dtype": "unknown"} | values
 
     def value(self, name: str):
         """A number, hash or word of the last block. Raises DataError."""
