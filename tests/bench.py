@@ -7,6 +7,8 @@
     python tests/bench.py loader              reading batches: its rate, and what a step waits for it
     python tests/bench.py start               seconds from the command to the first step
     python tests/bench.py scale               step time over width, depth, context, vocabulary, batch, ranks
+    python tests/bench.py profile             shares of the step: products, attention, elementwise, other
+    python tests/bench.py losses              200 steps on the demo corpus beside torch's attention
     python tests/bench.py step --against REV  the same of another commit, in turns, and the ratio
 
 Settings are taken from the environment, the rest is the shape of SHAPE; `step --preset-shape` takes that of
@@ -230,9 +232,8 @@ def start(args: argparse.Namespace) -> dict[str, Any]:
             "compile_cache_empty_seconds": round(first, 1), "eager_seconds": round(eager, 1)}
 
 
-def scale(args: argparse.Namespace) -> dict[str, Any]:
-    """Step time as one dimension doubles twice, with the fitted exponent against the arithmetic's; and one
-    and two ranks with a thread each."""
+def exponents(repeats: int) -> dict[str, Any]:
+    """Step time as one dimension doubles twice, with the fitted exponent against the arithmetic's."""
     table = {}
     axes = {"width": [dict(MODEL_DIM=str(d), NUM_HEADS=str(d // 64), NUM_KV_HEADS=str(d // 128))
                       for d in (128, 256, 512)],
@@ -241,27 +242,116 @@ def scale(args: argparse.Namespace) -> dict[str, Any]:
             "vocabulary": [dict(VOCAB_SIZE=str(n)) for n in (1024, 4096, 16384)],
             "batch": [dict(TRAIN_BATCH_TOKENS=str(n)) for n in (8192, 16384, 32768)]}
     for axis, changes in axes.items():
-        times, work = [], []
+        times, work, peaks = [], [], []
         for change in changes:
             s = settings(**SHAPE | dict(NUM_LAYERS="4") | change)
             trainer, batch = make_trainer(s)
-            times.append(median_seconds(lambda: trainer.step(batch, 1, 1.0), args.repeats, 2))
+            times.append(median_seconds(lambda: trainer.step(batch, 1, 1.0), repeats, 2))
+            peaks.append(peak_flops())
             work.append(train_gpt.flops_per_token(s) * s.train_batch_tokens)
             torch.compiler.reset()
-        fitted, arithmetic = (np.polyfit(np.log([1, 2, 4]), np.log(y), 1)[0] for y in (times, work))
-        if axis == "vocabulary":
-            fitted, arithmetic = fitted / 2, arithmetic / 2     # it quadruples
+        doublings = np.arange(3) * (2 if axis == "vocabulary" else 1)
+        fitted, arithmetic = (np.polyfit(doublings, np.log2(y), 1)[0]
+                              for y in (np.multiply(times, peaks), work))
         table[axis] = {"step_ms": [round(t * 1e3) for t in times], "exponent": round(fitted, 2),
-                       "arithmetic": round(arithmetic, 2)}
-    rates = {}
+                       "arithmetic": round(arithmetic, 2),
+                       "mfu": [round(w / t / p, 2) for w, t, p in zip(work, times, peaks)]}
+    return table
+
+
+def volume(s: train_gpt.Settings, world: int) -> dict[str, float]:
+    """On paper, MB that one rank sends in a step: the gradient's ring all-reduce in float32, and the ring
+    all-gather of the updates that Newton-Schulz was dealt, in bfloat16."""
+    params = sum(math.prod(p.shape) for p in train_gpt.parameter_table(s))
+    gathered, counts = 0, {}
+    layers, dim, kv, hidden = s.num_layers, s.model_dim, s.kv_dim, s.mlp_mult * s.model_dim
+    for shape in ((dim, dim), (kv, dim), (kv, dim), (dim, dim), (hidden, dim), (dim, hidden)):
+        key = tuple(sorted(shape))
+        counts[key] = counts.get(key, 0) + layers
+    for (rows, columns), count in counts.items():
+        gathered += 2 * rows * columns * -(-count // world) * (world - 1)
+    return {"gradient_mb": round(2 * 4 * (params + 1) * (world - 1) / world / 1e6, 1),
+            "updates_mb": round(gathered / 1e6, 1)}
+
+
+def scale(args: argparse.Namespace) -> dict[str, Any]:
+    """Two ranks with one thread each against one rank with two threads, and with one, in turns; exponents of
+    the step time; what the ranks send, on paper."""
+    rates: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        env = {"PRESET": "10min_floppy", "ITERATIONS": "30", "TRAIN_LOG_EVERY": "10", "OMP_NUM_THREADS": "1"}
-        for ranks in (1, 2):
-            lines = run_seconds(env, folder, ranks)[1]
-            found = (re.match(r"step:[23]0/.* tok_s:(\d+)", line) for line in lines)
-            rates[ranks] = statistics.mean(float(rate[1]) for rate in found if rate)
-    return {"figure": round(rates[2] / rates[1], 2), "unit": "rate of two ranks / rate of one, a thread each",
-            "tokens_per_second_by_ranks": {ranks: round(rate) for ranks, rate in rates.items()}, **table}
+        env = {"PRESET": "10min_floppy", "ITERATIONS": "30", "TRAIN_LOG_EVERY": "10"}
+        for _ in range(args.pairs):
+            for ranks, threads in ((1, 2), (2, 1), (1, 1)):
+                lines = run_seconds({**env, "OMP_NUM_THREADS": str(threads)}, folder, ranks)[1]
+                found = (re.match(r"step:[23]0/.* tok_s:(\d+)", line) for line in lines)
+                name = f"{ranks} ranks x {threads} threads"
+                rates.setdefault(name, []).append(statistics.mean(float(rate[1]) for rate in found if rate))
+    two, whole, half = (statistics.median(rates[name]) for name in
+                        ("2 ranks x 1 threads", "1 ranks x 2 threads", "1 ranks x 1 threads"))
+    paper = {f"{preset}, {world} ranks": volume(settings(PRESET=preset), world)
+             for preset in ("10min_floppy", "10min_16mb") for world in (2, 8, 64)}
+    return {"figure": round(two / whole, 2), "unit": "2 ranks x 1 thread / 1 rank x 2 threads, tokens/s",
+            "two_ranks_against_one_of_one_thread": round(two / half, 2),
+            "tokens_per_second": {name: [round(rate) for rate in all_] for name, all_ in rates.items()},
+            "sent_by_a_rank_each_step": paper, **exponents(args.repeats)}
+
+
+def profile(args: argparse.Namespace) -> dict[str, Any]:
+    """Where the time of a step goes: the own time of each operation, Inductor's kernels apart."""
+    import torch._inductor.config as inductor
+    inductor.cpp.enable_kernel_profile = True
+    if args.reference:
+        train_gpt.attention = plain_attention
+    s = settings(**{} if args.preset_shape else SHAPE)
+    trainer, batch = make_trainer(s)
+    all_seconds(lambda: trainer.step(batch, 0, 1.0), 1, 1)
+    peak, steps = peak_flops(), 3
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as found:
+        seconds = all_seconds(lambda: trainer.step(batch, 1, 1.0), steps, 0)
+    groups = {"weight products (mm)": r"aten::(mm|addmm)$", "attention products (bmm)": r"aten::bmm$",
+              "Newton-Schulz, second and third product (baddbmm)": r"aten::baddbmm",
+              "attention (torch's)": r"aten::_scaled_dot_product", "elementwise, compiled": r".*cpp_fused",
+              "elementwise, eager": r"aten::(copy_|add_?|mul_?|sub_?|div_?|cat|lerp_|sum|fill_)$"}
+    shares, total = dict.fromkeys((*groups, "dispatch and other"), 0.0), 0.0
+    for event in found.key_averages():
+        name = next((name for name, pattern in groups.items() if re.match(pattern, event.key)),
+                    "dispatch and other")
+        shares[name] += event.self_cpu_time_total
+        total += event.self_cpu_time_total
+    rate = s.train_batch_tokens / statistics.median(seconds)
+    return {"figure": round(rate * train_gpt.flops_per_token(s) / peak, 3), "unit": "MFU while profiled",
+            "shape": shape_of(s), "step_ms": [round(x * 1e3) for x in seconds],
+            **{name: f"{share / total:.1%}" for name, share in shares.items()}}
+
+
+def losses(args: argparse.Namespace) -> dict[str, Any]:
+    """Losses of 200 steps on the demo corpus from one start with the trainer's attention and torch's; beside
+    it what float32 makes of torch's, and what another seed (other start weights, other batches) does."""
+    ours = train_gpt.attention
+
+    def run(attention: Callable, **named: str) -> np.ndarray:
+        train_gpt.attention = attention
+        torch.compiler.reset()
+        s = settings(**dict(PRESET="smoke", COMPILE="1", ITERATIONS="200", TRAIN_SEQ_LEN="256") | named)
+        trainer, stream = make_trainer(s)[0], train_gpt.load_corpus(s).train
+        reader = train_gpt.BatchReader(s, stream, 0, 1, 0, [0] * s.batch_slots, torch.from_numpy)
+        found = [trainer.step(reader.next()[0], i, train_gpt.lr_multiplier(s, i, 0.0))[0].item()
+                 for i in range(s.iterations)]
+        reader.thread.shutdown(cancel_futures=True)
+        return np.array(found)
+    data = dict(DATA_PATH=str(ROOT / "data/datasets/demo_sp1024"),
+                TOKENIZER_PATH=str(ROOT / "data/tokenizers/demo_1024_bpe.model"))
+    base = run(plain_attention, **data)
+    others = {"trainers_attention": run(ours, **data),
+              "float32": run(plain_attention, DTYPE="float32", **data),
+              "another_seed": run(plain_attention, SEED="1338", **data)}
+    rows = {name: {"largest": round(float(np.abs(loss - base).max()), 5),
+                   "mean_abs": round(float(np.abs(loss - base).mean()), 5),
+                   "mean_of_last_50": round(float((loss - base)[-50:].mean()), 5)}
+            for name, loss in others.items()}
+    return {"figure": rows["trainers_attention"]["mean_abs"], "unit": "nats, mean difference of 200 losses",
+            "first_and_last_loss": [round(float(base[i]), 4) for i in (0, -1)],
+            "difference_from_torchs_attention_in_bfloat16": rows}
 
 
 # --- another commit ---------------------------------------------------------------------------------------
@@ -285,7 +375,8 @@ def against(revision: str, args: argparse.Namespace) -> dict[str, Any]:
             "ratios": [round(ratio, 3) for ratio in ratios], **figures}
 
 
-WHAT = {"step": step, "eval": evaluation, "export": export, "loader": loader, "start": start, "scale": scale}
+WHAT = {"step": step, "eval": evaluation, "export": export, "loader": loader, "start": start, "scale": scale,
+        "profile": profile, "losses": losses}
 
 
 def main() -> None:
@@ -293,11 +384,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("what", choices=WHAT)
     parser.add_argument("--repeats", type=int, default=10, help="how often, for the median")
-    parser.add_argument("--reference", action="store_true", help="step: torch's attention")
-    parser.add_argument("--preset-shape", action="store_true", help="step: the shape of PRESET")
+    parser.add_argument("--reference", action="store_true", help="step, profile: torch's attention")
+    parser.add_argument("--preset-shape", action="store_true", help="step, profile: the shape of PRESET")
     parser.add_argument("--step-ms", type=float, default=52.0, help="loader: length of a step")
     parser.add_argument("--against", metavar="REV", help="another commit to compare with")
-    parser.add_argument("--pairs", type=int, default=3, help="with --against: how often both are run")
+    parser.add_argument("--pairs", type=int, default=3, help="--against, scale: how often all are run")
     args = parser.parse_args()
     rows = against(args.against, args) if args.against else WHAT[args.what](args)
     rows = {"what": args.what, "threads": torch.get_num_threads(), "repeats": args.repeats, **rows}

@@ -1,4 +1,5 @@
 """The artifact codec: what comes back, what is refused, and that other programs can read it."""
+import errno
 import json
 import math
 import os
@@ -321,12 +322,12 @@ def test_write_whole_replaces_or_leaves_the_old_file(tmp_path, monkeypatch):
         assert path.read_bytes() == blob and list(tmp_path.iterdir()) == [path]
 
     def fail(*_):
-        raise OSError("no space left")
+        raise OSError(errno.ENOSPC, "no space")
     for broken in ("replace", "fsync"):
         with monkeypatch.context() as patch:
             patch.setattr(os, broken, fail)
             with pytest.raises(OSError, match="no space"):
                 train_gpt.write_whole(path, b"never")
         assert path.read_bytes() == b"newer" and list(tmp_path.iterdir()) == [path]
-    with pytest.raises(OSError):
-        train_gpt.write_whole(tmp_path / "no folder" / "model", b"x")
+    with pytest.raises(OSError, match="no folder/there/model"):
+        train_gpt.write_whole(tmp_path / "no folder" / "there" / "model", b"x")

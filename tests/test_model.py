@@ -480,10 +480,10 @@ class Rank:
     """One of several ranks, each a thread: what evaluate asks of a Machine."""
 
     def __init__(self, rank: int, world: int, box: list, barrier: threading.Barrier):
-        self.rank, self.world, self.box, self.barrier = rank, world, box, barrier
+        self.rank, self.world, self.box, self.barrier, self.signals = rank, world, box, barrier, []
 
-    def gather(self, value):
-        self.box[self.rank] = value
+    def share(self, *numbers):
+        self.box[self.rank] = [float(number) for number in numbers]
         self.barrier.wait(30)
         return list(self.box)
 
