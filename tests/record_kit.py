@@ -40,7 +40,7 @@ def make_track(folder: Path, corpus: helpers.Corpus) -> dict:
     texts = [hashlib.sha256(text.encode()).digest() for text in corpus.texts["val"]]
     headers = b"".join(path.read_bytes()[:1024] for path in sorted(corpus.data_path.glob("*_train_*.bin")))
     rules |= dict(title="Tiny", hardware="any", train_seconds=60, eval_seconds=60, budget_bytes=250_000,
-                  seeds=list(SEEDS), min_gain_bpb=0.01, noise_bpb=0.5, second_band=[0.7, 1.4])
+                  seeds=list(SEEDS), min_gain_bpb=0.01, noise_bpb=0.5, second_band=[0.7, 1.4], max_lines=1600)
     rules["dataset"] = dict(
         name="tiny_sp400",
         tokenizer="tiny.model",
