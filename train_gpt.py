@@ -171,7 +171,8 @@ def check_settings(s: Settings) -> None:
             ("num_heads", s.model_dim % s.num_heads == 0, f"a divisor of MODEL_DIM={s.model_dim}"),
             ("num_heads", s.head_dim % 2 == 0, f"heads of even width, MODEL_DIM / NUM_HEADS is {s.head_dim}"),
             ("num_kv_heads", s.num_heads % s.num_kv_heads == 0, f"a divisor of NUM_HEADS={s.num_heads}"),
-            ("train_batch_tokens", s.train_batch_tokens % unit == 0, f"multiples of slots * length = {unit}"),
+            ("train_batch_tokens", s.train_batch_tokens % unit == 0,
+             f"a multiple of BATCH_SLOTS * TRAIN_SEQ_LEN = {unit}"),
             ("eval_stride", s.eval_step <= s.eval_window, f"at most the window, {s.eval_window}"),
             ("val_tokens_limit", s.val_tokens_limit != 1, "0 or at least 2: the first token is not scored"),
             ("run_id", re.fullmatch(r"([\w-][\w.-]{0,99})?", s.run_id),
@@ -502,9 +503,8 @@ def quantize_rows(matrix: np.ndarray, percentile: float, std: float) -> tuple[np
     return np.clip(np.rint(matrix / divisor), -127, 127).astype(np.int8), scale
 def scheme_of(param: Param) -> str:
     """Large stacks of matrices int8 by rows, small ones float16, vectors (which steer) float32."""
-    if param.group == "vector":
-        return "float32"
-    return "int8 rows" if math.prod(param.shape) > INT8_ABOVE else "float16"
+    large = "int8 rows" if math.prod(param.shape) > INT8_ABOVE else "float16"
+    return "float32" if param.group == "vector" else large
 BAD_CONTENTS = (ValueError, LookupError, TypeError, AttributeError, zlib.error, safetensors.SafetensorError,
                 ArithmeticError, RecursionError)
 def pack_tensors(tensors: dict[str, np.ndarray], about: dict[str, Any]) -> bytes:
@@ -851,10 +851,11 @@ def open_machine(s: Settings) -> Machine:
     if world > 1:       # small decisions travel as CPU tensors over gloo: no GPU waits for them
         machine.patience = min(5.0, s.dist_timeout / 4)
         timeout = datetime.timedelta(seconds=s.dist_timeout - 1.5 * machine.patience)   # and time to exit
-        machine.store, *_ = next(dist.rendezvous("env://"))
+        store, *_ = next(dist.rendezvous("env://"))     # outlives torchrun's restarts
+        machine.store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
         threading.Thread(target=machine.beat).start()
         dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo", timeout=timeout,
-                                store=dist.PrefixStore("group", machine.store), rank=rank, world_size=world)
+                                store=machine.store, rank=rank, world_size=world)
     machine.compile, why = s.compile and kind != "mps", kinds[kind][1] if s.device == "auto" else "DEVICE"
     machine.about = f"device:{machine.device} ({why}) {choose_dtype(s, machine)} compile:{machine.compile:d}"
     return machine

@@ -247,11 +247,11 @@ def interrupted(process: subprocess.Popen, cwd: Path, number: int) -> Run:
 
 
 @pytest.mark.parametrize("number, ranks", [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGTERM, 2)])
-def test_exit_16_after_a_signal_with_a_checkpoint_and_the_command_that_goes_on(corpus, tmp_path, number, ranks):
+def test_exit_16_after_a_signal_with_a_checkpoint_and_a_command_to_go_on(corpus, tmp_path, number, ranks):
     run = interrupted(start(tmp_path, corpus.env(RUN_ID="long", ITERATIONS=10**6), ranks), tmp_path, number)
     # torchrun has an exit code of its own
     assert run.code == (16 if not ranks else 1) and "Traceback" not in run.err.split("torch/distributed")[0]
-    told = re.search(r"train_gpt.py: stopped by a signal after step (\d+) of 1000000; to go on: (.*)", run.err)
+    told = re.search(r"stopped by a signal after step (\d+) of 1000000; to go on: (.*)", run.err)
     assert 8 <= int(told[1]) < 10**6 and "RUN_ID=long" in told[2]
     assert (tmp_path / f"logs/long/checkpoint/step_{int(told[1]):08}.ckpt").exists()
 

@@ -15,7 +15,8 @@ SOURCE = helpers.SCRIPT.read_text(encoding="utf-8")
 EXIT_CODES = {0, 2, 3, 4, 16, 17}       # DESIGN.md
 TRAINER_IMPORTS = {"numpy", "safetensors", "sentencepiece", "torch", "tqdm"}
 SECTIONS = ["errors", "settings", "parameters", "schedules", "shards", "batch order", "tokens and bytes",
-            "score", "artifact", "run directory", "checkpoints", "machine", "model", "optimizer", "training", "main"]
+            "score", "artifact", "run directory", "checkpoints", "machine", "model", "optimizer", "training",
+            "main"]
 
 
 def tracked(pattern: str) -> list[str]:
