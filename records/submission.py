@@ -1,0 +1,123 @@
+"""What a record's own files say: logs and metrics of its runs, and the numbers of submission.json from them.
+
+freeze.py writes these numbers and verify.py computes them again: one function, so a number is never typed.
+"""
+
+import json
+import math
+import re
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+from common import DataError, Track, read_bytes, sha256
+
+INTEGERS = (
+    "val_tokens val_bytes steps tokens_seen params artifact_bytes code_bytes total_bytes budget_bytes " "seed"
+).split()
+NUMBERS = "val_loss val_bpb val_bpb_unquantized train_seconds eval_seconds data_wait_seconds".split()
+HASHES = "artifact script train val tokenizer state".split()
+OF_A_SEED = (
+    "seed val_loss val_bpb val_bpb_unquantized val_tokens val_bytes artifact_bytes total_bytes train_seconds "
+    "eval_seconds steps tokens_seen params artifact_sha256 state_sha256 run_id"
+).split()
+ABOUT = "ranks dtype processor gpu cores threads platform python torch numpy sentencepiece git".split()
+VERSIONS = ("python", "torch", "numpy", "sentencepiece")
+
+
+def number(text, whole: bool):
+    """A number of a log's last block. Raises ValueError for anything else ('1.5 partial', 'nan')."""
+    value = int(text) if whole else float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
+@dataclass(frozen=True)
+class Run:
+    """One seed's log and metrics, parsed."""
+    name: str               # for messages
+    log: str
+    final: dict[str, str]   # the block after '---'
+    events: list[dict]      # metrics.jsonl
+
+    def kind(self, event: str) -> list[dict]:
+        return [e for e in self.events if e.get("event") == event]
+
+    @property
+    def given(self) -> str:
+        """The first line: run:<folder> preset:<preset> NAME=value..."""
+        return self.log.split("\n", 1)[0]
+
+    @property
+    def about(self) -> dict[str, str]:
+        """What the run depended on: hardware and versions, from the line 'ranks:... git:...'."""
+        found = re.search(r"^ranks:.* git:.*$", self.log, re.MULTILINE)
+        parts = re.split(rf"(?:^| )({'|'.join(ABOUT)}|script_sha256):", found[0] if found else "")
+        values = dict(zip(parts[1::2], parts[2::2]))
+        if missing := [name for name in ABOUT if name not in values and name != "dtype"]:
+            raise DataError(
+                f"{self.name}: the log does not tell {missing[0]}, expected a line ranks:... git:..."
+            )
+        return {"dtype": "unknown"} | values
+
+    def value(self, name: str):
+        """A number, hash or word of the last block. Raises DataError."""
+        try:
+            text = self.final[name]
+            if name in INTEGERS or name in NUMBERS:
+                return number(text, name in INTEGERS)
+            return text
+        except KeyError:
+            raise DataError(f"{self.name}: no '{name}:' after the line ---") from None
+        except ValueError:
+            raise DataError(f"{self.name}: '{name}: {text}', expected a number") from None
+
+
+def parse_run(name: str, log: bytes, metrics: bytes) -> Run:
+    """Raises DataError."""
+    try:
+        text = log.decode()
+        events = [json.loads(line) for line in metrics.decode().splitlines()]
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{name}: log or metrics cannot be read: {error}") from None
+    body, mark, block = text.rpartition("\n---\n")
+    if not mark or not all(isinstance(event, dict) for event in events):
+        raise DataError(f"{name}: no finished run: the log has no line '---' or metrics are no objects")
+    rows = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line)
+    return Run(name, body, rows, events)
+
+
+def read_runs(folder: Path) -> dict[int, Run]:
+    """The runs of a record folder by seed. Raises DataError."""
+    runs = {}
+    for path in sorted(folder.glob("train_seed*.log")):
+        seed = int(re.search(r"(\d+)\.log$", path.name)[1])
+        runs[seed] = parse_run(path.name, read_bytes(path), read_bytes(folder / f"metrics_seed{seed}.jsonl"))
+    if not runs:
+        raise DataError(f"{folder}: holds no train_seed<N>.log")
+    return runs
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Mean and sample standard deviation, to the logs' eight decimals."""
+    return {"mean": round(statistics.fmean(values), 8),
+            "std": round(statistics.stdev(values), 8) if len(values) > 1 else 0.0}
+
+
+def summary(runs: dict[int, Run], script: bytes, track: Track) -> dict:
+    """The computed part of submission.json. Raises DataError."""
+    first = next(iter(runs.values()))
+    seeds = [{name: run.value(name) for name in OF_A_SEED} for _, run in sorted(runs.items())]
+    code = track.code_size(script)
+    for row in seeds:
+        row["total_bytes"] = row["artifact_bytes"] + code
+    about = first.about
+    return {"seeds": seeds, "val_loss": spread([row["val_loss"] for row in seeds]),
+            "val_bpb": spread([row["val_bpb"] for row in seeds]),
+            "train_seconds": spread([row["train_seconds"] for row in seeds]),
+            "code_bytes": code, "total_bytes": max(row["total_bytes"] for row in seeds),
+            "hardware": {name: about[name] for name in ABOUT if name not in (*VERSIONS, "git")},
+            "versions": {name: about[name] for name in VERSIONS}, "git": about["git"],
+            "sha256": {"script": sha256(script)} | {name: first.value(f"{name}_sha256")
+                                                    for name in ("train", "val", "tokenizer")}}

@@ -1,0 +1,202 @@
+"""What the tests of records share: a tiny track, a good record made from real runs, and foreign models."""
+
+import hashlib
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import helpers
+
+sys.path.insert(0, str(helpers.ROOT / "records"))
+import common  # noqa: E402
+import freeze  # noqa: E402
+import sandbox  # noqa: E402
+import submission  # noqa: E402
+import verify  # noqa: E402
+
+TRACK = "track_tiny"
+SEEDS = (1, 2, 3)
+NAME = "2026-11-21_Good"
+HAS_SANDBOX = sandbox.bubblewrap() is not None
+NO_SANDBOX = "bubblewrap is not installed or does not work here: apt-get install bubblewrap"
+SETTINGS = dict(ITERATIONS=12, TRAIN_LOG_EVERY=5, DTYPE="auto", MAX_WALLCLOCK_SECONDS=60)
+
+
+def make_data(root: Path) -> helpers.Corpus:
+    """data/ as the tools expect it: datasets/tiny_sp400, tokenizers/tiny.model; and a second text beside."""
+    (root / "tokenizers").mkdir(parents=True)
+    tokenizer = helpers.train_tokenizer(root / "tokenizers/tiny.model", helpers.documents(400, 3))
+    second = "".join(json.dumps(text) + "\n" for text in helpers.documents(40, 5))
+    (root / "second.jsonl").write_text(second, encoding="utf-8")
+    return helpers.make_corpus(root / "datasets/tiny_sp400", tokenizer)
+
+
+def make_track(folder: Path, corpus: helpers.Corpus) -> dict:
+    """track.json of the tiny corpus, from the floppy's."""
+    rules = json.loads((helpers.ROOT / "records/track_10min_floppy/track.json").read_text())
+    texts = [hashlib.sha256(text.encode()).digest() for text in corpus.texts["val"]]
+    headers = b"".join(path.read_bytes()[:1024] for path in sorted(corpus.data_path.glob("*_train_*.bin")))
+    rules |= dict(title="Tiny", hardware="any", train_seconds=60, eval_seconds=60, budget_bytes=250_000,
+                  seeds=list(SEEDS), min_gain_bpb=0.01, noise_bpb=0.5, second_band=[0.7, 1.4], max_lines=1600)
+    rules["dataset"] = dict(
+        name="tiny_sp400",
+        tokenizer="tiny.model",
+        tokenizer_policy="provided",
+        tokenizer_sha256=helpers.sha256(corpus.tokenizer_path).hex(),
+        val_sha256=hashlib.sha256(b"".join(texts)).hexdigest(),
+        train_sha256=None,
+        val_bytes=corpus.val_bytes(),
+        val_tokens=len(corpus.tokens["val"]) - 1,
+        logged_val_sha256=hashlib.sha256(corpus.tokens["val"].astype("<u2")).hexdigest(),
+        logged_train_sha256=hashlib.sha256(headers).hexdigest(),
+        second="file",
+    )
+    folder.mkdir(parents=True)
+    (folder / "track.json").write_text(json.dumps(rules))
+    return rules
+
+
+class Kit:
+    """A tiny track with a good record in it, made by the real script and freeze.py. Tests work on copies."""
+    def __init__(self, root: Path):
+        self.root, self.data, self.records = root, root / "data", root / "records"
+        self.corpus = make_data(self.data)
+        self.rules = make_track(self.records / TRACK, self.corpus)
+        for seed in SEEDS:
+            done = helpers.run_script(root, self.corpus.env(**SETTINGS, SEED=seed, RUN_ID=f"run{seed}"))
+            assert done.code == 0, done.err
+        self.good = freeze.freeze(freeze.parse_args(self.freeze_args()))
+
+    def freeze_args(self, *more: str, name: str = "Good", runs=SEEDS) -> list[str]:
+        return [
+            *(str(self.root / f"logs/run{seed}") for seed in runs),
+            "--track",
+            TRACK,
+            "--name",
+            name,
+            "--author",
+            "Ada",
+            "--what",
+            "nothing",
+            "--why",
+            "a test",
+            "--date",
+            "2026-11-21",
+            "--records",
+            str(self.records),
+            *more,
+        ]
+
+    def copy(self, root: Path, name: str = NAME) -> Path:
+        """The track with a copy of the good record; the folder of that."""
+        track = root / TRACK
+        if not track.exists():
+            track.mkdir(parents=True)
+            shutil.copy(self.records / TRACK / "track.json", track)
+        shutil.copytree(self.good, track / name)
+        return track / name
+
+    def verify(self, folder: Path, *more: str) -> list[common.Check]:
+        args = verify.parse_args(
+            [
+                str(folder),
+                "--data",
+                str(self.data),
+                "--second",
+                str(self.data / "second.jsonl"),
+                "--probe-seed",
+                "7",
+                "--eager",
+                *more,
+            ]
+        )
+        return list(verify.verify(folder, args))
+
+
+def failed(checks: list[common.Check]) -> set[str]:
+    return {line.name for line in checks if line.verdict == "FAIL"}
+
+
+# --- changing a record ------------------------------------------------------------------------------------
+
+def edit(path: Path, *pairs: tuple[str, str], count: int = -1) -> None:
+    """Replace texts in a file; each must be there."""
+    text = path.read_text(encoding="utf-8")
+    for old, new in pairs:
+        assert old in text, (path, old)
+        text = text.replace(old, new, count)
+    path.write_text(text, encoding="utf-8")
+
+
+def edit_json(path: Path, change) -> None:
+    value = json.loads(path.read_text(encoding="utf-8"))
+    change(value)
+    path.write_text(json.dumps(value, indent=1), encoding="utf-8")
+
+
+def log_value(folder: Path, seed: int, name: str, value) -> None:
+    """Write a value of a run's last block, in log and metrics alike."""
+    log, metrics = folder / f"train_seed{seed}.log", folder / f"metrics_seed{seed}.jsonl"
+    run = submission.read_runs(folder)[seed]
+    edit(log, (f"\n{name}: {run.final[name]}", f"\n{name}: {value}"))
+    lines = metrics.read_text().splitlines()
+    final = json.loads(lines[-1])
+    final[name] = type(final[name])(value)
+    metrics.write_text("\n".join([*lines[:-1], json.dumps(final)]) + "\n")
+
+
+def reseal(folder: Path) -> None:
+    """What a careful cheat does last: hashes in logs and numbers in submission.json fit the files again."""
+    script = (folder / "train_gpt.py").read_bytes()
+    for seed in submission.read_runs(folder):
+        log_value(folder, seed, "script_sha256", hashlib.sha256(script).hexdigest())
+    numbers = submission.summary(submission.read_runs(folder), script, common.load_track(folder.parent))
+    edit_json(folder / "submission.json", lambda value: value.update(numbers))
+    readme = f"{numbers['val_bpb']['mean']:.4f}"
+    (folder / "README.md").write_text((folder / "README.md").read_text() + readme)
+
+
+def scale_scores(folder: Path, factor: float, only: tuple[int, ...] = SEEDS) -> None:
+    """Multiply loss and bits per byte of whole runs, consistently in all that is written."""
+    for seed in only:
+        run = submission.read_runs(folder)[seed]
+        for name in ("val_loss", "val_bpb"):
+            log_value(folder, seed, name, f"{run.value(name) * factor:.8f}")
+
+
+# --- a foreign model --------------------------------------------------------------------------------------
+
+FOREIGN = '''"""A bigram model: nothing of bytegolf in it but the contract."""
+import numpy as np
+
+
+class Bigram:
+    def __init__(self, artifact, size):
+        counts = np.frombuffer(artifact.read_bytes(), "<u2").reshape(size, size).astype(np.float64) + 0.05
+        self.table = np.log(counts / counts.sum(1, keepdims=True)).astype(np.float32)
+        self.vocab_size, self.max_len = size, 32
+
+    def logprobs(self, ids):
+        return self.table[ids]
+
+    def nll(self, ids):
+        return -np.take_along_axis(self.logprobs(ids[:, :-1]), ids[:, 1:, None], 2)[:, :, 0]
+
+
+def load_predictor(artifact, device):
+    return Bigram(artifact, 400)
+'''
+
+
+def foreign(kit: Kit, folder: Path, more: str = "", tokens: np.ndarray | None = None) -> Path:
+    """A folder with the bigram model, its counts, and code that changes it."""
+    counts = np.zeros((400, 400), "<u2")
+    tokens = kit.corpus.tokens["train"] if tokens is None else tokens
+    np.add.at(counts, (tokens[:-1], tokens[1:]), 1)
+    folder.mkdir(parents=True)
+    (folder / "train_gpt.py").write_text(FOREIGN + more)
+    (folder / "model.bin").write_bytes(counts.tobytes())
+    return folder

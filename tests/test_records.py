@@ -1,0 +1,518 @@
+"""Records: freezing, verifying, the board; and tampered copies of a good record, each failed by its check.
+
+The record is made by real runs of the real script; tests/test_referee.py has what happens in the sandbox.
+"""
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import helpers
+import record_kit
+from record_kit import NAME, SEEDS, TRACK, edit, edit_json, failed, log_value, reseal, scale_scores
+
+import board  # noqa: E402  (record_kit makes records/ importable)
+import common  # noqa: E402
+import freeze  # noqa: E402
+import submission  # noqa: E402
+import verdicts  # noqa: E402
+import verify  # noqa: E402
+
+RECORDS = helpers.ROOT / "records"
+
+
+@pytest.fixture(scope="session")
+def kit(tmp_path_factory):
+    return record_kit.Kit(tmp_path_factory.mktemp("records"))
+
+
+# --- good records -----------------------------------------------------------------------------------------
+
+def test_a_good_record_passes_every_check_on_paper(kit):
+    checks = kit.verify(kit.good, "--static")
+    assert failed(checks) == set(), "\n".join(map(str, checks))
+    assert len(checks) > 20 and len({line.name for line in checks}) == len(checks)
+    assert all(re.fullmatch(r"(PASS|SKIP) [a-z-]+: .+", str(line)) for line in checks)
+
+
+@pytest.mark.skipif(not record_kit.HAS_SANDBOX, reason=record_kit.NO_SANDBOX)
+def test_a_good_record_passes_in_the_sandbox(kit):
+    checks = kit.verify(kit.good, "--proof-bytes", "400")
+    assert failed(checks) == set(), "\n".join(map(str, checks))
+    names = {line.name for line in checks if line.verdict == "PASS"}
+    assert {
+        "score",
+        "hidden-future",
+        "later-tokens",
+        "next-token",
+        "normalised",
+        "nll-agrees",
+        "rows",
+        "repeat",
+        "state",
+        "second-text",
+        "proof",
+        "proof-size",
+        "sandbox",
+    } <= names
+
+
+def test_the_numbers_are_those_of_the_logs(kit):
+    value = json.loads((kit.good / "submission.json").read_text())
+    finals = [dict(line.split(": ", 1) for line in (kit.root / f"logs/run{seed}/train.log").read_text(
+        ).split("\n---\n")[1].splitlines()) for seed in SEEDS]
+    bpb = [float(final["val_bpb"]) for final in finals]
+    assert [row["val_bpb"] for row in value["seeds"]] == bpb
+    assert value["val_bpb"]["mean"] == pytest.approx(sum(bpb) / 3, abs=1e-8)
+    assert (kit.good / "train_gpt.py").read_bytes() == helpers.SCRIPT.read_bytes()
+    assert sorted(path.name for path in kit.good.iterdir()) == [
+        "README.md",
+        *(f"metrics_seed{seed}.jsonl" for seed in SEEDS),
+        "model_seed1.int8.ptz",
+        "submission.json",
+        "train_gpt.py",
+        *(f"train_seed{seed}.log" for seed in SEEDS),
+    ]
+
+
+# --- tampered copies --------------------------------------------------------------------------------------
+
+def best_seed_mean(folder):
+    edit_json(
+        folder / "submission.json", lambda v: v["val_bpb"].update(mean=min(s["val_bpb"] for s in v["seeds"]))
+    )
+    edit(
+        folder / "README.md",
+        ("#", json.loads((folder / "submission.json").read_text())["val_bpb"]["mean"].__str__() + " #"),
+    )
+
+
+def change(path, *keys):
+    """An edit of submission.json: change(value, key, key, ...) sets the last."""
+    *keys, last, value = keys
+
+    def apply(v):
+        for key in keys:
+            v = v[key]
+        v[last] = value
+    edit_json(path / "submission.json", apply)
+
+
+def drop_seed(folder, seed=3):
+    for name in (f"train_seed{seed}.log", f"metrics_seed{seed}.jsonl"):
+        (folder / name).unlink()
+
+
+def other_seed(folder):
+    """Seed 3 was bad luck: seed 9 is sent instead."""
+    for name in ("train_seed{}.log", "metrics_seed{}.jsonl"):
+        (folder / name.format(3)).rename(folder / name.format(9))
+    edit(folder / "train_seed9.log", ("SEED=3", "SEED=9"))
+    log_value(folder, 9, "seed", 9)
+    reseal(folder)
+
+
+def copied_seed(folder):
+    """One good run, sent three times."""
+    for seed in (2, 3):
+        for name in ("train_seed{}.log", "metrics_seed{}.jsonl"):
+            shutil.copy(folder / name.format(1), folder / name.format(seed))
+        edit(folder / f"train_seed{seed}.log", ("SEED=1", f"SEED={seed}"))
+        log_value(folder, seed, "seed", seed)
+    reseal(folder)
+
+
+def padded_artifact(folder):
+    """As many bytes as the budget leaves, and one more; sealed again."""
+    path, track = folder / "model_seed1.int8.ptz", common.load_track(folder.parent)
+    room = track["budget_bytes"] - track.code_size((folder / "train_gpt.py").read_bytes())
+    path.write_bytes(path.read_bytes().ljust(room + 1, b"\0"))
+    log_value(folder, 1, "artifact_bytes", room + 1)
+    log_value(folder, 1, "artifact_sha256", common.sha256(path.read_bytes()))
+    reseal(folder)
+
+
+def triple_byte_pieces(folder):
+    """The script's table counts byte pieces as three: more bytes, fewer bits for each."""
+    for seed in SEEDS:
+        run = submission.read_runs(folder)[seed]
+        more = int(run.value("val_bytes") * 1.3)
+        log_value(folder, seed, "val_bpb", f"{run.value('val_bpb') * run.value('val_bytes') / more:.8f}")
+        log_value(folder, seed, "val_bytes", more)
+    reseal(folder)
+
+
+def fewer_bits(folder):
+    """The same, with the count of bytes left as it should be."""
+    for seed in SEEDS:
+        log_value(folder, seed, "val_bpb", f"{submission.read_runs(folder)[seed].value('val_bpb') * 0.8:.8f}")
+    reseal(folder)
+
+
+def sealed(change_it):
+    def apply(folder):
+        change_it(folder)
+        reseal(folder)
+    return apply
+
+
+def append(code):
+    return sealed(lambda folder: (folder / "train_gpt.py").write_text(
+        (folder / "train_gpt.py").read_text(encoding="utf-8") + code, encoding="utf-8"))
+
+
+def every(name, value):
+    return sealed(lambda folder: [log_value(folder, seed, name, value) for seed in SEEDS])
+
+
+def steps(edit_line):
+    """Change each step of seed 2's metrics."""
+    def apply(folder):
+        path = folder / "metrics_seed2.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(edit_line(line)) + "\n" for line in lines if edit_line(line)))
+    return apply
+
+
+def worse_than(folder):
+    """A better record stands there already, and is not the one that is named."""
+    better = folder.parent / "2026-11-20_Better"
+    shutil.copytree(folder, better)
+    scale_scores(better, 0.5)
+    reseal(better)
+    change(better, "name", "Better")
+
+
+def small_gain(folder):
+    old = folder.parent / "2026-11-20_Old"
+    shutil.copytree(folder, old)
+    scale_scores(old, 1.0005)
+    reseal(old)
+    change(folder, "beats", old.name)
+
+
+def lucky_gain(folder):
+    """A gain on average that the spread of the seeds does not bear out."""
+    old = folder.parent / "2026-11-20_Old"
+    shutil.copytree(folder, old)
+    for seed, factor in zip(SEEDS, (0.9, 1.0, 1.4)):
+        scale_scores(old, factor, (seed,))
+    reseal(old)
+    change(folder, "beats", old.name)
+
+
+def other_machine(folder):
+    """A gain over a record that ran on something slower."""
+    old = folder.parent / "2026-11-20_Old"
+    shutil.copytree(folder, old)
+    scale_scores(old, 1.3)
+    for seed in SEEDS:
+        edit(old / f"train_seed{seed}.log", (" processor:", " processor:Slow "))
+    reseal(old)
+    change(folder, "beats", old.name)
+
+
+def slow_speed(folder):
+    old = folder.parent / "2026-11-20_Old"
+    shutil.copytree(folder, old)
+    change(folder, "beats", old.name)
+    change(folder, "claim", "speed")
+
+
+HIDDEN = "\ndef _unpack():\n    exec(bytes.fromhex('70617373'))\n"
+TAMPERED = {
+    # the folder
+    "hidden helper file": (lambda f: (f / "helper.py").write_text("x = 1"), "folder"),
+    "weights beside the artifact": (lambda f: (f / "extra.bin").write_bytes(bytes(9)), "folder"),
+    "hidden folder": (lambda f: (f / ".cache").mkdir(), "folder"),
+    "a link to a file elsewhere": (
+        lambda f: (
+            (f / "train_seed1.log").rename(f.parent / "log"),
+            (f / "train_seed1.log").symlink_to(f.parent / "log"),
+        ),
+        "folder",
+    ),
+    "a log too many": (lambda f: shutil.copy(f / "train_seed1.log", f / "train_seed7.log"), "folder"),
+    "no README": (lambda f: (f / "README.md").unlink(), "folder"),
+    "weights in a log": (lambda f: (f / "train_seed1.log").open("a").write("0" * (5 << 20)), "folder"),
+    "tokenizer that the track provides": (lambda f: (f / "tokenizer.model").write_bytes(b"x"), "folder"),
+    "another date": (lambda f: change(f, "date", "2026-11-01"), "names"),
+    "another track": (lambda f: change(f, "track", "track_10min_floppy"), "names"),
+    # the submission
+    "no author": (lambda f: change(f, "author", ""), "schema"),
+    "a field of its own": (lambda f: change(f, "rank", 1), "schema"),
+    "submission is no JSON": (lambda f: (f / "submission.json").write_text("{"), "schema"),
+    "best-seed mean": (best_seed_mean, "numbers"),
+    "one seed polished": (lambda f: change(f, "seeds", 1, "val_bpb", 0.5), "numbers"),
+    "spread hidden": (lambda f: change(f, "val_bpb", "std", 0.0), "numbers"),
+    "fewer code bytes": (lambda f: change(f, "code_bytes", 9), "numbers"),
+    "faster than it was": (lambda f: change(f, "seeds", 0, "train_seconds", 0.5), "numbers"),
+    "other hardware": (lambda f: change(f, "hardware", "processor", "abacus"), "numbers"),
+    "other settings": (lambda f: change(f, "settings", "values", "ITERATIONS", "99"), "settings"),
+    "a setting concealed": (
+        lambda f: edit_json(f / "submission.json", lambda v: v["settings"]["given"].remove("ITERATIONS")),
+        "settings",
+    ),
+    "README with another score": (lambda f: (f / "README.md").write_text("0.1234 bits per byte"), "readme"),
+    # logs
+    "edited log": (lambda f: edit(f / "train_seed2.log", ("\nval_bpb: ", "\nval_bpb: 0")), "logs"),
+    "edited metrics": (steps(lambda e: e | ({"train_loss": 1.0} if e.get("step") == 5 else {})), "logs"),
+    "steps left out": (steps(lambda e: e if e.get("step") != 7 else None), "logs"),
+    "a clock that runs backwards": (
+        steps(lambda e: e | ({"train_seconds": 0.0} if e.get("step") == 9 else {})),
+        "logs",
+    ),
+    "no validation at the start": (
+        steps(lambda e: e if (e["event"], e.get("step")) != ("val", 0) else None),
+        "logs",
+    ),
+    "more tokens than steps": (every("tokens_seen", 999), "logs"),
+    "unquantized score made up": (every("val_bpb_unquantized", "0.10000000"), "logs"),
+    "log without an end": (lambda f: edit(f / "train_seed1.log", ("\n---\n", "\n")), "hashes"),
+    "log with nan": (lambda f: edit(f / "train_seed1.log", ("\nval_loss: ", "\nval_loss: nan")), "numbers"),
+    "swapped logs": (
+        lambda f: [
+            (f / "x").write_bytes((f / "train_seed1.log").read_bytes()),
+            (f / "train_seed2.log").replace(f / "train_seed1.log"),
+            (f / "x").replace(f / "train_seed2.log"),
+        ],
+        "seed-names",
+    ),
+    # script
+    "swapped script": (lambda f: (f / "train_gpt.py").write_text(record_kit.FOREIGN), "script-hash"),
+    "script with one more space": (lambda f: (f / "train_gpt.py").open("a").write(" "), "script-hash"),
+    "script that does not compile": (append("\ndef (:\n"), "compiles"),
+    "script without the contract": (
+        sealed(lambda f: edit(f / "train_gpt.py", ("def load_predictor", "def load_it"))),
+        "compiles",
+    ),
+    "script too long": (append("\n" * 1500), "lines"),
+    "import of what is not listed": (append("\nimport scipy\n"), "imports"),
+    "import within a function": (append("\ndef _f():\n    from requests import get\n"), "imports"),
+    "pickle": (append("\nimport pickle\n"), "no-pickle"),
+    "torch.load": (append("\ndef _f(x):\n    return torch.load(x, weights_only=False)\n"), "no-pickle"),
+    "packed code": (append(HIDDEN), "no-packed-code"),
+    "packed code by another name": (
+        append("\nimport builtins\n_run = getattr(builtins, 'ex' + 'ec')\n"),
+        "no-packed-code",
+    ),
+    "code through marshal": (append("\nimport marshal\n"), "no-packed-code"),
+    "table in a text": (append(f"\nT = {'x' * 3000!r}\n"), "no-large-constants"),
+    "table of numbers": (append(f"\nT = {list(range(300))}\n"), "no-large-constants"),
+    "table in one number": (append(f"\nT = {3 ** 900}\n"), "no-large-constants"),
+    "table in a docstring": (append(f"\ndef _f():\n    {'y' * 3000!r}\n"), "no-large-constants"),
+    # limits and data
+    "artifact with one more byte than the budget": (padded_artifact, "bytes"),
+    "artifact of another run": (lambda f: (f / "model_seed1.int8.ptz").write_bytes(b"x"), "artifact"),
+    "no artifact": (lambda f: (f / "model_seed1.int8.ptz").unlink(), "artifact"),
+    "artifact that is a pickle": (
+        lambda f: (f / "model_seed1.int8.ptz").write_bytes(b"\x80\x04N."),
+        "artifact-format",
+    ),
+    "trained too long": (every("train_seconds", 75.0), "train-seconds"),
+    "evaluated too long": (every("eval_seconds", 75.0), "eval-seconds"),
+    "wrong val split": (every("val_sha256", "ab" * 32), "data-val"),
+    "other training data": (every("train_sha256", "ab" * 32), "data-train"),
+    "other tokenizer": (every("tokenizer_sha256", "ab" * 32), "data-tokenizer"),
+    "tokens left out": (every("val_tokens", 100), "val-tokens"),
+    "partial validation": (lambda f: log_value(f, 2, "val_bpb", "1.00000000 partial"), "whole"),
+    "byte pieces counted as three": (triple_byte_pieces, "val-bytes"),
+    "fewer bits than the nats": (fewer_bits, "implied-bytes"),
+    # seeds and claims
+    "a seed left out": (sealed(drop_seed), "seeds"),
+    "another seed instead": (other_seed, "seeds"),
+    "one run three times": (copied_seed, "seed-runs"),
+    "does not beat the best": (worse_than, "beats"),
+    "beats a record that is not there": (lambda f: change(f, "beats", "2026-01-01_Nobody"), "beats"),
+    "gain below the least": (small_gain, "gain"),
+    "gain by luck": (lucky_gain, "gain"),
+    "another machine than the record before": (other_machine, "machine"),
+    "no sooner": (slow_speed, "gain"),
+}
+
+
+def test_there_are_forty_kinds_at_least():
+    assert len(TAMPERED) >= 40
+
+
+@pytest.mark.parametrize("kind", TAMPERED)
+def test_a_tampered_record_is_failed_by_its_check(kit, tmp_path, kind):
+    folder = kit.copy(tmp_path)
+    tamper, name = TAMPERED[kind]
+    tamper(folder)
+    checks = kit.verify(folder, "--static")
+    assert name in failed(checks), "\n".join(map(str, checks))
+    line = next(line for line in checks if line.name == name and line.verdict == "FAIL")
+    assert len(str(line).splitlines()) == 1
+
+
+CAREFUL = {
+    kind
+    for kind, (_, name) in TAMPERED.items()
+    if name
+    in (
+        "no-pickle",
+        "no-packed-code",
+        "no-large-constants",
+        "imports",
+        "seeds",
+        "data-val",
+        "gain",
+        "folder",
+        "schema",
+        "implied-bytes",
+        "train-seconds",
+        "eval-seconds",
+    )
+} - {
+    "submission is no JSON",
+    "a link to a file elsewhere",
+    "a log too many",
+    "no README",
+    "tokenizer that the track provides",
+}
+
+
+@pytest.mark.parametrize("kind", sorted(CAREFUL))
+def test_and_by_no_other(kit, tmp_path, kind):
+    """One sin, one line: else a reader cannot see what is wrong."""
+    folder = kit.copy(tmp_path)
+    tamper, name = TAMPERED[kind]
+    tamper(folder)
+    assert failed(kit.verify(folder, "--static")) == {name}
+
+
+def test_a_record_that_earned_it_passes(kit, tmp_path):
+    folder = kit.copy(tmp_path, "2026-11-22_New")
+    old = kit.copy(tmp_path, "2026-11-20_Old")
+    scale_scores(old, 1.3)
+    reseal(old)
+    change(folder, "beats", old.name)
+    change(folder, "name", "New")
+    change(folder, "date", "2026-11-22")
+    checks = kit.verify(folder, "--static")
+    assert failed(checks) == set() and any(c.name == "gain" and c.verdict == "PASS" for c in checks)
+
+
+def test_a_record_is_trained_again(kit):
+    """The same seed on the same machine gives the same score."""
+    again = list(verify.retrain(verify.Record(kit.good), 2, kit.data))
+    score = submission.read_runs(kit.good)[2].final["val_bpb"]
+    assert [line.verdict for line in again] == ["PASS"] and f"seed 2 gives {score}," in again[0].text
+
+
+# --- freeze -----------------------------------------------------------------------------------------------
+
+def refused(kit, capsys, *args, **options):
+    """Run freeze.py as a command; the one line that it says, and that nothing is left."""
+    before = sorted(kit.records.rglob("*"))
+    assert common.exit_code_of(lambda: freeze.main(kit.freeze_args(*args, **options))) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("error: ") and line.count("\n") == 1
+    assert sorted(kit.records.rglob("*")) == before
+    return line
+
+
+def test_freeze_refuses(kit, capsys, tmp_path):
+    assert "left out" in refused(kit, capsys, name="Two", runs=(1, 2))
+    assert "never overwritten" in refused(kit, capsys)
+    assert "--script" in refused(kit, capsys, "--script", str(RECORDS / "verify.py"), name="Other")
+    assert "--name" in refused(kit, capsys, name="a b")
+    away = tmp_path / "logs"
+    for seed in (1, 2):
+        shutil.copytree(kit.root / f"logs/run{seed}", away / f"run{seed}")
+    args = [str(away / f"run{seed}") for seed in (1, 2)] + kit.freeze_args(name="Few")[3:]
+    assert common.exit_code_of(lambda: freeze.main(args)) == 2
+    assert "are missing" in capsys.readouterr().err
+    edit_json(away / "run2/config.json", lambda v: v["settings"].update(matrix_lr=0.5))
+    assert common.exit_code_of(lambda: freeze.main(args)) == 2
+    assert "MATRIX_LR is 0.5" in capsys.readouterr().err
+    (away / "run2/model.int8.ptz").unlink()
+    (away / "run2/train.log").write_text("killed")
+    assert common.exit_code_of(lambda: freeze.main(args)) == 3
+
+
+# --- board ------------------------------------------------------------------------------------------------
+
+def test_the_board_shows_what_was_verified(kit, tmp_path):
+    folder = kit.copy(tmp_path)
+    (tmp_path / "README.md").write_text("# Records\n<!-- board -->\nold\n<!-- /board -->\nend\n")
+    other = kit.copy(tmp_path, "2026-11-22_Bad")
+    change(other, "name", "Bad")
+    change(other, "what_changed", "a | pipe\nand <b>markup</b>")
+    verdicts.write_verdict(folder, [common.check("score", True, "x"), common.check("a", True, "y")])
+    verdicts.write_verdict(other, [common.check("seeds", False, "x")])
+    assert board.main(["--records", str(tmp_path), "--check"]) == 1
+    assert board.main(["--records", str(tmp_path)]) == 0
+    first = {path: path.read_bytes() for path in (tmp_path / "README.md", tmp_path / TRACK / "board.svg")}
+    assert board.main(["--records", str(tmp_path), "--check"]) == 0
+    text = first[tmp_path / "README.md"].decode()
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "[" in line]
+    mean = json.loads((folder / "submission.json").read_text())["val_bpb"]["mean"]
+    assert text.endswith("end\n") and "old" not in text and len(rows) == 2
+    assert rows[0].startswith(f"| 1 | [Good]({TRACK}/{NAME}/) | Ada |") and f"{mean:.4f} ± " in rows[0]
+    assert (
+        "Disputed" in text
+        and "failed, " in rows[1]
+        and ": seeds" in rows[1]
+        and "a \\| pipe and &lt;b" in rows[1]
+    )
+    change(folder, "what_changed", "something else now")
+    board.main(["--records", str(tmp_path)])
+    assert "changed since" in (tmp_path / "README.md").read_text()
+
+
+def test_the_repository_s_own_records_are_good_and_the_board_is_up_to_date(kit):
+    """The sandboxed checks of the records are for the one who merges them: verify.py --all --write."""
+    options = verify.parse_args(["--all", "--static"])
+    for folder in common.record_folders(RECORDS):
+        checks = list(verify.verify(folder, options))
+        assert failed(checks) == set(), (folder, checks)
+    assert board.main(["--check"]) == 0
+
+
+# --- tracks, schema, command line -------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", ["track_10min_16mb", "track_10min_floppy"])
+def test_tracks_are_by_the_schema(name):
+    rules = common.load_track(RECORDS / name)
+    assert rules["budget_bytes"] == {"track_10min_16mb": 16_000_000, "track_10min_floppy": 1_474_560}[name]
+
+
+def test_the_floppy_s_track_is_of_the_demo_corpus():
+    manifest = helpers.ROOT / "data/datasets/demo_sp1024/manifest.json"
+    if not manifest.exists():
+        pytest.skip("no demo corpus: python data/prepare.py demo")
+    made, track = json.loads(manifest.read_text()), common.load_track(RECORDS / "track_10min_floppy")
+    dataset, val = track.dataset, made["files"][0]
+    assert (dataset["val_sha256"], dataset["train_sha256"]) == (made["val_sha256"], made["train_sha256"])
+    assert (dataset["val_bytes"], dataset["val_tokens"]) == (val["bytes"], val["tokens"] - 1)
+    assert dataset["tokenizer_sha256"] == made["tokenizer"]["sha256"]
+
+
+def test_the_script_of_today_keeps_the_rules_of_its_tracks():
+    for name in ("track_10min_16mb", "track_10min_floppy"):
+        checks = list(verify.check_source(helpers.SCRIPT.read_bytes(), common.load_track(RECORDS / name)))
+        assert failed(checks) == set() and len(checks) == 6
+
+
+def test_the_commands(kit, tmp_path):
+    """As processes: exit codes, one line for an error."""
+    def run(*args):
+        done = subprocess.run([sys.executable, *map(str, args)], capture_output=True, text=True,
+                              env=helpers.clean_environment())
+        return done.returncode, done.stdout, done.stderr
+    code, out, err = run(RECORDS / "verify.py", kit.good, "--static")
+    assert (code, err) == (0, "") and out.endswith("1 records, 0 checks failed\n")
+    bad = kit.copy(tmp_path)
+    drop_seed(bad)
+    code, out, _ = run(RECORDS / "verify.py", bad, "--static")
+    assert code == 1 and "FAIL seeds: " in out
+    for args, wanted in (((RECORDS / "verify.py", tmp_path / "no"), 3), ((RECORDS / "verify.py",), 2),
+                         ((RECORDS / "referee.py", "score", tmp_path), 3), ((RECORDS / "freeze.py",), 2),
+                         ((RECORDS / "board.py", "--records", tmp_path), 3)):
+        code, _, err = run(*args)
+        assert code == wanted and "Traceback" not in err and err.strip(), args

@@ -1,0 +1,614 @@
+"""The referee: what it makes of honest and dishonest predictors, and what a sandbox keeps from its prisoner.
+
+The predictors here are foreign: a bigram model in numpy, and changes to it. tests/test_records.py lets the
+referee score a record of the real script.
+"""
+
+import hashlib
+import importlib.metadata
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies
+
+import helpers
+import record_kit
+from record_kit import TRACK, failed, foreign
+
+import coder  # noqa: E402  (record_kit makes records/ importable)
+import common  # noqa: E402
+import referee  # noqa: E402
+import sandbox  # noqa: E402
+
+RECORDS = helpers.ROOT / "records"
+needs_sandbox = pytest.mark.skipif(not record_kit.HAS_SANDBOX, reason=record_kit.NO_SANDBOX)
+
+
+class Stand:
+    """A tiny track without a record."""
+    def __init__(self, root: Path):
+        self.root, self.data = root, root / "data"
+        self.corpus = record_kit.make_data(self.data)
+        record_kit.make_track(root / TRACK, self.corpus)
+
+    def job(self, folder: Path, **options) -> referee.Job:
+        options = (
+            dict(compiling=False, second=self.data / "second.jsonl", limits=sandbox.Limits(seconds=200))
+            | options
+        )
+        return referee.find_job(folder, self.root / TRACK, data=self.data, **options)
+
+    def judge(
+        self, folder: Path, proof_bytes: int = 0, evaluation: coder.Evaluation | None = None, **options
+    ):
+        """(result, checks) of a folder."""
+        job = self.job(folder, **options)
+        if evaluation:
+            job = referee.replace(job, evaluation=evaluation)
+        text = common.validation_text(job.track, self.data)
+        lines = list(referee.referee(job, text, proof_bytes, np.random.default_rng(3)))
+        results = [line for line in lines if isinstance(line, referee.Result)]
+        return results[0] if results else None, [line for line in lines if line not in results]
+
+
+@pytest.fixture(scope="session")
+def stand(tmp_path_factory):
+    return Stand(tmp_path_factory.mktemp("referee"))
+
+
+@pytest.fixture(scope="session")
+def bigram(stand):
+    return foreign(stand, stand.root / "bigram")
+
+
+# --- honest -----------------------------------------------------------------------------------------------
+
+@needs_sandbox
+def test_a_foreign_model_is_scored_probed_and_proven(stand, bigram):
+    result, checks = stand.judge(bigram, proof_bytes=2000)
+    assert failed(checks) == set(), "\n".join(map(str, checks))
+    assert {line.name for line in checks} == {
+        "contract",
+        "finite",
+        "eval-time",
+        "hidden-future",
+        "later-tokens",
+        "next-token",
+        "normalised",
+        "nll-agrees",
+        "rows",
+        "repeat",
+        "state",
+        "second-text",
+        "proof",
+        "proof-size",
+        "sandbox",
+    }
+    tokens, counts = stand.corpus.tokens, np.full((400, 400), 0.05)
+    np.add.at(counts, (tokens["train"][:-1], tokens["train"][1:]), 1)
+    p = counts / counts.sum(1, keepdims=True)
+    nats = -np.log(p[tokens["val"][:-1], tokens["val"][1:]]).sum()
+    assert result.bpb == pytest.approx(nats / math.log(2) / stand.corpus.val_bytes(), rel=1e-5)
+    size = int(re.search(r"^(\d+) bytes coded", next(c.text for c in checks if c.name == "proof-size"))[1])
+    assert size < 2000
+
+
+class Exact:
+    """Scores that tell window and place, to see who asks for what."""
+    def __init__(self):
+        self.asked, self.learnt = [], []
+
+    def nll(self, ids):
+        self.asked.append(ids.copy())
+        return np.ones((len(ids), ids.shape[1] - 1), np.float32)
+
+    def adapt(self, ids):
+        self.learnt.append((len(self.asked), ids.copy()))
+
+
+@given(*map(strategies.integers, (2, 1, 1, 1), (60, 20, 20, 5)))
+def test_each_token_is_scored_once_with_enough_before_it(total, window, stride, rows):
+    stride = min(stride, window)
+    evaluation = coder.Evaluation(window, stride, rows)
+    nats = referee.score(Exact(), np.arange(total), evaluation)
+    assert np.isnan(nats[0]) and (nats[1:] == 1).all()
+    for start, first, end in evaluation.windows(total):
+        assert end - start <= window and (start == 0 or first - start >= min(window - stride, total))
+
+
+def test_adapt_only_gets_tokens_that_have_their_score():
+    predictor, tokens = Exact(), np.arange(1000) % 400
+    referee.score(predictor, tokens, coder.Evaluation(16, 8, 4, "adapt"))
+    scored = 0
+    for calls, ids in predictor.learnt:
+        scored = max(scored, max(int(call.max()) for call in predictor.asked[:calls]))
+        assert ids.max() <= scored
+        assert any(np.array_equal(ids, call[:len(ids)]) for call in predictor.asked[:calls])
+    assert len(predictor.learnt) == len(predictor.asked)
+    silent = Exact()
+    referee.score(silent, tokens, coder.Evaluation(16, 8, 4, "none"))
+    assert silent.learnt == []
+
+
+LEARNS = '''
+class Learner(Bigram):
+    def __init__(self, artifact, size):
+        super().__init__(artifact, size)
+        self.counts = np.frombuffer(artifact.read_bytes(), "<u2").reshape(size, size) + 0.05
+    def adapt(self, ids):
+        np.add.at(self.counts, (ids[:, :-1].ravel(), ids[:, 1:].ravel()), 1)
+        self.table = np.log(self.counts / self.counts.sum(1, keepdims=True)).astype(np.float32)
+def load_predictor(artifact, device):
+    return Learner(artifact, 400)
+'''
+
+
+@needs_sandbox
+def test_learning_from_what_was_scored_is_allowed_and_proven(stand, bigram, tmp_path):
+    learner = foreign(stand, tmp_path / "learner", LEARNS)
+    result, checks = stand.judge(learner, 3000, coder.Evaluation(32, 32, 8, "adapt"))
+    assert failed(checks) == set(), "\n".join(map(str, checks))
+    still, _ = stand.judge(bigram, 0, coder.Evaluation(32, 32, 8))
+    assert result.bpb < still.bpb
+
+
+# --- dishonest --------------------------------------------------------------------------------------------
+
+LOAD_CHEAT = """
+def load_predictor(artifact, device):
+    return Cheat(artifact, 400)
+"""
+
+
+def cheat(body: str, base: str = "Bigram") -> str:
+    lines = "".join(f"    {line}\n" for line in body.strip("\n").splitlines())
+    return f"\nclass Cheat({base}):\n{lines}\n" + LOAD_CHEAT
+
+
+PEEK = """
+def logprobs(self, ids):
+    p = np.exp(self.table[ids]) * 0.5
+    seen = ids[:, 1:]
+    more = np.take_along_axis(p[:, :-1], seen[:, :, None], 2) + 0.5
+    np.put_along_axis(p[:, :-1], seen[:, :, None], more, 2)
+    return np.log(p / p.sum(-1, keepdims=True)).astype(np.float32)
+def nll(self, ids):
+    return -np.take_along_axis(self.logprobs(ids)[:, :-1], ids[:, 1:, None], 2)[:, :, 0]
+"""
+CHEATS = {
+    "look-ahead by one token": (PEEK, "next-token"),
+    "look-ahead in nll alone": (
+        """
+def nll(self, ids):
+    return super().nll(ids) * 0.9
+""",
+        "nll-agrees",
+    ),
+    "look-ahead at all later tokens": (
+        """
+def logprobs(self, ids):
+    p = np.exp(self.table[ids])
+    for row, tokens in zip(p, ids):
+        row[:, np.unique(tokens)] += 0.002
+    return np.log(p / p.sum(-1, keepdims=True)).astype(np.float32)
+""",
+        "later-tokens",
+    ),
+    "honest at any second look": (
+        """
+def __init__(self, *more):
+    super().__init__(*more)
+    self.seen = {}
+def logprobs(self, ids):
+    return self.table[ids]
+def nll(self, ids):
+    honest, keys = super().nll(ids), [row.tobytes()[:64] for row in ids]
+    return np.stack([self.seen.setdefault(key, nats * 0.7) for key, nats in zip(keys, honest)])
+""",
+        "hidden-future",
+    ),
+    "looking ahead in a twentieth of the windows": (
+        """
+def nll(self, ids):
+    nats = super().nll(ids)
+    nats[ids.sum(1) % 20 == 0] *= np.float32(0.2)
+    return nats
+""", "hidden-future"),
+    "an un-normalised cache": (
+        """
+def logprobs(self, ids):
+    return np.minimum(self.table[ids] + np.float32(0.3), 0)
+""",
+        "normalised",
+    ),
+    "probabilities that sum to 277": (
+        """
+def logprobs(self, ids):
+    return np.log(np.exp(self.table[ids]) * 277 + 0.001).astype(np.float32)
+""",
+        "finite",
+    ),
+    "adapting before scoring": (
+        """
+def nll(self, ids):
+    counts = np.exp(self.table.astype(np.float64)) * 5
+    np.add.at(counts, (ids[:, :-1].ravel(), ids[:, 1:].ravel()), 1)
+    self.table = np.log(counts / counts.sum(1, keepdims=True)).astype(np.float32)
+    return super().nll(ids)
+""",
+        "repeat",
+    ),
+    "other rows of the batch": (
+        """
+def nll(self, ids):
+    own = np.array([np.isin(np.delete(ids, i, 0), row).mean() for i, row in enumerate(ids)])
+    return (super().nll(ids) * (1 - 0.2 * own[:, None])).astype(np.float32)
+""",
+        "rows",
+    ),
+    "state that is not declared": (
+        """
+calls = 0
+def nll(self, ids):
+    self.calls += 1
+    return super().nll(ids) * np.float32(1 - min(self.calls, 50) / 100)
+""",
+        "repeat",
+    ),
+    "nats below nothing": (
+        """
+def nll(self, ids):
+    return super().nll(ids) - np.float32(6)
+""",
+        "finite",
+    ),
+    "not a number": (
+        """
+def nll(self, ids):
+    return super().nll(ids) * np.float32("nan")
+""",
+        "finite",
+    ),
+    "double precision": (
+        """
+def nll(self, ids):
+    return super().nll(ids).astype(np.float64)
+""",
+        "sandbox",
+    ),
+    "one score too few": (
+        """
+def nll(self, ids):
+    return super().nll(ids)[:, 1:]
+""",
+        "sandbox",
+    ),
+    "a vocabulary that is too small": (
+        """
+def __init__(self, *more):
+    super().__init__(*more)
+    self.vocab_size = 4
+""",
+        "contract",
+    ),
+    "seconds that are not there": (
+        """
+def nll(self, ids):
+    import time
+    time.sleep(0.7)
+    return super().nll(ids)
+""",
+        "eval-time",
+    ),
+}
+
+
+@needs_sandbox
+@pytest.mark.parametrize("kind", CHEATS)
+def test_a_dishonest_predictor_is_failed_by_its_check(stand, tmp_path, kind):
+    body, name = CHEATS[kind]
+    folder = foreign(stand, tmp_path / "cheat", cheat(body))
+    job = stand.job(folder)
+    if name == "eval-time":
+        job.track.rules["eval_seconds"] = 0.5
+    text = common.validation_text(job.track, stand.data)
+    job = referee.replace(job, evaluation=coder.Evaluation(32, 32, 32))
+    lines = [
+        line for line in referee.referee(job, text, 0, np.random.default_rng(3)) if hasattr(line, "verdict")
+    ]
+    assert name in failed(lines), "\n".join(map(str, lines))
+
+
+@needs_sandbox
+def test_a_model_that_knows_the_public_text_by_heart_is_failed_by_the_second(stand, tmp_path):
+    by_heart = """
+def __init__(self, artifact, size):
+    super().__init__(artifact, size)
+    val = np.frombuffer(artifact.read_bytes()[320000:], "<u2").tolist()
+    self.next = {tuple(val[i:i + 8]): val[i + 8] for i in range(len(val) - 8)}
+def logprobs(self, ids):
+    p = np.exp(self.table[ids])
+    for row, tokens in zip(p, ids.tolist()):
+        for at in range(7, len(tokens)):
+            known = self.next.get(tuple(tokens[at - 7:at + 1]))
+            if known is not None:
+                row[at, known] += 50
+    return np.log(p / p.sum(-1, keepdims=True)).astype(np.float32)
+"""
+    code = cheat(by_heart)
+    folder = foreign(stand, tmp_path / "heart", code)
+    script = (folder / "train_gpt.py").read_text().replace("artifact.read_bytes(), \"<u2\"",
+                                                           "artifact.read_bytes()[:320000], \"<u2\"")
+    (folder / "train_gpt.py").write_text(script)
+    with open(folder / "model.bin", "ab") as file:
+        file.write(stand.corpus.tokens["val"].astype("<u2").tobytes())
+    _, checks = stand.judge(folder)
+    assert failed(checks) == {"second-text"}, "\n".join(map(str, checks))
+
+
+# --- prisoners --------------------------------------------------------------------------------------------
+
+HUNG = sandbox.Limits(memory=1 << 30, tasks=40, seconds=100, output=1 << 16, files=1 << 24)
+PRISONERS = {  # code that runs when the script is imported, and a word of the line that must tell of it
+    "network": ("import socket\nsocket.create_connection(('1.1.1.1', 53), 3)", "OSError"),
+    "a server": ("import socket\ns = socket.socket()\ns.connect(('127.0.0.1', {port}))", "ConnectionRefused"),
+    "val file by absolute path": ("open({val!r}, 'rb').read()", "FileNotFoundError"),
+    "training file by absolute path": ("open({train!r}, 'rb').read()", "FileNotFoundError"),
+    "second text": ("open({second!r}).read()", "FileNotFoundError"),
+    "the repository": ("import os\nos.listdir({repo!r})", "FileNotFoundError"),
+    "the referee's memory": ("import os\nopen('/proc/{pid}/mem', 'rb')", "Error"),
+    "the referee's life": ("import os, signal\nos.kill({pid}, signal.SIGKILL)", "ProcessLookupError"),
+    "helper module": ("import helper", "ModuleNotFoundError"),
+    "a package that is not the track's": ("import pytest", "ModuleNotFoundError"),
+    "writing to its own folder": ("open('/record/x', 'w')", "Error"),
+    "writing to Python": ("import numpy\nopen(numpy.__file__, 'a')", "Error"),
+    "becoming root": ("import os\nos.setuid(0)\nraise SystemExit(f'uid {{os.getuid()}}')", "Error"),
+    "mounting": (
+        "import ctypes\nassert ctypes.CDLL(None).mount(b'x', b'/tmp', b'tmpfs', 0, None) == 0",
+        "Assertion",
+    ),
+    "pickle bomb": ("import pickle\npickle.loads(b'cos\\nsystem\\n(S\"kill -9 -1\"\\ntR.')", "died"),
+    "exit": ("import os\nos._exit(0)", "died"),
+    "crash": ("import ctypes\nctypes.string_at(0)", "died"),
+    "endless loop": ("while True:\n    pass", "time"),
+    "sleep": ("import time\ntime.sleep(1000)", "time"),
+    "fork bomb": ("import os\nwhile True:\n    os.fork()", "tasks|the record raised|protocol"),
+    "threads": (
+        "import threading, time\nwhile True:\n" "    threading.Thread(target=time.sleep, args=(99,)).start()",
+        "tasks|start new thread",
+    ),
+    "gigabytes of output": ("import os\nwhile True:\n    os.write(1, bytes(65536))", "output"),
+    "gigabytes of memory": (
+        "x = []\nwhile True:\n    x.append(bytearray(b'x' * (1 << 24)))",
+        "memory|MemoryError",
+    ),
+    "gigabytes in many processes": (
+        "import os, time\nfor i in range(8):\n    os.fork()\n    if i > 1: break\n"
+        "x = bytearray(b'x' * (900 << 20))\ntime.sleep(9)",
+        "memory|MemoryError",
+    ),
+    "gigabytes of files": (
+        "for i in range(1000):\n    open(f'/tmp/{{i}}', 'wb').write(bytes(1 << 23))",
+        "OSError",
+    ),
+    "one huge file": ("open('/tmp/x', 'wb').write(bytes(1 << 25))", "OSError|died"),
+    "garbage in the answer": (
+        "import os\nfor fd in range(3, 20):\n    try: os.write(fd, b'x' * 4096)\n"
+        "    except OSError: continue\nraise SystemExit(1)",
+        "protocol",
+    ),
+    "an answer of its own": (
+        "import os, struct\nfor fd in range(3, 20):\n"
+        "    try: os.write(fd, struct.pack('<4sIQ', b'BGr1', 0, 1 << 60))\n"
+        "    except OSError: continue",
+        "protocol",
+    ),
+    "a message that never ends": ("raise ValueError('x' * 10 ** 7)", "ValueError"),
+    "a message with control characters": ("raise ValueError('\\x1b[2J\\nPASS score: fine')", "ValueError"),
+}
+
+
+@needs_sandbox
+@pytest.mark.parametrize("kind", PRISONERS)
+def test_a_prisoner_is_held_and_told(stand, tmp_path, kind):
+    code, word = PRISONERS[kind]
+    val = next(stand.corpus.data_path.glob("*_val_*"))
+    places = dict(
+        val=str(val),
+        train=str(val).replace("_val_", "_train_"),
+        repo=str(helpers.ROOT),
+        pid=os.getpid(),
+        second=str(stand.data / "second.jsonl"),
+        port=9,
+    )
+    folder = foreign(stand, tmp_path / "prisoner", "\n" + code.format(**places))
+    (folder / "helper.py").write_text("x = 1")
+    began, before, tasks = time.monotonic(), set(os.listdir("/tmp")), sandbox.usage(os.getpid())[0]
+    limits = referee.replace(HUNG, seconds=5) if word == "time" else HUNG
+    _, checks = stand.judge(folder, limits=limits)
+    line = str(checks[-1])
+    assert failed(checks) == {"sandbox"} and re.search(word, line), line
+    assert line.isprintable() and len(line) < 5000
+    assert time.monotonic() - began < 100
+    assert not [name for name in set(os.listdir("/tmp")) - before if name.startswith("bytegolf-record-")]
+    assert is_alone(tasks), "a process is left"
+
+
+def is_alone(tasks: int) -> bool:
+    """Whether this process soon has no more processes and threads below it than before."""
+    ends = time.monotonic() + 5
+    while sandbox.usage(os.getpid())[0] > tasks and time.monotonic() < ends:
+        time.sleep(0.05)
+    return sandbox.usage(os.getpid())[0] <= tasks
+
+
+HUNTER = """
+import hashlib, os
+wanted, found, texts = set({hashes!r}), [], 0
+for place, folders, files in os.walk('/'):
+    folders[:] = [f for f in folders if os.path.join(place, f) not in ('/proc', '/sys', '/dev')]
+    for name in files:
+        path = os.path.join(place, name)
+        texts += name.endswith('.py')
+        if os.path.isfile(path) and os.path.getsize(path) in {sizes!r}:
+            try:
+                data = open(path, 'rb').read()
+            except OSError:
+                continue
+            if hashlib.sha256(data).hexdigest() in wanted:
+                found.append(path)
+raise LookupError(f'{{len(found)}} documents among {{texts}} sources {{found[:5]}}')
+"""
+
+
+@needs_sandbox
+def test_no_document_of_the_demo_corpus_is_in_the_sandbox(stand, tmp_path):
+    """All of it: validation, second text and training text are in the installed packages outside."""
+    sys.path.insert(0, str(helpers.ROOT / "data"))
+    import prepare
+    try:
+        documents = [text for _, text in prepare.demo_sources() if text]
+    except prepare.DataError as error:
+        pytest.skip(str(error))
+    hashes, sizes = [hashlib.sha256(text).hexdigest() for text in documents], {
+        len(text) for text in documents
+    }
+    folder = foreign(stand, tmp_path / "hunter", HUNTER.format(hashes=hashes, sizes=sizes))
+    _, checks = stand.judge(folder)
+    assert re.search(r"LookupError: 0 documents among \d{3,} sources", str(checks[-1])), checks[-1]
+    assert sandbox.CORPUS == {sandbox.canonical(name) for name in prepare.DEMO_PACKAGES}
+
+
+COMPILES = """
+import torch
+f = torch.compile(lambda x: (x * 2 + 1).sum())
+raise LookupError(f"compiled, and the sum is {{f(torch.ones(4)).item()}}")
+"""
+
+
+@needs_sandbox
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler, so records run eager")
+def test_torch_compile_works_in_the_sandbox(stand, tmp_path):
+    folder = foreign(stand, tmp_path / "compiles", COMPILES.format())
+    _, checks = stand.judge(folder, compiling=True, limits=sandbox.Limits(seconds=200))
+    assert "compiled, and the sum is 12.0" in str(checks[-1]), checks[-1]
+
+
+@needs_sandbox
+def test_no_docstring_of_the_corpus_is_in_the_bytecode():
+    folder = sandbox.bytecode("tqdm")
+    assert list(folder.rglob("*.pyc")) and not list(folder.rglob("*.py"))
+    std = next(folder.rglob("std.pyc")).read_bytes()
+    source = Path(importlib.metadata.distribution("tqdm").locate_file("tqdm/std.py")).read_text()
+    assert "Decorate an iterable object" in source and b"Decorate an iterable object" not in std
+
+
+def test_without_a_sandbox_foreign_code_is_refused(stand, bigram, monkeypatch):
+    monkeypatch.setattr(sandbox, "bubblewrap", lambda: None)
+    with pytest.raises(sandbox.NoSandbox, match="--trust"):
+        stand.judge(bigram)
+    result, checks = stand.judge(bigram, trust=True)
+    assert failed(checks) == set() and 0 < result.bpb < 8
+
+
+# --- proof ------------------------------------------------------------------------------------------------
+
+class Fixed:
+    """A predictor in this process."""
+    vocab_size, max_len = 400, 32
+
+    def __init__(self, seed=0):
+        self.table = np.random.default_rng(seed).normal(size=(400, 400)).astype(np.float32) * 2
+        self.table -= np.log(np.exp(self.table).sum(-1, keepdims=True))
+
+    def logprobs(self, ids, first, end):
+        return self.table[ids[:, first:end]]
+
+
+@pytest.fixture(scope="session")
+def tokenizer(stand):
+    return common.load_tokenizer(stand.corpus.tokenizer_path)
+
+
+@given(strategies.text(max_size=60).filter(lambda text: "\u2581" not in text), strategies.integers(1, 20))
+def test_what_is_compressed_comes_back(tokenizer, text, window):
+    evaluation, predictor, raw = coder.Evaluation(window, max(1, window // 2), 4), Fixed(), text.encode()
+    try:
+        packed, nats = coder.compress(predictor, evaluation, tokenizer, b"12345678", raw)
+    except common.DataError as error:       # NUL and the like, which this tokenizer does not give back
+        assert "give this text back" in str(error)
+        return
+    assert coder.decompress(predictor, "none", tokenizer, b"12345678", packed) == raw
+    assert len(packed) - coder.HEAD.size <= nats / math.log(2) / 8 + 8
+
+
+def test_a_damaged_file_is_an_error_of_one_line(tokenizer):
+    evaluation, predictor = coder.Evaluation(16, 16, 4), Fixed()
+    text = helpers.documents(3, 9)[0].encode() * 3
+    packed, _ = coder.compress(predictor, evaluation, tokenizer, b"12345678", text)
+    for place in range(0, len(packed), 7):
+        broken = bytearray(packed)
+        broken[place] ^= 0x55
+        try:        # what does not matter may be changed: the number of rows, the last bits
+            assert coder.decompress(predictor, "none", tokenizer, b"12345678", bytes(broken)) == text
+        except common.DataError as error:
+            assert "\n" not in str(error)
+    with pytest.raises(common.DataError, match="other floats"):
+        coder.decompress(Fixed(1), "none", tokenizer, b"12345678", packed)
+    with pytest.raises(common.DataError, match="compressed by the record"):
+        coder.decompress(predictor, "none", tokenizer, b"87654321", packed)
+    with pytest.raises(common.DataError, match="no UTF-8"):
+        coder.compress(predictor, evaluation, tokenizer, b"12345678", b"ab\xff")
+
+
+@needs_sandbox
+def test_a_score_that_cannot_be_decoded_is_no_proof(stand, tmp_path):
+    """Looking ahead gives a small file, and nothing can read it."""
+    folder = foreign(stand, tmp_path / "peek", cheat(PEEK))
+    job = referee.replace(stand.job(folder), evaluation=coder.Evaluation(32, 32, 32))
+    text = common.validation_text(job.track, stand.data)
+    checks = list(referee.prove(job, text, 600, np.random.default_rng(1)))
+    assert "proof-size" in failed(checks)
+
+
+def test_the_commands(stand, bigram, tmp_path):
+    """compress and decompress as processes, an odd file among them."""
+    def run(*args):
+        return subprocess.run(
+            [
+                sys.executable,
+                RECORDS / "referee.py",
+                *map(str, args),
+                "--track",
+                stand.root / TRACK,
+                "--data",
+                stand.data,
+                "--trust",
+            ],
+            capture_output=True,
+            text=True,
+            env=helpers.clean_environment(),
+        )
+    text = tmp_path / "a.txt"
+    text.write_text(" ".join(helpers.documents(20, 8)), encoding="utf-8")
+    done = run("compress", bigram, text)
+    assert done.returncode == 0 and "xz -9e" in done.stdout and "zstd -19" in done.stdout, done.stderr
+    assert run("compress", bigram, text).returncode == 2
+    done = run("decompress", bigram, tmp_path / "a.txt.bg", "-o", tmp_path / "b.txt")
+    assert done.returncode == 0 and (tmp_path / "b.txt").read_bytes() == text.read_bytes(), done.stderr
+    (tmp_path / "c.bg").write_bytes(b"none of ours")
+    done = run("decompress", bigram, tmp_path / "c.bg")
+    assert done.returncode == 3 and re.fullmatch(r"error: .*c\.bg: .*\n", done.stderr)
+    assert not (tmp_path / "c").exists()
+    done = run("score", bigram, "--second", stand.data / "second.jsonl", "--probe-seed", "5")
+    assert (
+        done.returncode == 0 and "\nval_bpb: " in done.stdout and "probe_seed: 5" in done.stdout
+    ), done.stdout
