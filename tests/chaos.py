@@ -294,7 +294,8 @@ class Result(NamedTuple):
         median = f"{statistics.median(self.seconds):.1f} s {self.row.timed}" if self.seconds else "-"
         if self.skipped and not self.tried:
             return self.row.promise, "-", "-", f"skipped: {self.skipped}"
-        return self.row.promise, str(self.tried), str(self.survived), median
+        some = f"{self.tried} of {self.row.full}" if self.skipped else str(self.tried)
+        return self.row.promise, some, str(self.survived), median
 
 
 def attempt(campaign: Campaign, row: Row, task: Try) -> tuple[int, list[float], str, str]:
