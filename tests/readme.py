@@ -1,4 +1,4 @@
-"""The settings table of README.md, generated from the trainer's: `python tests/readme.py` writes it anew."""
+"""The tables of README.md, from the trainer's settings and RELIABILITY.md: `python tests/readme.py` writes them."""
 import dataclasses
 import re
 import sys
@@ -9,7 +9,7 @@ sys.path.insert(0, str(ROOT))
 import train_gpt  # noqa: E402
 
 README = ROOT / "README.md"
-MARKS = "<!-- settings -->\n", "<!-- /settings -->"
+RELIABILITY = ROOT / "tests" / "RELIABILITY.md"
 
 
 def settings_table() -> str:
@@ -26,14 +26,20 @@ def settings_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_table(text: str) -> str:
-    """The README's text with the table of today between its marks."""
-    start, end = MARKS
-    found = re.fullmatch(rf"(.*{start})(.*)({end}.*)", text, re.DOTALL)
-    if not found:
-        raise SystemExit(f"README.md: no {start.strip()} … {end}")
-    return found[1] + settings_table() + found[3]
+def reliability_table() -> str:
+    """The table that tests/chaos.py wrote."""
+    return "\n".join(re.findall(r"^\|.*", RELIABILITY.read_text(encoding="utf-8"), re.MULTILINE)) + "\n"
+
+
+def with_tables(text: str) -> str:
+    """The README's text with the tables of today between their marks."""
+    for name, table in (("settings", settings_table()), ("reliability", reliability_table())):
+        found = re.fullmatch(rf"(.*<!-- {name} -->\n)(.*)(<!-- /{name} -->.*)", text, re.DOTALL)
+        if not found:
+            raise SystemExit(f"README.md: no <!-- {name} --> … <!-- /{name} -->")
+        text = found[1] + table + found[3]
+    return text
 
 
 if __name__ == "__main__":
-    README.write_text(with_table(README.read_text(encoding="utf-8")), encoding="utf-8")
+    README.write_text(with_tables(README.read_text(encoding="utf-8")), encoding="utf-8")

@@ -113,9 +113,9 @@ def test_importing_the_trainer_has_no_side_effect(tmp_path):
 
 # --- README -----------------------------------------------------------------------------------------------
 
-def test_the_settings_table_is_the_generated_one():
-    """After a change of the settings: python tests/readme.py"""
-    assert readme.with_table(README) == README
+def test_the_tables_are_the_generated_ones():
+    """After a change of the settings or a campaign: python tests/readme.py"""
+    assert readme.with_tables(README) == README
     rows = re.findall(r"^\| `([A-Z0-9_]+)` \|", readme.settings_table(), re.MULTILINE)
     assert len(rows) == len(set(rows)) > 50 and {"PRESET", "ITERATIONS", "CODE_BYTES"} <= set(rows)
 
