@@ -1,4 +1,4 @@
-"""The tables of README.md, from the trainer's settings and RELIABILITY.md: `python tests/readme.py` writes them."""
+"""The tables of README.md, from the settings and RELIABILITY.md: `python tests/readme.py` writes them."""
 import dataclasses
 import re
 import sys

@@ -255,7 +255,7 @@ def rewritten(blob: bytes, change) -> bytes:
     tensors = safetensors.numpy.load(raw)
     about = json.loads(json.loads(raw[8:8 + int.from_bytes(raw[:8], "little")])["__metadata__"]["bytegolf"])
     change(tensors, about)
-    return zlib.compress(safetensors.numpy.save(tensors, {"bytegolf": json.dumps(about)}))
+    return zlib.compress(safetensors.numpy.save(tensors, {"bytegolf": json.dumps(about)}), 9)
 
 
 def set_at(path: str, value):
