@@ -363,7 +363,7 @@ PRISONERS = {  # code that runs when the script is imported, and a word of the l
     "val file by absolute path": ("open({val!r}, 'rb').read()", "FileNotFoundError"),
     "training file by absolute path": ("open({train!r}, 'rb').read()", "FileNotFoundError"),
     "second text": ("open({second!r}).read()", "FileNotFoundError"),
-    "the repository": ("import os\nos.listdir({repo!r})", "FileNotFoundError"),
+    "the repository": ("open({repo!r} + '/train_gpt.py')", "FileNotFoundError"),
     "the referee's memory": ("import os\nopen('/proc/{pid}/mem', 'rb')", "Error"),
     "the referee's life": ("import os, signal\nos.kill({pid}, signal.SIGKILL)", "ProcessLookupError"),
     "helper module": ("import helper", "ModuleNotFoundError"),
