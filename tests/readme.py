@@ -27,7 +27,7 @@ def settings_table() -> str:
 
 
 def reliability_table() -> str:
-    """The tables that campaigns of tests/chaos.py wrote, as one: tries are summed, medians are the first's."""
+    """The tables that campaigns of tests/chaos.py wrote, as one: tries summed, medians of the first."""
     rows: dict[str, list] = {}
     for line in re.findall(r"^\| (.*) \|$", RELIABILITY.read_text(encoding="utf-8"), re.MULTILINE):
         promise, tried, survived, median = line.split(" | ")
