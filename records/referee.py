@@ -261,13 +261,17 @@ def probe_future(predictor: Predictor, groups: list[np.ndarray], result: Result,
         logprobs = predictor.logprobs(later[:, :-1], cut, cut + 1)[:, 0]
         found += (-np.take_along_axis(logprobs, ids[:, cut + 1:cut + 2], 1)[:, 0]).tolist()
         scored += result.nats[windows[:, 0] + cut + 1].tolist()
-    found, scored = np.array(found), np.array(scored)
+    return alike("hidden-future", np.array(found), np.array(scored), "where the record cannot have seen them")
+
+
+def alike(name: str, found: np.ndarray, scored: np.ndarray, where: str) -> Check:
+    """Whether tokens cost what they cost in the score, but for rounding: on average and each."""
     worst, mean = gap(found, scored), float(np.mean(found - scored))
     return check(
-        "hidden-future",
+        name,
         worst <= CROSS and abs(mean) <= CROSS_MEAN,
-        f"{len(found)} tokens cost {mean:+.5f} nats more on average, {worst:.3g} at most, where the record "
-        f"cannot have seen them; expected {CROSS_MEAN} and {CROSS}",
+        f"{len(found)} tokens cost {mean:+.5f} nats more on average, {worst:.3g} at most, {where}; "
+        f"expected {CROSS_MEAN} and {CROSS}",
     )
 
 
@@ -310,13 +314,7 @@ def probe_calls(
     there = [(row[first - start - 1:end - start], nats[first:end + 1])
              for (start, first, end), row in zip(probe.windows, own)]
     found, scored = (np.concatenate(parts) for parts in zip(*there))
-    worst, mean = gap(found, scored), float(np.mean(found - scored))
-    yield check(
-        "state",
-        worst <= CROSS and abs(mean) <= CROSS_MEAN,
-        f"in a fresh process, among other windows, scores are "
-        f"{mean:+.5f} nats apart on average, {worst:.3g} at most; expected {CROSS_MEAN} and {CROSS}",
-    )
+    yield alike("state", found, scored, "in a fresh process, among other windows")
 
 
 def choose_windows(tokens: np.ndarray, evaluation: Evaluation, vocab_size: int, rng: np.random.Generator,

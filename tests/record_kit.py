@@ -21,6 +21,8 @@ TRACK = "track_tiny"
 SEEDS = (1, 2, 3)
 NAME = "2026-11-21_Good"
 HAS_SANDBOX = sandbox.bubblewrap() is not None
+PROBES = ("hidden-future later-tokens next-token normalised nll-agrees rows repeat state second-text proof "
+          "proof-size sandbox").split()     # checks that run the record
 NO_SANDBOX = "bubblewrap is not installed or does not work here: apt-get install bubblewrap"
 SETTINGS = dict(ITERATIONS=12, TRAIN_LOG_EVERY=5, DTYPE="auto", MAX_WALLCLOCK_SECONDS=60)
 
