@@ -20,6 +20,7 @@ HEAD = struct.Struct(
     "<4s8sIIIIII"
 )  # magic, record, window, stride, rows, tokens, bytes and crc32 of the text
 MAGIC = b"BGc1"
+MAX_TOKENS = 1 << 24                    # of one compressed file: each is a call of the model
 PAD = 64                                # contexts are filled up to a multiple of it: few shapes, same floats
 
 
@@ -118,6 +119,9 @@ def compress(predictor, evaluation: Evaluation, tokenizer, record: bytes, text: 
     if tokenizer.decode(ids).encode() != text:
         raise DataError("the tokenizer does not give this text back")
     tokens = np.array([tokenizer.bos_id(), *ids], np.uint16)
+    if tokens.max() >= predictor.vocab_size or len(tokens) > MAX_TOKENS:
+        raise DataError(f"the text has {len(tokens)} tokens up to {tokens.max()}, the record's vocabulary "
+                        f"ends at {predictor.vocab_size - 1}, and {MAX_TOKENS} tokens at most can be compressed")
     encoder = Encoder(tokens)
     if len(tokens) > 1:
         code(predictor, evaluation, tokenizer.bos_id(), len(tokens), encoder)
@@ -141,7 +145,7 @@ def decompress(predictor, state: str, tokenizer, record: bytes, data: bytes) -> 
     _, theirs, window, stride, rows, total, size, crc32 = HEAD.unpack_from(data)
     if theirs != record:
         raise DataError(f"was compressed by the record {theirs.hex()}, this is {record.hex()}")
-    if not (0 < stride <= window <= 1 << 20 and 0 < rows and 0 < total <= size + 1):
+    if not (0 < stride <= window <= 1 << 20 and 0 < rows and 0 < total <= min(size + 1, MAX_TOKENS)):
         raise DataError("damaged: its header is impossible")
     tokens = np.array([tokenizer.bos_id()])
     if total > 1:
@@ -150,6 +154,8 @@ def decompress(predictor, state: str, tokenizer, record: bytes, data: bytes) -> 
                           Decoder(data[HEAD.size:]))
         except AssertionError as error:       # constriction's word for data that no encoder has written
             raise DataError(f"damaged: {error}") from None
+    if tokens.max() >= tokenizer.vocab_size():
+        raise DataError("damaged: holds a token that the tokenizer does not know")
     text = tokenizer.decode(tokens[1:].tolist()).encode()
     if len(text) != size or zlib.crc32(text) != crc32:
         raise DataError(

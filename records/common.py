@@ -37,14 +37,18 @@ class DataError(Exception):
 # --- files ------------------------------------------------------------------------------------------------
 
 def read_bytes(path: Path) -> bytes:
+    """A plain file's bytes: a pipe or a link to /dev/zero would never end. Raises DataError."""
     try:
+        if path.exists() and not path.is_file():
+            raise DataError(f"{path}: is no plain file, expected one")
         return path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def read_json(path: Path) -> dict:
-    """The JSON object in a file; NaN, Infinity and doubled keys are refused. Raises DataError."""
+def parse_json(text: str | bytes):
+    """A JSON value; NaN, Infinity and doubled keys, which readers understand differently, are refused. Raises
+    ValueError and RecursionError."""
     def no_constant(name: str):
         raise ValueError(f"{name} is no JSON")
 
@@ -52,8 +56,13 @@ def read_json(path: Path) -> dict:
         if len(dict(pairs)) < len(pairs):
             raise ValueError("a key stands twice in one object")
         return dict(pairs)
+    return json.loads(text, parse_constant=no_constant, object_pairs_hook=once)
+
+
+def read_json(path: Path) -> dict:
+    """The JSON object in a file. Raises DataError."""
     try:
-        value = json.loads(read_bytes(path), parse_constant=no_constant, object_pairs_hook=once)
+        value = parse_json(read_bytes(path))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: no JSON: {error}") from None
     if not isinstance(value, dict):
@@ -150,6 +159,7 @@ def load_track(folder: Path) -> Track:
 
 HEADER_BYTES = 1024
 MAGIC, EXTENSION = 20240520, 0x31464C47
+MAX_VOCAB = 1 << 16     # tokens are uint16
 
 
 def read_shard(path: Path) -> np.ndarray:
@@ -196,9 +206,13 @@ class Text:
 
 def load_tokenizer(path: Path) -> sentencepiece.SentencePieceProcessor:
     try:
-        return sentencepiece.SentencePieceProcessor(model_proto=read_bytes(path))
+        tokenizer = sentencepiece.SentencePieceProcessor(model_proto=read_bytes(path))
     except RuntimeError:
         raise DataError(f"{path}: is no SentencePiece model") from None
+    if tokenizer.bos_id() < 0 or tokenizer.vocab_size() > MAX_VOCAB:
+        raise DataError(f"{path}: has BOS id {tokenizer.bos_id()} and {tokenizer.vocab_size()} pieces, "
+                        f"expected a BOS and at most {MAX_VOCAB} pieces")
+    return tokenizer
 
 
 def decode(tokenizer: sentencepiece.SentencePieceProcessor, tokens: np.ndarray) -> Text:
@@ -244,7 +258,10 @@ def second_text(
     """The text of the same kind that nobody published: from a file of JSON strings (one document a line), or,
     for the demo corpus, from the installed packages. None where the track has none."""
     if given:
-        documents = [json.loads(line).encode() for line in read_bytes(given).decode().splitlines()]
+        try:
+            documents = [json.loads(line).encode() for line in read_bytes(given).decode().split("\n") if line]
+        except (ValueError, AttributeError) as error:
+            raise DataError(f"{given}: {error}; expected a JSON string a line, one for a document") from None
     elif track.dataset["second"] == "demo":
         sys.path.insert(0, str(REPO / "data"))
         import prepare
@@ -259,9 +276,10 @@ def second_text(
 
 # --- names ------------------------------------------------------------------------------------------------
 
-FOLDER = re.compile(r"(\d{4}-\d\d-\d\d)_([A-Za-z0-9][A-Za-z0-9-]{0,59})")
+FOLDER = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})_([A-Za-z0-9][A-Za-z0-9-]{0,59})")
+SEED = "seed(?:0|[1-9][0-9]{0,9})"      # one way to write each number: seed01 would be seed1 again
 FILES = re.compile(r"README\.md|submission\.json|train_gpt\.py|tokenizer\.model"
-                   r"|train_seed\d+\.log|metrics_seed\d+\.jsonl|model_seed\d+\.int8\.ptz")
+                   rf"|train_{SEED}\.log|metrics_{SEED}\.jsonl|model_{SEED}\.int8\.ptz")
 
 
 def record_folders(root: Path) -> list[Path]:
@@ -279,6 +297,11 @@ def show(value) -> str:
 
 # --- verdicts ---------------------------------------------------------------------------------------------
 
+def printable(text) -> str:
+    """One line without control characters, so that no text from a record looks like another check's line."""
+    return "".join(c if c.isprintable() else " " for c in str(text))
+
+
 @dataclass(frozen=True)
 class Check:
     """One line of a verification."""
@@ -287,7 +310,8 @@ class Check:
     text: str               # what was found, what was expected
 
     def __str__(self) -> str:
-        return f"{self.verdict} {self.name}: {self.text}"
+        """One line, whatever a stranger's files put into it."""
+        return f"{self.verdict} {self.name}: {printable(self.text)[:2000]}"
 
 
 def check(name: str, good: bool, text: str) -> Check:

@@ -47,8 +47,10 @@ from common import (
 from sandbox import Limits, NoSandbox, Predictor, SandboxError
 
 EXACT = 0.02            # nats between two calls of one shape in one process
+CALL_TOKENS = 1 << 22   # of one call, rows times window
 CROSS = 0.5             # nats at one token where rounding differs: compiled or not, in another row
-CROSS_MEAN = 0.01       # nats on average there
+CROSS_MEAN = 0.002      # nats on average there: less than any track's least gain
+BIAS = 0.001            # nats between nll and logprobs on average, in one process
 SUM = 1e-3              # how far from 1 probabilities may sum
 PROBE_BYTES = 1 << 25   # of one answer with whole distributions
 FUTURE_ROUNDS = 16      # calls with hidden futures
@@ -85,6 +87,24 @@ class Job:
                          compiling and self.compiling, self.limits)
 
 
+def find_evaluation(record: Path) -> Evaluation:
+    """How a record says that it is to be scored; without a submission.json, windows of size 0 that
+    with_windows fills in. Raises DataError."""
+    submission = record / "submission.json"
+    if not submission.exists():
+        return Evaluation(0, 0, 32)
+    value = read_json(submission)
+    errors = [error for error in schema_errors(value, "submission") if error.startswith("evaluation")]
+    if errors or "evaluation" not in value:
+        raise DataError(f"{submission}: {(errors or ['evaluation is missing'])[0]}")
+    found = Evaluation(**value["evaluation"])
+    if found.stride > found.window or found.rows * found.window > CALL_TOKENS:
+        # a longer stride would leave tokens out, a larger call would fill the referee's memory
+        raise DataError(f"{submission}: evaluation is {found}, expected a stride of at most the window, and "
+                        f"rows * window of at most {CALL_TOKENS}")
+    return found
+
+
 def find_job(
     record: Path,
     track: Path | None = None,
@@ -94,23 +114,22 @@ def find_job(
 ) -> Job:
     """The job of a record folder. Without a submission.json windows are as long as the predictor takes.
     Raises DataError, UsageError."""
-    rules = load_track(track or record.resolve().parent)
+    if not record.is_dir():
+        raise DataError(f"{record}: no such folder")
+    folder = track or record.resolve().parent
+    if not (folder / "track.json").exists():
+        raise DataError(f"{folder}: holds no track.json; --track records/track_10min_floppy names the track")
+    rules = load_track(folder)
     if artifact is None:
         found = sorted(record.glob("model_seed*.int8.ptz")) or sorted(record.glob("model*"))
         if not found:
             raise UsageError(f"{record}: holds no model_seed<N>.int8.ptz; --artifact names the file")
         artifact = found[0]
-    evaluation, submission = Evaluation(0, 0, 32), record / "submission.json"
-    if submission.exists():
-        value = read_json(submission)
-        errors = [error for error in schema_errors(value, "submission") if error.startswith("evaluation")]
-        if errors or "evaluation" not in value:
-            raise DataError(f"{submission}: {(errors or ['evaluation is missing'])[0]}")
-        evaluation = Evaluation(**value["evaluation"])
+    evaluation = find_evaluation(record)
     script = record / "train_gpt.py"
     for path in (script, artifact):
         read_bytes(path)
-    limits = Limits(seconds=rules["eval_seconds"] + 300)
+    limits = Limits(seconds=2 * rules["eval_seconds"] + 300)     # probes of a record that adapts score again
     return Job(rules, script, artifact, evaluation, data, tokenizer_path(rules, data, record),
                **{"limits": limits, "device": rules["device"]} | options)
 
@@ -128,14 +147,14 @@ def read_batches(tokens: np.ndarray, evaluation: Evaluation) -> Iterator[tuple[n
 
 
 def score(
-    predictor: Predictor, tokens: np.ndarray, evaluation: Evaluation, batches: int | None = None
+    predictor: Predictor, tokens: np.ndarray, evaluation: Evaluation, batches: range | None = None
 ) -> np.ndarray:
-    """float64[n]: nats of each token, written once; the first, and what is after so many batches, stays
-    nan."""
+    """float64[n]: nats of each token, written once; the first, and what is in no batch of `batches` (default:
+    all), stays nan."""
     nats = np.full(len(tokens), np.nan)
     for number, (windows, ids) in enumerate(read_batches(tokens, evaluation)):
-        if number == batches:
-            break
+        if batches is not None and number not in batches:
+            continue
         found = predictor.nll(ids)
         for (start, first, end), row in zip(windows, found):
             assert np.isnan(nats[first:end + 1]).all(), "a token is scored once"
@@ -246,13 +265,17 @@ def make_probe(tokens: np.ndarray, windows: np.ndarray, evaluation: Evaluation, 
     return Probe(windows, ids, cuts, np.where(after > 0, changed, ids), np.where(after == 1, changed, ids))
 
 
-def probe_future(predictor: Predictor, groups: list[np.ndarray], result: Result, tokens: np.ndarray,
-                 rng: np.random.Generator) -> Check:
+def probe_future(predictor: Predictor, rounds: list[tuple[int, np.ndarray]], result: Result,
+                 tokens: np.ndarray, rng: np.random.Generator) -> Check:
     """What a process that has never seen the next token gives it, against its score. The strictest probe: it
     comes first in a fresh sandbox, so no memory of an earlier call can help, and one cut stands in each of
-    hundreds of windows, so looking ahead in a few of them is found too."""
-    found, scored = [], []
-    for windows in groups:
+    hundreds of windows, so looking ahead in a few of them is found too. A record that adapts scores and
+    learns on the way what it did before each of them."""
+    found, scored, learnt = [], [], 0
+    for before, windows in rounds:
+        if before > learnt:
+            score(predictor, tokens, result.job.evaluation, range(learnt, before))
+            learnt = before
         ids = result.job.evaluation.read(tokens, windows)
         low, high = (windows[:, 1] - 1 - windows[:, 0]).max(), (windows[:, 2] - windows[:, 0]).min()
         cut = int(rng.integers(low, max(high, low + 1)))
@@ -297,8 +320,9 @@ def probe_calls(
     worst = max(gap(sums, np.zeros_like(sums)), float(own_p.max()))
     yield check("normalised", worst <= SUM, f"probabilities sum to 1 within {worst:.3g}, expected {SUM}")
     picked = -np.take_along_axis(own_p, probe.ids[:, 1:, None], 2)[:, :, 0]
-    worst = gap(own, picked)
-    yield check("nll-agrees", worst <= EXACT, f"nll and logprobs are {told(worst)}, expected at most {EXACT}")
+    worst, mean = gap(own, picked), float(np.mean(own.astype(np.float64) - picked))
+    yield check("nll-agrees", worst <= EXACT and abs(mean) <= BIAS, f"nll and logprobs are {told(worst)}, "
+                f"{mean:+.2g} on average, expected at most {EXACT} and {BIAS}")
     mixed = probe.ids.copy()
     mixed[1::2] = rng.integers(0, own_p.shape[-1], mixed[1::2].shape)
     beside = gap(predictor.nll(mixed)[::2], own[::2])
@@ -318,23 +342,27 @@ def probe_calls(
 
 
 def choose_windows(tokens: np.ndarray, evaluation: Evaluation, vocab_size: int, rng: np.random.Generator,
-                   ) -> tuple[list[np.ndarray], np.ndarray, int]:
-    """(windows for each round of hidden futures, windows for the other probes, batches to replay before).
-    No two overlap, and all have full length where there are such. A record that adapts is probed within an
-    early batch, after the batches before it were scored and learnt again."""
+                   ) -> tuple[list[tuple[int, np.ndarray]], np.ndarray]:
+    """(rounds of hidden futures, each the batches to learn before and its windows; windows for the other
+    probes). No two of a round overlap, and all have full length where there are such. The rounds of a record
+    that adapts are spread over the whole text: it could be honest until it has learnt often enough."""
     windows = evaluation.windows(len(tokens))
     rows, width = min(evaluation.rows, len(windows)), int((windows[:, 2] - windows[:, 0]).max())
-    replay, pool = 0, np.arange(len(windows))
-    if evaluation.state == "adapt":
-        replay = int(rng.integers(0, min(4, -(-len(windows) // rows))))
-        pool = pool[replay * rows:(replay + 1) * rows]
     apart = max(1, -(-width // evaluation.stride))
-    pool = pool[int(rng.integers(0, min(apart, len(pool))))::apart]
-    whole = pool[(windows[pool, 2] - windows[pool, 0]) == width]
-    chosen = rng.permutation(whole if len(whole) else pool)
-    groups = [windows[chosen[at:at + rows]] for at in range(0, len(chosen), rows)][:FUTURE_ROUNDS]
+
+    def pick(first: int, end: int) -> np.ndarray:
+        pool = windows[first:end]
+        pool = pool[int(rng.integers(0, min(apart, len(pool))))::apart]
+        whole = pool[pool[:, 2] - pool[:, 0] == width]
+        return rng.permutation(whole if len(whole) else pool)
     most = max(2, min(8, PROBE_BYTES // (4 * vocab_size * width)))
-    return groups, windows[chosen[:most]], replay
+    if evaluation.state == "adapt":
+        batches = -(-len(windows) // rows)
+        stops = sorted(rng.choice(batches, min(batches, FUTURE_ROUNDS), replace=False).tolist())
+        rounds = [(stop, pick(stop * rows, (stop + 1) * rows)) for stop in stops]
+        return rounds, rounds[-1][1][:most]
+    chosen = pick(0, len(windows))
+    return [(0, chosen[at:at + rows]) for at in range(0, len(chosen), rows)][:FUTURE_ROUNDS], chosen[:most]
 
 
 def probe_record(
@@ -342,10 +370,9 @@ def probe_record(
 ) -> Iterator[Check]:
     """All probes, in a fresh sandbox. Raises SandboxError."""
     job, tokens = result.job, text.tokens
-    with job.predictor() as predictor:
-        groups, windows, replay = choose_windows(tokens, job.evaluation, predictor.vocab_size, rng)
-        score(predictor, tokens, job.evaluation, replay)
-        yield probe_future(predictor, groups, result, tokens, rng)
+    with job.predictor(compiling=job.evaluation.state == "adapt") as predictor:     # else rounding adds up
+        rounds, windows = choose_windows(tokens, job.evaluation, predictor.vocab_size, rng)
+        yield probe_future(predictor, rounds, result, tokens, rng)
         probe = make_probe(tokens, windows, job.evaluation, predictor.vocab_size, rng)
         yield from probe_calls(predictor, probe, result.nats, rng)
         if second is None:

@@ -7,16 +7,19 @@ docstrings, the rest is not.
 """
 
 import atexit
+import errno
 import functools
 import importlib.metadata
 import importlib.util
 import marshal
 import os
+import platform
 import re
 import resource
 import select
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -30,12 +33,14 @@ from pathlib import Path
 import numpy as np
 
 import worker
+from common import MAX_VOCAB, printable as clean
 
 CORPUS_PACKAGES = (
     "sympy networkx mpmath Jinja2 fsspec filelock huggingface_hub anyio click packaging idna httpx2 "
     "httpcore2 h11 tqdm"
 ).split()  # as in data/prepare.py; a test compares the two
 HAS_PROC = Path("/proc/meminfo").exists()   # elsewhere only trusted records run, without limits on their sum
+KEY_CALLS = {"x86_64": (0xC000003E, 248, 249, 250), "aarch64": (0xC00000B7, 217, 218, 219)}   # audit's number
 VENDORS = {"setuptools"}        # needed by torch.compile, and holds copies of corpus packages
 FOREIGN_FOLDERS = {"tests", "benchmarks", "testing"}  # of packages: nothing imports them
 
@@ -185,7 +190,9 @@ def gpu_devices() -> list[str]:
     ]
 
 
-def bwrap_command(stage: Path, imports: tuple[str, ...], device: str, limits: Limits) -> list[str]:
+def bwrap_command(
+    stage: Path, imports: tuple[str, ...], device: str, limits: Limits, seccomp: list[str]
+) -> list[str]:
     """The command line before Python's."""
     rights = ["--cap-drop", "ALL"]
     if os.geteuid() == 0:       # root needs no user namespace; the worker becomes another user at once
@@ -222,8 +229,24 @@ def bwrap_command(stage: Path, imports: tuple[str, ...], device: str, limits: Li
         "--die-with-parent",
         "--new-session",
         *rights,
+        *seccomp,
         "--",
     ]
+
+
+def no_keys() -> bytes:
+    """A seccomp program (struct sock_filter[]) that refuses the kernel's key rings: they outlive a sandbox,
+    so the process that is scored could tell the one that is probed what text it saw."""
+    if platform.machine() not in KEY_CALLS:
+        return b""
+    architecture, *calls = KEY_CALLS[platform.machine()]
+    load, equal, at_least, result, refuse = 0x20, 0x15, 0x35, 0x06, 0x00050000 | errno.EPERM
+    last = len(calls) + 1       # instructions between a comparison and the refusal at the end
+    program = [(load, 0, 0, 4), (equal, 0, last + 2, architecture), (load, 0, 0, 0),
+               (at_least, last, 0, 0x40000000)]       # another architecture's numbers are refused as a whole
+    program += [(equal, last - 1 - i, 0, number) for i, number in enumerate(calls)]
+    program += [(result, 0, 0, 0x7FFF0000), (result, 0, 0, refuse)]
+    return b"".join(struct.pack("<HBBI", *line) for line in program)
 
 
 def environment(compiling: bool) -> dict[str, str]:
@@ -339,7 +362,11 @@ class Predictor:
 
     def start(self, imports: tuple[str, ...], device: str, trust: bool, compiling: bool) -> None:
         inside = str(self.stage) if trust else "/record"
-        command = [] if trust else bwrap_command(self.stage, imports, device, self.limits)
+        keys = os.memfd_create("no-keys") if not trust and no_keys() else None
+        if keys is not None:
+            os.pwrite(keys, no_keys(), 0)
+        seccomp = [] if keys is None else ["--seccomp", str(keys)]
+        command = [] if trust else bwrap_command(self.stage, imports, device, self.limits, seccomp)
         there, self.requests = os.pipe()
         self.responses, back = os.pipe()
         user = 64000 + os.getpid() % 1000 if os.geteuid() == 0 and not trust else 0
@@ -361,12 +388,12 @@ class Predictor:
             stdout=subprocess.PIPE,
             cwd="/",
             stderr=subprocess.STDOUT,
-            pass_fds=(there, back),
+            pass_fds=(there, back) if keys is None else (there, back, keys),
             start_new_session=True,
             env=environment(compiling),
         )
-        os.close(there)
-        os.close(back)
+        for fd in (there, back) if keys is None else (there, back, keys):
+            os.close(fd)
         for fd in (self.requests, self.responses):
             os.set_blocking(fd, False)
         self.watchdog = Watchdog(self.process, self.limits)
@@ -378,6 +405,10 @@ class Predictor:
             self.close()
             raise
         self.vocab_size, self.max_len, self.adapts = facts[0], facts[1], bool(facts[2])
+        if not (1 <= self.vocab_size <= MAX_VOCAB and self.max_len >= 1):
+            self.close()
+            raise SandboxError("contract", f"the predictor has vocab_size {self.vocab_size} and max_len "
+                               f"{self.max_len}, expected 1 to {MAX_VOCAB} and 1 at least")
         return self
 
     def __exit__(self, *_) -> None:
@@ -458,14 +489,18 @@ class Predictor:
         return bytes(data)
 
     def wait(self, fd: int, event: int, deadline: float) -> None:
-        """Until the pipe is ready. Raises SandboxError at the deadline or when the watchdog has spoken."""
+        """Until the pipe is ready. Raises SandboxError at the deadline or when the watchdog has spoken. The
+        deadline counts for a pipe that is ready too: a byte now and then would be endless."""
         poll = select.poll()
         poll.register(fd, event)
-        while not poll.poll(100):
-            if self.watchdog.verdict:
-                self.fail()
+        while True:
             if time.monotonic() > deadline:
                 self.watchdog.end("time", f"took longer than {self.limits.seconds:g} seconds")
+                self.fail()
+            if poll.poll(100):
+                return
+            if self.watchdog.verdict:
+                self.fail()
 
     def fail(self):
         """Raise what ended the process."""
@@ -477,8 +512,3 @@ class Predictor:
         raise SandboxError(
             "died", f"the record's process ended (exit status {status}) {self.said[-300:]}".strip()
         )
-
-
-def clean(text: str) -> str:
-    """One printable line."""
-    return "".join(c if c.isprintable() else " " for c in text)

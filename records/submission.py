@@ -3,14 +3,13 @@
 freeze.py writes these numbers and verify.py computes them again: one function, so a number is never typed.
 """
 
-import json
 import math
 import re
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import DataError, Track, read_bytes, sha256
+from common import DataError, Track, parse_json, read_bytes, sha256
 
 INTEGERS = (
     "val_tokens val_bytes steps tokens_seen params artifact_bytes code_bytes total_bytes budget_bytes " "seed"
@@ -28,7 +27,7 @@ VERSIONS = ("python", "torch", "numpy", "sentencepiece")
 def number(text, whole: bool):
     """A number of a log's last block. Raises ValueError for anything else ('1.5 partial', 'nan')."""
     value = int(text) if whole else float(text)
-    if not math.isfinite(value):
+    if not math.isfinite(value) or not re.fullmatch(r"[0-9][0-9.e+-]*", text):      # '1_0' is 10 for Python
         raise ValueError(text)
     return value
 
@@ -70,21 +69,25 @@ class Run:
             return text
         except KeyError:
             raise DataError(f"{self.name}: no '{name}:' after the line ---") from None
-        except ValueError:
-            raise DataError(f"{self.name}: '{name}: {text}', expected a number") from None
+        except (ValueError, OverflowError):
+            raise DataError(f"{self.name}: '{name}: {text[:99]}', expected a number") from None
 
 
 def parse_run(name: str, log: bytes, metrics: bytes) -> Run:
     """Raises DataError."""
     try:
         text = log.decode()
-        events = [json.loads(line) for line in metrics.decode().splitlines()]
+        events = [parse_json(line) for line in metrics.decode().split("\n") if line]
     except (ValueError, RecursionError) as error:
         raise DataError(f"{name}: log or metrics cannot be read: {error}") from None
     body, mark, block = text.rpartition("\n---\n")
     if not mark or not all(isinstance(event, dict) for event in events):
         raise DataError(f"{name}: no finished run: the log has no line '---' or metrics are no objects")
-    rows = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line)
+    lines = block.removesuffix("\n").split("\n")
+    rows = dict(line.split(": ", 1) for line in lines if re.fullmatch(r"[a-z0-9_]+: \S.*", line))
+    if len(rows) < len(lines) or "\n---\n" in body or not all(map(str.isprintable, lines)):
+        # a reader would believe the first of two values, a program the last
+        raise DataError(f"{name}: after the one line '---' expected lines 'name: value', each name once")
     return Run(name, body, rows, events)
 
 

@@ -7,6 +7,7 @@
 Exit code 1 if a check fails, 2 and 3 if the verification itself cannot be done.
 """
 import argparse
+import datetime
 import math
 import os
 import platform
@@ -24,13 +25,13 @@ from pathlib import Path
 import numpy as np
 
 from common import (FILES, FOLDER, HERE, LN2, REPO, Check, DataError, Track, check, equal, exit_code_of,
-                    load_track, read_bytes, read_json, record_folders, schema_errors, sha256, skip,
+                    load_track, printable, read_bytes, read_json, record_folders, schema_errors, sha256, skip,
                     validation_text)
-from referee import Result, find_job, referee
+from referee import Result, find_evaluation, find_job, referee
 from sandbox import NoSandbox
 from source import check_source
 from submission import Run, read_runs, summary
-from verdicts import write_verdict
+from verdicts import read_verdicts, write_verdict
 
 MAX_FILE = {".log": 4 << 20, ".jsonl": 64 << 20, ".md": 1 << 17, ".json": 1 << 20, ".py": 1 << 20}
 PICKLE_STARTS = (*(bytes((0x80, version)) for version in range(2, 6)), b"PK\x03\x04")
@@ -115,6 +116,7 @@ def check_schema(record: Record) -> Iterator[Check]:
         not errors,
         "; ".join(errors[:3]) or "submission.json is by records/schema.json, expected so",
     )
+    yield from check_evaluation(record)
     told = f"{record.field('track')}/{record.field('date')}_{record.field('name')}"
     yield equal("names", "the folder is", f"{record.track.folder.resolve().name}/{record.path.name}", told)
     readme = read_bytes(record.path / "README.md").decode(errors="replace")
@@ -124,6 +126,32 @@ def check_schema(record: Record) -> Iterator[Check]:
         text in readme,
         f"README.md has {'' if text in readme else 'not '}the mean {text}, expected it",
     )
+
+
+def check_evaluation(record: Record) -> Iterator[Check]:
+    try:
+        yield check("evaluation", True, f"{find_evaluation(record.path)}, expected what the referee can cut")
+    except DataError as error:
+        yield check("evaluation", False, str(error))
+
+
+def check_date(record: Record) -> Iterator[Check]:
+    """Records stand in the order of their folders' names, so a false date would let a record pass over those
+    that it must beat, or stand in the way of those to come."""
+    text = record.path.name[:10]
+    try:
+        future = datetime.date.fromisoformat(text) > datetime.date.today() + datetime.timedelta(days=1)
+    except ValueError:
+        yield check("date", False, f"{text!r} is no date, expected one of the calendar")
+        return
+    verdicts = read_verdicts(record.track.folder)
+    after = [] if record.path.name in verdicts else [
+        name for name, its in verdicts.items() if name > record.path.name and its["verdict"] == "pass"]
+    what = f"{text} lies in the future" if future else ""
+    if after:
+        what = f"the folder's name comes before {max(after)}, which passed already: date it a day later"
+    yield check("date", not what, what or f"{text}, expected no day in the future and none before a record "
+                "that passed already")
 
 
 # --- logs and numbers -------------------------------------------------------------------------------------
@@ -192,10 +220,12 @@ def check_run(record: Record, run: Run) -> Iterator[str]:
     if [step.get("step") for step in steps] != list(range(1, run.value("steps") + 1)):
         yield f"metrics have {len(steps)} steps, expected 1 to {run.value('steps')}"
         return
-    numbers = [step.get(key) for step in steps for key in ("train_seconds", "lr_mul")]
+    numbers = [step.get(key) for step in steps for key in ("train_seconds", "lr_mul", "train_loss")]
     if not all(isinstance(x, (int, float)) and math.isfinite(x) for x in numbers):
-        yield "metrics hold a step without a finite time or rate"
+        yield "metrics hold a step without a finite time, rate or loss"
         return
+    if run.events[-1].get("event") != "final":
+        yield "metrics go on after the final event"
     seconds = [step["train_seconds"] for step in steps]
     if seconds != sorted(seconds) or seconds and run.value("train_seconds") < seconds[-1] - 0.001:
         yield "the clock of the steps runs backwards, or past the end"
@@ -279,12 +309,12 @@ def check_limits(record: Record) -> Iterator[Check]:
         worst, allowed = 0.0, float(limit)
         for run in record.runs.values():
             ends = [0.0, *(step.get("train_seconds", 0.0) for step in run.kind("step"))]
-            longest = max((b - a for a, b in zip(ends, ends[1:])), default=0.0) if name == "train" else 0.0
+            under_way = ends[-1] - ends[-2] if name == "train" and len(ends) > 1 else 0.0
             last = [run.value(f"{name}_seconds")]
             if name == "train" and "last_train_read_seconds" in run.final:
                 last.append(float(run.final["last_train_read_seconds"]))
-            if max(last) - longest > worst - (allowed - limit):
-                worst, allowed = max(last), limit + longest
+            if max(last) - under_way > worst - (allowed - limit):
+                worst, allowed = max(last), limit + under_way
         more = " and the step under way" if name == "train" else ""
         yield check(f"{name}-seconds", worst <= allowed, f"{worst:.1f} s, expected {limit} s{more} at most")
     stopped = [run.name for run in record.runs.values() if "partial" in " ".join(run.final.values())]
@@ -344,10 +374,12 @@ def check_artifact(record: Record) -> Iterator[Check]:
 # --- claims -----------------------------------------------------------------------------------------------
 
 def earlier(record: Record) -> dict[str, dict]:
-    """Submissions of the track's records before this one, by folder."""
-    found = {}
+    """Submissions of the track's records before this one, by folder, but for those that failed or are
+    disputed: nobody must beat a score that is not one."""
+    found, verdicts = {}, read_verdicts(record.track.folder)
+    out = {name for name, its in verdicts.items() if its["verdict"] == "fail" or its.get("disputed")}
     for path in record_folders(record.track.folder.parent):
-        if path.parent.name == record.track.name and path.name < record.path.name:
+        if path.parent.name == record.track.name and path.name < record.path.name and path.name not in out:
             submission = read_json(path / "submission.json")
             if submission.get("claim") != "none":
                 found[path.name] = submission
@@ -383,7 +415,7 @@ def check_claim(record: Record) -> Iterator[Check]:
     least = record.track["min_gain_bpb" if claim == "record" else "min_gain_seconds"]
     new_values, old_values = values_of(record.submission, unit), values_of(old, unit)
     gain, p = float(np.mean(old_values) - np.mean(new_values)), p_below(new_values, old_values)
-    good = gain >= least and p < record.track["alpha"]
+    good = round(gain, 9) >= least and p < record.track["alpha"]
     if claim == "speed":
         good = good and record.field("val_bpb", "mean") <= old["val_bpb"]["mean"]
     yield check(
@@ -441,9 +473,14 @@ def check_by_referee(record: Record, options: argparse.Namespace) -> Iterator[Ch
         compiling=was_compiled(run) and not options.eager,
     )
     try:
-        text = validation_text(record.track, options.data, record.path)
+        validation_text(record.track, options.data)
     except DataError as error:
         yield skip("score", f"no validation text: {error}")
+        return
+    try:
+        text = validation_text(record.track, options.data, record.path)
+    except DataError as error:
+        yield check("score", False, f"the record's own tokenizer cannot be used: {error}")
         return
     drawn = secrets.randbits(32) if options.probe_seed is None else options.probe_seed
     for line in referee(job, text, options.proof_bytes, np.random.default_rng(drawn)):
@@ -484,12 +521,13 @@ def check_script(record: Record) -> Iterator[Check]:
 
 
 STATIC: list[Callable[[Record], Iterator[Check]]] = [
-    check_folder, check_schema, check_script, check_hashes, check_numbers, check_logs, check_settings,
-    check_limits, check_implied_bytes, check_seeds, check_artifact, check_claim]
+    check_folder, check_schema, check_date, check_script, check_hashes, check_numbers, check_logs,
+    check_settings, check_limits, check_implied_bytes, check_seeds, check_artifact, check_claim]
 
 
 def verify(path: Path, options: argparse.Namespace) -> Iterator[Check]:
-    """All checks of one folder. A file that a check cannot read fails that check."""
+    """All checks of one folder. A file that a check cannot read fails that check; so does whatever else a
+    stranger's numbers make of it (a division by zero, a number too large, JSON too deep)."""
     record = Record(path)
     failed = False
     for function in STATIC:
@@ -497,7 +535,7 @@ def verify(path: Path, options: argparse.Namespace) -> Iterator[Check]:
             for line in function(record):
                 failed |= line.verdict == "FAIL"
                 yield line
-        except (DataError, KeyError, TypeError, ValueError, AttributeError) as error:
+        except Exception as error:
             failed = True
             name = function.__name__.removeprefix("check_").replace("_", "-")
             yield check(name, False, f"cannot be checked: {type(error).__name__}: {error}")
@@ -540,12 +578,12 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
-    folders = record_folders(args.records) if args.all else args.folders
+    folders = record_folders(args.records) if args.all else [Path(os.path.abspath(f)) for f in args.folders]
     failed = 0
     for folder in folders:
         if not folder.is_dir():
             raise DataError(f"{folder}: no such folder")
-        print(f"{folder}:")
+        print(f"{printable(folder)}:")
         lines = []
         try:
             for line in verify(folder, args):

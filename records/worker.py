@@ -8,6 +8,7 @@ judgement.
 
 import contextlib
 import importlib.util
+import operator
 import os
 import resource
 import struct
@@ -96,7 +97,7 @@ def serve(requests: int, responses: int, folder: Path, device: str) -> None:
             if operation == LOAD:
                 predictor = load(folder, device)
                 facts = (predictor.vocab_size, predictor.max_len, callable(getattr(predictor, "adapt", None)))
-                result = np.array([int(fact) for fact in facts], "<i8")
+                result = np.array([operator.index(fact) for fact in facts], "<i8")
             else:
                 ids = np.frombuffer(body, "<i8").reshape(rows, columns).astype(np.int64)
                 result = answer(predictor, operation, ids, first, end)
