@@ -121,7 +121,7 @@ def compress(predictor, evaluation: Evaluation, tokenizer, record: bytes, text: 
     tokens = np.array([tokenizer.bos_id(), *ids], np.uint16)
     if tokens.max() >= predictor.vocab_size or len(tokens) > MAX_TOKENS:
         raise DataError(f"the text has {len(tokens)} tokens up to {tokens.max()}, the record's vocabulary "
-                        f"ends at {predictor.vocab_size - 1}, and {MAX_TOKENS} tokens at most can be compressed")
+                        f"ends at {predictor.vocab_size - 1}, and {MAX_TOKENS} tokens are the most")
     encoder = Encoder(tokens)
     if len(tokens) > 1:
         code(predictor, evaluation, tokenizer.bos_id(), len(tokens), encoder)

@@ -75,11 +75,13 @@ def sha256(data: bytes) -> str:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write beside and rename, so that a file of this name is always whole."""
+    """Write beside and rename, so that a file of this name is always whole. Raises UsageError."""
     beside = path.with_name(path.name + ".part")
     try:
         beside.write_bytes(data)
         os.replace(beside, path)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
     finally:
         beside.unlink(missing_ok=True)
 
@@ -205,6 +207,10 @@ class Text:
 
 
 def load_tokenizer(path: Path) -> sentencepiece.SentencePieceProcessor:
+    """Raises DataError."""
+    if not path.exists():
+        raise DataError(f"{path}: no such file; python data/prepare.py demo makes the demo corpus and its "
+                        "tokenizer, --data names another folder")
     try:
         tokenizer = sentencepiece.SentencePieceProcessor(model_proto=read_bytes(path))
     except RuntimeError:

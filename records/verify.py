@@ -27,7 +27,7 @@ import numpy as np
 from common import (FILES, FOLDER, HERE, LN2, REPO, Check, DataError, Track, check, equal, exit_code_of,
                     load_track, printable, read_bytes, read_json, record_folders, schema_errors, sha256, skip,
                     validation_text)
-from referee import Result, find_evaluation, find_job, referee
+from referee import LEAST_PROOF, Result, find_evaluation, find_job, referee
 from sandbox import NoSandbox
 from source import check_source
 from submission import Run, read_runs, summary
@@ -571,6 +571,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--probe-seed", type=int, help="of the random positions (default: drawn)")
     parser.add_argument("--write", action="store_true", help="keep the verdicts for records/board.py")
     args = parser.parse_args(argv)
+    if args.proof_bytes and args.proof_bytes < LEAST_PROOF:
+        parser.error(f"--proof-bytes {args.proof_bytes}: expected 0, or {LEAST_PROOF} at least")
     if bool(args.folders) == args.all:
         parser.error("name folders, or --all")
     return args

@@ -19,7 +19,7 @@ import verify  # noqa: E402
 
 TRACK = "track_tiny"
 SEEDS = (1, 2, 3)
-NAME = "2026-11-21_Good"
+NAME = "2025-11-21_Good"
 HAS_SANDBOX = sandbox.bubblewrap() is not None
 PROBES = ("hidden-future later-tokens next-token normalised nll-agrees rows repeat state second-text proof "
           "proof-size sandbox").split()     # checks that run the record
@@ -86,7 +86,7 @@ class Kit:
             "--why",
             "a test",
             "--date",
-            "2026-11-21",
+            "2025-11-21",
             "--records",
             str(self.records),
             *more,

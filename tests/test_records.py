@@ -2,11 +2,14 @@
 
 The record is made by real runs of the real script; tests/test_referee.py has what happens in the sandbox.
 """
+import datetime
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -165,7 +168,7 @@ def steps(edit_line):
 
 def worse_than(folder):
     """A better record stands there already, and is not the one that is named."""
-    better = folder.parent / "2026-11-20_Better"
+    better = folder.parent / "2025-11-20_Better"
     shutil.copytree(folder, better)
     scale_scores(better, 0.5)
     reseal(better)
@@ -173,7 +176,7 @@ def worse_than(folder):
 
 
 def small_gain(folder):
-    old = folder.parent / "2026-11-20_Old"
+    old = folder.parent / "2025-11-20_Old"
     shutil.copytree(folder, old)
     scale_scores(old, 1.0005)
     reseal(old)
@@ -182,7 +185,7 @@ def small_gain(folder):
 
 def lucky_gain(folder):
     """A gain on average that the spread of the seeds does not bear out."""
-    old = folder.parent / "2026-11-20_Old"
+    old = folder.parent / "2025-11-20_Old"
     shutil.copytree(folder, old)
     for seed, factor in zip(SEEDS, (0.9, 1.0, 1.4)):
         scale_scores(old, factor, (seed,))
@@ -192,7 +195,7 @@ def lucky_gain(folder):
 
 def other_machine(folder):
     """A gain over a record that ran on something slower."""
-    old = folder.parent / "2026-11-20_Old"
+    old = folder.parent / "2025-11-20_Old"
     shutil.copytree(folder, old)
     scale_scores(old, 1.3)
     for seed in SEEDS:
@@ -202,10 +205,53 @@ def other_machine(folder):
 
 
 def slow_speed(folder):
-    old = folder.parent / "2026-11-20_Old"
+    old = folder.parent / "2025-11-20_Old"
     shutil.copytree(folder, old)
     change(folder, "beats", old.name)
     change(folder, "claim", "speed")
+
+
+def passed_before(folder, name="2025-11-21_Old", disputed=False):
+    """A much better record beside it, which passed; or which somebody doubts."""
+    old = folder.parent / name
+    shutil.copytree(folder, old)
+    scale_scores(old, 0.5)
+    reseal(old)
+    change(old, "name", "Old")
+    verdicts.write_verdict(old, [common.check("score", True, "x")])
+    if disputed:
+        edit_json(folder.parent / "verdicts.json", lambda v: v[name].update(disputed="it looks ahead"))
+
+
+def backdated(folder):
+    """Dated before the record that it would have to beat."""
+    passed_before(folder, "2025-11-22_Old")
+
+
+def redated(date):
+    def apply(folder):
+        change(folder, "date", date)
+        folder.rename(folder.with_name(f"{date}_Good"))
+        return folder.with_name(f"{date}_Good")
+    return apply
+
+
+def one_slow_step(folder):
+    """A pause in the middle does not make the ten minutes longer; the step under way at the end may."""
+    log_value(folder, 2, "train_seconds", 75.0)
+    steps(lambda e: e | ({"train_seconds": e["train_seconds"] + 50}
+                         if e["event"] == "step" and e["step"] > 10 else {}))(folder)
+    reseal(folder)
+
+
+def line_of(name, old, new):
+    """Replace bytes in a file of seed 2."""
+    def apply(folder):
+        path = folder / name
+        data = path.read_bytes()
+        assert old in data
+        path.write_bytes(data.replace(old, new, 1))
+    return apply
 
 
 HIDDEN = "\ndef _unpack():\n    exec(bytes.fromhex('70617373'))\n"
@@ -223,9 +269,18 @@ TAMPERED = {
     ),
     "a log too many": (lambda f: shutil.copy(f / "train_seed1.log", f / "train_seed7.log"), "folder"),
     "no README": (lambda f: (f / "README.md").unlink(), "folder"),
-    "weights in a log": (lambda f: (f / "train_seed1.log").open("a").write("0" * (5 << 20)), "folder"),
+    "weights in a log": (
+        line_of("train_seed2.log", b"\n---\n", b"\n" + b"0" * (5 << 20) + b"\n---\n"), "folder"),
     "tokenizer that the track provides": (lambda f: (f / "tokenizer.model").write_bytes(b"x"), "folder"),
-    "another date": (lambda f: change(f, "date", "2026-11-01"), "names"),
+    "a pipe": (lambda f: os.mkfifo(f / "train_seed4.log"), "folder"),
+    "a link to a file without end": (lambda f: (f / "train_seed4.log").symlink_to("/dev/zero"), "folder"),
+    "one seed under two names": (
+        lambda f: shutil.copy(f / "train_seed1.log", f / "train_seed01.log"), "folder"),
+    "a name that is no text": (lambda f: open(os.fsencode(f) + b"/\xff\n.bin", "w").close(), "folder"),
+    "a date that is none": (redated("2025-13-45"), "date"),
+    "a date to come": (redated((datetime.date.today() + datetime.timedelta(9)).isoformat()), "date"),
+    "dated before what passed already": (backdated, "date"),
+    "another date": (lambda f: change(f, "date", "2025-11-01"), "names"),
     "another track": (lambda f: change(f, "track", "track_10min_floppy"), "names"),
     # the submission
     "no author": (lambda f: change(f, "author", ""), "schema"),
@@ -241,6 +296,12 @@ TAMPERED = {
     "a setting concealed": (
         lambda f: edit_json(f / "submission.json", lambda v: v["settings"]["given"].remove("ITERATIONS")),
         "settings",
+    ),
+    "a second verdict in a field": (lambda f: change(f, "track", "x\nPASS score: fine"), "names"),
+    "a stride that leaves tokens out": (lambda f: change(f, "evaluation", "stride", 33), "evaluation"),
+    "windows that fill the referee's memory": (
+        lambda f: change(f, "evaluation", "rows", 4096) or change(f, "evaluation", "window", 1 << 20),
+        "evaluation",
     ),
     "README with another score": (lambda f: (f / "README.md").write_text("0.1234 bits per byte"), "readme"),
     # logs
@@ -259,6 +320,18 @@ TAMPERED = {
     "unquantized score made up": (every("val_bpb_unquantized", "0.10000000"), "logs"),
     "log without an end": (lambda f: edit(f / "train_seed1.log", ("\n---\n", "\n")), "hashes"),
     "log with nan": (lambda f: edit(f / "train_seed1.log", ("\nval_loss: ", "\nval_loss: nan")), "numbers"),
+    "two ends": (line_of("train_seed2.log", b"\n---\n", b"\n---\nval_bpb: 1.0\n---\n"), "logs"),
+    "one value twice": (line_of("train_seed2.log", b"\n---\n", b"\n---\nval_bpb: 1.0\n"), "logs"),
+    "NUL in a log": (line_of("train_seed2.log", b"preset: smoke", b"preset: sm\0oke"), "logs"),
+    "events after the end": (
+        lambda f: (f / "metrics_seed2.jsonl").open("a").write('{"event": "note"}\n'), "logs"),
+    "one key twice": (line_of("metrics_seed2.jsonl", b'{"event"', b'{"event": "x", "event"'), "logs"),
+    "a loss that is not a number": (
+        steps(lambda e: e | ({"train_loss": float("nan")} if e.get("step") == 11 else {})), "logs"),
+    "JSON too deep": (lambda f: (f / "metrics_seed2.jsonl").open("a").write("[" * 100000), "logs"),
+    "bits of nothing": (every("val_bpb", "0.00000000"), "implied-bytes"),
+    "a number as Python alone reads it": (
+        lambda f: log_value(f, 2, "val_bpb", "1_0.5"), "numbers"),
     "swapped logs": (
         lambda f: [
             (f / "x").write_bytes((f / "train_seed1.log").read_bytes()),
@@ -286,6 +359,23 @@ TAMPERED = {
         "no-packed-code",
     ),
     "code through marshal": (append("\nimport marshal\n"), "no-packed-code"),
+    "unpickler by another name": (append("\nimport numpy as n\n_x = n.load\n"), "no-pickle"),
+    "native code": (append("\ndef _f():\n    torch.ops.load_library('x')\n"), "no-packed-code"),
+    "modules by another name": (append("\nfrom sys import modules as _m\n"), "no-packed-code"),
+    "builtins by text": (append("\n_e = globals()['__buil' + 'tins__']\n"), "no-packed-code"),
+    "code for another Python": (append("\nimport sys as _s\n_e = _s.executable\n"), "no-packed-code"),
+    "the shell through another module": (append("\n_e = torch.os.system\n"), "no-packed-code"),
+    "classes of all objects": (append("\n_e = ().__class__.__base__\n"), "no-packed-code"),
+    "an encoding that hides code": (
+        sealed(lambda f: (f / "train_gpt.py").write_bytes(
+            b"# coding: raw_unicode_escape\n" + (f / "train_gpt.py").read_bytes())), "compiles"),
+    "text that runs backwards": (append("\n_e = '\u202e'\n"), "compiles"),
+    "many small texts": (
+        append("\n" + "".join(f"_t{i} = {'x' * 1900!r}\n" for i in range(40))), "no-large-constants"),
+    "many small numbers": (
+        append("\n" + "".join(f"_n{i} = ({'7, ' * 250})\n" for i in range(40))), "no-large-constants"),
+    "table in a call": (append(f"\n_t = print({'7, ' * 300})\n"), "no-large-constants"),
+    "table in a comment": (append("\n# " + "x" * 3000), "no-large-constants"),
     "table in a text": (append(f"\nT = {'x' * 3000!r}\n"), "no-large-constants"),
     "table of numbers": (append(f"\nT = {list(range(300))}\n"), "no-large-constants"),
     "table in one number": (append(f"\nT = {3 ** 900}\n"), "no-large-constants"),
@@ -299,6 +389,7 @@ TAMPERED = {
         "artifact-format",
     ),
     "trained too long": (every("train_seconds", 75.0), "train-seconds"),
+    "one long step in the middle": (one_slow_step, "train-seconds"),
     "evaluated too long": (every("eval_seconds", 75.0), "eval-seconds"),
     "wrong val split": (every("val_sha256", "ab" * 32), "data-val"),
     "other training data": (every("train_sha256", "ab" * 32), "data-train"),
@@ -312,7 +403,8 @@ TAMPERED = {
     "another seed instead": (other_seed, "seeds"),
     "one run three times": (copied_seed, "seed-runs"),
     "does not beat the best": (worse_than, "beats"),
-    "beats a record that is not there": (lambda f: change(f, "beats", "2026-01-01_Nobody"), "beats"),
+    "beats itself": (lambda f: change(f, "beats", f.name), "beats"),
+    "beats a record that is not there": (lambda f: change(f, "beats", "2025-01-01_Nobody"), "beats"),
     "gain below the least": (small_gain, "gain"),
     "gain by luck": (lucky_gain, "gain"),
     "another machine than the record before": (other_machine, "machine"),
@@ -328,8 +420,8 @@ def test_there_are_forty_kinds_at_least():
 def test_a_tampered_record_is_failed_by_its_check(kit, tmp_path, kind):
     folder = kit.copy(tmp_path)
     tamper, name = TAMPERED[kind]
-    tamper(folder)
-    checks = kit.verify(folder, "--static")
+    moved = tamper(folder)
+    checks = kit.verify(moved if isinstance(moved, Path) else folder, "--static")
     assert name in failed(checks), "\n".join(map(str, checks))
     line = next(line for line in checks if line.name == name and line.verdict == "FAIL")
     assert len(str(line).splitlines()) == 1
@@ -354,8 +446,12 @@ CAREFUL = {
         "eval-seconds",
     )
 } - {
+    "bits of nothing",
+    "one long step in the middle",
     "submission is no JSON",
     "a link to a file elsewhere",
+    "a pipe",
+    "a link to a file without end",
     "a log too many",
     "no README",
     "tokenizer that the track provides",
@@ -372,15 +468,21 @@ def test_and_by_no_other(kit, tmp_path, kind):
 
 
 def test_a_record_that_earned_it_passes(kit, tmp_path):
-    folder = kit.copy(tmp_path, "2026-11-22_New")
-    old = kit.copy(tmp_path, "2026-11-20_Old")
+    folder = kit.copy(tmp_path, "2025-11-22_New")
+    old = kit.copy(tmp_path, "2025-11-20_Old")
     scale_scores(old, 1.3)
     reseal(old)
     change(folder, "beats", old.name)
     change(folder, "name", "New")
-    change(folder, "date", "2026-11-22")
+    change(folder, "date", "2025-11-22")
     checks = kit.verify(folder, "--static")
     assert failed(checks) == set() and any(c.name == "gain" and c.verdict == "PASS" for c in checks)
+
+
+def test_nobody_must_beat_a_disputed_record(kit, tmp_path):
+    folder = kit.copy(tmp_path)
+    passed_before(folder, "2025-11-20_Old", disputed=True)
+    assert failed(kit.verify(folder, "--static")) == set()
 
 
 def test_a_record_is_trained_again(kit):
@@ -426,7 +528,7 @@ def test_freeze_refuses(kit, capsys, tmp_path):
 def test_the_board_shows_what_was_verified(kit, tmp_path):
     folder = kit.copy(tmp_path)
     (tmp_path / "README.md").write_text("# Records\n<!-- board -->\nold\n<!-- /board -->\nend\n")
-    other = kit.copy(tmp_path, "2026-11-22_Bad")
+    other = kit.copy(tmp_path, "2025-11-22_Bad")
     change(other, "name", "Bad")
     change(other, "what_changed", "a | pipe\nand <b>markup</b>")
     verdicts.write_verdict(folder, [common.check("score", True, "x"), common.check("a", True, "y")])
