@@ -275,6 +275,36 @@ def nll(self, ids):
 """,
         "sandbox",
     ),
+    "a hundredth less for each token": (
+        """
+def nll(self, ids):
+    return super().nll(ids) - np.float32(0.0095)
+""",
+        "hidden-future",
+    ),
+    "half precision": (
+        """
+def nll(self, ids):
+    return super().nll(ids).astype(np.float16)
+""",
+        "sandbox",
+    ),
+    "windows of nothing": (
+        """
+def __init__(self, *more):
+    super().__init__(*more)
+    self.max_len = 0
+""",
+        "sandbox",
+    ),
+    "a vocabulary that fills the referee's memory": (
+        """
+def __init__(self, *more):
+    super().__init__(*more)
+    self.vocab_size = 10 ** 12
+""",
+        "sandbox",
+    ),
     "a vocabulary that is too small": (
         """
 def __init__(self, *more):
@@ -309,6 +339,23 @@ def test_a_dishonest_predictor_is_failed_by_its_check(stand, tmp_path, kind):
         line for line in referee.referee(job, text, 0, np.random.default_rng(3)) if hasattr(line, "verdict")
     ]
     assert name in failed(lines), "\n".join(map(str, lines))
+
+
+LATE = PEEK.replace("def logprobs(self, ids):", """
+lessons = 0
+def adapt(self, ids):
+    self.lessons += 1
+def logprobs(self, ids):
+    if self.lessons < 5:
+        return self.table[ids]""")
+
+
+@needs_sandbox
+def test_looking_ahead_after_many_lessons_only_is_found(stand, tmp_path):
+    """The probes of a record that adapts are spread over all that it learns."""
+    folder = foreign(stand, tmp_path / "late", cheat(LATE))
+    _, checks = stand.judge(folder, 0, coder.Evaluation(32, 32, 8, "adapt"))
+    assert "hidden-future" in failed(checks), "\n".join(map(str, checks))
 
 
 @needs_sandbox
@@ -364,6 +411,26 @@ PRISONERS = {  # code that runs when the script is imported, and a word of the l
     "crash": ("import ctypes\nctypes.string_at(0)", "died"),
     "endless loop": ("while True:\n    pass", "time"),
     "sleep": ("import time\ntime.sleep(1000)", "time"),
+    "a byte now and then": (
+        "import os, time\nfor fd in range(3, 20):\n    try: os.write(fd, b'B'); break\n"
+        "    except OSError: continue\nwhile True:\n    os.write(fd, b'G')\n    time.sleep(0.05)",
+        "time|protocol",
+    ),
+    "a slow answer": (
+        "import os, struct, time\nfor fd in range(3, 20):\n"
+        "    try: os.write(fd, struct.pack('<4sIQ', b'BGr1', 1, 4096)); break\n"
+        "    except OSError: continue\nwhile True:\n    os.write(fd, b'x')\n    time.sleep(0.05)",
+        "time",
+    ),
+    "a note for the next sandbox in the kernel's key ring": (
+        "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        "number = {{'x86_64': 248}}.get(os.uname().machine, 217)\n"
+        "key = libc.syscall(number, b'user', b'note', b'x', ctypes.c_size_t(1), ctypes.c_long(-4))\n"
+        "raise LookupError(f'key {{key}} errno {{ctypes.get_errno()}}')",
+        "key -1 errno 1 *$",
+    ),
+    "an interrupt": ("raise KeyboardInterrupt", "died"),
+    "no pipes": ("import os\nos.closerange(3, 99)", "died"),
     "fork bomb": ("import os\nwhile True:\n    os.fork()", "tasks|the record raised|protocol"),
     "threads": (
         "import threading, time\nwhile True:\n" "    threading.Thread(target=time.sleep, args=(99,)).start()",
@@ -534,6 +601,16 @@ def test_what_is_compressed_comes_back(tokenizer, text, window):
     assert len(packed) - coder.HEAD.size <= nats / math.log(2) / 8 + 8
 
 
+def test_what_cannot_be_coded_is_an_error_of_one_line(tokenizer):
+    evaluation, small = coder.Evaluation(16, 16, 4), Fixed()
+    small.vocab_size = 20
+    with pytest.raises(common.DataError, match="vocabulary ends at 19"):
+        coder.compress(small, evaluation, tokenizer, b"12345678", b"the fox")
+    head = coder.HEAD.pack(coder.MAGIC, b"12345678", 1, 1, 1, 2 ** 31, 2 ** 32 - 1, 0)
+    with pytest.raises(common.DataError, match="impossible"):
+        coder.decompress(Fixed(), "none", tokenizer, b"12345678", head + bytes(9))
+
+
 def test_a_damaged_file_is_an_error_of_one_line(tokenizer):
     evaluation, predictor = coder.Evaluation(16, 16, 4), Fixed()
     text = helpers.documents(3, 9)[0].encode() * 3
@@ -592,6 +669,8 @@ def test_the_commands(stand, bigram, tmp_path):
     done = run("decompress", bigram, tmp_path / "c.bg")
     assert done.returncode == 3 and re.fullmatch(r"error: .*c\.bg: .*\n", done.stderr)
     assert not (tmp_path / "c").exists()
+    done = run("compress", bigram, text, "-o", tmp_path / "no/such/folder.bg")
+    assert done.returncode == 2 and re.fullmatch(r"error: .* cannot be written: .*\n", done.stderr)
     done = run("score", bigram, "--second", stand.data / "second.jsonl", "--probe-seed", "5")
     assert (
         done.returncode == 0 and "\nval_bpb: " in done.stdout and "probe_seed: 5" in done.stdout
