@@ -4,9 +4,9 @@
 
 Told from SEED.md and DESIGN.md, matrix by matrix, for reading and not for speed; it imports neither script,
 both are held against it (test_parity.py). The file holds, for each case of CASES, under `<case>/`:
-settings (JSON of the environment that differs from PRESET=smoke), start/<parameter> float32, tokens
-uint16[steps, slots, slot tokens + 1], logits float64[rows, T, V] of the first slot of step 0, grad/<parameter>
-float64 of step 0's mean loss, and of each step losses (nats), grad_norms, lr_muls and momenta, float64[steps].
+settings (JSON of environment variables), start/<parameter> float32, tokens uint16[steps, slots, slot tokens
++ 1], logits float64[rows, T, V] of the first slot of step 0, grad/<parameter> float64 of step 0's mean loss,
+before it is clipped, and of each step losses (nats), grad_norms, lr_muls and momenta, float64[steps].
 
 Each function of the model returns its value and a function: from the gradient of the loss by the value to
 the gradients by the arguments. Letters: B batch, T tokens (S when they are keys), D width, H heads, G
@@ -284,7 +284,7 @@ class Optimizer:
 
 # --- golden file ------------------------------------------------------------------------------------------
 
-TRAINING = dict(        # every value unlike its default in some case, every schedule in motion within ten steps
+TRAINING = dict(        # every schedule is in motion within the ten steps
     iterations=STEPS, warmdown_iters=0.4, lr_warmup_steps=3, embed_lr=0.05, head_lr=0.01, tied_embed_lr=0.02,
     matrix_lr=0.02, scalar_lr=0.03, muon_momentum=0.95, muon_momentum_warmup_start=0.8,
     muon_momentum_warmup_steps=6, muon_backend_steps=5, beta1=0.85, beta2=0.96, adam_eps=1e-8,

@@ -59,7 +59,7 @@ ADAPTERS = {"train_gpt": Torch}
 def script(request):
     """A script as a module; skipped where it or its framework is not installed."""
     framework = SCRIPTS[request.param]
-    pytest.importorskip(framework, reason=f"{request.param}.py needs {framework}, which is not installed here")
+    pytest.importorskip(framework, reason=f"{request.param}.py needs {framework}, not installed here")
     if not (helpers.ROOT / f"{request.param}.py").exists():
         pytest.skip(f"{request.param}.py does not exist")
     return importlib.import_module(request.param)
@@ -156,8 +156,9 @@ def shapes(draw) -> dict[str, int | float]:
     return dict(VOCAB_SIZE=draw(st.integers(2, 90)), NUM_LAYERS=draw(st.integers(1, 5)), NUM_HEADS=heads,
                 NUM_KV_HEADS=kv_heads, MODEL_DIM=heads * draw(st.sampled_from([4, 6, 8])),
                 MLP_MULT=draw(st.integers(1, 3)), TIE_EMBEDDINGS=draw(st.integers(0, 1)),
-                LOGIT_SOFTCAP=draw(st.sampled_from([1, 7, 30, 60])), ROPE_BASE=draw(st.sampled_from([2, 500])),
-                TRAIN_SEQ_LEN=length, BATCH_SLOTS=slots, TRAIN_BATCH_TOKENS=length * slots * rows)
+                LOGIT_SOFTCAP=draw(st.sampled_from([1, 7, 30, 60])),
+                ROPE_BASE=draw(st.sampled_from([2, 500])), TRAIN_SEQ_LEN=length, BATCH_SLOTS=slots,
+                TRAIN_BATCH_TOKENS=length * slots * rows)
 
 
 @settings(max_examples=12)
@@ -190,9 +191,9 @@ def test_the_told_gradients_are_the_slopes_of_the_told_loss():
             single = np.zeros((2, grad.size))
             single[(0, 1), rng.integers(0, grad.size, 2)] = 1
             for direction in (rng.standard_normal(grad.shape), *single.reshape(2, *grad.shape)):
-                above, below = (parity.logits_and_gradient(s, w | {name: w[name] + h * direction}, ids, targets)
-                                for h in (1e-6, -1e-6))
-                slope = (above[1] - below[1]) / 2e-6
+                moved = (w | {name: w[name] + h * direction} for h in (1e-6, -1e-6))
+                above, below = (parity.logits_and_gradient(s, at, ids, targets)[1] for at in moved)
+                slope = (above - below) / 2e-6
                 assert slope == pytest.approx((grad * direction).sum(), rel=1e-6, abs=1e-9), (case, name)
 
 
