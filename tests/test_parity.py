@@ -20,39 +20,58 @@ SCRIPTS = {"train_gpt": "torch", "train_gpt_mlx": "mlx.core"}
 
 # --- what the tests ask of a script -----------------------------------------------------------------------
 
-class Torch:
-    """train_gpt.py, eager, in float32, on these settings and weights, through its own classes."""
+def torch_machine(script):
+    return script.Machine(importlib.import_module("torch").device("cpu"))
+
+
+def torch_logits(script, model, ids: np.ndarray):
+    torch = importlib.import_module("torch")
+    with torch.no_grad():
+        x = model.trunk(torch.from_numpy(ids), ids.shape[1])
+        return script.head_logits(x, model.head, model.s.logit_softcap, torch.float32)
+
+
+def mlx_machine(script):
+    return script.use_device(script.Machine("cpu"))
+
+
+def mlx_logits(script, model, ids: np.ndarray):
+    mx, leaves = importlib.import_module("mlx.core"), model.weights.leaves
+    x = model.trunk(mx.array(ids), ids.shape[1], leaves)
+    return script.head_logits(x, leaves.get("head", leaves["tok_emb"])[0], model.s.logit_softcap, mx.float32)
+
+
+FRAMEWORKS = {"train_gpt": (torch_machine, torch_logits), "train_gpt_mlx": (mlx_machine, mlx_logits)}
+
+
+class Adapter:
+    """A script on these settings and weights, not compiled, in float32 on the CPU, by its own classes."""
 
     def __init__(self, script, s, start: dict):
-        self.script = script
-        self.torch = importlib.import_module("torch")
-        self.trainer = script.Trainer(s, script.Machine(self.torch.device("cpu")))
-        weights = self.trainer.weights
-        weights.set(weights.pack(start))
-        assert (weights.matrices.dtype, self.trainer.machine.dtype) == (self.torch.float32,) * 2
+        make_machine, self.logits_of = FRAMEWORKS[script.__name__]
+        self.script, self.trainer = script, script.Trainer(s, make_machine(script))
+        self.trainer.weights.set(self.trainer.weights.pack(start))
+        assert str(self.trainer.machine.dtype).endswith(".float32")
 
     def logits(self, ids: np.ndarray) -> np.ndarray:
-        model = self.trainer.model
-        with self.torch.no_grad():
-            x = model.trunk(self.torch.from_numpy(ids), ids.shape[1])
-            return self.script.head_logits(x, model.head, model.s.logit_softcap, self.torch.float32).numpy()
+        """float32[B, T, V] of int64[B, T]."""
+        return np.asarray(self.logits_of(self.script, self.trainer.model, ids))
 
     def step(self, slots: np.ndarray, step: int, multiplier: float) -> tuple[float, float]:
         """One optimizer step: loss and gradient norm."""
-        loss, norm, taken, *_ = self.trainer.step(self.torch.from_numpy(slots), step, multiplier).tolist()
+        stats = self.trainer.step(self.trainer.convert(slots), step, multiplier)
+        loss, norm, taken, *_ = stats.tolist()
         assert taken == 1
         return loss, norm
 
     def gradient(self, slots: np.ndarray) -> tuple[float, dict[str, np.ndarray]]:
         """Loss and gradient by name that a step, which is not taken, hands to the optimizer."""
         seen, optimizer = [], self.trainer.optimizer
-        optimizer.step = lambda grad, *_: seen.append(grad.clone())
+        optimizer.step = lambda grad, *_: seen.append(grad)
         loss, _ = self.step(slots, 0, 1.0)
         del optimizer.step      # the class's own again
-        return loss, {name: view.numpy() for name, view in self.trainer.weights.views(seen[0]).items()}
-
-
-ADAPTERS = {"train_gpt": Torch}
+        views = self.trainer.weights.views(seen[0])
+        return loss, {name: np.asarray(view).copy() for name, view in views.items()}
 
 
 @pytest.fixture(params=SCRIPTS, scope="module")
@@ -70,7 +89,7 @@ def adapt(script, environment: dict, start: dict):
     s, _ = script.load_settings(helpers.tiny_env(**environment), "smoke")
     named = {p.name: p.shape for p in script.parameter_table(s)}
     assert named == {name: value.shape for name, value in start.items()}
-    return ADAPTERS[script.__name__](script, s, start), s
+    return Adapter(script, s, start), s
 
 
 def largest(x: np.ndarray) -> float:
