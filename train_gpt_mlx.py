@@ -826,8 +826,8 @@ class Machine:
             own = np.frombuffer(text, np.uint8) if self.rank == 0 else np.zeros(size, np.uint8)
             text = bytes(np.array(self.all(mx.distributed.all_sum, mx.array(own)))) if size else b""
         kinds = {"bytes": bytes.fromhex, "PosixPath": lambda digits: Path(os.fsdecode(bytes.fromhex(digits)))}
-        return box if self.rank == 0 else sys.exit(1) if not text else json.loads(text, object_hook=lambda x: (
-            kinds[" ".join(x)](*x.values()) if " ".join(x) in kinds else x))
+        known = lambda x: kinds[" ".join(x)](*x.values()) if " ".join(x) in kinds else x
+        return box if self.rank == 0 else json.loads(text, object_hook=known) if text else sys.exit(1)
     def share(self, *numbers: float) -> list[list[float]]:
         """These numbers of every rank, in the order of the ranks; whole ones below 2^53."""
         own = np.array(numbers, np.float64)     # a GPU has no such numbers: they travel as whole ones

@@ -15,7 +15,7 @@ import helpers
 TORCH, MLX = (path.read_text(encoding="utf-8") for path in (helpers.SCRIPT, helpers.MLX_SCRIPT))
 WORDS = re.compile(r"torch|\bTensor\b|\bF\.|\bdist\.|\bmx\.|\bmlx", re.IGNORECASE)
 DIFFERENT = {       # without a framework's word, and yet not the same
-    "GPT": "torch: compiled parts and their layers, once; MLX: one function, of which the leaves are arguments",
+    "GPT": "torch: compiled parts and their layers, once; MLX: leaves are arguments, for mx.compile",
     "GPT.__init__": "as GPT",
     "Machine.beat": "torch: through the store; MLX, which has none, by datagrams",
     "Machine.who_is_lost": "as Machine.beat",
@@ -24,7 +24,7 @@ DIFFERENT = {       # without a framework's word, and yet not the same
     "Trainer.score": "torch copies what it will change in place; MLX changes nothing in place",
 }
 ALONE = {           # in one script only, without a framework's word
-    "keep_freed_memory": "torch: glibc's; a step in MLX takes as long without it (1.34 s of the smoke preset)",
+    "keep_freed_memory": "torch: glibc's; a step of MLX takes as long without it (1.34 s, smoke)",
     "Machine.store": "torch: what the ranks' hearts beat in",
     "Machine.heart": "MLX: instead of the store, as are places, heard and calls",
     "Machine.places": "as Machine.heart",
