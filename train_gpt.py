@@ -353,12 +353,13 @@ class BatchReader:
         self.slots, count = range(rank, s.batch_slots, world), stream.total // (s.slot_tokens + 1)
         self.windows = shuffled_windows(s.seed, count) if s.data_order == "shuffled" else None
         self.thread, self.step, self.coming = ThreadPoolExecutor(1, "batch reader"), step, []
+        self.last_read = time.perf_counter()
     def read(self, step: int) -> tuple[Any, list[int]]:
         """This rank's slots of a step, int64[micro_steps, slot_tokens + 1] through `convert`, and crc32s."""
         slots, length, total = self.s.batch_slots, self.s.slot_tokens, self.stream.total
         starts = [slot_start(step, slot, slots, length, total, self.windows) for slot in self.slots]
         tokens = np.stack([self.stream.read(start, length + 1) for start in starts])
-        self.crc32s = [zlib.crc32(slot, crc) for slot, crc in zip(tokens, self.crc32s)]
+        self.crc32s, self.last_read = list(map(zlib.crc32, tokens, self.crc32s)), time.perf_counter()
         return self.convert(tokens.astype(np.int64)), self.crc32s
     def next(self) -> tuple[Any, list[int], float]:
         """(batch, crc32s up to and with it, seconds waited for it). Raises what reading it raised."""
@@ -489,8 +490,8 @@ def evaluate(s: Settings, nll: Callable[..., np.ndarray], corpus: Corpus, machin
 ARTIFACT_FORMAT = "bytegolf-1"
 INT8_ABOVE = 65536      # elements: smaller tensors are not worth a scale for each row
 DTYPES = {"int8 rows": np.int8, "float16": np.float16, "float32": np.float32}
-SHAPE_SETTINGS = ("vocab_size num_layers model_dim num_heads num_kv_heads mlp_mult tie_embeddings rope_base "
-                  "logit_softcap train_seq_len eval_seq_len eval_stride").split()
+CARRIED = ("vocab_size num_layers model_dim num_heads num_kv_heads mlp_mult tie_embeddings rope_base "
+           "logit_softcap train_seq_len eval_seq_len eval_stride dtype").split()    # the settings within
 def quantize_rows(matrix: np.ndarray, percentile: float, std: float) -> tuple[np.ndarray, np.ndarray]:
     """int8[..., rows, cols] and a scale for each row, clipped at a percentile of |w| or, if std > 0, at std
     deviations. Scales are float16 where all fit, else float32, without a floor under small rows."""
@@ -529,8 +530,7 @@ def encode_artifact(s: Settings, weights: dict[str, np.ndarray]) -> bytes:
         if schemes[name] == "int8 rows":
             value, tensors[name + ".scale"] = quantize_rows(value, s.clip_percentile, s.clip_std)
         tensors[name] = value.astype(DTYPES[schemes[name]])
-    shape = {name: getattr(s, name) for name in SHAPE_SETTINGS}
-    about = {"format": ARTIFACT_FORMAT, "settings": shape, "schemes": schemes}
+    about = {"format": ARTIFACT_FORMAT, "schemes": schemes, "settings": {k: getattr(s, k) for k in CARRIED}}
     return zlib.compress(pack_tensors(tensors, about), 9)
 def inflate(blob: bytes) -> bytes:
     """Undo zlib at level 9, strictly. Raises ValueError or zlib.error if a bit is not as it was."""
@@ -549,7 +549,7 @@ def decode_artifact(blob: bytes, name: str) -> tuple[Settings, dict[str, np.ndar
         raw = inflate(blob)
         about = read_metadata(raw, ARTIFACT_FORMAT)
         shape = {row.name: parse_setting(row, show(about["settings"][row.name]))
-                 for row in dataclasses.fields(Settings) if row.name in SHAPE_SETTINGS}
+                 for row in dataclasses.fields(Settings) if row.name in CARRIED}
         s = Settings(**shape, train_batch_tokens=Settings.batch_slots * shape["train_seq_len"])
         check_settings(s)
         stored = safetensors.numpy.load(raw)
@@ -1241,8 +1241,8 @@ class Trainer:
         self.weights.set(trained)
         return score
     def export(self) -> bytes:
-        views = self.weights.views(self.result().cpu())
-        return encode_artifact(self.s, {name: view.numpy() for name, view in views.items()})
+        weights = {name: view.numpy() for name, view in self.weights.views(self.result().cpu()).items()}
+        return encode_artifact(dataclasses.replace(self.s, dtype=str(self.machine.dtype)[6:]), weights)
 def provoke(trainer: Trainer, step: int, micro: int) -> None:
     """FAULT, for tests: what is set for this step (counted from 1), rank and micro-step happens."""
     for fault in filter(None, trainer.s.fault.split(",")):
@@ -1359,6 +1359,7 @@ def train(trainer: Trainer, corpus: Corpus, log: RunLog, checkpoints: Checkpoint
                          trainer.own_seconds)
     return {"val_bpb_unquantized": score.rows()["val_bpb"], "steps": step, "params": trainer.size,
             "tokens_seen": step * s.train_batch_tokens, "train_seconds": round(seconds, 3),
+            "last_train_read_seconds": round(seconds - pause + reader.last_read, 3),
             "eval_seconds": round(saved["eval_seconds"] + paused, 3), "skipped_steps": meter.skipped,
             "data_wait_seconds": round(meter.data_wait, 4), "resumes": saved["resumes"],
             "batches_crc32": f"{zlib.crc32(by_slot):08x}"}
@@ -1390,11 +1391,11 @@ def eval_only(s: Settings, origins: dict[str, str], machine: Machine, log: RunLo
     blob = read_file("EVAL_ONLY=", s.eval_only)
     shape, weights = decode_artifact(blob, s.eval_only)
     s = dataclasses.replace(s, train_batch_tokens=s.batch_slots * shape.train_seq_len, **{
-        name: getattr(shape, name) for name in SHAPE_SETTINGS
-        if not (name.startswith("eval_") and origins[name] == "environment")})
+        name: getattr(shape, name) for name in CARRIED
+        if not (name.startswith(("eval_", "dtype")) and origins[name] == "environment")})
     check_settings(s)
     corpus = load_corpus(s, with_train=False)
-    log.line(machine.about, *corpus.notes)
+    log.line(machine.about, choose_dtype(s, machine), *corpus.notes)
     rows = score_artifact(blob, weights, Predictor(GPT(s, machine)), corpus) | corpus.sha256
     log.line("---", *(f"{key}: {value}" for key, value in rows.items() if key != "train_sha256"))
     return 0
@@ -1406,8 +1407,7 @@ def finish(trainer: Trainer, corpus: Corpus, folder: Path, rows: dict[str, Any],
     blob = machine.on_rank_0(lambda: write_whole(path, trainer.export()) or path.read_bytes())
     result = score_artifact(blob, decode_artifact(blob, str(path))[1], trainer.predictor, corpus)
     result["eval_seconds"] = round(rows.pop("eval_seconds") + result["eval_seconds"], 3)
-    code = count_code(s, script)
-    over = len(blob) + code > s.budget_bytes
+    over = len(blob) + (code := count_code(s, script)) > s.budget_bytes
     rows = {**result, **rows, "peak_memory_mib": round(machine.peak_memory_mib()), "code_bytes": code,
             "total_bytes": len(blob) + code, "budget_bytes": s.budget_bytes, "budget": ("ok", "over")[over],
             "script_sha256": hashlib.sha256(script).hexdigest(), **corpus.sha256,

@@ -204,12 +204,13 @@ def test_eval_only_gives_exactly_the_score_of_the_run_and_writes_nothing(base_ru
     assert contents(base_run.cwd) == before and "train_loss" not in run.out
 
 
-def test_load_predictor_scores_the_artifact_as_the_run_did(base_run, corpus, monkeypatch):
-    """The referee's way in: every validation token in windows without overlap, over the raw bytes."""
-    monkeypatch.setattr(train_gpt, "choose_dtype", lambda s, machine: "float32")
+def test_load_predictor_scores_the_artifact_as_the_run_did(base_run, corpus):
+    """The referee's way in: every validation token in windows without overlap, over the raw bytes, in the
+    number format of the run, which the artifact carries."""
     predictor = train_gpt.load_predictor(base_run.folder / "model.int8.ptz", "cpu")
     tokens, window = corpus.tokens["val"].astype(np.int64), predictor.max_len
     assert (predictor.vocab_size, window) == (400, 32)
+    assert predictor.model.machine.dtype is torch.float32
     nats = sum(float(predictor.nll(tokens[None, at:at + window + 1]).sum(dtype=np.float64))
                for at in range(0, len(tokens) - 1, window))
     bpb = nats / np.log(2) / int(base_run.final["val_bytes"])
