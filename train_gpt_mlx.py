@@ -350,12 +350,13 @@ class BatchReader:
         self.slots, count = range(rank, s.batch_slots, world), stream.total // (s.slot_tokens + 1)
         self.windows = shuffled_windows(s.seed, count) if s.data_order == "shuffled" else None
         self.thread, self.step, self.coming = ThreadPoolExecutor(1, "batch reader"), step, []
+        self.last_read = time.perf_counter()
     def read(self, step: int) -> tuple[Any, list[int]]:
         """This rank's slots of a step, int64[micro_steps, slot_tokens + 1] through `convert`, and crc32s."""
         slots, length, total = self.s.batch_slots, self.s.slot_tokens, self.stream.total
         starts = [slot_start(step, slot, slots, length, total, self.windows) for slot in self.slots]
         tokens = np.stack([self.stream.read(start, length + 1) for start in starts])
-        self.crc32s = [zlib.crc32(slot, crc) for slot, crc in zip(tokens, self.crc32s)]
+        self.crc32s, self.last_read = list(map(zlib.crc32, tokens, self.crc32s)), time.perf_counter()
         return self.convert(tokens.astype(np.int64)), self.crc32s
     def next(self) -> tuple[Any, list[int], float]:
         """(batch, crc32s up to and with it, seconds waited for it). Raises what reading it raised."""
@@ -486,8 +487,8 @@ def evaluate(s: Settings, nll: Callable[..., np.ndarray], corpus: Corpus, machin
 ARTIFACT_FORMAT = "bytegolf-1"
 INT8_ABOVE = 65536      # elements: smaller tensors are not worth a scale for each row
 DTYPES = {"int8 rows": np.int8, "float16": np.float16, "float32": np.float32}
-SHAPE_SETTINGS = ("vocab_size num_layers model_dim num_heads num_kv_heads mlp_mult tie_embeddings rope_base "
-                  "logit_softcap train_seq_len eval_seq_len eval_stride").split()
+CARRIED = ("vocab_size num_layers model_dim num_heads num_kv_heads mlp_mult tie_embeddings rope_base "
+           "logit_softcap train_seq_len eval_seq_len eval_stride dtype").split()    # the settings within
 def quantize_rows(matrix: np.ndarray, percentile: float, std: float) -> tuple[np.ndarray, np.ndarray]:
     """int8[..., rows, cols] and a scale for each row, clipped at a percentile of |w| or, if std > 0, at std
     deviations. Scales are float16 where all fit, else float32, without a floor under small rows."""
@@ -526,8 +527,7 @@ def encode_artifact(s: Settings, weights: dict[str, np.ndarray]) -> bytes:
         if schemes[name] == "int8 rows":
             value, tensors[name + ".scale"] = quantize_rows(value, s.clip_percentile, s.clip_std)
         tensors[name] = value.astype(DTYPES[schemes[name]])
-    shape = {name: getattr(s, name) for name in SHAPE_SETTINGS}
-    about = {"format": ARTIFACT_FORMAT, "settings": shape, "schemes": schemes}
+    about = {"format": ARTIFACT_FORMAT, "schemes": schemes, "settings": {k: getattr(s, k) for k in CARRIED}}
     return zlib.compress(pack_tensors(tensors, about), 9)
 def inflate(blob: bytes) -> bytes:
     """Undo zlib at level 9, strictly. Raises ValueError or zlib.error if a bit is not as it was."""
@@ -546,7 +546,7 @@ def decode_artifact(blob: bytes, name: str) -> tuple[Settings, dict[str, np.ndar
         raw = inflate(blob)
         about = read_metadata(raw, ARTIFACT_FORMAT)
         shape = {row.name: parse_setting(row, show(about["settings"][row.name]))
-                 for row in dataclasses.fields(Settings) if row.name in SHAPE_SETTINGS}
+                 for row in dataclasses.fields(Settings) if row.name in CARRIED}
         s = Settings(**shape, train_batch_tokens=Settings.batch_slots * shape["train_seq_len"])
         check_settings(s)
         stored = safetensors.numpy.load(raw)
@@ -794,14 +794,11 @@ class Machine:
             for place in self.places:       # its own, too
                 with contextlib.suppress(OSError):      # the network is gone, for now
                     self.heart.sendto(f"beat {self.rank} {self.calls} {self.lost}".encode(), place)
-            until = time.monotonic() + 0.3
-            while (left := until - time.monotonic()) > 0:
-                self.heart.settimeout(left)
-                with contextlib.suppress(OSError):      # nothing came
-                    beat = re.fullmatch(rb"beat (\d+) (\d+) (.*)", self.heart.recv(256))
-                    if beat and int(beat[1]) < self.world:
-                        self.heard[int(beat[1])] = time.monotonic(), int(beat[2])
-                        self.lost = self.lost or beat[3].decode(errors="replace")
+            time.sleep(0.3)
+            with contextlib.suppress(OSError):      # all that came is heard
+                while beat := re.match(rb"beat (\d+) (\d+) (.*)", self.heart.recv(256, socket.MSG_DONTWAIT)):
+                    self.heard[int(beat[1]) % self.world] = time.monotonic(), int(beat[2])
+                    self.lost = self.lost or beat[3].decode(errors="replace")
     def who_is_lost(self) -> None:
         """Sets `lost`: whose heart does not beat, or else who has not come to this operation."""
         began, heard = time.monotonic(), self.heard
@@ -868,14 +865,19 @@ def join_ring(s: Settings, machine: Machine, places: list[tuple[str, int]]) -> N
     machine.patience = min(5.0, s.dist_timeout / 4)
     machine.timeout = s.dist_timeout - 1.5 * machine.patience       # and time to exit
     machine.places, machine.heard = places, [(0.0, 0)] * len(places)
+    machine.waiter, until = ThreadPoolExecutor(1, "waits for ranks"), time.monotonic() + s.dist_timeout
     machine.heart = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    machine.heart.bind(places[machine.rank])
-    machine.waiter = ThreadPoolExecutor(1, "waits for ranks")
-    threading.Thread(target=machine.beat, daemon=True).start()
     try:
-        mx.distributed.init(strict=True, backend="ring")
-    except RuntimeError as error:
-        raise LostRank(f"the ring of {machine.world} ranks cannot be closed: {error}") from None
+        machine.heart.bind(places[machine.rank])
+        threading.Thread(target=machine.beat, daemon=True).start()
+        while absent := [rank for rank, (when, _) in enumerate(machine.heard) if not when]:
+            if time.monotonic() > until:
+                raise RuntimeError(f"rank {', '.join(map(str, absent))} did not come within DIST_TIMEOUT")
+            time.sleep(0.1)
+        time.sleep(0.7)     # two more beats: the others hear this rank, too; the next line stops its heart
+        mx.distributed.init(strict=True, backend="ring")    # until all are there, and no signal ends it
+    except (OSError, RuntimeError) as error:
+        raise LostRank(f"the ranks do not find each other: {error}") from None
 def open_machine(s: Settings) -> Machine:
     """Device, ring, number format and compiler. Raises SettingError for what is not there."""
     rank, places = ring_places()
@@ -1016,8 +1018,7 @@ class GPT:
         x = self.trunk(ids, targets.shape[1], leaves)
         return head_nll(x, leaves.get("head", leaves["tok_emb"])[0], targets, self.s.logit_softcap, dtype)
     def rows_at_once(self, length: int) -> int:
-        """Sequences of one pass, so that forward and backward fit in the machine's memory. Roughly: float32
-        activations of all layers, and what attention of one layer and the head hold meanwhile."""
+        """Sequences that one pass has memory for: float32 numbers of all layers, one attention, the head."""
         s, layer = self.s, (24 + 5 * self.s.mlp_mult) * self.s.model_dim
         floats = s.num_layers * layer + 4 * s.num_heads * length + 6 * s.vocab_size
         return max(1, self.machine.memory // (4 * length * floats))
@@ -1134,8 +1135,7 @@ class Optimizer:
         matrix_grad, rest_grad = mx.split(grad, [self.weights.num_matrix])
         self.momentum = self.momentum * mx.where(take > 0, momentum, 1.0) + matrix_grad
         update = self.orthogonalize(matrix_grad + momentum * self.momentum)     # Nesterov
-        state = {name: x for name, x in self.state().items() if name not in ("momentum", "recent")}
-        self.assign(self.apply(state, update, rest_grad, take, numbers))
+        self.assign(self.apply(self.state(), update, rest_grad, take, numbers))
     def judge(self, seen: mx.array) -> mx.array:
         """bool[]: whether a step with this loss and gradient norm, float32[2], is to be taken."""
         take = mx.isfinite(seen).all()
@@ -1249,8 +1249,8 @@ class Trainer:
         self.weights.set(trained)
         return score
     def export(self) -> bytes:
-        views = self.weights.views(self.result())
-        return encode_artifact(self.s, {name: np.array(view) for name, view in views.items()})
+        weights = {name: np.array(view) for name, view in self.weights.views(self.result()).items()}
+        return encode_artifact(dataclasses.replace(self.s, dtype=str(self.machine.dtype)[9:]), weights)
 def provoke(trainer: Trainer, step: int, micro: int) -> None:
     """FAULT, for tests: what is set for this step (counted from 1), rank and micro-step happens."""
     for fault in filter(None, trainer.s.fault.split(",")):
@@ -1362,6 +1362,7 @@ def train(trainer: Trainer, corpus: Corpus, log: RunLog, checkpoints: Checkpoint
                          trainer.own_seconds)
     return {"val_bpb_unquantized": score.rows()["val_bpb"], "steps": step, "params": trainer.size,
             "tokens_seen": step * s.train_batch_tokens, "train_seconds": round(seconds, 3),
+            "last_train_read_seconds": round(seconds - pause + reader.last_read, 3),
             "eval_seconds": round(saved["eval_seconds"] + paused, 3), "skipped_steps": meter.skipped,
             "data_wait_seconds": round(meter.data_wait, 4), "resumes": saved["resumes"],
             "batches_crc32": f"{zlib.crc32(by_slot):08x}"}
@@ -1393,11 +1394,11 @@ def eval_only(s: Settings, origins: dict[str, str], machine: Machine, log: RunLo
     blob = read_file("EVAL_ONLY=", s.eval_only)
     shape, weights = decode_artifact(blob, s.eval_only)
     s = dataclasses.replace(s, train_batch_tokens=s.batch_slots * shape.train_seq_len, **{
-        name: getattr(shape, name) for name in SHAPE_SETTINGS
-        if not (name.startswith("eval_") and origins[name] == "environment")})
+        name: getattr(shape, name) for name in CARRIED
+        if not (name.startswith(("eval_", "dtype")) and origins[name] == "environment")})
     check_settings(s)
     corpus = load_corpus(s, with_train=False)
-    log.line(machine.about, *corpus.notes)
+    log.line(machine.about, choose_dtype(s, machine), *corpus.notes)
     rows = score_artifact(blob, weights, Predictor(GPT(s, machine)), corpus) | corpus.sha256
     log.line("---", *(f"{key}: {value}" for key, value in rows.items() if key != "train_sha256"))
     return 0
@@ -1409,8 +1410,7 @@ def finish(trainer: Trainer, corpus: Corpus, folder: Path, rows: dict[str, Any],
     blob = machine.on_rank_0(lambda: write_whole(path, trainer.export()) or path.read_bytes())
     result = score_artifact(blob, decode_artifact(blob, str(path))[1], trainer.predictor, corpus)
     result["eval_seconds"] = round(rows.pop("eval_seconds") + result["eval_seconds"], 3)
-    code = count_code(s, script)
-    over = len(blob) + code > s.budget_bytes
+    over = len(blob) + (code := count_code(s, script)) > s.budget_bytes
     rows = {**result, **rows, "peak_memory_mib": round(machine.peak_memory_mib()), "code_bytes": code,
             "total_bytes": len(blob) + code, "budget_bytes": s.budget_bytes, "budget": ("ok", "over")[over],
             "script_sha256": hashlib.sha256(script).hexdigest(), **corpus.sha256,

@@ -293,6 +293,15 @@ def test_a_rank_that_dies_or_hangs_ends_the_other_by_name(corpus, tmp_path, kind
     assert "to go on: " in told[0] and "mlx.launch -n 2 python " in told[0]
 
 
+def test_a_rank_that_never_comes_is_named(corpus, tmp_path):
+    """mlx itself would wait for ever, deaf to signals."""
+    (tmp_path / "ring.json").write_text(ring(2))
+    done = mlx_run(tmp_path, corpus.env(MLX_HOSTFILE="ring.json", MLX_RANK=0, DIST_TIMEOUT=2))
+    assert done.code == 16 and "rank 1 did not come within DIST_TIMEOUT" in done.err
+    refused = mlx_run(tmp_path, corpus.env(MLX_HOSTFILE="ring.json", MLX_RANK=1, BATCH_SLOTS=1))
+    assert refused.code == 2 and not refused.out
+
+
 def test_ranks_that_differ_end_with_17(corpus, tmp_path):
     processes = on_ranks(tmp_path, corpus.env(FAULT="drift@2:rank1", ITERATIONS=2, DIST_TIMEOUT=20))
     done = [end(process, tmp_path) for process in processes]
@@ -323,6 +332,24 @@ def test_a_bad_step_changes_nothing_and_is_marked(value):
     assert (np.isfinite(loss), np.isfinite(norm), taken, bad) == (True, False, 0.0, 1.0)
     assert trainer.optimizer.sha256(1) == before
     assert trainer.step(batch, 2, 1.0).tolist()[2] == 1.0 and trainer.optimizer.sha256(1) != before
+
+
+def test_spikes_are_skipped_as_torch_skips_them():
+    """Losses and norms with rare jumps, and some that are no numbers: the same verdicts, the same memory."""
+    rng, optimizers = np.random.default_rng(0), []
+    for script in (train_gpt, train_gpt_mlx):
+        s, _ = script.load_settings(helpers.tiny_env(SKIP_SIGMA=4), "smoke")
+        optimizers.append(script.Trainer(s, script.open_machine(s)).optimizer)
+    verdicts = []
+    for step in range(400):
+        seen = (rng.standard_normal(2) * [0.1, 0.3] + [3, 1]).astype(np.float32)
+        seen *= 2.0 if step % 37 == 36 else 1.0
+        seen[step % 2] = np.nan if step % 90 == 50 else seen[step % 2]
+        found = [bool(optimizers[0].judge(torch.from_numpy(seen))), bool(optimizers[1].judge(mx.array(seen)))]
+        assert found[0] == found[1], step
+        verdicts.append(found[0])
+    assert 8 < verdicts.count(False) < 40 and all(verdicts[:36]), "four nan, and spikes after 128 steps"
+    assert np.array_equal(optimizers[0].recent.numpy(), np.array(optimizers[1].recent))
 
 
 def test_exit_17_after_max_skipped_bad_steps(corpus, tmp_path):
