@@ -1049,7 +1049,7 @@ class Predictor:
 def load_predictor(artifact: Path, device: str = "cpu") -> Predictor:
     """What the referee calls: the predictor of an artifact. Raises DataError."""
     s, weights = decode_artifact(read_file("", artifact), str(artifact))
-    machine = use_device(Machine(device, compile=True))
+    machine = use_device(Machine(device, compile=device != "cpu"))     # there g++ takes longer than it saves
     choose_dtype(s, machine)
     predictor = Predictor(GPT(s, machine))
     predictor.model.weights.set(predictor.model.weights.pack(weights))

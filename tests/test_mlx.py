@@ -185,7 +185,6 @@ def test_load_predictor_gives_what_torch_gives(pair):
     one = train_gpt.Predictor(train_gpt.GPT(s, train_gpt.Machine(torch.device("cpu"))))     # float32
     one.model.weights.set(one.model.weights.pack(weights))
     other = train_gpt_mlx.load_predictor(artifact)
-    other.model.machine.compile = False
     ids = np.random.default_rng(0).integers(0, 400, (3, 30))
     assert (one.vocab_size, one.max_len) == (other.vocab_size, other.max_len)
     for found, told in ((other.nll(ids), one.nll(ids)), (other.nll(ids, 5), one.nll(ids, 5)),
