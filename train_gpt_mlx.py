@@ -874,8 +874,9 @@ def join_ring(s: Settings, machine: Machine, places: list[tuple[str, int]]) -> N
             if time.monotonic() > until:
                 raise RuntimeError(f"rank {', '.join(map(str, absent))} did not come within DIST_TIMEOUT")
             time.sleep(0.1)
-        time.sleep(0.7)     # two more beats: the others hear this rank, too; the next line stops its heart
-        mx.distributed.init(strict=True, backend="ring")    # until all are there, and no signal ends it
+        time.sleep(0.7)     # two more beats: the others hear this rank, too
+        machine.lost = ""   # by the last beats of a run before
+        mx.distributed.init(strict=True, backend="ring")    # until all are there, and deaf to signals
     except (OSError, RuntimeError) as error:
         raise LostRank(f"the ranks do not find each other: {error}") from None
 def open_machine(s: Settings) -> Machine:
@@ -1085,8 +1086,8 @@ class Optimizer:
         self.recent = mx.full((128, 2), math.nan)       # losses and norms, for SKIP_SIGMA
         embed_lr = s.tied_embed_lr if s.tie_embeddings else s.embed_lr
         rates = {"embed": embed_lr, "head": s.head_lr, "vector": s.scalar_lr}
-        self.adam_rates = mx.concatenate([mx.full((size,), rates[p.group]) for size, p
-                                          in zip(weights.sizes, weights.table) if p.group in rates])
+        adam = [(rates[p.group], n) for p, n in zip(weights.table, weights.sizes) if p.group in rates]
+        self.adam_rates = mx.array(np.repeat(*zip(*adam)).astype(np.float32))
         self.apply = machine.compiled(self.apply)
     def orthogonalize(self, update: mx.array) -> mx.array:
         """A flat array's matrices through Newton-Schulz, by shape [rows <= cols] as one stack each, dealt to
@@ -1182,9 +1183,8 @@ class Trainer:
         expected = {name: tuple(tensor.shape) for name, tensor in state.items()}
         self.machine.on_rank_0(lambda: need("checkpoint", "shapes", found, expected))
         for name, shape in expected.items():    # as whole numbers, which add up to the same bits
-            bits = arrays[name].view(np.uint32) if self.machine.rank == 0 else np.zeros(shape, np.uint32)
-            bits = self.machine.all(mx.distributed.all_sum, mx.array(bits))
-            self.optimizer.assign({name: bits.view(mx.float32)})
+            bits = mx.array(np.zeros(shape, np.uint32) if self.machine.rank else arrays[name].view(np.uint32))
+            self.optimizer.assign({name: self.machine.all(mx.distributed.all_sum, bits).view(mx.float32)})
     def convert(self, tokens: np.ndarray) -> mx.array:
         return tokens.astype(np.int32)
     def add_gradient(self, leaves: dict, total: mx.array, ids: mx.array, targets: mx.array) -> mx.array:
