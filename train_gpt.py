@@ -814,9 +814,7 @@ class Machine:
             getattr(torch, self.device.type).synchronize()
     def compiled(self, function: Callable) -> Callable:
         """The function through torch.compile; after the first failure a line, and eager from then on."""
-        # on a CPU, sums of padded gradients that are read twice (rope) are better stored than computed twice
-        options = {"realize_reads_threshold": 1} if self.device.type == "cpu" else None
-        quick = torch.compile(function, dynamic=False, options=options)
+        quick = torch.compile(function, dynamic=False)
         def call(*args: Any) -> Any:
             if self.compile:
                 try:
@@ -938,48 +936,47 @@ def attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
     return out.transpose(1, 2).flatten(2)
 def block_causal_attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
     """In plain tensor operations; the R query heads of a group are rows of one product."""
-    (B, T, H, K), G = q_BTHK.shape, k_BTGK.size(2)
-    q = (q_BTHK * (K ** -0.5 * math.log2(math.e))).view(B, T, G, -1).transpose(1, 2).reshape(B * G, -1, K)
-    k, v = (x.transpose(1, 2).reshape(B * G, -1, K) for x in (k_BTGK, v_BTGK))
-    out = BlockCausal.apply(q, k, v, H // G)
-    return out.view(B, G, T, -1).transpose(1, 2).reshape(B, T, -1)
+    q = q_BTHK.unflatten(2, (k_BTGK.size(2), -1)) * (q_BTHK.size(3) ** -0.5 * math.log2(math.e))
+    return BlockCausal.apply(q, k_BTGK, v_BTGK).flatten(2)
 class BlockCausal(torch.autograd.Function):
-    """Attention of q [N, Tq * R, K], rows by token and head, on k and v [N, T, K]: blocks of queries against
-    the keys up to their own last. q and k are RMS-normalised, |score| <= gain * sqrt(K), so powers of 2 need
-    no running maximum; the clamp keeps a runaway gain from NaN. By hand, because autograd takes the powers
-    again and transposes the gradient of k."""
+    """Attention of q [B, Tq, G, R, K] on k and v [B, T, G, K]: blocks of queries against the keys up to their
+    own last. By hand, because autograd takes the powers again and transposes the gradient of k. Products get
+    contiguous operands, else they copy them; q holds log2(e), for powers of 2."""
     @staticmethod
-    def blocks(q: Tensor, k: Tensor, R: int) -> list[tuple[slice, int]]:
-        """(rows of q, how many keys the last of them sees) of each block."""
-        length, tokens = q.size(1) // R, max(128, 256 // R)     # 256 rows at least fill the product's tiles
+    def blocks(q: Tensor, k: Tensor) -> list[tuple[slice, slice]]:
+        """(queries, the keys that the last of them sees) of each block."""
+        length, tokens = q.size(1), max(128, 256 // q.size(3))      # 256 rows at least fill a product's tiles
         ends = [min(start + tokens, length) for start in range(0, length, tokens)]
-        return [(slice(i * tokens * R, end * R), k.size(1) - length + end) for i, end in enumerate(ends)]
+        return [(slice(i * tokens, end), slice(k.size(1) - length + end)) for i, end in enumerate(ends)]
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, R: int) -> Tensor:
-        outs, totals, weights = [], [], []
-        for rows, end in BlockCausal.blocks(q, k, R):
-            scores = torch.bmm(q[:, rows], k[:, :end].mT).float().clamp(-115.0, 115.0)
-            place = end + torch.arange(rows.start - rows.stop, 0, device=q.device)[:, None] // R
-            seen = torch.arange(end, device=q.device) <= place
-            weights.append((torch.exp2(scores) * seen).to(v.dtype))
-            totals.append(weights[-1].sum(-1, keepdim=True, dtype=torch.float32))
-            outs.append((torch.bmm(weights[-1], v[:, :end]).float() / totals[-1]).to(v.dtype))
-        out, ctx.R = torch.cat(outs, 1), R
-        ctx.save_for_backward(q, k, v, out, torch.cat(totals, 1), *weights)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        outs, saved, ctx.blocks = [], [], BlockCausal.blocks(q, k)
+        for part, seen in ctx.blocks:
+            turned = [x.transpose(1, 2).contiguous() for x in (q[:, part], k[:, seen], v[:, seen])]
+            qs, ks, vs = (x.flatten(0, 1).flatten(1, -2) for x in turned)     # [B * G, t (* R), K]
+            keys, rows = (torch.arange(x.size(1), dtype=torch.int32, device=q.device) for x in (ks, qs))
+            causal = keys <= rows[:, None] // q.size(3) + (ks.size(1) - turned[0].size(2))
+            scores = torch.bmm(qs, ks.mT).float().where(causal, -math.inf)
+            weight = torch.exp2(scores - scores.amax(-1, keepdim=True)).to(v.dtype)
+            total = weight.sum(-1, dtype=torch.float32).view_as(turned[0][..., :1])
+            outs.append((torch.bmm(weight, vs).view_as(turned[0]).float() / total).to(v.dtype))
+            saved += qs, ks, vs, weight, total
+        ctx.save_for_backward(out := torch.cat(outs, 2).transpose(1, 2), *saved)
         return out
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, totals, *weights = ctx.saved_tensors
-        grad, parts = grad.float() / totals, []
-        shift, grad = (grad * out).sum(-1, keepdim=True), grad.to(v.dtype)
-        for weight, (rows, end) in zip(weights, BlockCausal.blocks(q, k, ctx.R)):
-            slope = torch.bmm(grad[:, rows], v[:, :end].mT).float() - shift[:, rows]
-            slope = (weight * slope * math.log(2)).to(v.dtype)      # of the scores
-            later = (0, 0, 0, k.size(1) - end)
-            parts.append((torch.bmm(slope, k[:, :end]), F.pad(torch.bmm(slope.mT, q[:, rows]), later).float(),
-                          F.pad(torch.bmm(weight.mT, grad[:, rows]), later).float()))
-        dq, dk, dv = zip(*parts)
-        return torch.cat(dq, 1), sum(dk).to(k.dtype), sum(dv).to(v.dtype), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        (out, *saved), dq, dk, dv = ctx.saved_tensors, [], 0.0, 0.0
+        for (part, seen), qs, ks, vs, weight, total in zip(ctx.blocks, *(saved[i::5] for i in range(5))):
+            g = grad[:, part].transpose(1, 2).float() / total
+            shift = (g * out[:, part].transpose(1, 2)).sum(-1).view_as(weight[..., :1])
+            g = g.to(vs.dtype).contiguous().view_as(qs)
+            slope = (weight * (torch.bmm(g, vs.mT).float() - shift) * math.log(2)).to(vs.dtype)  # of scores
+            dq.append(torch.bmm(slope, ks).view(*total.shape[:4], -1).transpose(1, 2))
+            later = (0, 0, 0, ctx.blocks[-1][1].stop - seen.stop)
+            dk = dk + F.pad(torch.bmm(slope.mT, qs), later).float()
+            dv = dv + F.pad(torch.bmm(weight.mT, g), later).float()
+        dk, dv = (x.to(grad.dtype).unflatten(0, total.shape[:2]).transpose(1, 2) for x in (dk, dv))
+        return torch.cat(dq, 1), dk, dv
 def embed(ids: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
     """int64[B, T] -> [B, T, D]: normalised rows of the table."""
     return rms_norm(F.embedding(ids, table)).to(dtype)
@@ -993,16 +990,17 @@ def block(x: Tensor, x0: Tensor, cos: Tensor, sin: Tensor, w: dict[str, Tensor],
     x = w["mix_x"] * x + w["mix_x0"] * x0
     heads = F.linear(rms_norm(x).to(dtype), w["qkv"]).view(B, T, -1, head_dim)
     q, k, v = heads.split((H, *[(heads.size(2) - H) // 2] * 2), dim=2)
-    x, q = x[:, -last:], norm_and_rotate(q[:, -last:], cos[-last:], sin[-last:])
-    q = (q * w["q_gain"][:, None]).to(dtype)
-    y = attention(q, norm_and_rotate(k, cos, sin).to(dtype), v)
+    x, q = x[:, -last:], q[:, -last:].unflatten(2, (k.size(2), -1))    # (G, R): over H no loop is vectorized
+    q = norm_and_rotate(q, cos[-last:, None], sin[-last:, None]) * w["q_gain"].view(k.size(2), -1, 1)
+    y = attention(q.to(dtype).flatten(2, 3), norm_and_rotate(k, cos, sin).to(dtype), v)
     x = x + w["attn_scale"] * F.linear(y, w["attn_out"])
     y = F.relu(F.linear(rms_norm(x).to(dtype), w["mlp_up"])).square()     # relu squared: So et al. 2021
     return (x + w["mlp_scale"] * F.linear(y, w["mlp_down"])).to(dtype)
 def head_logits(x: Tensor, matrix: Tensor, softcap: float, dtype: torch.dtype) -> Tensor:
     """[..., D] -> float32[..., V]: final norm, product in dtype, softcap c tanh(z / c)."""
     z = F.linear(rms_norm(x).to(dtype), matrix.to(dtype)).float()
-    return softcap * (2 * torch.sigmoid(z * (2 / softcap)) - 1)     # tanh, which is slow on a CPU
+    m = torch.expm1((z * (2 / softcap)).clamp(max=80.0))     # tanh = m / (m + 2): its own is slow on a CPU
+    return softcap * (m / (m + 2))
 def head_nll(x: Tensor, matrix: Tensor, targets: Tensor, softcap: float, dtype: torch.dtype) -> Tensor:
     """float32[B, T]: cross-entropy of each target in nats."""
     logits = head_logits(x, matrix, softcap, dtype)
@@ -1160,6 +1158,7 @@ class Optimizer:
         return digest.hexdigest()
 
 # --- training ---------------------------------------------------------------------------------------------
+MICRO_TOKENS = 8192     # slots below it share a forward pass: fewer calls, and a CPU's cache still holds them
 class Trainer:
     """Model, optimizer and gradient of one run on this rank."""
     def __init__(self, s: Settings, machine: Machine):
@@ -1195,13 +1194,14 @@ class Trainer:
         taken, and 1 for each bad rank: what is not finite is so in the sum, and all ranks skip it alike."""
         began = time.perf_counter()
         self.grad.zero_()
-        for micro, tokens in enumerate(batch.to(self.machine.device, non_blocking=True)):
-            ids, targets = (part.view(-1, self.s.train_seq_len) for part in (tokens[:-1], tokens[1:]))
-            loss = self.model.nll(ids, targets, self.machine.dtype).mean()
+        together = math.gcd(len(batch), max(1, MICRO_TOKENS // self.s.slot_tokens))
+        for micro, slots in enumerate(batch.to(self.machine.device, non_blocking=True).split(together)):
+            ids, targets = (part.reshape(-1, self.s.train_seq_len) for part in (slots[:, :-1], slots[:, 1:]))
+            loss = self.model.nll(ids, targets, self.machine.dtype).mean() * len(slots)
             for view, grad in zip(self.grad_views, torch.autograd.grad(loss, self.leaves)):
                 view += grad
             self.grad[self.size] += loss.detach()
-            provoke(self, step + 1, micro)
+            provoke(self, step + 1, range(micro * together, (micro + 1) * together))
         self.grad /= self.s.batch_slots
         self.grad[self.size + 1 + self.machine.rank] = ~self.grad[:self.size + 1].sum().isfinite()
         self.own_seconds = time.perf_counter() - began      # on CUDA the host's alone
@@ -1243,23 +1243,23 @@ class Trainer:
     def export(self) -> bytes:
         weights = {name: view.numpy() for name, view in self.weights.views(self.result().cpu()).items()}
         return encode_artifact(dataclasses.replace(self.s, dtype=str(self.machine.dtype)[6:]), weights)
-def provoke(trainer: Trainer, step: int, micro: int) -> None:
-    """FAULT, for tests: what is set for this step (counted from 1), rank and micro-step happens."""
+def provoke(trainer: Trainer, step: int, slots: range) -> None:
+    """FAULT, for tests: what is set for this step (counted from 1), rank and one of its slots happens."""
     for fault in filter(None, trainer.s.fault.split(",")):
         kind, at, rank, value = FAULT.fullmatch(fault).groups(default="")
         place, _, part = value.partition(".")
         if (at, int(rank or 0)) != (str(step), trainer.machine.rank):
             continue
-        if kind in ("nan", "inf") and int(place or 0) == micro:
+        if kind in ("nan", "inf") and int(place or 0) in slots:
             names, sizes = [p.name for p in trainer.weights.table], trainer.weights.sizes
             if part and part not in names:
                 raise SettingError(f"FAULT={fault}: {part} is no parameter of this model")
             trainer.grad[sum(sizes[:names.index(part)]) if part else trainer.size] = float(kind)
-        elif kind == "sleep" and micro == 0:
+        elif kind == "sleep" and 0 in slots:
             time.sleep(float(value or 1))
-        elif kind == "drift" and micro == 0:
+        elif kind == "drift" and 0 in slots:
             trainer.weights.flat[step] += 1
-        elif kind in ("kill", "stop") and micro == 0:
+        elif kind in ("kill", "stop") and 0 in slots:
             os.kill(os.getpid(), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
 class Meter:
     """Reports each step while the next one is under way, so that a GPU is never idle for it."""

@@ -811,8 +811,6 @@ class Machine:
     def on_rank_0(self, function: Callable[[], Any]) -> Any:
         """What a function returns on rank 0, on every rank; if it raises there, the others exit. It travels
         as JSON; bytes and paths are an object each, of their type and their bytes in hexadecimal digits."""
-        if self.world == 1:
-            return function()
         box, text = None, b""
         try:
             if self.rank == 0:
@@ -1161,6 +1159,7 @@ class Optimizer:
         return digest.hexdigest()
 
 # --- training ---------------------------------------------------------------------------------------------
+MICRO_TOKENS = 8192     # slots below it share a forward pass: fewer calls, and a CPU's cache still holds them
 class Trainer:
     """Model, optimizer and gradient of one run on this rank."""
     def __init__(self, s: Settings, machine: Machine):
@@ -1199,12 +1198,13 @@ class Trainer:
         taken, and 1 for each bad rank: what is not finite is so in the sum, and all ranks skip it alike."""
         began, rows = time.perf_counter(), self.model.rows_at_once(self.s.train_seq_len)
         self.grad = mx.zeros(self.size + 1 + self.machine.world)
-        for micro, tokens in enumerate(batch):
-            ids, targets = (part.reshape(-1, self.s.train_seq_len) for part in (tokens[:-1], tokens[1:]))
+        together = math.gcd(len(batch), max(1, MICRO_TOKENS // self.s.slot_tokens))
+        for micro, slots in enumerate(np.split(batch, len(batch) // together)):
+            ids, targets = (part.reshape(-1, self.s.train_seq_len) for part in (slots[:, :-1], slots[:, 1:]))
             for at in range(0, len(ids), rows):
                 part = mx.array(ids[at:at + rows]), mx.array(targets[at:at + rows])
                 self.grad = self.add_gradient(self.weights.leaves, self.grad, *part)
-            provoke(self, step + 1, micro)
+            provoke(self, step + 1, range(micro * together, (micro + 1) * together))
         self.grad = self.grad / self.s.batch_slots
         self.grad[self.size + 1 + self.machine.rank] = ~mx.isfinite(self.grad[:self.size + 1].sum())
         if self.machine.world > 1:
@@ -1251,23 +1251,23 @@ class Trainer:
     def export(self) -> bytes:
         weights = {name: np.array(view) for name, view in self.weights.views(self.result()).items()}
         return encode_artifact(dataclasses.replace(self.s, dtype=str(self.machine.dtype)[9:]), weights)
-def provoke(trainer: Trainer, step: int, micro: int) -> None:
-    """FAULT, for tests: what is set for this step (counted from 1), rank and micro-step happens."""
+def provoke(trainer: Trainer, step: int, slots: range) -> None:
+    """FAULT, for tests: what is set for this step (counted from 1), rank and one of its slots happens."""
     for fault in filter(None, trainer.s.fault.split(",")):
         kind, at, rank, value = FAULT.fullmatch(fault).groups(default="")
         place, _, part = value.partition(".")
         if (at, int(rank or 0)) != (str(step), trainer.machine.rank):
             continue
-        if kind in ("nan", "inf") and int(place or 0) == micro:
+        if kind in ("nan", "inf") and int(place or 0) in slots:
             names, sizes = [p.name for p in trainer.weights.table], trainer.weights.sizes
             if part and part not in names:
                 raise SettingError(f"FAULT={fault}: {part} is no parameter of this model")
             trainer.grad[sum(sizes[:names.index(part)]) if part else trainer.size] = float(kind)
-        elif kind == "sleep" and micro == 0:
+        elif kind == "sleep" and 0 in slots:
             time.sleep(float(value or 1))
-        elif kind == "drift" and micro == 0:
+        elif kind == "drift" and 0 in slots:
             trainer.weights.flat[step] += 1
-        elif kind in ("kill", "stop") and micro == 0:
+        elif kind in ("kill", "stop") and 0 in slots:
             os.kill(os.getpid(), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
 class Meter:
     """Reports each step while the next one is under way, so that a GPU is never idle for it."""

@@ -959,7 +959,7 @@ def guards(sigma: float) -> list[tuple[Callable, Callable]]:
         (lambda: rest.addcdiv_(optimizer.moment1 * (optimizer.adam_rates * yes), root, value=-1e-9),
          lambda: rest.addcdiv_(optimizer.moment1 * optimizer.adam_rates, root, value=-1e-9)),
         (lambda: trainer.machine.share(1.0, 0.0, 0.0), lambda: None),
-        (lambda: [train_gpt.provoke(trainer, 1, micro) for micro in range(s.batch_slots)], lambda: None)]
+        (lambda: train_gpt.provoke(trainer, 1, range(s.batch_slots)), lambda: None)]
 
 
 def guard_cost(step: float, sigma: float) -> str:

@@ -133,8 +133,11 @@ def gradient_of_a_step(s, model_seed: int, batch: np.ndarray, monkeypatch) -> tu
     return trainer, float(stats[0]), trainer.weights.views(seen[0])
 
 
+@pytest.mark.parametrize("micro_tokens", [1, 100, 8192])
 @pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
-def test_the_gradient_of_a_step_is_that_of_the_told_model(shape, monkeypatch):
+def test_the_gradient_of_a_step_is_that_of_the_told_model(shape, micro_tokens, monkeypatch):
+    """However many slots share a forward pass."""
+    monkeypatch.setattr(train_gpt, "MICRO_TOKENS", micro_tokens)
     s = tiny(**shape)
     batch = random_ids(s, s.batch_slots, s.slot_tokens + 1)
     trainer, loss, found = gradient_of_a_step(s, 1, batch, monkeypatch)
@@ -217,6 +220,16 @@ def test_logits_are_softcapped():
     assert spread.max() <= 1.0 and spread.max() > 0.9
 
 
+@pytest.mark.parametrize("size", [1e-6, 1e-3, 0.1, 1.0, 30.0, 1e4])
+def test_the_softcap_is_exact_for_small_and_large_logits(size):
+    z = torch.from_numpy(np.random.default_rng(0).standard_normal((4, 8)) * size).float()
+    identity = torch.eye(8) * math.sqrt(8)
+    x = train_gpt.rms_norm(torch.eye(8))    # rows of sqrt(8) at one place: the product picks z / sqrt(8)
+    found = train_gpt.head_logits(x, z / math.sqrt(8), 30.0, torch.float32)
+    told = 30 * torch.tanh(F.linear(identity.double(), (z / math.sqrt(8)).double()) / 30)
+    assert ((found - told).abs() <= 1e-6 * told.abs()).all()
+
+
 # --- attention --------------------------------------------------------------------------------------------
 
 def attention_case(B, T, H, G, K, dtype, gain=1.0):
@@ -256,9 +269,9 @@ def test_block_causal_attention_is_pytorchs_with_its_gradients(case, dtype, out_
             assert (grad.double() - want).abs().max() < grad_error * max(want.abs().max().item(), 1.0)
 
 
-@pytest.mark.parametrize("gain", [0.0, 12.0, 20.0])
+@pytest.mark.parametrize("gain", [0.0, 12.0, 20.0, 200.0])
 def test_attention_is_exact_for_any_gain_it_may_learn(gain):
-    """A gain of 20 at width 16 makes scores of +-80 nats."""
+    """A gain of 200 at width 16 makes scores of +-800 nats."""
     parts, _ = attention_case(1, 200, 4, 2, 16, torch.float32, gain)
     out = train_gpt.block_causal_attention(*parts)
     told = math_attention(*parts)

@@ -336,7 +336,7 @@ def test_a_fault_in_a_part_that_the_model_lacks_is_refused_by_name(corpus):
     s = train_gpt.load_settings(corpus.env(FAULT="nan@3:0.nothere"), "smoke")[0]
     trainer = train_gpt.Trainer(s, train_gpt.Machine(torch.device("cpu")))
     with pytest.raises(train_gpt.SettingError, match="^FAULT=.*nothere"):
-        train_gpt.provoke(trainer, 3, 0)
+        train_gpt.provoke(trainer, 3, range(1))
 
 
 # --- SKIP_SIGMA -------------------------------------------------------------------------------------------

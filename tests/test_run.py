@@ -31,9 +31,9 @@ LINE = {    # DESIGN.md, A run's files
     "val": r"step:\d+/\d+ val_loss:\d+\.\d{4} val_bpb:\d+\.\d{4}( partial)? train_time:\d+ms"}
 FINAL = """
     val_loss val_bpb val_bpb_unquantized val_tokens val_bytes steps tokens_seen params train_seconds
-    eval_seconds data_wait_seconds peak_memory_mib artifact_bytes code_bytes total_bytes budget_bytes budget
-    artifact_sha256 script_sha256 train_sha256 val_sha256 tokenizer_sha256 state_sha256 batches_crc32 preset
-    seed run_id device torch skipped_steps resumes""".split()
+    eval_seconds last_train_read_seconds data_wait_seconds peak_memory_mib artifact_bytes code_bytes
+    total_bytes budget_bytes budget artifact_sha256 script_sha256 train_sha256 val_sha256 tokenizer_sha256
+    state_sha256 batches_crc32 preset seed run_id device torch skipped_steps resumes""".split()
 
 
 def lines(run: Run, kind: str) -> list[str]:
@@ -81,6 +81,7 @@ def test_a_run_ends_with_the_block_of_the_design(base_run, corpus):
     assert final["val_sha256"] == hashlib.sha256(corpus.tokens["val"].astype("<u2").tobytes()).hexdigest()
     assert 50 < numbers["peak_memory_mib"] < 2048 and 0 < numbers["train_seconds"] < 60
     assert numbers["data_wait_seconds"] < numbers["train_seconds"]
+    assert 0 < numbers["last_train_read_seconds"] <= numbers["train_seconds"]
 
 
 def test_the_run_learns(base_run):
