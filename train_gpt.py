@@ -63,7 +63,7 @@ class Settings:
     # machine
     device: str = var("auto", "where to compute", pick=("auto", "cuda", "mps", "cpu"))
     dtype: str = var("auto", "of products; auto: the faster, measured", pick=("auto", "bfloat16", "float32"))
-    compile: bool = var(True, "use torch.compile where it works")
+    compile: bool = var(True, "compile the model where that works")
     # validation
     val_batch_size: int = var(524288, "validation tokens of one forward pass over all slots", low=1)
     val_loss_every: int = var(1000, "steps between validations; the first and last step always are", low=0)
@@ -726,8 +726,8 @@ def open_run(s: Settings, about: dict[str, Any], arrays: dict[str, np.ndarray]) 
                                "or choose another RUN_ID")
     for name, was in facts.get("sha256", {}).items():
         need(folder, name, about["sha256"][name], was, ", the data that the run was begun with")
-    notes += [f"note: {name} was {was}, is {about['environment'][name]}: bits may differ" for name, was
-              in facts.get("environment", {}).items() if was != about["environment"][name]]
+    notes += [f"note: {name} was {was}, is {now}: bits may differ" for name, was in facts.get(
+              "environment", {}).items() if was != (now := about["environment"].get(name, "none"))]
     for part in folder.rglob("*.part"):     # of a run that died
         part.unlink()
     write_whole(folder / "config.json", json.dumps(about, indent=1).encode())
@@ -1251,10 +1251,10 @@ def provoke(trainer: Trainer, step: int, slots: range) -> None:
         if (at, int(rank or 0)) != (str(step), trainer.machine.rank):
             continue
         if kind in ("nan", "inf") and int(place or 0) in slots:
-            views = trainer.weights.views(trainer.grad[:trainer.size]) | {"": trainer.grad[trainer.size:]}
-            if part not in views:
+            names, sizes = [p.name for p in trainer.weights.table], trainer.weights.sizes
+            if part and part not in names:
                 raise SettingError(f"FAULT={fault}: {part} is no parameter of this model")
-            views[part].view(-1)[0] = float(kind)
+            trainer.grad[sum(sizes[:names.index(part)]) if part else trainer.size] = float(kind)
         elif kind == "sleep" and 0 in slots:
             time.sleep(float(value or 1))
         elif kind == "drift" and 0 in slots:

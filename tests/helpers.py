@@ -18,6 +18,7 @@ import sentencepiece
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "train_gpt.py"
+MLX_SCRIPT = ROOT / "train_gpt_mlx.py"
 BOS = 1
 CORPUS = hashlib.sha256(b"tiny").digest()       # names the texts of make_corpus in its headers
 

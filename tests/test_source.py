@@ -11,9 +11,10 @@ import readme
 import train_gpt
 
 README = readme.README.read_text(encoding="utf-8")
-SOURCE = helpers.SCRIPT.read_text(encoding="utf-8")
+SOURCES = {path.name: path.read_text(encoding="utf-8") for path in (helpers.SCRIPT, helpers.MLX_SCRIPT)}
 EXIT_CODES = {0, 2, 3, 4, 16, 17}       # DESIGN.md
-TRAINER_IMPORTS = {"numpy", "safetensors", "sentencepiece", "torch", "tqdm"}
+FRAMEWORKS = {"train_gpt.py": "torch", "train_gpt_mlx.py": "mlx"}
+TRAINER_IMPORTS = {"numpy", "safetensors", "sentencepiece", "tqdm"}
 SECTIONS = ["errors", "settings", "parameters", "schedules", "shards", "batch order", "tokens and bytes",
             "score", "artifact", "run directory", "checkpoints", "machine", "model", "optimizer", "training",
             "main"]
@@ -32,8 +33,9 @@ PYTHON = tracked("*.py")
 
 # --- limits -----------------------------------------------------------------------------------------------
 
-def test_the_trainer_has_1500_lines_at_most():
-    assert len(SOURCE.splitlines()) <= 1500
+@pytest.mark.parametrize("trainer", SOURCES)
+def test_a_trainer_has_1500_lines_at_most(trainer):
+    assert len(SOURCES[trainer].splitlines()) <= 1500
 
 
 @pytest.mark.parametrize("name", PYTHON)
@@ -52,29 +54,32 @@ def test_no_function_is_longer_than_80_lines_and_no_error_is_swallowed(name):
             assert node.type is not None and not isinstance(node.body[0], ast.Pass), f"{name}:{node.lineno}"
 
 
-def test_the_banners_are_the_contents_in_the_order_in_which_data_flows():
-    banners = re.findall(r"^# --- (.*?) -+$", SOURCE, re.MULTILINE)
+@pytest.mark.parametrize("trainer", SOURCES)
+def test_the_banners_are_the_contents_in_the_order_in_which_data_flows(trainer):
+    banners = re.findall(r"^# --- (.*?) -+$", SOURCES[trainer], re.MULTILINE)
     assert [re.split(r":| \(", banner)[0] for banner in banners] == SECTIONS
-    assert SOURCE.count("\n# ---") == len(banners)
+    assert SOURCES[trainer].count("\n# ---") == len(banners)
 
 
-def test_every_larger_function_of_the_trainer_says_what_it_does():
-    for node in ast.walk(ast.parse(SOURCE)):
+@pytest.mark.parametrize("trainer", SOURCES)
+def test_every_larger_function_of_a_trainer_says_what_it_does(trainer):
+    for node in ast.walk(ast.parse(SOURCES[trainer])):
         if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno > 15:
             assert ast.get_docstring(node) or node.name in ("main", "__init__"), node.name
 
 
 # --- imports ----------------------------------------------------------------------------------------------
 
-def test_the_trainer_is_one_file_that_imports_nothing_of_the_repo():
+@pytest.mark.parametrize("trainer", SOURCES)
+def test_a_trainer_is_one_file_that_imports_nothing_of_the_repo(trainer):
     found = set()
-    for node in ast.walk(ast.parse(SOURCE)):
+    for node in ast.walk(ast.parse(SOURCES[trainer])):
         if isinstance(node, ast.Import):
             found |= {alias.name.split(".")[0] for alias in node.names}
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0
             found.add(node.module.split(".")[0])
-    assert found - sys.stdlib_module_names == TRAINER_IMPORTS
+    assert found - sys.stdlib_module_names == TRAINER_IMPORTS | {FRAMEWORKS[trainer]}
 
 
 def test_data_tools_and_trainer_know_nothing_of_each_other():
@@ -86,27 +91,39 @@ def test_data_tools_and_trainer_know_nothing_of_each_other():
 
 IMPORTED = """
 import os, signal, sys, threading
-import numpy, torch, sentencepiece, safetensors.numpy, tqdm, torch.distributed
+import numpy, sentencepiece, safetensors.numpy, tqdm
+if sys.argv[2] == "torch":
+    import torch, torch.distributed
+    def own():
+        return [torch.get_default_dtype(), torch.get_num_threads(), torch.initial_seed(),
+                torch.is_grad_enabled(), torch.get_rng_state().tolist(),
+                torch.get_float32_matmul_precision(), torch.distributed.is_initialized()]
+else:
+    import mlx.core as mx, mlx.utils
+    def own():
+        return [mx.default_device(), mx.random.state[0].tolist(), mx.get_memory_limit(),
+                mx.get_active_memory(), "torch" in sys.modules]
 def state():
     return [dict(os.environ), os.getcwd(), sorted(os.listdir()), sorted(os.listdir("/proc/self/fd")),
             threading.active_count(), [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)],
-            torch.get_default_dtype(), torch.get_num_threads(), torch.initial_seed(), torch.is_grad_enabled(),
-            torch.get_rng_state().tolist(), torch.get_float32_matmul_precision(),
-            numpy.random.get_state()[1].tolist(), torch.distributed.is_initialized(), sys.argv[:]]
+            numpy.random.get_state()[1].tolist(), sys.argv[:], *own()]
 sys.path.insert(0, sys.argv[1])
 before = state()
-import train_gpt
+__import__({"torch": "train_gpt", "mlx": "train_gpt_mlx"}[sys.argv[2]])
 after = state()
 assert before == after, [pair for pair in zip(before, after) if pair[0] != pair[1]]
+assert sys.argv[2] == "torch" or "torch" not in sys.modules
 print("same")
 """
 
 
-def test_importing_the_trainer_has_no_side_effect(tmp_path):
+@pytest.mark.parametrize("framework", FRAMEWORKS.values())
+def test_importing_a_trainer_has_no_side_effect(tmp_path, framework):
     """No file, thread, signal handler, seed or default changes, even with settings that would stop a run."""
+    pytest.importorskip(framework, reason=f"{framework} is not installed")
     env = helpers.clean_environment(ITERATION="typo", PRESET="none", PYTHONDONTWRITEBYTECODE="1")
-    done = subprocess.run([sys.executable, "-c", IMPORTED, str(helpers.ROOT)], cwd=tmp_path, env=env,
-                          text=True, capture_output=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", IMPORTED, str(helpers.ROOT), framework], cwd=tmp_path,
+                          env=env, text=True, capture_output=True, timeout=120)
     assert (done.stdout, done.stderr, done.returncode) == ("same\n", "", 0)
     assert list(tmp_path.iterdir()) == []
 
@@ -161,4 +178,5 @@ def test_every_requirement_is_pinned_exactly():
     for name in ("requirements.txt", "tests/requirements.txt"):
         lines = [line.split("#")[0].strip() for line in (helpers.ROOT / name).read_text().splitlines()]
         pins = [line for line in lines if line]
-        assert pins and all(re.fullmatch(r"[A-Za-z0-9_.-]+==\d+(\.\d+)*", pin) for pin in pins), pins
+        pin = r"[A-Za-z0-9_.-]+(\[\w+\])?==\d+(\.\d+)*(; sys_platform == \"\w+\")?"
+        assert pins and all(re.fullmatch(pin, line) for line in pins), pins

@@ -1,0 +1,359 @@
+"""The model, its gradients and its optimizer told once more: numpy, float64, every derivative by hand.
+
+    python tests/parity.py          writes tests/golden/parity.npz anew: the same bytes on the same machine
+
+Told from SEED.md and DESIGN.md, matrix by matrix, for reading and not for speed; it imports neither script,
+both are held against it (test_parity.py). The file holds, for each case of CASES, under `<case>/`:
+settings (JSON of environment variables), start/<parameter> float32, tokens uint16[steps, slots, slot tokens
++ 1], logits float64[rows, T, V] of the first slot of step 0, grad/<parameter> float64 of step 0's mean loss,
+before it is clipped, and of each step losses (nats), grad_norms, lr_muls and momenta, float64[steps].
+
+Each function of the model returns its value and a function: from the gradient of the loss by the value to
+the gradients by the arguments. Letters: B batch, T tokens (S when they are keys), D width, H heads, G
+key-value heads, R = H / G, K head width, V vocabulary.
+"""
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Callable
+
+import numpy as np
+
+GOLDEN = Path(__file__).parent / "golden" / "parity.npz"
+NORM_EPS = 1e-6
+STEPS = 10
+MATRICES = ("qkv", "attn_out", "mlp_up", "mlp_down")
+Array = np.ndarray
+Weights = dict[str, Array]
+
+
+# --- layers: value, and gradients of the arguments --------------------------------------------------------
+
+def norm(x: Array) -> tuple[Array, Callable]:
+    """y = x / sqrt(mean(x^2) + eps) over the last dimension (Zhang and Sennrich 2019)."""
+    r = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + NORM_EPS)
+    y = x * r
+    return y, lambda dy: r * (dy - y * (dy * y).mean(-1, keepdims=True))
+
+
+def linear(x: Array, w: Array) -> tuple[Array, Callable]:
+    """x [..., in] times w [out, in]."""
+    def back(dy: Array) -> tuple[Array, Array]:
+        return dy @ w, dy.reshape(-1, len(w)).T @ x.reshape(-1, w.shape[1])
+    return x @ w.T, back
+
+
+def scale(x: Array, w: Array) -> tuple[Array, Callable]:
+    """x [B, T, ...] times a vector (or one number a head), the same for every token."""
+    return x * w, lambda dy: (dy * w, (dy * x).sum(tuple(range(x.ndim - w.ndim))))
+
+
+def rotate(x: Array, base: float) -> tuple[Array, Callable]:
+    """RoPE by halves (Su et al. 2021), x [B, T, heads, K]: each pair turns by position * base^(-2j / K)."""
+    length, width = x.shape[1], x.shape[3]
+    angle = np.arange(length)[:, None, None] * base ** (-np.arange(0, width, 2) / width)
+    cos, sin = np.cos(angle), np.sin(angle)
+
+    def turn(x: Array, sin: Array) -> Array:
+        first, second = np.split(x, 2, -1)
+        return np.concatenate([first * cos + second * sin, -first * sin + second * cos], -1)
+    return turn(x, sin), lambda dy: turn(dy, -sin)      # the inverse of a rotation is its transpose
+
+
+def attention(q: Array, k: Array, v: Array) -> tuple[Array, Callable]:
+    """Causal softmax attention, q [B, T, H, K], k and v [B, T, G, K]: head h reads key-value head h // R."""
+    (B, T, H, K), G = q.shape, k.shape[2]
+    grouped = q.reshape(B, T, G, H // G, K)
+    scores = np.einsum("btgrk,bsgk->bgrts", grouped, k) / np.sqrt(K)
+    scores = np.where(np.tril(np.ones((T, T), bool)), scores, -np.inf)
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+
+    def back(dy: Array) -> tuple[Array, Array, Array]:
+        dy = dy.reshape(B, T, G, H // G, K)
+        dp = np.einsum("btgrk,bsgk->bgrts", dy, v)
+        ds = p * (dp - (p * dp).sum(-1, keepdims=True)) / np.sqrt(K)
+        dq = np.einsum("bgrts,bsgk->btgrk", ds, k).reshape(q.shape)
+        return dq, np.einsum("bgrts,btgrk->bsgk", ds, grouped), np.einsum("bgrts,btgrk->bsgk", p, dy)
+    return np.einsum("bgrts,bsgk->btgrk", p, v).reshape(q.shape), back
+
+
+def relu_squared(x: Array) -> tuple[Array, Callable]:
+    """So et al. 2021."""
+    return np.maximum(x, 0) ** 2, lambda dy: dy * 2 * np.maximum(x, 0)
+
+
+def softcap(z: Array, c: float) -> tuple[Array, Callable]:
+    y = c * np.tanh(z / c)
+    return y, lambda dy: dy * (1 - (y / c) ** 2)
+
+
+def cross_entropy(logits: Array, targets: Array) -> tuple[float, Array]:
+    """Mean nats of targets [B, T], and its gradient by the logits."""
+    top = logits.max(-1, keepdims=True)
+    logprobs = logits - top - np.log(np.exp(logits - top).sum(-1, keepdims=True))
+    hit = np.arange(logits.shape[-1]) == targets[..., None]
+    return -logprobs[hit].mean(), (np.exp(logprobs) - hit) / targets.size
+
+
+# --- model ------------------------------------------------------------------------------------------------
+
+def self_attention(s: Any, w: Weights, x: Array) -> tuple[Array, Callable]:
+    """The attention half of a block, [B, T, D], without its residual."""
+    B, T, D = x.shape
+    K = D // s.num_heads
+    kv_dim = s.num_kv_heads * K
+    normed, norm_back = norm(x)
+    flat, project_back = linear(normed, w["qkv"])
+    q, k, v = (part.reshape(B, T, -1, K) for part in np.split(flat, [D, D + kv_dim], -1))
+    (q, q_norm_back), (k, k_norm_back) = norm(q), norm(k)
+    (q, q_turn_back), (k, k_turn_back) = rotate(q, s.rope_base), rotate(k, s.rope_base)
+    q, gain_back = scale(q, w["q_gain"][:, None])
+    y, attend_back = attention(q, k, v)
+    out, out_back = linear(y.reshape(B, T, D), w["attn_out"])
+
+    def back(dout: Array) -> tuple[Array, Weights]:
+        dy, d_attn_out = out_back(dout)
+        dq, dk, dv = attend_back(dy)
+        dq, d_gain = gain_back(dq)
+        dq, dk = q_norm_back(q_turn_back(dq)), k_norm_back(k_turn_back(dk))
+        dflat = np.concatenate([part.reshape(B, T, -1) for part in (dq, dk, dv)], -1)
+        dnormed, d_qkv = project_back(dflat)
+        # the gain is one number for all K of a head
+        return norm_back(dnormed), {"qkv": d_qkv, "attn_out": d_attn_out, "q_gain": d_gain.sum(-1)}
+    return out, back
+
+
+def mlp(w: Weights, x: Array) -> tuple[Array, Callable]:
+    """The other half of a block, [B, T, D], without its residual."""
+    normed, norm_back = norm(x)
+    up, up_back = linear(normed, w["mlp_up"])
+    hidden, relu_back = relu_squared(up)
+    down, down_back = linear(hidden, w["mlp_down"])
+
+    def back(dy: Array) -> tuple[Array, Weights]:
+        dhidden, d_down = down_back(dy)
+        dnormed, d_up = up_back(relu_back(dhidden))
+        return norm_back(dnormed), {"mlp_up": d_up, "mlp_down": d_down}
+    return down, back
+
+
+def block(s: Any, w: Weights, x: Array, x0: Array) -> tuple[Array, Callable]:
+    """Mix with x0, add attention, add MLP. Back: gradients of x, x0 and, by name, of the weights."""
+    (kept, kept_back), (again, again_back) = scale(x, w["mix_x"]), scale(x0, w["mix_x0"])
+    mixed = kept + again
+    y, attention_back = self_attention(s, w, mixed)
+    scaled, attn_scale_back = scale(y, w["attn_scale"])
+    middle = mixed + scaled
+    z, mlp_back = mlp(w, middle)
+    more, mlp_scale_back = scale(z, w["mlp_scale"])
+
+    def back(dout: Array) -> tuple[Array, Array, Weights]:
+        dz, d_mlp_scale = mlp_scale_back(dout)
+        dmiddle, d_mlp = mlp_back(dz)
+        dmiddle = dmiddle + dout
+        dy, d_attn_scale = attn_scale_back(dmiddle)
+        dmixed, d_attention = attention_back(dy)
+        dmixed = dmixed + dmiddle
+        (dx, d_mix_x), (dx0, d_mix_x0) = kept_back(dmixed), again_back(dmixed)
+        return dx, dx0, {**d_attention, **d_mlp, "mix_x": d_mix_x, "mix_x0": d_mix_x0,
+                         "attn_scale": d_attn_scale, "mlp_scale": d_mlp_scale}
+    return middle + more, back
+
+
+def trunk(s: Any, w: Weights, ids: Array) -> tuple[Array, Callable]:
+    """ids [B, T] -> the last block's output [B, T, D]. Back: gradients of all weights of the trunk."""
+    half, stack, skips, block_backs = s.num_layers // 2, [], {}, []
+    x0, embed_back = norm(w["tok_emb"][ids])
+    x = x0
+    for i in range(s.num_layers):
+        if i >= half and stack:
+            pushed_by, left = stack.pop()
+            skipped, skip_back = scale(left, w["skip_weight"][i - half])
+            skips[i] = pushed_by, skip_back
+            x = x + skipped
+        own = {name: w[name][i] for name in w if name not in ("tok_emb", "head", "skip_weight")}
+        x, back_of_block = block(s, own, x, x0)
+        block_backs.append(back_of_block)
+        if i < half:
+            stack.append((i, x))
+
+    def back(dx: Array) -> Weights:
+        grads = {name: np.zeros_like(value) for name, value in w.items()}
+        dx0, later = 0.0, {}        # gradients that reach the output of a first-half block by its skip
+        for i in reversed(range(s.num_layers)):
+            dx, dx0_here, here = block_backs[i](dx + later.pop(i, 0.0))
+            dx0 = dx0 + dx0_here
+            for name, grad in here.items():
+                grads[name][i] = grad
+            if i in skips:
+                pushed_by, skip_back = skips[i]
+                later[pushed_by], grads["skip_weight"][i - half] = skip_back(dx)
+        np.add.at(grads["tok_emb"], ids, embed_back(dx0 + dx))
+        return grads
+    return x, back
+
+
+def logits_and_gradient(s: Any, w: Weights, ids: Array, targets: Array) -> tuple[Array, float, Weights]:
+    """float64 logits [B, T, V] of ids [B, T], the mean loss of the targets in nats, its gradient by name."""
+    matrix = "tok_emb" if s.tie_embeddings else "head"
+    x, trunk_back = trunk(s, w, ids)
+    normed, norm_back = norm(x)
+    z, head_back = linear(normed, w[matrix])
+    logits, cap_back = softcap(z, s.logit_softcap)
+    loss, dlogits = cross_entropy(logits, targets)
+    dnormed, d_matrix = head_back(cap_back(dlogits))
+    grads = trunk_back(norm_back(dnormed))
+    grads[matrix] += d_matrix       # of a tied embedding: what it gets as the input's table, too
+    return logits, loss, grads
+
+
+def sequences(s: Any, slots: Array) -> tuple[Array, Array]:
+    """Tokens [slots, slot tokens + 1] -> ids and targets [sequences, T]."""
+    slots = slots.astype(np.int64)
+    return slots[:, :-1].reshape(-1, s.train_seq_len), slots[:, 1:].reshape(-1, s.train_seq_len)
+
+
+# --- schedules and optimizer ------------------------------------------------------------------------------
+
+def lr_multiplier(s: Any, step: int) -> float:
+    """Linear rise, constant, linear fall to zero over the last WARMDOWN_ITERS steps (below 1: part)."""
+    fall = s.warmdown_iters * s.iterations if s.warmdown_iters < 1 else s.warmdown_iters
+    rise = (step + 1) / s.lr_warmup_steps if s.lr_warmup_steps else 1.0
+    return min(1.0, rise) * (min(1.0, (s.iterations - step) / fall) if fall else 1.0)
+
+
+def muon_momentum(s: Any, step: int) -> float:
+    if step >= s.muon_momentum_warmup_steps:
+        return s.muon_momentum
+    start = s.muon_momentum_warmup_start
+    return start + (s.muon_momentum - start) * step / s.muon_momentum_warmup_steps
+
+
+def newton_schulz(g: Array, steps: int) -> Array:
+    """Muon's quintic iteration on one matrix (Jordan et al. 2024), on its transpose if that is wider."""
+    if g.shape[0] > g.shape[1]:
+        return newton_schulz(g.T, steps).T
+    x = g / (np.sqrt((g * g).sum()) + 1e-7)
+    for _ in range(steps):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+    return x
+
+
+class Optimizer:
+    """Muon for the blocks' matrices, one by one, Adam for the rest. Changes the weights in place."""
+
+    def __init__(self, s: Any, w: Weights):
+        self.s, self.w = s, w
+        self.first, self.second = ({name: np.zeros_like(value) for name, value in w.items()} for _ in "12")
+
+    def muon(self, w: Array, m: Array, g: Array, step: int, rate: float) -> None:
+        """One matrix [out, in] and its momentum, in place; Nesterov; no decay unless WEIGHT_DECAY says so."""
+        mu = muon_momentum(self.s, step)
+        m[:] = mu * m + g
+        update = newton_schulz(g + mu * m, self.s.muon_backend_steps)
+        w *= 1 - rate * self.s.weight_decay
+        w -= rate * max(1.0, w.shape[0] / w.shape[1]) ** 0.5 * update
+
+    def adam(self, name: str, g: Array, step: int, rate: float) -> None:
+        """Kingma and Ba 2015."""
+        b1, b2, m, v = self.s.beta1, self.s.beta2, self.first[name], self.second[name]
+        m[:] = b1 * m + (1 - b1) * g
+        v[:] = b2 * v + (1 - b2) * g * g
+        root = np.sqrt(v / (1 - b2 ** (step + 1)))
+        self.w[name] -= rate * m / (1 - b1 ** (step + 1)) / (root + self.s.adam_eps)
+
+    def step(self, grads: Weights, step: int, multiplier: float) -> float:
+        """Returns the norm of the whole gradient, before it is clipped."""
+        s, size = self.s, np.sqrt(sum((g * g).sum() for g in grads.values()))
+        shrink = min(1.0, s.grad_clip_norm / (size + 1e-6)) if s.grad_clip_norm else 1.0
+        rates = {"tok_emb": s.tied_embed_lr if s.tie_embeddings else s.embed_lr, "head": s.head_lr}
+        kv_dim = s.model_dim // s.num_heads * s.num_kv_heads
+        for name, g in grads.items():
+            if name not in MATRICES:
+                self.adam(name, g * shrink, step, multiplier * rates.get(name, s.scalar_lr))
+                continue
+            cuts = [s.model_dim, s.model_dim + kv_dim] if name == "qkv" else []     # q, k and v apart
+            for layer in zip(self.w[name], self.first[name], g * shrink):
+                for w, m, part in zip(*(np.split(stack, cuts) for stack in layer)):     # views
+                    self.muon(w, m, part, step, multiplier * s.matrix_lr)
+        return size
+
+
+# --- golden file ------------------------------------------------------------------------------------------
+
+TRAINING = dict(        # every schedule is in motion within the ten steps
+    iterations=STEPS, warmdown_iters=0.4, lr_warmup_steps=3, embed_lr=0.05, head_lr=0.01, tied_embed_lr=0.02,
+    matrix_lr=0.02, scalar_lr=0.03, muon_momentum=0.95, muon_momentum_warmup_start=0.8,
+    muon_momentum_warmup_steps=6, muon_backend_steps=5, beta1=0.85, beta2=0.96, adam_eps=1e-8,
+    weight_decay=0.0, grad_clip_norm=0.0)
+SHAPE = dict(vocab_size=40, num_layers=3, model_dim=16, num_heads=4, num_kv_heads=2, mlp_mult=2,
+             tie_embeddings=True, rope_base=100.0, logit_softcap=4.0, qk_gain_init=1.5, train_seq_len=12,
+             batch_slots=2, train_batch_tokens=48)
+CASES = {       # in `fresh` the weights are as at a run's start: zero or one where they begin so
+    "tied": SHAPE | TRAINING,
+    "untied": SHAPE | TRAINING | dict(
+        tie_embeddings=False, num_layers=4, model_dim=12, num_heads=6, num_kv_heads=1, mlp_mult=3,
+        vocab_size=33, weight_decay=0.5, grad_clip_norm=0.2, muon_backend_steps=3, adam_eps=1e-4,
+        warmdown_iters=5.0, rope_base=10000.0, logit_softcap=30.0),
+    "fresh": SHAPE | TRAINING | dict(num_layers=2, model_dim=8, num_heads=2, num_kv_heads=2,
+                                     logit_softcap=30.0)}
+
+
+def shapes(s: Any) -> dict[str, tuple[int, ...]]:
+    """Of all parameters: stacks over the layers, matrices [out, in], qkv three of them."""
+    L, D, kv_dim = s.num_layers, s.model_dim, s.model_dim // s.num_heads * s.num_kv_heads
+    named = {"qkv": (L, D + 2 * kv_dim, D), "attn_out": (L, D, D), "mlp_up": (L, s.mlp_mult * D, D),
+             "mlp_down": (L, D, s.mlp_mult * D), "tok_emb": (s.vocab_size, D), "head": (s.vocab_size, D),
+             "attn_scale": (L, D), "mlp_scale": (L, D), "mix_x": (L, D), "mix_x0": (L, D),
+             "q_gain": (L, s.num_heads), "skip_weight": (L // 2, D)}
+    return {name: shape for name, shape in named.items() if name != "head" or not s.tie_embeddings}
+
+
+def start_weights(s: Any, rng: np.random.Generator, fresh: bool = False) -> Weights:
+    """float32 by name; unless fresh, everything is moved away from where it starts, so that all has slope."""
+    ones, zeros = ("attn_scale", "mlp_scale", "mix_x", "skip_weight"), ("attn_out", "mlp_down", "mix_x0")
+    start, weights = dict.fromkeys(ones, 1.0) | {"q_gain": s.qk_gain_init}, {}
+    for name, shape in shapes(s).items():
+        spread = 0.3 if name not in (*MATRICES, "tok_emb", "head") else s.model_dim ** -0.5
+        spread = 0.0 if fresh and (name in start or name in zeros) else spread
+        value = start.get(name, 0.0) + 3 ** 0.5 * spread * (2 * rng.random(shape) - 1)
+        weights[name] = value.astype(np.float32)
+    return weights
+
+
+def tell(s: Any, start: Weights, tokens: Array) -> dict[str, Array]:
+    """What the golden file says of a model that begins with these weights and trains on these tokens."""
+    w = {name: value.astype(np.float64) for name, value in start.items()}
+    optimizer, steps = Optimizer(s, w), []
+    logits, _, grads = logits_and_gradient(s, w, *sequences(s, tokens[0]))
+    told = {f"grad/{name}": grad for name, grad in grads.items()}
+    for step, slots in enumerate(tokens):
+        _, loss, grads = logits_and_gradient(s, w, *sequences(s, slots))
+        multiplier = lr_multiplier(s, step)
+        steps.append((loss, optimizer.step(grads, step, multiplier), multiplier, muon_momentum(s, step)))
+    rows = dict(zip(("losses", "grad_norms", "lr_muls", "momenta"), np.array(steps).T))
+    return {"logits": logits[:len(logits) // s.batch_slots], **told, **rows}
+
+
+def make() -> dict[str, Array]:
+    """All arrays of the golden file by name."""
+    arrays = {}
+    for seed, (case, values) in enumerate(CASES.items()):
+        s, rng = SimpleNamespace(**values), np.random.Generator(np.random.PCG64(seed))
+        start = start_weights(s, rng, case == "fresh")
+        slot = (s.batch_slots, s.train_batch_tokens // s.batch_slots + 1)
+        tokens = (s.vocab_size * rng.random((STEPS, *slot)) ** 2).astype(np.uint16)     # low ids are frequent
+        environment = {name.upper(): f"{value:g}" if isinstance(value, float) else str(int(value))
+                       for name, value in values.items()}
+        arrays[f"{case}/settings"] = np.array(json.dumps(environment))
+        arrays |= {f"{case}/tokens": tokens} | {f"{case}/start/{name}": w for name, w in start.items()}
+        arrays |= {f"{case}/{name}": value for name, value in tell(s, start, tokens).items()}
+    return arrays
+
+
+if __name__ == "__main__":
+    np.savez(GOLDEN, **make())      # not compressed: the bytes depend on no version of zlib
+    sys.stdout.write(f"{GOLDEN}: {GOLDEN.stat().st_size} bytes\n")
