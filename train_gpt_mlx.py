@@ -35,7 +35,7 @@ ERRORS = SettingError, DataError, NumericalError, Stopped, OSError
 PRESETS: dict[str, dict[str, Any]] = {"10min_16mb": {}, "10min_floppy": dict(
     data_path="./data/datasets/demo_sp1024", tokenizer_path="./data/tokenizers/demo_1024_bpe.model",
     num_layers=5, model_dim=192, num_heads=3, num_kv_heads=1, train_seq_len=512, train_batch_tokens=8192,
-    batch_slots=4, val_batch_size=65536, iterations=100000, warmdown_iters=0.6, warmup_steps=2,
+    batch_slots=4, val_batch_size=16384, iterations=100000, warmdown_iters=0.6, warmup_steps=2,
     lr_warmup_steps=20, matrix_lr=0.03, muon_momentum=0.95, muon_momentum_warmup_start=0.85,
     muon_momentum_warmup_steps=300, budget_bytes=1474560, code_bytes="zlib")}
 PRESETS["smoke"] = PRESETS["10min_floppy"] | dict(

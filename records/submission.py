@@ -20,8 +20,9 @@ OF_A_SEED = (
     "seed val_loss val_bpb val_bpb_unquantized val_tokens val_bytes artifact_bytes total_bytes train_seconds "
     "eval_seconds steps tokens_seen params artifact_sha256 state_sha256 run_id"
 ).split()
-ABOUT = "ranks dtype processor gpu cores threads platform python torch numpy sentencepiece git".split()
-VERSIONS = ("python", "torch", "numpy", "sentencepiece")
+ABOUT = "ranks dtype processor gpu cores threads platform python torch mlx numpy sentencepiece git".split()
+VERSIONS = ("python", "torch", "mlx", "numpy", "sentencepiece")
+UNTOLD = {"dtype": "unknown", "threads": "unknown", "torch": "none", "mlx": "none"}   # by one trainer or other
 
 
 def number(text, whole: bool):
@@ -54,11 +55,11 @@ class Run:
         found = re.search(r"^ranks:.* git:.*$", self.log, re.MULTILINE)
         parts = re.split(rf"(?:^| )({'|'.join(ABOUT)}|script_sha256):", found[0] if found else "")
         values = dict(zip(parts[1::2], parts[2::2]))
-        if missing := [name for name in ABOUT if name not in values and name != "dtype"]:
+        if missing := [name for name in ABOUT if name not in values and name not in UNTOLD]:
             raise DataError(
                 f"{self.name}: the log does not tell {missing[0]}, expected a line ranks:... git:..."
             )
-        return {"dtype": "unknown"} | values
+        return UNTOLD | values
 
     def value(self, name: str):
         """A number, hash or word of the last block. Raises DataError."""

@@ -41,7 +41,7 @@ import train_gpt  # noqa: E402
 
 SHAPE = dict(NUM_LAYERS="6", MODEL_DIM="256", NUM_HEADS="4", NUM_KV_HEADS="2", MLP_MULT="2",
              VOCAB_SIZE="1024", TRAIN_SEQ_LEN="512", TRAIN_BATCH_TOKENS="16384", BATCH_SLOTS="8",
-             VAL_BATCH_SIZE="131072")
+             VAL_BATCH_SIZE="32768")
 SETTING_NAMES = {name.upper() for name in vars(train_gpt.Settings())}
 
 

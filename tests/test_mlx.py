@@ -19,8 +19,10 @@ import pytest
 import torch
 
 import helpers
+import record_kit  # noqa: F401  (makes records/ importable)
 import train_gpt
 from helpers import Run
+from submission import parse_run
 
 mx = pytest.importorskip("mlx.core", reason="mlx is not installed: nothing of train_gpt_mlx.py can be tried")
 import train_gpt_mlx  # noqa: E402  (needs mlx)
@@ -103,6 +105,15 @@ def test_the_log_lines_are_those_of_train_gpt_but_for_times(pair):
     assert [LOSSES.sub("#", line) for line in lines[0]] == [LOSSES.sub("#", line) for line in lines[1]]
     values = [[float(value) for line in part for value in LOSSES.findall(line)] for part in lines]
     assert len(values[0]) > 20 and values[0] == pytest.approx(values[1], abs=LOSS + 1e-4)
+
+
+def test_the_records_tools_read_the_log_of_either(pair):
+    files = ("train.log", "metrics.jsonl")
+    told, found = (parse_run(name, *((run.folder / file).read_bytes() for file in files))
+                   for name, run in pair.items())
+    assert (told.about["mlx"], found.about["torch"]) == ("none", "none")
+    assert told.about["torch"] == torch.__version__ and re.fullmatch(r"[\d.]+", found.about["mlx"])
+    assert set(told.about) == set(found.about) and told.value("steps") == found.value("steps") == 50
 
 
 def test_the_files_and_the_config_are_those_of_train_gpt(pair):
