@@ -22,7 +22,7 @@ OF_A_SEED = (
 ).split()
 ABOUT = "ranks dtype processor gpu cores threads platform python torch mlx numpy sentencepiece git".split()
 VERSIONS = ("python", "torch", "mlx", "numpy", "sentencepiece")
-UNTOLD = {"dtype": "unknown", "threads": "unknown", "torch": "none", "mlx": "none"}   # by one trainer or other
+UNTOLD = {"dtype": "unknown", "threads": "unknown", "torch": "none", "mlx": "none"}   # by some trainers
 
 
 def number(text, whole: bool):
