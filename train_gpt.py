@@ -37,15 +37,15 @@ ERRORS = SettingError, DataError, NumericalError, Stopped, OSError
 # --- settings: one table; the defaults are PRESET=10min_16mb, the other presets say how they differ -------
 PRESETS: dict[str, dict[str, Any]] = {"10min_16mb": {}, "10min_floppy": dict(
     data_path="./data/datasets/demo_sp1024", tokenizer_path="./data/tokenizers/demo_1024_bpe.model",
-    num_layers=5, model_dim=192, num_heads=3, num_kv_heads=1, train_seq_len=512, train_batch_tokens=8192,
+    num_layers=4, model_dim=192, num_heads=3, num_kv_heads=3, train_seq_len=512, train_batch_tokens=8192,
     batch_slots=4, val_batch_size=16384, iterations=100000, warmdown_iters=0.6, warmup_steps=2,
-    lr_warmup_steps=20, matrix_lr=0.03, muon_momentum=0.95, muon_momentum_warmup_start=0.85,
-    muon_momentum_warmup_steps=300, budget_bytes=1474560, code_bytes="zlib")}
+    lr_warmup_steps=20, matrix_lr=0.06, muon_momentum=0.95, muon_momentum_warmup_start=0.85,
+    muon_momentum_warmup_steps=300, qk_gain_init=4.0, budget_bytes=1474560, code_bytes="zlib")}
 PRESETS["smoke"] = PRESETS["10min_floppy"] | dict(
-    num_layers=3, model_dim=64, num_heads=2, train_seq_len=128, train_batch_tokens=4096, batch_slots=8,
-    val_loss_every=0, val_tokens_limit=65536, train_log_every=10, iterations=60, max_wallclock_seconds=60.0,
-    warmdown_iters=0.5, warmup_steps=1, lr_warmup_steps=5, matrix_lr=0.02, muon_momentum_warmup_steps=30,
-    compile=False)
+    num_layers=3, model_dim=64, num_heads=2, num_kv_heads=1, train_seq_len=128, train_batch_tokens=4096,
+    batch_slots=8, val_loss_every=0, val_tokens_limit=65536, train_log_every=10, iterations=60,
+    max_wallclock_seconds=60.0, warmdown_iters=0.5, warmup_steps=1, lr_warmup_steps=5, matrix_lr=0.02,
+    muon_momentum_warmup_steps=30, qk_gain_init=1.5, compile=False)
 def var(default: Any, doc: str, low: float | None = None, high: float | None = None, pick: tuple = ()) -> Any:
     """A row of the settings table: default, one line of documentation, and what values it takes."""
     return dataclasses.field(default=default, metadata=dict(doc=doc, low=low, high=high, pick=pick))
