@@ -246,16 +246,29 @@ def tokenizer_path(track: Track, data: Path, record: Path | None = None) -> Path
     return own if own and own.exists() else data / "tokenizers" / track.dataset["tokenizer"]
 
 
-def validation_text(track: Track, data: Path, record: Path | None = None) -> Text:
-    """The validation text in the record's tokens; its sha256 is held against the track's. Raises
-    DataError."""
-    dataset, folder = track.dataset, data / "datasets" / track.dataset["name"]
+def read_documents(path: Path) -> list[bytes]:
+    """Raw documents: a JSON string a line. Raises DataError."""
+    try:
+        return [json.loads(line).encode() for line in read_bytes(path).decode().split("\n") if line]
+    except (ValueError, AttributeError) as error:
+        raise DataError(f"{path}: {error}; expected a JSON string a line, one for a document") from None
+
+
+def validation_text(
+    track: Track, data: Path, record: Path | None = None, documents: Path | None = None
+) -> Text:
+    """The validation text in the record's tokens, from shards or, if given, raw documents; its sha256 is held
+    against the track's. Raises DataError."""
+    dataset, source = track.dataset, documents or data / "datasets" / track.dataset["name"]
     theirs, ours = tokenizer_path(track, data, record), tokenizer_path(track, data)
-    text = decode(load_tokenizer(ours), read_split(folder, "val"))
+    if documents:
+        text = encode(load_tokenizer(theirs), read_documents(documents))
+    else:
+        text = decode(load_tokenizer(ours), read_split(source, "val"))
     if dataset["val_sha256"] not in (None, text.sha256):
-        raise DataError(f"{folder}: the validation text has sha256 {text.sha256}, the track's is "
+        raise DataError(f"{source}: the validation text has sha256 {text.sha256}, the track's is "
                         f"{dataset['val_sha256']}")
-    return text if ours == theirs else encode(load_tokenizer(theirs), text.documents)
+    return text if documents or ours == theirs else encode(load_tokenizer(theirs), text.documents)
 
 
 def second_text(
@@ -264,10 +277,7 @@ def second_text(
     """The text of the same kind that nobody published: from a file of JSON strings (one document a line), or,
     for the demo corpus, from the installed packages. None where the track has none."""
     if given:
-        try:
-            documents = [json.loads(line).encode() for line in read_bytes(given).decode().split("\n") if line]
-        except (ValueError, AttributeError) as error:
-            raise DataError(f"{given}: {error}; expected a JSON string a line, one for a document") from None
+        documents = read_documents(given)
     elif track.dataset["second"] == "demo":
         sys.path.insert(0, str(REPO / "data"))
         import prepare

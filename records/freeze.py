@@ -17,6 +17,7 @@ from common import (HERE, REPO, DataError, Track, UsageError, exit_code_of, grow
 from submission import Run, parse_run, summary
 
 OF_ONE_RUN = ("seed", "run_id")     # settings in which the runs of one record may differ
+CALL_TOKENS = 16384                 # of one call of the referee, where the run's slots are smaller
 
 
 def load_run(folder: Path) -> tuple[Run, dict]:
@@ -44,7 +45,7 @@ def evaluation_of(config: dict, window: int | None, stride: int | None, rows: in
     try:
         width = window or s.get("eval_seq_len") or s["train_seq_len"]
         step = stride or s.get("eval_stride") or width
-        rows = rows or max(1, s["val_batch_size"] // s["batch_slots"] // width)
+        rows = rows or max(1, max(CALL_TOKENS, s["val_batch_size"] // s["batch_slots"]) // width)
     except KeyError as error:
         raise UsageError(f"the run has no setting {error}: say --window, --stride and --rows") from None
     return {"window": width, "stride": step, "rows": min(rows, 4096), "state": state}
@@ -85,14 +86,14 @@ def refuse_left_out(runs: dict[Path, tuple[Run, dict]]) -> None:
                                  f"{other.value('seed')}, is left out; a record has all of its runs")
 
 
-def refuse_unfit(runs: dict[Path, tuple[Run, dict]], track: Track) -> None:
+def refuse_unfit(runs: dict[Path, tuple[Run, dict]], track: Track, tokenizer: int) -> None:
     """Seeds that the track asks for, whole validation, artifacts within the budget."""
     seeds = sorted(run.value("seed") for run, _ in runs.values())
     missing = [seed for seed in track["seeds"] if seed not in seeds]
     if missing:
         raise UsageError(f"seeds {seeds}: {track.name} asks for {track['seeds']}, {missing} are missing")
     for folder, (run, _) in runs.items():
-        total = run.value("artifact_bytes") + run.value("code_bytes")
+        total = run.value("artifact_bytes") + run.value("code_bytes") + tokenizer
         if total > track["budget_bytes"]:
             raise UsageError(f"{folder}: {total} bytes, {track.name} allows {track['budget_bytes']}")
 
@@ -146,7 +147,8 @@ def freeze(args: argparse.Namespace) -> Path:
     runs = {Path(folder): load_run(Path(folder)) for folder in args.runs}
     refuse_differences(runs)
     refuse_left_out(runs)
-    refuse_unfit(runs, track)
+    tokenizer = read_bytes(args.tokenizer) if args.tokenizer else b""
+    refuse_unfit(runs, track, len(tokenizer))
     first_run, config = next(iter(runs.values()))
     script = find_script(args.script, first_run.value("script_sha256"))
     by_seed = {run.value("seed"): run for run, _ in runs.values()}
@@ -154,7 +156,7 @@ def freeze(args: argparse.Namespace) -> Path:
                   "author": args.author, "date": args.date, "claim": args.claim, "beats": args.beats,
                   "what_changed": args.what, "why": args.why,
                   "evaluation": evaluation_of(config, args.window, args.stride, args.rows, args.state),
-                  "settings": settings_of(config), **summary(by_seed, script, track)}
+                  "settings": settings_of(config), **summary(by_seed, script, track, len(tokenizer))}
     if errors := schema_errors(submission, "submission"):
         raise UsageError(f"the submission is not what schema.json asks for: {errors[0]}")
     target = track.folder / f"{args.date}_{args.name}"
@@ -168,7 +170,7 @@ def freeze(args: argparse.Namespace) -> Path:
             (folder / f"metrics_seed{seed}.jsonl").write_bytes(read_bytes(source / "metrics.jsonl"))
         add_artifact(folder, runs, track)
         if args.tokenizer:
-            (folder / "tokenizer.model").write_bytes(read_bytes(args.tokenizer))
+            (folder / "tokenizer.model").write_bytes(tokenizer)
     return target
 
 

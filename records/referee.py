@@ -267,20 +267,18 @@ def make_probe(tokens: np.ndarray, windows: np.ndarray, evaluation: Evaluation, 
     return Probe(windows, ids, cuts, np.where(after > 0, changed, ids), np.where(after == 1, changed, ids))
 
 
-def probe_future(predictor: Predictor, rounds: list[tuple[int, np.ndarray]], result: Result,
+def probe_future(predictor: Predictor, rounds: list[tuple[int, int, np.ndarray]], result: Result,
                  tokens: np.ndarray, rng: np.random.Generator) -> Check:
     """What a process that has never seen the next token gives it, against its score. The strictest probe: it
     comes first in a fresh sandbox, so no memory of an earlier call can help, and one cut stands in each of
     hundreds of windows, so looking ahead in a few of them is found too. A record that adapts scores and
     learns on the way what it did before each of them."""
     found, scored, learnt = [], [], 0
-    for before, windows in rounds:
+    for before, cut, windows in rounds:
         if before > learnt:
             score(predictor, tokens, result.job.evaluation, range(learnt, before))
             learnt = before
         ids = result.job.evaluation.read(tokens, windows)
-        low, high = (windows[:, 1] - 1 - windows[:, 0]).max(), (windows[:, 2] - windows[:, 0]).min()
-        cut = int(rng.integers(low, max(high, low + 1)))
         later = ids.copy()
         later[:, cut + 1:] = rng.integers(0, predictor.vocab_size, later[:, cut + 1:].shape)
         logprobs = predictor.logprobs(later[:, :-1], cut, cut + 1)[:, 0]
@@ -344,12 +342,36 @@ def probe_calls(
     yield alike("state", found, scored, "in a fresh process, among other windows")
 
 
-def choose_windows(tokens: np.ndarray, evaluation: Evaluation, vocab_size: int, rng: np.random.Generator,
-                   ) -> tuple[list[tuple[int, np.ndarray]], np.ndarray]:
-    """(rounds of hidden futures, each the batches to learn before and its windows; windows for the other
-    probes). No two of a round overlap, and all have full length where there are such. The rounds of a record
-    that adapts are spread over the whole text: it could be honest until it has learnt often enough."""
-    windows = evaluation.windows(len(tokens))
+def surprise(tokens: np.ndarray, orders: int = 4) -> np.ndarray:
+    """float64[n]: nats of each token by what follows its last 0 to orders - 1 tokens elsewhere in the text,
+    each context's counts blended with those of the next shorter one as by a Dirichlet prior of weight 1."""
+    vocab_size, context = int(tokens.max()) + 1, np.zeros(len(tokens), np.int64)
+    p = np.full(len(tokens), 1 / vocab_size)
+    for _ in range(orders):
+        seen = np.bincount(context)[context]
+        _, pairs = np.unique(context * vocab_size + tokens, return_inverse=True)
+        hits = np.bincount(pairs)[pairs]
+        p = (hits - 1 + p) / seen           # of both counts one is the token itself
+        context = np.concatenate([pairs[:1], pairs[:-1]])       # one token longer
+    return -np.log(p)
+
+
+def choose_cut(windows: np.ndarray, doubt: np.ndarray, rng: np.random.Generator) -> int:
+    """A place that all windows score: that of the most doubtful score among a random thousand."""
+    low, high = (windows[:, 1] - 1 - windows[:, 0]).max(), (windows[:, 2] - windows[:, 0]).min()
+    cuts = rng.integers(low, max(high, low + 1), 1000)
+    return int(cuts[np.argmax(doubt[rng.choice(windows[:, 0], 1000) + cuts + 1])])
+
+
+def choose_windows(
+    tokens: np.ndarray, nats: np.ndarray, evaluation: Evaluation, vocab_size: int, rng: np.random.Generator
+) -> tuple[list[tuple[int, int, np.ndarray]], np.ndarray]:
+    """(rounds of hidden futures, each the batches to learn before, its cut and its windows; windows for the
+    other probes). No two overlap, and all have full length where there are such. Half of a round's windows
+    have a doubtful score at the cut, far below what the text's own counts give: so looking ahead where it
+    pays, at one token in a thousand, is found. The rounds of a record that adapts are spread over the whole
+    text: it could be honest until it has learnt often enough."""
+    windows, doubt = evaluation.windows(len(tokens)), surprise(tokens) - nats
     rows, width = min(evaluation.rows, len(windows)), int((windows[:, 2] - windows[:, 0]).max())
     apart = max(1, -(-width // evaluation.stride))
 
@@ -359,13 +381,23 @@ def choose_windows(tokens: np.ndarray, evaluation: Evaluation, vocab_size: int, 
         whole = pool[pool[:, 2] - pool[:, 0] == width]
         return rng.permutation(whole if len(whole) else pool)
     most = max(2, min(8, PROBE_BYTES // (4 * vocab_size * width)))
+    rounds = []
     if evaluation.state == "adapt":
         batches = -(-len(windows) // rows)
-        stops = sorted(rng.choice(batches, min(batches, FUTURE_ROUNDS), replace=False).tolist())
-        rounds = [(stop, pick(stop * rows, (stop + 1) * rows)) for stop in stops]
-        return rounds, rounds[-1][1][:most]
-    chosen = pick(0, len(windows))
-    return [(0, chosen[at:at + rows]) for at in range(0, len(chosen), rows)][:FUTURE_ROUNDS], chosen[:most]
+        for stop in sorted(rng.choice(batches, min(batches, FUTURE_ROUNDS), replace=False).tolist()):
+            part = pick(stop * rows, (stop + 1) * rows)
+            rounds.append((stop, choose_cut(part, doubt, rng), part))
+        return rounds, part[:most]
+    pool = pick(0, len(windows))
+    others = pool[:most]
+    while len(pool) and len(rounds) < FUTURE_ROUNDS:
+        cut = choose_cut(pool, doubt, rng)
+        order = np.argsort(-doubt[pool[:, 0] + cut + 1])
+        half = (rows + 1) // 2
+        order[half:] = rng.permutation(order[half:])
+        rounds.append((0, cut, pool[order[:rows]]))
+        pool = pool[order[rows:]]
+    return rounds, others
 
 
 def probe_record(
@@ -374,7 +406,7 @@ def probe_record(
     """All probes, in a fresh sandbox. Raises SandboxError."""
     job, tokens = result.job, text.tokens
     with job.predictor(compiling=job.evaluation.state == "adapt") as predictor:     # else rounding adds up
-        rounds, windows = choose_windows(tokens, job.evaluation, predictor.vocab_size, rng)
+        rounds, windows = choose_windows(tokens, result.nats, job.evaluation, predictor.vocab_size, rng)
         yield probe_future(predictor, rounds, result, tokens, rng)
         probe = make_probe(tokens, windows, job.evaluation, predictor.vocab_size, rng)
         yield from probe_calls(predictor, probe, result.nats, rng)
@@ -499,6 +531,10 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         command.add_argument(
             "--trust", action="store_true", help="run the record without a sandbox where there is none"
         )
+        if name in ("score", "prove"):
+            command.add_argument(
+                "--documents", type=Path, help="the validation text, as --second (default: from shards)"
+            )
         if name == "score":
             command.add_argument(
                 "--second", type=Path, help="second text: a JSON string a line, one for a document"
@@ -559,7 +595,7 @@ def main(argv: list[str] | None = None) -> int:
             return convert(job, args)
         seed = secrets.randbits(32) if args.probe_seed is None else args.probe_seed
         rng, failed, result = np.random.default_rng(seed), 0, None
-        text = validation_text(job.track, args.data, args.record)
+        text = validation_text(job.track, args.data, args.record, args.documents)
         print(f"probe_seed: {seed}")
         lines = referee(job, text, 0, rng) if args.command == "score" else prove(job, text, args.bytes, rng)
         for line in lines:

@@ -109,13 +109,13 @@ def spread(values: list[float]) -> dict[str, float]:
             "std": round(statistics.stdev(values), 8) if len(values) > 1 else 0.0}
 
 
-def summary(runs: dict[int, Run], script: bytes, track: Track) -> dict:
-    """The computed part of submission.json. Raises DataError."""
+def summary(runs: dict[int, Run], script: bytes, track: Track, tokenizer: int = 0) -> dict:
+    """The computed part of submission.json; tokenizer: bytes of the record's own. Raises DataError."""
     first = next(iter(runs.values()))
     seeds = [{name: run.value(name) for name in OF_A_SEED} for _, run in sorted(runs.items())]
     code = track.code_size(script)
     for row in seeds:
-        row["total_bytes"] = row["artifact_bytes"] + code
+        row["total_bytes"] = row["artifact_bytes"] + code + tokenizer
     about = first.about
     return {"seeds": seeds, "val_loss": spread([row["val_loss"] for row in seeds]),
             "val_bpb": spread([row["val_bpb"] for row in seeds]),

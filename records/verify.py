@@ -64,6 +64,12 @@ class Record:
         return {int(re.search(r"seed(\d+)", path.name)[1]): read_bytes(path)
                 for path in sorted(self.path.glob("model_seed*.int8.ptz"))}
 
+    @cached_property
+    def tokenizer_bytes(self) -> int:
+        """Of the record's own tokenizer; the track's costs nothing."""
+        own = self.path / "tokenizer.model"
+        return own.stat().st_size if own.exists() else 0
+
     def field(self, *keys: str):
         """A value of submission.json."""
         value = self.submission
@@ -201,7 +207,7 @@ def first_difference(found, expected, place: str = "") -> str | None:
 
 def check_numbers(record: Record) -> Iterator[Check]:
     """Every computed field of submission.json, from the logs anew."""
-    expected = summary(record.runs, record.script, record.track)
+    expected = summary(record.runs, record.script, record.track, record.tokenizer_bytes)
     found = {key: record.submission.get(key) for key in expected}
     difference = first_difference(found, expected)
     yield check(
@@ -294,16 +300,14 @@ def check_limits(record: Record) -> Iterator[Check]:
     """Bytes and seconds of every seed, by the track's rules and from the files where they are here."""
     track, total = record.track, 0
     code = track.code_size(record.script)
-    own = record.path / "tokenizer.model"
-    tokenizer = own.stat().st_size if own.exists() else 0
     for seed, run in record.runs.items():
         size = max(run.value("artifact_bytes"), len(record.artifacts.get(seed, b"")))
-        total = max(total, size + code + tokenizer)
+        total = max(total, size + code + record.tokenizer_bytes)
     yield check(
         "bytes",
         total <= track["budget_bytes"],
         f"{total} bytes: {code} of code ({track['code_bytes']}), "
-        f"{tokenizer} of tokenizer; expected {track['budget_bytes']} at most",
+        f"{record.tokenizer_bytes} of tokenizer; expected {track['budget_bytes']} at most",
     )
     for name, limit in (("train", track["train_seconds"]), ("eval", track["eval_seconds"])):
         worst, allowed = 0.0, float(limit)
@@ -473,12 +477,12 @@ def check_by_referee(record: Record, options: argparse.Namespace) -> Iterator[Ch
         compiling=was_compiled(run) and not options.eager,
     )
     try:
-        validation_text(record.track, options.data)
+        validation_text(record.track, options.data, documents=options.documents)
     except DataError as error:
         yield skip("score", f"no validation text: {error}")
         return
     try:
-        text = validation_text(record.track, options.data, record.path)
+        text = validation_text(record.track, options.data, record.path, options.documents)
     except DataError as error:
         yield check("score", False, f"the record's own tokenizer cannot be used: {error}")
         return
@@ -558,6 +562,9 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         "--data", type=Path, default=REPO / "data", help="folder with datasets/ and tokenizers/"
     )
     parser.add_argument("--second", type=Path, help="second text: a JSON string a line, one for a document")
+    parser.add_argument(
+        "--documents", type=Path, help="the validation text, as --second (default: from shards)"
+    )
     parser.add_argument("--static", action="store_true", help="only what needs no run")
     parser.add_argument("--keep-going", action="store_true", help="run also what has failed already")
     parser.add_argument("--eager", action="store_true", help="score without torch.compile")

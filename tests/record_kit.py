@@ -63,12 +63,14 @@ def make_track(folder: Path, corpus: helpers.Corpus) -> dict:
 
 class Kit:
     """A tiny track with a good record in it, made by the real script and freeze.py. Tests work on copies."""
-    def __init__(self, root: Path):
+    def __init__(self, root: Path, script: Path = helpers.SCRIPT):
         self.root, self.data, self.records = root, root / "data", root / "records"
+        self.script = script
         self.corpus = make_data(self.data)
         self.rules = make_track(self.records / TRACK, self.corpus)
         for seed in SEEDS:
-            done = helpers.run_script(root, self.corpus.env(**SETTINGS, SEED=seed, RUN_ID=f"run{seed}"))
+            env = self.corpus.env(**SETTINGS, SEED=seed, RUN_ID=f"run{seed}")
+            done = helpers.run_script(root, env, script=script)
             assert done.code == 0, done.err
         self.good = freeze.freeze(freeze.parse_args(self.freeze_args()))
 
@@ -89,6 +91,8 @@ class Kit:
             "2025-11-21",
             "--records",
             str(self.records),
+            "--script",
+            str(self.script),
             *more,
         ]
 

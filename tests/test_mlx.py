@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import helpers
-import record_kit  # noqa: F401  (makes records/ importable)
+import record_kit
 import train_gpt
 from helpers import Run
 from submission import parse_run
@@ -114,6 +114,14 @@ def test_the_records_tools_read_the_log_of_either(pair):
     assert (told.about["mlx"], found.about["torch"]) == ("none", "none")
     assert told.about["torch"] == torch.__version__ and re.fullmatch(r"[\d.]+", found.about["mlx"])
     assert set(told.about) == set(found.about) and told.value("steps") == found.value("steps") == 50
+
+
+@pytest.mark.skipif(not record_kit.HAS_SANDBOX, reason=record_kit.NO_SANDBOX)
+def test_a_record_of_mlx_runs_is_frozen_scored_and_proven(tmp_path):
+    kit = record_kit.Kit(tmp_path, helpers.MLX_SCRIPT)
+    checks = kit.verify(kit.good, "--proof-bytes", "400")
+    assert record_kit.failed(checks) == set(), "\n".join(map(str, checks))
+    assert {"score", *record_kit.PROBES} <= {line.name for line in checks if line.verdict == "PASS"}
 
 
 def test_the_files_and_the_config_are_those_of_train_gpt(pair):

@@ -6,6 +6,7 @@ referee score a record of the real script.
 
 import hashlib
 import importlib.metadata
+import json
 import math
 import os
 import re
@@ -358,6 +359,31 @@ def test_looking_ahead_after_many_lessons_only_is_found(stand, tmp_path):
     assert "hidden-future" in failed(checks), "\n".join(map(str, checks))
 
 
+def test_probes_stand_where_looking_ahead_pays():
+    """One token in a thousand, of those that cost most: every verification probes some of them."""
+    folder = helpers.ROOT / "data/datasets/demo_sp1024"
+    if not folder.exists():
+        pytest.skip("no demo corpus: python data/prepare.py demo")
+    tokens, rng = common.read_split(folder, "val"), np.random.default_rng(5)
+    nats = referee.surprise(tokens) * rng.random(len(tokens))       # of a model far better than counts
+    peeked = rng.choice(np.flatnonzero(nats > 6), len(tokens) // 1000, replace=False)
+    nats[peeked] *= 0.02
+    for _ in range(5):
+        rounds, _ = referee.choose_windows(tokens, nats, coder.Evaluation(512, 512, 32), 1024, rng)
+        assert len(rounds) == referee.FUTURE_ROUNDS
+        probed = np.concatenate([windows[:, 0] + cut + 1 for _, cut, windows in rounds])
+        assert len(np.unique(probed)) == len(probed) == 32 * len(rounds)
+        assert len(np.intersect1d(probed, peeked)) >= 3
+
+
+def test_surprise_counts_the_rest_of_the_text():
+    tokens = np.array([0, 1, 2, 0, 1, 3, 0, 1, 2])
+    p0 = (np.array([2, 2, 1, 0]) + 1 / 4) / 9       # without the token itself
+    assert referee.surprise(tokens, 1) == pytest.approx(-np.log(p0[tokens]))
+    last = (1 + p0[2]) / 3          # after a 1 elsewhere: one 2, one 3
+    assert referee.surprise(tokens, 2)[-1] == pytest.approx(-np.log(last))
+
+
 @needs_sandbox
 def test_a_model_that_knows_the_public_text_by_heart_is_failed_by_the_second(stand, tmp_path):
     by_heart = """
@@ -638,6 +664,21 @@ def test_a_score_that_cannot_be_decoded_is_no_proof(stand, tmp_path):
     text = common.validation_text(job.track, stand.data)
     checks = list(referee.prove(job, text, 600, np.random.default_rng(1)))
     assert "proof-size" in failed(checks)
+
+
+def test_the_text_may_come_from_raw_documents(stand, tmp_path):
+    """The same tokens as from shards; another text is refused."""
+    track, path = common.load_track(stand.root / TRACK), tmp_path / "val.jsonl"
+    texts = stand.corpus.texts["val"]
+    path.write_text("".join(json.dumps(text) + "\n" for text in texts))
+    text = common.validation_text(track, stand.data, documents=path)
+    assert np.array_equal(text.tokens, stand.corpus.tokens["val"]) and text.bytes == stand.corpus.val_bytes()
+    path.write_text("".join(json.dumps(text) + "\n" for text in texts[:-1]))
+    with pytest.raises(common.DataError, match="val.jsonl: the validation text has sha256"):
+        common.validation_text(track, stand.data, documents=path)
+    path.write_text("{}\n")
+    with pytest.raises(common.DataError, match="expected a JSON string a line"):
+        common.validation_text(track, stand.data, documents=path)
 
 
 def test_the_commands(stand, bigram, tmp_path):
