@@ -1,8 +1,8 @@
 """Published shards and their tokenizer from the Hugging Face hub: each file whole and checked, or not there.
 
-    python data/download.py --variant sp1024 --train-shards 80
-    python data/download.py --variant sp1024 --train-shards 0      # the validation split alone
-    python data/download.py --variant sp1024 --verify              # check every byte of what is there
+    python -m data.download --variant sp1024 --train-shards 80
+    python -m data.download --variant sp1024 --train-shards 0      # the validation split alone
+    python -m data.download --variant sp1024 --verify              # check every byte of what is there
 
 The hub client finds repo, commit, token, mirror and proxy; HF_ENDPOINT, HF_TOKEN and its other variables
 count. The bytes are received here, because the client (2.4) throws away a file that it could not finish and
@@ -13,6 +13,7 @@ come last, so a first download that was cut short cannot be trained on.
 
 Exit codes: 0 all is there, 2 bad argument, 3 it is not (the last line says why, and what to do), 130 Ctrl-C.
 """
+
 import argparse
 import errno
 import fnmatch
@@ -44,19 +45,19 @@ from huggingface_hub.hf_api import RepoFolder
 from huggingface_hub.utils import build_hf_headers, parse_ratelimit_headers, validate_repo_id
 from tqdm import tqdm
 
-import shards
-from shards import DataError
+from data import shards
+from data.shards import DataError
 
 REPO_ID = "willdepueoai/parameter-golf"
-PREFIX = "datasets"                           # the manifest's paths start from this folder of the repo
+PREFIX = "datasets"  # the manifest's paths start from this folder of the repo
 MANIFEST = f"{PREFIX}/manifest.json"
 RECORD, PARTIAL, LOCK = "source.json", ".partial", "datasets/.download.lock"
-TIMEOUT = constants.HF_HUB_DOWNLOAD_TIMEOUT   # s without a byte; 10, or what the variable of that name says
-SLOWEST = 1024                                # bytes/s over TIMEOUT; a shard would take two days at this rate
-RENEWAL = 1 << 20                             # bytes of progress after which tries count anew
-LONGEST_WAIT = 300                            # s; the hub counts requests in windows of five minutes
-PATIENCE = 6 * TIMEOUT                        # s that a request may take without any part of a file coming
-LARGEST_ANSWER = 64 << 20                     # bytes; a listing of 100,000 files has 30 MB
+TIMEOUT = constants.HF_HUB_DOWNLOAD_TIMEOUT  # s without a byte; 10, or what the variable of that name says
+SLOWEST = 1024  # bytes/s over TIMEOUT; a shard would take two days at this rate
+RENEWAL = 1 << 20  # bytes of progress after which tries count anew
+LONGEST_WAIT = 300  # s; the hub counts requests in windows of five minutes
+PATIENCE = 6 * TIMEOUT  # s that a request may take without any part of a file coming
+LARGEST_ANSWER = 64 << 20  # bytes; a listing of 100,000 files has 30 MB
 GO_ON = "run the same command again to go on"
 OWNER = "tell the repo's owner, or use another --revision"
 
@@ -74,7 +75,7 @@ class Stopped(Exception):
 
 
 def say(line: str) -> None:
-    tqdm.write(line, file=sys.stderr)         # above the bar, where there is one
+    tqdm.write(line, file=sys.stderr)  # above the bar, where there is one
 
 
 # --------------------------------------------------------------------------------------------------
@@ -86,6 +87,7 @@ def say(line: str) -> None:
 class File:
     """A published file: `path` below PREFIX in the repo and below the root here, `size` in bytes, and `etag`,
     the hub's name for the content: sha256 of a large file, sha1 of a small one, "" where unknown."""
+
     path: str
     size: int | None
     etag: str
@@ -98,13 +100,14 @@ class File:
 @dataclass(frozen=True)
 class Plan:
     """What a variant consists of at one commit; `train` holds all shards, asked for or not."""
+
     repo_id: str
-    revision: str                             # as asked for; `commit` is what it meant then
+    revision: str  # as asked for; `commit` is what it meant then
     commit: str
     name: str
-    folder: str                               # below the root
+    folder: str  # below the root
     vocab_size: int | None
-    tokenizer: tuple[File, ...]               # first the one that TOKENIZER_PATH names
+    tokenizer: tuple[File, ...]  # first the one that TOKENIZER_PATH names
     train: tuple[File, ...]
     val: tuple[File, ...]
 
@@ -149,7 +152,7 @@ class Hub:
         # some of the client's requests have no time limit and none a limit of size
         get_session().event_hooks["request"].append(limit_time)
         get_session().event_hooks["response"].append(limit_size)
-        self.since: dict[str, float] = {}     # of each request under way, when it last came forward
+        self.since: dict[str, float] = {}  # of each request under way, when it last came forward
         threading.Thread(target=self.watch, daemon=True).start()
 
     def patiently(self, what: str, attempt: Callable, progress: Callable[[], int] = lambda: 0):
@@ -165,7 +168,7 @@ class Hub:
             except (HfHubHTTPError, httpx2.RequestError, OfflineModeIsEnabled, Damaged) as error:
                 if progress() >= best + RENEWAL:
                     best, failures = progress(), 0
-                wait = max(min(2.0 ** failures, 60) * random.uniform(0.75, 1.25), asked_wait(error))
+                wait = max(min(2.0**failures, 60) * random.uniform(0.75, 1.25), asked_wait(error))
                 failures += 1
                 if not may_pass(error) or failures > self.retries or wait > LONGEST_WAIT:
                     raise self.verdict(what, error, failures) from error
@@ -181,8 +184,12 @@ class Hub:
         while not self.stop.wait(TIMEOUT / 4):
             for what, since in list(self.since.items()):
                 if time.monotonic() - since > PATIENCE:
-                    print(f"error: {what}: no answer that ends within {PATIENCE} s: check network, proxy and "
-                          f"HF_ENDPOINT {constants.ENDPOINT}, then {GO_ON}", file=sys.stderr, flush=True)
+                    print(
+                        f"error: {what}: no answer that ends within {PATIENCE} s: check network, proxy and "
+                        f"HF_ENDPOINT {constants.ENDPOINT}, then {GO_ON}",
+                        file=sys.stderr,
+                        flush=True,
+                    )
                     os._exit(DataError.exit_code)
 
     def verdict(self, what: str, error: Exception, tries: int) -> DataError:
@@ -191,16 +198,18 @@ class Hub:
         if isinstance(error, OfflineModeIsEnabled):
             return Unreachable(what)
         if isinstance(error, httpx2.RequestError):
-            return Unreachable(f"{what}: check network, proxy and HF_ENDPOINT {constants.ENDPOINT}, "
-                               f"then {GO_ON}")
+            return Unreachable(
+                f"{what}: check network, proxy and HF_ENDPOINT {constants.ENDPOINT}, then {GO_ON}"
+            )
         if isinstance(error, Damaged):
             return DataError(f"{what}: {GO_ON}; if this stays, tell the owner of {self.repo_id}")
         if isinstance(error, RevisionNotFoundError):
             return DataError(f"{what}: the repo has no revision {self.revision!r}: check --revision")
         if error.response.status_code in (401, 403, 404):
             token = "check that your token" if get_token() else "set HF_TOKEN to a token that"
-            return DataError(f"{what}: not there, private or gated: check --repo-id {self.repo_id}, "
-                             f"or {token} may read it")
+            return DataError(
+                f"{what}: not there, private or gated: check --repo-id {self.repo_id}, or {token} may read it"
+            )
         return DataError(f"{what}: {GO_ON}" + (f" in {wait:.0f} s" if (wait := asked_wait(error)) else ""))
 
     def listing(self) -> tuple[str, dict[str, File]]:
@@ -211,17 +220,27 @@ class Hub:
             info = api.dataset_info(self.repo_id, revision=self.revision, files_metadata=True)
             if not info.sha:
                 raise ValueError("no commit")
-            found = info.siblings or api.list_repo_tree(self.repo_id, repo_type="dataset", revision=info.sha,
-                                                        recursive=True)
+            found = info.siblings or api.list_repo_tree(
+                self.repo_id, repo_type="dataset", revision=info.sha, recursive=True
+            )
             return info.sha, [file for file in found if not isinstance(file, RepoFolder)]
+
         try:
             commit, found = self.patiently(f"{self.repo_id} at {self.revision}", ask)
-            files = [File(file.rfilename.removeprefix(PREFIX + "/"), file.size,
-                          checksum_or_none(file.lfs and file.lfs.sha256))
-                     for file in found if file.rfilename.startswith(PREFIX + "/")]
+            files = [
+                File(
+                    file.rfilename.removeprefix(PREFIX + "/"),
+                    file.size,
+                    checksum_or_none(file.lfs and file.lfs.sha256),
+                )
+                for file in found
+                if file.rfilename.startswith(PREFIX + "/")
+            ]
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise DataError(f"{constants.ENDPOINT} does not answer as a Hugging Face hub does ({brief(error)}"
-                            "): check HF_ENDPOINT and proxy") from error
+            raise DataError(
+                f"{constants.ENDPOINT} does not answer as a Hugging Face hub does ({brief(error)}"
+                "): check HF_ENDPOINT and proxy"
+            ) from error
         return commit, {file.path: file for file in files}
 
     def complete(self, file: File, commit: str) -> File:
@@ -232,8 +251,10 @@ class Hub:
         found = self.patiently(file.path, lambda: get_hf_file_metadata(url))
         size = found.size if file.size is None else file.size
         if found.commit_hash not in (None, commit) or size is None:
-            raise DataError(f"{url}: the answer is for commit {found.commit_hash} and {size} bytes, expected "
-                            f"{commit} and a size: check HF_ENDPOINT and proxy, then {GO_ON}")
+            raise DataError(
+                f"{url}: the answer is for commit {found.commit_hash} and {size} bytes, expected "
+                f"{commit} and a size: check HF_ENDPOINT and proxy, then {GO_ON}"
+            )
         return File(file.path, size, file.etag or checksum_or_none(found.etag))
 
     def url(self, file: File, commit: str) -> str:
@@ -241,8 +262,9 @@ class Hub:
 
     def fetch(self, file: File, commit: str, out: BinaryIO, bar: tqdm) -> None:
         """Append to `out` what it lacks of `file`, and check the whole."""
-        self.patiently(file.path, lambda: self.receive(file, commit, out, bar),
-                       progress=lambda: out.seek(0, os.SEEK_END))
+        self.patiently(
+            file.path, lambda: self.receive(file, commit, out, bar), progress=lambda: out.seek(0, os.SEEK_END)
+        )
 
     def receive(self, file: File, commit: str, out: BinaryIO, bar: tqdm) -> None:
         """One try of `fetch`. Raises Damaged, and empties `out` where nothing in it can be trusted."""
@@ -253,22 +275,26 @@ class Hub:
                 headers["Range"] = f"bytes={start}-"
             url = self.url(file, commit)
             limit = {"limit": file.size + LARGEST_ANSWER}
-            with get_session().stream("GET", url, headers=headers, timeout=TIMEOUT,
-                                      extensions=limit) as response:
+            with get_session().stream(
+                "GET", url, headers=headers, timeout=TIMEOUT, extensions=limit
+            ) as response:
                 if response.status_code == 416:
-                    empty(out, bar)           # the server has nothing that could follow what we have
+                    empty(out, bar)  # the server has nothing that could follow what we have
                 else:
                     check_offer(response, start, file.size)
                     if response.status_code == 200:
-                        empty(out, bar)       # it knows no ranges, and sends all of it again
+                        empty(out, bar)  # it knows no ranges, and sends all of it again
                     self.copy(response, file, out, bar)
         size = out.seek(0, os.SEEK_END)
         if size < file.size:
             raise Damaged(f"ended after {size} of {file.size} bytes")
         if size > file.size or not same_content(out, file.etag):
             empty(out, bar)
-            raise Damaged(f"more than the {file.size} bytes published" if size > file.size else
-                          f"checksum is not {file.etag[:16]}..., the published one")
+            raise Damaged(
+                f"more than the {file.size} bytes published"
+                if size > file.size
+                else f"checksum is not {file.etag[:16]}..., the published one"
+            )
 
     def copy(self, response: httpx2.Response, file: File, out: BinaryIO, bar: tqdm) -> None:
         """Write the body to `out`, but at most one chunk more than `file` has."""
@@ -376,20 +402,25 @@ def ask_plan(hub: Hub, variant: str, workers: int) -> Plan:
         dataset, tokenizer = choose(manifest, variant, origin)
         folder = inside(dataset.get("path") or f"datasets/{dataset['name']}").rstrip("/")
         claims, groups = claimed(dataset, tokenizer), {"tokenizer": tokenizer_files(tokenizer, files, origin)}
-        for which in "train", "val":          # some manifests have the folder in the patterns, or no patterns
+        for which in "train", "val":  # some manifests have the folder in the patterns, or no patterns
             pattern = PurePosixPath(dataset.get(f"{which}_glob") or f"*_{which}_*.bin").name
             groups[which] = split(files, folder, pattern, origin)
         promised = (dataset.get("stats") or {}).get("files_val", max(1, len(groups["val"])))
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{origin}: {MANIFEST} is not as it should be ({brief(error)}): {OWNER}") from error
     if len(groups["val"]) != promised:
-        raise DataError(f"{origin} holds {len(groups['val'])} validation shards of {promised} in {folder}, "
-                        f"and a score needs the whole split: {OWNER}")
+        raise DataError(
+            f"{origin} holds {len(groups['val'])} validation shards of {promised} in {folder}, "
+            f"and a score needs the whole split: {OWNER}"
+        )
     with ThreadPoolExecutor(workers) as pool:
-        whole = {key: tuple(pool.map(lambda f: agree(hub.complete(f, commit), claims.get(f.name, {})), group))
-                 for key, group in groups.items()}
-    return Plan(hub.repo_id, hub.revision, commit, dataset["name"], folder, tokenizer.get("vocab_size"),
-                **whole)
+        whole = {
+            key: tuple(pool.map(lambda f: agree(hub.complete(f, commit), claims.get(f.name, {})), group))
+            for key, group in groups.items()
+        }
+    return Plan(
+        hub.repo_id, hub.revision, commit, dataset["name"], folder, tokenizer.get("vocab_size"), **whole
+    )
 
 
 def read_manifest(hub: Hub, file: File, commit: str) -> dict:
@@ -411,8 +442,10 @@ def choose(manifest: dict, variant: str, origin: str) -> tuple[dict, dict]:
     datasets = [entry for entry in manifest["datasets"] if fits(entry["name"], variant)]
     if len(datasets) != 1:
         names = ", ".join(sorted(entry["name"] for entry in datasets or manifest["datasets"]))
-        raise DataError(f"{origin} has {'more than one' if datasets else 'no'} variant {variant!r}: "
-                        f"call with --variant and one of: {names or 'none at all'}")
+        raise DataError(
+            f"{origin} has {'more than one' if datasets else 'no'} variant {variant!r}: "
+            f"call with --variant and one of: {names or 'none at all'}"
+        )
     name = datasets[0]["tokenizer_name"]
     tokenizers = [entry for entry in manifest["tokenizers"] if entry["name"] == name]
     if not tokenizers:
@@ -430,13 +463,18 @@ def tokenizer_files(tokenizer: dict, files: dict[str, File], origin: str) -> lis
 
 def split(files: dict[str, File], folder: str, pattern: str, origin: str) -> list[File]:
     """The shards of a split in the order of their numbers. Raises DataError where one is missing."""
-    found = sorted((int(number[1]), file.name, file) for path, file in files.items()
-                   if path == f"{folder}/{file.name}" and fnmatch.fnmatchcase(file.name, pattern)
-                   and (number := re.search(r"(\d+)\.bin$", path)))
+    found = sorted(
+        (int(number[1]), file.name, file)
+        for path, file in files.items()
+        if path == f"{folder}/{file.name}"
+        and fnmatch.fnmatchcase(file.name, pattern)
+        and (number := re.search(r"(\d+)\.bin$", path))
+    )
     for (before, name, _), (after, next_name, _) in itertools.pairwise(found):
         if after != before + 1:
-            raise DataError(f"{origin}: {next_name} follows {name} in {folder}, expected "
-                            f"number {before + 1}: {OWNER}")
+            raise DataError(
+                f"{origin}: {next_name} follows {name} in {folder}, expected number {before + 1}: {OWNER}"
+            )
     return [file for _, _, file in found]
 
 
@@ -460,8 +498,10 @@ def agree(file: File, claim: dict) -> File:
     size = shards.HEADER_BYTES + 2 * claim["tokens"] if "tokens" in claim else claim.get("size", file.size)
     sha256 = checksum_or_none(claim.get("sha256"))
     if size != file.size or sha256 and len(file.etag) == 64 and sha256 != file.etag:
-        raise DataError(f"{file.path}: {MANIFEST} promises {size} bytes, sha256 {sha256 or 'unknown'}, "
-                        f"and the repo holds {file.size} bytes, {file.etag}: {OWNER}")
+        raise DataError(
+            f"{file.path}: {MANIFEST} promises {size} bytes, sha256 {sha256 or 'unknown'}, "
+            f"and the repo holds {file.size} bytes, {file.etag}: {OWNER}"
+        )
     return replace(file, etag=sha256 or file.etag)
 
 
@@ -480,15 +520,26 @@ def read_record(folder: Path) -> Plan | None:
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{path}: not what this program wrote ({brief(error)}): "
-                        f"rm -r {shlex.quote(str(folder))}, then run the same command again") from error
+        raise DataError(
+            f"{path}: not what this program wrote ({brief(error)}): "
+            f"rm -r {shlex.quote(str(folder))}, then run the same command again"
+        ) from error
 
 
 def recorded_plan(root: Path, hub: Hub, variant: str) -> Plan | None:
     """The plan of an earlier call for the same repo, revision and variant."""
     plans = [read_record(path.parent) for path in root.glob(f"datasets/*/{RECORD}")]
-    return next((plan for plan in plans if plan and fits(plan.name, variant) and plan.repo_id == hub.repo_id
-                 and hub.revision in (plan.revision, plan.commit)), None)
+    return next(
+        (
+            plan
+            for plan in plans
+            if plan
+            and fits(plan.name, variant)
+            and plan.repo_id == hub.repo_id
+            and hub.revision in (plan.revision, plan.commit)
+        ),
+        None,
+    )
 
 
 def is_bound(root: Path, plan: Plan) -> bool:
@@ -497,17 +548,23 @@ def is_bound(root: Path, plan: Plan) -> bool:
     folder, record = root / plan.folder, read_record(root / plan.folder)
     mend = f"use another --root, or rm -r {shlex.quote(str(folder))}"
     if record and (record.repo_id, record.commit) != (plan.repo_id, plan.commit):
-        raise DataError(f"{folder} is from {record.origin}, and this call asks for {plan.origin}: go on with "
-                        f"--repo-id {record.repo_id} --revision {record.commit}, {mend}")
+        raise DataError(
+            f"{folder} is from {record.origin}, and this call asks for {plan.origin}: go on with "
+            f"--repo-id {record.repo_id} --revision {record.commit}, {mend}"
+        )
     strangers = {path.name for path in folder.glob("*.bin")} - {file.name for file in plan.train + plan.val}
     if strangers:
-        raise DataError(f"{folder} holds {min(strangers)}, which is not of {plan.origin}, and a trainer "
-                        f"would take two sets for one: {mend}")
+        raise DataError(
+            f"{folder} holds {min(strangers)}, which is not of {plan.origin}, and a trainer "
+            f"would take two sets for one: {mend}"
+        )
     for file in () if record else plan.tokenizer + plan.train + plan.val:
         path = root / file.path
         if path.is_file() and (problem := damage(path, file, thorough=True)):
-            raise DataError(f"{path} is not the one of {plan.origin} ({problem}): use another --root, or rm "
-                            f"{shlex.quote(str(path))}")
+            raise DataError(
+                f"{path} is not the one of {plan.origin} ({problem}): use another --root, or rm "
+                f"{shlex.quote(str(path))}"
+            )
     return bool(record)
 
 
@@ -530,9 +587,11 @@ def damage(path: Path, file: File, thorough: bool) -> str:
 
 def lacking(root: Path, files: tuple[File, ...], thorough: bool, workers: int) -> dict[File, str]:
     """Those of `files` that are not there, or there but damaged, and then in what way."""
+
     def problem(file: File) -> str | None:
         path = root / file.path
         return damage(path, file, thorough) or None if path.is_file() else "absent"
+
     with ThreadPoolExecutor(workers) as pool:
         return {file: found for file, found in zip(files, pool.map(problem, files)) if found}
 
@@ -546,12 +605,14 @@ def part_path(root: Path, plan: Plan, file: File) -> Path:
 def check_shard(path: Path, name: str) -> None:
     """Raises DataError where `path`, which is what was published as `name`, is no shard."""
     try:
-        header, tokens = shards.read_shard(path)
+        header, tokens = shards.open_shard(path)
     except DataError as error:
         raise DataError(f"{name} as published is no shard ({error}): {OWNER}") from error
     if not header.legacy and zlib.crc32(tokens) != header.crc32:
-        raise DataError(f"{name} as published has crc32 {zlib.crc32(tokens):08x}, and its header says "
-                        f"{header.crc32:08x}: {OWNER}")
+        raise DataError(
+            f"{name} as published has crc32 {zlib.crc32(tokens):08x}, and its header says "
+            f"{header.crc32:08x}: {OWNER}"
+        )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -585,13 +646,18 @@ def fetch_all(root: Path, plan: Plan, missing: dict[File, str], hub: Hub, worker
     total, there = sum(file.size for file in missing), sum(p.stat().st_size for p in parts if p.exists())
     if total - there > (free := shutil.disk_usage(root / plan.folder).free):
         raise DataError(f"{root}: {total - there} bytes to come and {free} free: make room, then {GO_ON}")
-    print(f"{plan.name} of {plan.origin}: {len(missing)} files, {(total - there) / 1e6:.1f} MB to come",
-          flush=True)
+    print(
+        f"{plan.name} of {plan.origin}: {len(missing)} files, {(total - there) / 1e6:.1f} MB to come",
+        flush=True,
+    )
     bar = tqdm(total=total, initial=there, unit="B", unit_scale=True, desc=plan.name, disable=None)
     with bar, ThreadPoolExecutor(workers) as pool:
         for is_last in (False, True):
-            futures = [pool.submit(fetch_file, root, plan, file, hub, bar)
-                       for file in missing if (file in plan.val) == is_last]
+            futures = [
+                pool.submit(fetch_file, root, plan, file, hub, bar)
+                for file in missing
+                if (file in plan.val) == is_last
+            ]
             try:
                 for future in as_completed(futures):
                     future.result()
@@ -600,7 +666,7 @@ def fetch_all(root: Path, plan: Plan, missing: dict[File, str], hub: Hub, worker
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
     for folder in {part.parent for part in parts}:
-        shutil.rmtree(folder)                 # with parts of other commits, which nobody will go on with
+        shutil.rmtree(folder)  # with parts of other commits, which nobody will go on with
 
 
 def find_plan(args: argparse.Namespace, hub: Hub) -> Plan:
@@ -622,17 +688,20 @@ def download(args: argparse.Namespace) -> None:
     hub = Hub(args.repo_id, args.revision, args.retries)
     plan = find_plan(args, hub)
     if args.train_shards > len(plan.train):
-        raise DataError(f"{plan.name} of {plan.origin} has {len(plan.train)} training shards, and not "
-                        f"{args.train_shards}: call with --train-shards {len(plan.train)} or fewer")
+        raise DataError(
+            f"{plan.name} of {plan.origin} has {len(plan.train)} training shards, and not "
+            f"{args.train_shards}: call with --train-shards {len(plan.train)} or fewer"
+        )
     needed = plan.needed(args.train_shards)
 
     def survey() -> tuple[bool, dict[File, str]]:
         return is_bound(args.root, plan), lacking(args.root, needed, args.verify, args.workers)
+
     bound, missing = survey()
-    if not bound or missing:                  # else nothing is written, since the root may be read-only
+    if not bound or missing:  # else nothing is written, since the root may be read-only
         (args.root / "datasets").mkdir(parents=True, exist_ok=True)
         with lock(args.root):
-            bound, missing = survey()         # now that no other download changes anything
+            bound, missing = survey()  # now that no other download changes anything
             bind(args.root, plan)
             if missing:
                 fetch_all(args.root, plan, missing, hub, args.workers)
@@ -654,17 +723,23 @@ def lock(root: Path) -> filelock.AcquireReturnProxy:
 
 def report(root: Path, plan: Plan) -> None:
     """Say what is there and the command that trains on it."""
+
     def shown(path: Path) -> str:
         near = os.path.relpath(path)
         return shlex.quote(str(path) if near.startswith("..") else near)
+
     train = [file for file in plan.train if (root / file.path).is_file()]
     tokens = sum((file.size - shards.HEADER_BYTES) // 2 for file in train)
-    print(f"{plan.name} of {plan.origin}: {len(train)} training shards ({tokens:,} tokens), "
-          f"{len(plan.val)} validation shards, tokenizer {plan.tokenizer[0].name}. To train on it:")
+    print(
+        f"{plan.name} of {plan.origin}: {len(train)} training shards ({tokens:,} tokens), "
+        f"{len(plan.val)} validation shards, tokenizer {plan.tokenizer[0].name}. To train on it:"
+    )
     vocab_size = f"VOCAB_SIZE={plan.vocab_size} " if plan.vocab_size else ""
-    print(f"{vocab_size}DATA_PATH={shown(root / plan.folder)} "
-          f"TOKENIZER_PATH={shown(root / plan.tokenizer[0].path)} "
-          f"python {shown(Path(__file__).absolute().parent.parent / 'train_gpt.py')}")
+    print(
+        f"{vocab_size}DATA_PATH={shown(root / plan.folder)} "
+        f"TOKENIZER_PATH={shown(root / plan.tokenizer[0].path)} "
+        f"python {shown(Path(__file__).absolute().parent.parent / 'train_gpt.py')}"
+    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -685,15 +760,20 @@ def count(text: str, least: int = 0) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     summary, _, details = __doc__.partition("\n")
-    parser = argparse.ArgumentParser(description=summary, epilog=details,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=summary, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("--variant", default="sp1024", help="data set by its name or the end of it (%(default)s)")
     add("--train-shards", type=count, default=80, help="how many, from the first on (%(default)s)")
     add("--repo-id", type=repo_id, default=REPO_ID, help="dataset repo (%(default)s)")
     add("--revision", default="main", help="branch, tag or commit (%(default)s)")
-    add("--root", type=lambda text: Path(text).absolute(), default=Path(__file__).absolute().parent,
-        help="gets the folders datasets/ and tokenizers/ (%(default)s)")
+    add(
+        "--root",
+        type=lambda text: Path(text).absolute(),
+        default=Path(__file__).absolute().parent,
+        help="gets the folders datasets/ and tokenizers/ (%(default)s)",
+    )
     add("--workers", type=lambda text: count(text, 1), default=8, help="files at a time (%(default)s)")
     add("--retries", type=count, default=4, help="further tries in a row (%(default)s)")
     add("--verify", action="store_true", help="compare the checksums of files that are there")
@@ -702,7 +782,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def interrupt(*_) -> None:
     print(f"\ninterrupted: {GO_ON}", file=sys.stderr, flush=True)
-    os._exit(130)                             # at once: a part may end anywhere, and a file never does
+    os._exit(130)  # at once: a part may end anywhere, and a file never does
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -716,8 +796,10 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         mend = "make room" if full else "mend this or use another --root"
-        print(f"error: {error.filename or args.root}: {error.strerror or error}: {mend}, then {GO_ON}",
-              file=sys.stderr)
+        print(
+            f"error: {error.filename or args.root}: {error.strerror or error}: {mend}, then {GO_ON}",
+            file=sys.stderr,
+        )
         return DataError.exit_code
     return 0
 

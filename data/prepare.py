@@ -1,7 +1,7 @@
 """From text to a tokenizer, shards and a manifest. data/README.md explains the options.
 
-    python data/prepare.py demo
-    python data/prepare.py text PATH... --name NAME --vocab-size 1024
+    python -m data.prepare demo
+    python -m data.prepare text PATH... --name NAME --vocab-size 1024
 
 Both run the same pipeline, in bounded memory whatever the size of the text:
   1. spool     read every document once, hash it, put it in one of 64 buckets by its hash; sort each bucket
@@ -11,6 +11,7 @@ Both run the same pipeline, in bounded memory whatever the size of the text:
   5. seal      complete the headers, verify everything, give the finished folder its name
 All of it grows in a hidden folder beside the target. A second run continues from the parts that are whole.
 """
+
 import argparse
 import base64
 import errno
@@ -37,11 +38,11 @@ import filelock
 import numpy as np
 from tqdm import tqdm
 
-import shards
-from shards import SPLIT_NAMES, TRAIN, VAL, DataError, UsageError
+from data import shards
+from data.shards import SPLIT_NAMES, TRAIN, VAL, DataError, UsageError
 
 REPO = Path(__file__).resolve().parent.parent
-Document = tuple[str, bytes]          # a name for people ("book.txt", "a.jsonl:17") and UTF-8 text
+Document = tuple[str, bytes]  # a name for people ("book.txt", "a.jsonl:17") and UTF-8 text
 
 # --------------------------------------------------------------------------------------------------
 # plan: everything that decides the bytes of the result
@@ -51,24 +52,29 @@ Document = tuple[str, bytes]          # a name for people ("book.txt", "a.jsonl:
 @dataclass(frozen=True)
 class Plan:
     """Options of one preparation. Equal plans over equal text give equal files."""
+
     name: str
     vocab_size: int = 1024
-    model_type: str = "bpe"           # or "unigram"
-    given_tokenizer: str = ""         # sha256 of a tokenizer that was given, else empty
+    model_type: str = "bpe"  # or "unigram"
+    given_tokenizer: str = ""  # sha256 of a tokenizer that was given, else empty
     val_fraction: float = 0.01
-    val_docs: int = 0                 # if not 0, this many documents instead of the fraction
-    second_fraction: float = 0.0      # kept out of both splits: the referee's second text
+    val_docs: int = 0  # if not 0, this many documents instead of the fraction
+    second_fraction: float = 0.0  # kept out of both splits: the referee's second text
     shard_tokens: int = 100_000_000
     lossy_ok: bool = False
 
     def __post_init__(self):
         words = self.name.split("_")  # the trainer finds its files by *_train_*.bin and *_val_*.bin
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.name) or {"train", "val"} & set(words):
-            raise UsageError(f"--name is {self.name!r}, expected up to 100 letters, digits and . _ - without "
-                             "the words train and val")
+            raise UsageError(
+                f"--name is {self.name!r}, expected up to 100 letters, digits and . _ - without "
+                "the words train and val"
+            )
         if not (SPECIAL_PIECES < self.vocab_size <= shards.IDS or self.given_tokenizer):
-            raise UsageError(f"--vocab-size is {self.vocab_size}, expected {SPECIAL_PIECES + 1} (every byte, "
-                             f"three specials, the space) to {shards.IDS} (tokens are uint16)")
+            raise UsageError(
+                f"--vocab-size is {self.vocab_size}, expected {SPECIAL_PIECES + 1} (every byte, "
+                f"three specials, the space) to {shards.IDS} (tokens are uint16)"
+            )
         if not 0 < self.val_fraction < 1 or self.val_docs < 0:
             raise UsageError("--val-fraction takes a number between 0 and 1, --val-docs a number above 0")
         if not 0 < self.shard_tokens <= shards.MAX_TOKENS:
@@ -92,13 +98,14 @@ class Plan:
 @dataclass(frozen=True)
 class Job:
     """A plan, where its documents come from, and where its results go."""
+
     plan: Plan
     documents: Iterable[Document]
-    state: list                       # of the source, as JSON: another state, another spool
+    state: list  # of the source, as JSON: another state, another spool
     root: Path = REPO
     workers: int = 2
-    given: bytes | None = None        # tokenizer file to use instead of training one
-    expected: str | None = None       # sha256 that the corpus must have
+    given: bytes | None = None  # tokenizer file to use instead of training one
+    expected: str | None = None  # sha256 that the corpus must have
 
     @property
     def target(self) -> Path:
@@ -117,13 +124,14 @@ class Job:
 # sources: text files, JSON lines, parquet
 # --------------------------------------------------------------------------------------------------
 
-MAX_DOCUMENT = 16 << 20               # bytes; SentencePiece needs about 30 times as much memory
-MAX_LINE = 8 * MAX_DOCUMENT           # of JSON, where one byte of text can take six
+MAX_DOCUMENT = 16 << 20  # bytes; SentencePiece needs about 30 times as much memory
+MAX_LINE = 8 * MAX_DOCUMENT  # of JSON, where one byte of text can take six
 
 
 @dataclass(frozen=True)
 class Source:
     """Files to read and how. `field` is for jsonl and parquet, `separator` (a line) for txt."""
+
     paths: tuple[Path, ...]
     field: str = "text"
     separator: str | None = None
@@ -138,7 +146,7 @@ class Source:
             read = READERS[suffix(path)]
             try:
                 yield from read(path, self)
-            except (OSError, EOFError, zlib.error) as error:   # a broken gzip file gives any of the three
+            except (OSError, EOFError, zlib.error) as error:  # a broken gzip file gives any of the three
                 raise DataError(f"{path}: cannot be read: {error}") from error
 
 
@@ -217,8 +225,10 @@ def field_text(row: dict, field: str, where: str) -> bytes:
     try:
         raw = (text or "").encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"{where}: half a surrogate pair at character {error.start}, expected Unicode text "
-                        "that UTF-8 can hold") from error
+        raise DataError(
+            f"{where}: half a surrogate pair at character {error.start}, expected Unicode text "
+            "that UTF-8 can hold"
+        ) from error
     return raw if len(raw) <= MAX_DOCUMENT else too_large(where)
 
 
@@ -227,13 +237,16 @@ def read_parquet(path: Path, source: Source) -> Iterator[Document]:
 
     Without a buffer size pyarrow would hold a whole column of a row group: all of the file, as some are made.
     """
-    import pyarrow                    # 0.2 s that other formats need not pay
+    import pyarrow  # 0.2 s that other formats need not pay
     import pyarrow.parquet
+
     try:
         with pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
             if source.field not in file.schema_arrow.names:
-                raise DataError(f"{path}: no column {source.field!r} among {file.schema_arrow.names}; "
-                                "--field NAME chooses another")
+                raise DataError(
+                    f"{path}: no column {source.field!r} among {file.schema_arrow.names}; "
+                    "--field NAME chooses another"
+                )
             rows = itertools.count(1)
             for batch in file.iter_batches(64, columns=[source.field]):
                 for text in batch.column(0).to_pylist():
@@ -253,21 +266,25 @@ def checked(text: bytes, where: str, start: int, limit: int = MAX_DOCUMENT) -> b
     try:
         text.decode()
     except UnicodeDecodeError as error:
-        raise DataError(f"{where}: byte {start + error.start} is {text[error.start]:#04x}, expected UTF-8 "
-                        f"({error.reason}); iconv -t UTF-8 converts other encodings") from error
+        raise DataError(
+            f"{where}: byte {start + error.start} is {text[error.start]:#04x}, expected UTF-8 "
+            f"({error.reason}); iconv -t UTF-8 converts other encodings"
+        ) from error
     return text
 
 
 def too_large(where: str):
-    raise DataError(f"{where}: a document of more than {MAX_DOCUMENT:,} bytes, expected less; in .txt files "
-                    "--separator LINE splits it (--separator '' at empty lines)")
+    raise DataError(
+        f"{where}: a document of more than {MAX_DOCUMENT:,} bytes, expected less; in .txt files "
+        "--separator LINE splits it (--separator '' at empty lines)"
+    )
 
 
 # --------------------------------------------------------------------------------------------------
 # spool: documents on disk, by hash
 # --------------------------------------------------------------------------------------------------
 
-BUCKETS = 64                          # by the first bits of the hash; macOS allows 256 open files, two each
+BUCKETS = 64  # by the first bits of the hash; macOS allows 256 open files, two each
 
 # Where a document lies in its bucket: its name (of that many bytes) stands at `offset`, its text after it.
 # The hash as four numbers, because numpy sorts numbers and not bytes with zeros at the end.
@@ -311,7 +328,7 @@ def sort_bucket(path: Path) -> int:
     return int((~new).sum())
 
 
-SPLITS = ("val", "second", "train")   # in order of their keys
+SPLITS = ("val", "second", "train")  # in order of their keys
 
 
 class Corpus:
@@ -331,14 +348,18 @@ class Corpus:
             smallest = np.sort(np.concatenate([smallest, hashes[:, 1].astype(np.uint64)]))[:at_least]
             documents += len(hashes)
         if documents < at_least + 1:
-            raise DataError(f"the text has {documents} distinct documents that are not empty, expected at "
-                            f"least {at_least + 1}: {at_least} for validation and one to train on"
-                            " (--separator LINE splits .txt files)")
+            raise DataError(
+                f"the text has {documents} distinct documents that are not empty, expected at "
+                f"least {at_least + 1}: {at_least} for validation and one to train on"
+                " (--separator LINE splits .txt files)"
+            )
         self.sha256 = identity.digest()
         self.last_keys = np.array(plan.last_keys(int(smallest[-1])), np.uint64)
         if not self.text_bytes("train"):
-            raise DataError(f"all {documents} documents fall to validation, expected one to train on at "
-                            "least: choose a smaller --val-fraction")
+            raise DataError(
+                f"all {documents} documents fall to validation, expected one to train on at "
+                "least: choose a smaller --val-fraction"
+            )
 
     def places(self, bucket: int, split: str | None = None) -> np.ndarray:
         """PLACE [documents] of one bucket in order: all, or those of val, second or train."""
@@ -377,10 +398,10 @@ def progress(what: str, total: int | None, initial: int = 0) -> tqdm:
 # tokenizer
 # --------------------------------------------------------------------------------------------------
 
-SAMPLE_CHARS = {"bpe": 8_000_000, "unigram": 1_000_000}   # two seconds of training, and ten
-DOCUMENT_CHARS = 50_000       # from one document: huge generated files would else fill the vocabulary
-WINDOW_CHARS = 500            # trained on windows across lines: 1.92 bytes a token, on single words 1.84
-SPECIAL_PIECES = 3 + 256      # unknown, BOS, EOS, and every byte
+SAMPLE_CHARS = {"bpe": 8_000_000, "unigram": 1_000_000}  # two seconds of training, and ten
+DOCUMENT_CHARS = 50_000  # from one document: huge generated files would else fill the vocabulary
+WINDOW_CHARS = 500  # trained on windows across lines: 1.92 bytes a token, on single words 1.84
+SPECIAL_PIECES = 3 + 256  # unknown, BOS, EOS, and every byte
 
 
 def train_tokenizer(texts: Iterable[bytes], plan: Plan) -> bytes:
@@ -389,23 +410,41 @@ def train_tokenizer(texts: Iterable[bytes], plan: Plan) -> bytes:
     Pieces may cross spaces, line ends and scripts: on source code that gives more bytes a token, since line
     end and indentation become one piece. What has no piece is written in bytes.
     """
-    import sentencepiece              # 0.1 s that reading the demo's documents need not pay
+    import sentencepiece  # 0.1 s that reading the demo's documents need not pay
+
     starts, model = sample(texts, SAMPLE_CHARS[plan.model_type]), io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=sentences(starts, plan.vocab_size), model_writer=model,
-            vocab_size=plan.vocab_size, model_type=plan.model_type, character_coverage=1.0,
-            byte_fallback=True, normalization_rule_name="identity", add_dummy_prefix=False,
-            remove_extra_whitespaces=False, allow_whitespace_only_pieces=True, split_by_whitespace=False,
-            split_by_unicode_script=False, split_by_number=False, max_sentence_length=4 * WINDOW_CHARS + 4,
-            num_threads=2, unk_id=0, bos_id=1, eos_id=2, pad_id=-1, minloglevel=3)
+            sentence_iterator=sentences(starts, plan.vocab_size),
+            model_writer=model,
+            vocab_size=plan.vocab_size,
+            model_type=plan.model_type,
+            character_coverage=1.0,
+            byte_fallback=True,
+            normalization_rule_name="identity",
+            add_dummy_prefix=False,
+            remove_extra_whitespaces=False,
+            allow_whitespace_only_pieces=True,
+            split_by_whitespace=False,
+            split_by_unicode_script=False,
+            split_by_number=False,
+            max_sentence_length=4 * WINDOW_CHARS + 4,
+            num_threads=2,
+            unk_id=0,
+            bos_id=1,
+            eos_id=2,
+            pad_id=-1,
+            minloglevel=3,
+        )
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         most = re.search(r"set it to a value <= (\d+)", reason)
         if not most:
             raise DataError(f"no tokenizer could be trained on this text: {reason}") from error
-        raise UsageError(f"--vocab-size is {plan.vocab_size}, expected at most {most[1]}, all that this text "
-                         "has pieces for") from error
+        raise UsageError(
+            f"--vocab-size is {plan.vocab_size}, expected at most {most[1]}, all that this text "
+            "has pieces for"
+        ) from error
     return model.getvalue()
 
 
@@ -413,7 +452,7 @@ def sample(texts: Iterable[bytes], limit: int) -> list[str]:
     """The start of each document until there are `limit` characters; documents come shuffled by hash."""
     taken, chars = [], 0
     for text in texts:
-        taken.append(text[:4 * DOCUMENT_CHARS].decode(errors="ignore")[:DOCUMENT_CHARS])
+        taken.append(text[: 4 * DOCUMENT_CHARS].decode(errors="ignore")[:DOCUMENT_CHARS])
         chars += len(taken[-1])
         if chars >= limit:
             break
@@ -431,13 +470,13 @@ def sentences(texts: list[str], vocab_size: int) -> Iterator[str]:
     for text in texts:
         counts.update(text)
     common = sorted(counts.keys() - set(" \0\u2581\u2585"), key=lambda c: (-counts[c], c))
-    kept = {" ", *common[:(vocab_size - SPECIAL_PIECES - 1) // 2]}
+    kept = {" ", *common[: (vocab_size - SPECIAL_PIECES - 1) // 2]}
     rare = "".join(sorted(counts.keys() - kept))
     cut = re.compile(f"[{re.escape(rare)}]+") if rare else None
     yield " "
     for text in texts:
         for start in range(0, len(text), WINDOW_CHARS):
-            window = text[start:start + WINDOW_CHARS]
+            window = text[start : start + WINDOW_CHARS]
             yield from cut.split(window) if cut else [window]
 
 
@@ -446,20 +485,22 @@ def sentences(texts: list[str], vocab_size: int) -> Iterator[str]:
 # --------------------------------------------------------------------------------------------------
 
 BATCH_BYTES = 300_000
-RUNNING_BYTES = MAX_DOCUMENT          # being encoded at a time; this bounds the memory, whatever the threads
-SAMPLED = 32                          # one training document in so many is decoded again and compared
+RUNNING_BYTES = MAX_DOCUMENT  # being encoded at a time; this bounds the memory, whatever the threads
+SAMPLED = 32  # one training document in so many is decoded again and compared
 
 
 @dataclass(frozen=True)
 class Encoded:
     """One document: uint16 tokens with BOS first, bytes of its text, whether decoding loses some of it."""
+
     tokens: np.ndarray
     text_bytes: int
     lossy: bool
 
 
-def encode_batch(batch: list[Document], tokenizer: shards.Tokenizer, compare_every: int,
-                 lossy_ok: bool) -> list[Encoded]:
+def encode_batch(
+    batch: list[Document], tokenizer: shards.Tokenizer, compare_every: int, lossy_ok: bool
+) -> list[Encoded]:
     """Encode documents; decode one in `compare_every` again, and each whose tokens have other bytes than it.
 
     Its content decides which one, so that a resumed run compares the same. SentencePiece lets go of Python's
@@ -477,15 +518,17 @@ def encode_batch(batch: list[Document], tokenizer: shards.Tokenizer, compare_eve
             lossy = decoded != text
             if lossy and not lossy_ok:
                 refuse_loss(name, text, decoded)
-        done.append(Encoded(flat[end - len(document):end], len(text), lossy))
+        done.append(Encoded(flat[end - len(document) : end], len(text), lossy))
     return done
 
 
 def refuse_loss(name: str, text: bytes, decoded: bytes):
     at = len(os.path.commonprefix([text, decoded]))
-    raise DataError(f"{name}: the tokenizer is not lossless: byte {at} of the document begins "
-                    f"{decoded[at:at + 12]!r} when decoded, expected {text[at:at + 12]!r}; take the document "
-                    "out, choose another tokenizer, or accept the loss with --lossy-ok")
+    raise DataError(
+        f"{name}: the tokenizer is not lossless: byte {at} of the document begins "
+        f"{decoded[at : at + 12]!r} when decoded, expected {text[at : at + 12]!r}; take the document "
+        "out, choose another tokenizer, or accept the loss with --lossy-ok"
+    )
 
 
 def batches(documents: Iterator[Document]) -> Iterator[tuple[list[Document], int]]:
@@ -501,8 +544,13 @@ def batches(documents: Iterator[Document]) -> Iterator[tuple[list[Document], int
         yield batch, size
 
 
-def encode(documents: Iterator[Document], tokenizer: shards.Tokenizer, compare_every: int, lossy_ok: bool,
-           workers: int) -> Iterator[Encoded]:
+def encode(
+    documents: Iterator[Document],
+    tokenizer: shards.Tokenizer,
+    compare_every: int,
+    lossy_ok: bool,
+    workers: int,
+) -> Iterator[Encoded]:
     """The documents in order, encoded in `workers` threads. Raises DataError where text would be lost."""
     pool, running, running_bytes = ThreadPoolExecutor(workers), deque(), 0
     try:
@@ -523,17 +571,33 @@ def write_split(split: int, job: Job, corpus: Corpus, tokenizer: shards.Tokenize
     """Write the shards of one split that `folder` does not hold yet. A shard holds whole documents only."""
     name, most = SPLIT_NAMES[split], job.plan.shard_tokens
     whole = [shards.read_header(path) for path in split_files(folder, job.plan, split)]
-    header, writer = shards.Header(0, tokenizer.vocab_size, tokenizer.bos_id, index=len(whole), split=split,
-                                   tokenizer=tokenizer.sha256, corpus=corpus.sha256), None
-    documents = encode(corpus.read(name, sum(h.documents for h in whole)), tokenizer,
-                       1 if split == VAL else SAMPLED, job.plan.lossy_ok, job.workers)
+    header, writer = (
+        shards.Header(
+            0,
+            tokenizer.vocab_size,
+            tokenizer.bos_id,
+            index=len(whole),
+            split=split,
+            tokenizer=tokenizer.sha256,
+            corpus=corpus.sha256,
+        ),
+        None,
+    )
+    documents = encode(
+        corpus.read(name, sum(h.documents for h in whole)),
+        tokenizer,
+        1 if split == VAL else SAMPLED,
+        job.plan.lossy_ok,
+        job.workers,
+    )
     with progress(f"encode {name}", corpus.text_bytes(name), sum(h.text_bytes for h in whole)) as bar:
         for document in documents:
             if writer and writer.tokens + len(document.tokens) > most:
                 writer.close()
                 header, writer = replace(header, index=header.index + 1), None
             writer = writer or shards.ShardWriter(
-                folder / shards.shard_name(job.plan.name, split, header.index), header)
+                folder / shards.shard_name(job.plan.name, split, header.index), header
+            )
             writer.add(document.tokens, document.text_bytes, document.lossy)
             bar.update(document.text_bytes)
     if writer:
@@ -587,7 +651,7 @@ def remove(work: Path) -> None:
     try:
         work.rmdir()
     except OSError as error:
-        if error.errno != errno.ENOTEMPTY:    # else another run has begun there
+        if error.errno != errno.ENOTEMPTY:  # else another run has begun there
             raise
 
 
@@ -603,8 +667,10 @@ def finished(job: Job, corpus_sha256: str | None) -> bool:
     except (OSError, ValueError, KeyError, TypeError):
         same = False
     if not same:
-        raise UsageError(f"{job.target}: exists and was made from other text or with other options, expected "
-                         f"a free place; remove it or choose another --name: rm -r {job.target}")
+        raise UsageError(
+            f"{job.target}: exists and was made from other text or with other options, expected "
+            f"a free place; remove it or choose another --name: rm -r {job.target}"
+        )
     if corpus_sha256 is None:
         return False
     try:
@@ -631,8 +697,10 @@ def build(job: Job) -> None:
         texts = (text for _, text in corpus.read("train"))
         shards.write_beside(model, job.given or train_tokenizer(texts, job.plan))
     if job.tokenizer.exists() and job.tokenizer.read_bytes() != model.read_bytes():
-        raise UsageError(f"{job.tokenizer}: another tokenizer has this name, expected a free place; remove "
-                         "it or choose another --name")
+        raise UsageError(
+            f"{job.tokenizer}: another tokenizer has this name, expected a free place; remove "
+            "it or choose another --name"
+        )
     tokenizer = shards.Tokenizer(model)
     dataset.mkdir(exist_ok=True)
     for split in (VAL, TRAIN):
@@ -667,17 +735,35 @@ def seal(folder: Path, job: Job, corpus: Corpus, tokenizer: shards.Tokenizer) ->
         with open(path, "r+b") as file:
             file.write(shards.pack(replace(h, count=len(paths[h.split]), flags=flags)))
             shards.sync(file)
-        files.append({"name": path.name, "split": SPLIT_NAMES[h.split], "documents": h.documents,
-                      "bytes": h.text_bytes, "tokens": h.tokens, "sha256": shards.file_sha256(path).hex()})
+        files.append(
+            {
+                "name": path.name,
+                "split": SPLIT_NAMES[h.split],
+                "documents": h.documents,
+                "bytes": h.text_bytes,
+                "tokens": h.tokens,
+                "sha256": shards.file_sha256(path).hex(),
+            }
+        )
     manifest = {
-        "format": shards.MANIFEST_FORMAT, "version": 1, "name": plan.name,
-        "tokenizer": {"file": os.path.relpath(job.tokenizer, job.target), "sha256": tokenizer.sha256.hex(),
-                      "vocab_size": tokenizer.vocab_size, "model_type": plan.model_type},
-        "corpus_sha256": corpus.sha256.hex(), "val_sha256": corpus.split_sha256("val"),
+        "format": shards.MANIFEST_FORMAT,
+        "version": 1,
+        "name": plan.name,
+        "tokenizer": {
+            "file": os.path.relpath(job.tokenizer, job.target),
+            "sha256": tokenizer.sha256.hex(),
+            "vocab_size": tokenizer.vocab_size,
+            "model_type": plan.model_type,
+        },
+        "corpus_sha256": corpus.sha256.hex(),
+        "val_sha256": corpus.split_sha256("val"),
         "train_sha256": corpus.split_sha256("train"),
         "second_sha256": corpus.split_sha256("second") if plan.second_fraction else None,
         "lossy": bool(flags),
-        "dropped": corpus.dropped, "options": asdict(plan), "files": files}
+        "dropped": corpus.dropped,
+        "options": asdict(plan),
+        "files": files,
+    }
     shards.write_beside(folder / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
     shards.raise_failed(shards.verify_folder(folder, tokenizer))
     return manifest
@@ -696,8 +782,10 @@ def report(job: Job, manifest: dict) -> None:
     dropped = manifest["dropped"]
     print(f"dropped: {dropped['duplicates']:,} exact duplicates, {dropped['empty']:,} empty documents")
     for entry in manifest["files"]:
-        print(f"{job.target / entry['name']}: {entry['documents']:,} documents, {entry['bytes']:,} bytes, "
-              f"{entry['tokens']:,} tokens, {entry['bytes'] / entry['tokens']:.4f} bytes a token")
+        print(
+            f"{job.target / entry['name']}: {entry['documents']:,} documents, {entry['bytes']:,} bytes, "
+            f"{entry['tokens']:,} tokens, {entry['bytes'] / entry['tokens']:.4f} bytes a token"
+        )
     if manifest["lossy"]:
         print("LOSSY: the tokens do not give back all of the text exactly")
     print(f"tokenizer: {job.tokenizer}")
@@ -707,8 +795,10 @@ def report(job: Job, manifest: dict) -> None:
 # the demo corpus: sources of the pinned packages
 # --------------------------------------------------------------------------------------------------
 
-DEMO_PACKAGES = ("sympy networkx mpmath Jinja2 fsspec filelock huggingface_hub anyio click packaging idna "
-                 "httpx2 httpcore2 h11 tqdm").split()
+DEMO_PACKAGES = (
+    "sympy networkx mpmath Jinja2 fsspec filelock huggingface_hub anyio click packaging idna "
+    "httpx2 httpcore2 h11 tqdm"
+).split()
 DEMO_SHA256 = "71cb47296fc2e2a3251d45f4feeb834cfbee06084025c421a6b297bf7298a28b"
 DEMO_PLAN = Plan("demo", val_fraction=0.03, second_fraction=0.01)
 
@@ -726,8 +816,9 @@ def demo_sources() -> Iterator[Document]:
         except importlib.metadata.PackageNotFoundError as error:
             raise DataError(f"{package}: not installed, expected version {pins[package]}: {mend}") from error
         if distribution.version != pins[package]:
-            raise DataError(f"{package}: version {distribution.version} is installed, expected "
-                            f"{pins[package]}: {mend}")
+            raise DataError(
+                f"{package}: version {distribution.version} is installed, expected {pins[package]}: {mend}"
+            )
         for file in distribution.files or ():
             # in the package's own folder: installers write elsewhere, as into ../../bin, and bytecode
             if file.suffix == ".py" and len(file.parts) > 1 and file.parts[0] != ".." and file.hash:
@@ -743,8 +834,10 @@ def read_recorded(file: importlib.metadata.PackagePath, mend: str) -> bytes:
         raise DataError(f"{path}: cannot be read ({error.strerror}): {mend}") from error
     found = base64.urlsafe_b64encode(hashlib.new(file.hash.mode, text).digest()).rstrip(b"=").decode()
     if found != file.hash.value:
-        raise DataError(f"{path}: {file.hash.mode} is {found}, expected {file.hash.value}, as the package "
-                        f"recorded it: {mend}")
+        raise DataError(
+            f"{path}: {file.hash.mode} is {found}, expected {file.hash.value}, as the package "
+            f"recorded it: {mend}"
+        )
     return text
 
 
@@ -758,8 +851,11 @@ def demo_documents(split: str) -> list[Document]:
     if found != DEMO_SHA256:
         raise DataError(f"the demo corpus has sha256 {found}, expected {DEMO_SHA256}")
     last = DEMO_PLAN.last_keys(0)
-    return [texts[digest] for digest in sorted(texts)
-            if SPLITS[sum(int.from_bytes(digest[8:16]) > key for key in last)] == split]
+    return [
+        texts[digest]
+        for digest in sorted(texts)
+        if SPLITS[sum(int.from_bytes(digest[8:16]) > key for key in last)] == split
+    ]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -769,7 +865,7 @@ def demo_documents(split: str) -> list[Document]:
 
 def cores() -> int:
     """Cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)     # Linux has it, macOS and Windows do not
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux has it, macOS and Windows do not
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
@@ -791,42 +887,75 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     text.add_argument("--field", default="text", help="of jsonl and parquet (default: text)")
     text.add_argument("--separator", metavar="LINE", help="line between documents in .txt; '' = an empty one")
     size = text.add_mutually_exclusive_group()
-    size.add_argument("--val-docs", type=positive, default=0, metavar="N",
-                      help="number of validation documents, by hash")
-    size.add_argument("--val-fraction", type=float, default=Plan.val_fraction, metavar="F",
-                      help="share of validation documents, by hash (default: %(default)s)")
+    size.add_argument(
+        "--val-docs", type=positive, default=0, metavar="N", help="number of validation documents, by hash"
+    )
+    size.add_argument(
+        "--val-fraction",
+        type=float,
+        default=Plan.val_fraction,
+        metavar="F",
+        help="share of validation documents, by hash (default: %(default)s)",
+    )
     text.add_argument("--tokenizer", type=Path, metavar="FILE", help="take this SentencePiece model")
     text.add_argument("--lossy-ok", action="store_true", help="accept loss of text; the headers tell of it")
     for command in (demo, text):
-        command.add_argument("--vocab-size", type=positive, metavar="V",
-                             help="260 (bytes) to 65536 (default: 1024, or the given tokenizer's)")
+        command.add_argument(
+            "--vocab-size",
+            type=positive,
+            metavar="V",
+            help="260 (bytes) to 65536 (default: 1024, or the given tokenizer's)",
+        )
         command.add_argument("--model-type", choices=["bpe", "unigram"], default=Plan.model_type)
-        command.add_argument("--shard-tokens", type=positive, default=Plan.shard_tokens, metavar="N",
-                             help="most tokens a shard, if no document has more (default: %(default)s)")
-        command.add_argument("--workers", type=positive, default=cores(), metavar="N",
-                             help="threads that encode (default: %(default)s, the cores)")
-        command.add_argument("--root", type=Path, default=REPO,
-                             help="write into ROOT/data (default: this repo)")
+        command.add_argument(
+            "--shard-tokens",
+            type=positive,
+            default=Plan.shard_tokens,
+            metavar="N",
+            help="most tokens a shard, if no document has more (default: %(default)s)",
+        )
+        command.add_argument(
+            "--workers",
+            type=positive,
+            default=cores(),
+            metavar="N",
+            help="threads that encode (default: %(default)s, the cores)",
+        )
+        command.add_argument(
+            "--root", type=Path, default=REPO, help="write into ROOT/data (default: this repo)"
+        )
     return parser.parse_args(argv)
 
 
 def make_job(args: argparse.Namespace) -> Job:
     """What the arguments ask for. Raises UsageError."""
-    common = {"vocab_size": args.vocab_size or Plan.vocab_size, "model_type": args.model_type,
-              "shard_tokens": args.shard_tokens}
+    common = {
+        "vocab_size": args.vocab_size or Plan.vocab_size,
+        "model_type": args.model_type,
+        "shard_tokens": args.shard_tokens,
+    }
     if args.command == "demo":
-        return Job(replace(DEMO_PLAN, **common), demo_sources(), [DEMO_SHA256], args.root, args.workers,
-                   expected=DEMO_SHA256)
+        return Job(
+            replace(DEMO_PLAN, **common),
+            demo_sources(),
+            [DEMO_SHA256],
+            args.root,
+            args.workers,
+            expected=DEMO_SHA256,
+        )
     given = None
     if args.tokenizer:
         tokenizer = shards.Tokenizer(args.tokenizer)
         if args.vocab_size not in (None, tokenizer.vocab_size):
-            raise UsageError(f"--vocab-size is {args.vocab_size}, expected {tokenizer.vocab_size}, as "
-                             f"{args.tokenizer} has it")
+            raise UsageError(
+                f"--vocab-size is {args.vocab_size}, expected {tokenizer.vocab_size}, as "
+                f"{args.tokenizer} has it"
+            )
         given = args.tokenizer.read_bytes()
         common |= {"vocab_size": tokenizer.vocab_size, "given_tokenizer": tokenizer.sha256.hex()}
-    plan = Plan(args.name, val_docs=args.val_docs, val_fraction=args.val_fraction, lossy_ok=args.lossy_ok,
-                **common)
+    plan = Plan(
+        args.name, val_docs=args.val_docs, val_fraction=args.val_fraction, lossy_ok=args.lossy_ok, **common
+    )
     source = Source(find_files(args.paths), args.field, args.separator)
     return Job(plan, source.documents(), source.state(), args.root, args.workers, given)
 
@@ -842,8 +971,11 @@ def main(argv: list[str] | None = None) -> int:
         return error.exit_code
     except OSError as error:
         mend = "make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "mend this"
-        print(f"error: {error.filename or args.root}: {error.strerror or error}: {mend}, then the same "
-              "command continues from what is whole", file=sys.stderr)
+        print(
+            f"error: {error.filename or args.root}: {error.strerror or error}: {mend}, then the same "
+            "command continues from what is whole",
+            file=sys.stderr,
+        )
         return DataError.exit_code
     except KeyboardInterrupt:
         print("stopped; the same command continues from what is whole", file=sys.stderr)

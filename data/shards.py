@@ -1,9 +1,10 @@
 """Token shards: 1024 bytes of header, then uint16 tokens. data/README.md has the format as a table.
 
-    python data/shards.py inspect FILE|FOLDER...
-    python data/shards.py verify  FILE|FOLDER... [--tokenizer MODEL]
-    python data/shards.py upgrade FILE|FOLDER...  --tokenizer MODEL
+python -m data.shards inspect FILE|FOLDER...
+python -m data.shards verify  FILE|FOLDER... [--tokenizer MODEL]
+python -m data.shards upgrade FILE|FOLDER...  --tokenizer MODEL
 """
+
 import argparse
 import hashlib
 import json
@@ -28,11 +29,13 @@ import numpy as np
 
 class DataError(Exception):
     """The data are not what they should be: exit code 3."""
+
     exit_code = 3
 
 
 class UsageError(Exception):
     """The command was called with something impossible: exit code 2."""
+
     exit_code = 2
 
 
@@ -40,15 +43,15 @@ class UsageError(Exception):
 # header
 # --------------------------------------------------------------------------------------------------
 
-MAGIC, VERSION = 20240520, 1                  # as llm.c, modded-nanogpt and the challenge write them
+MAGIC, VERSION = 20240520, 1  # as llm.c, modded-nanogpt and the challenge write them
 EXTENSION, EXTENSION_VERSION = 0x31464C47, 1  # "GLF1"; a legacy shard has 0 in this place
 HEADER_BYTES = 1024
-IDS = 2**16                                   # what uint16 can tell apart
-MAX_TOKENS = 2**31 - 1                        # the token count is a signed 32-bit integer
-LOSSY = 1                                     # flag: the tokens do not give back the text exactly
+IDS = 2**16  # what uint16 can tell apart
+MAX_TOKENS = 2**31 - 1  # the token count is a signed 32-bit integer
+LOSSY = 1  # flag: the tokens do not give back the text exactly
 VAL, TRAIN = 0, 1
 SPLIT_NAMES = ("val", "train")
-UNKNOWN = bytes(32)                           # a digest that nobody could compute
+UNKNOWN = bytes(32)  # a digest that nobody could compute
 
 _LEGACY = struct.Struct("<3iI")
 _EXTENDED = struct.Struct("<3iI5iQI3iI32s32s896x")
@@ -58,19 +61,20 @@ assert _EXTENDED.size == HEADER_BYTES
 @dataclass(frozen=True)
 class Header:
     """What a shard says about itself. A legacy shard knows only its number of tokens."""
+
     tokens: int
     vocab_size: int = 0
     bos_id: int = -1
     documents: int = 0
     max_id: int = 0
-    text_bytes: int = 0               # raw UTF-8 bytes of the source documents
-    crc32: int = 0                    # of the payload
+    text_bytes: int = 0  # raw UTF-8 bytes of the source documents
+    crc32: int = 0  # of the payload
     index: int = 0
     count: int = 0
     split: int = TRAIN
     flags: int = 0
-    tokenizer: bytes = UNKNOWN        # sha256 of the tokenizer file
-    corpus: bytes = UNKNOWN           # sha256 identity of the whole corpus, both splits
+    tokenizer: bytes = UNKNOWN  # sha256 of the tokenizer file
+    corpus: bytes = UNKNOWN  # sha256 identity of the whole corpus, both splits
     legacy: bool = False
 
     @property
@@ -84,9 +88,25 @@ class Header:
 
 def pack(h: Header) -> bytes:
     """The 1024 bytes of an extended header."""
-    return _EXTENDED.pack(MAGIC, VERSION, h.tokens, EXTENSION, EXTENSION_VERSION, h.vocab_size, h.bos_id,
-                          h.documents, h.max_id, h.text_bytes, h.crc32, h.index, h.count, h.split, h.flags,
-                          h.tokenizer, h.corpus)
+    return _EXTENDED.pack(
+        MAGIC,
+        VERSION,
+        h.tokens,
+        EXTENSION,
+        EXTENSION_VERSION,
+        h.vocab_size,
+        h.bos_id,
+        h.documents,
+        h.max_id,
+        h.text_bytes,
+        h.crc32,
+        h.index,
+        h.count,
+        h.split,
+        h.flags,
+        h.tokenizer,
+        h.corpus,
+    )
 
 
 def parse(raw: bytes, where: object) -> Header:
@@ -110,8 +130,10 @@ def parse(raw: bytes, where: object) -> Header:
         raise DataError(f"{where}: extension version is {extension_version}, expected {EXTENSION_VERSION}")
     header = Header(tokens, *fields)
     if not (0 <= header.bos_id < header.vocab_size <= IDS and header.split in (VAL, TRAIN)):
-        raise DataError(f"{where}: BOS id {header.bos_id}, vocabulary size {header.vocab_size}, split "
-                        f"{header.split}; expected BOS id < vocabulary size <= {IDS} and split 0 or 1")
+        raise DataError(
+            f"{where}: BOS id {header.bos_id}, vocabulary size {header.vocab_size}, split "
+            f"{header.split}; expected BOS id < vocabulary size <= {IDS} and split 0 or 1"
+        )
     return header
 
 
@@ -129,15 +151,42 @@ def read_header(path: Path) -> Header:
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}), expected a shard") from error
     if size != header.file_bytes:
-        raise DataError(f"{path}: file has {size} bytes, expected {header.file_bytes} "
-                        f"({HEADER_BYTES} of header and 2 for each of {header.tokens} tokens)")
+        raise DataError(
+            f"{path}: file has {size} bytes, expected {header.file_bytes} "
+            f"({HEADER_BYTES} of header and 2 for each of {header.tokens} tokens)"
+        )
     return header
 
 
-def read_shard(path: Path) -> tuple[Header, np.ndarray]:
+def open_shard(path: Path) -> tuple[Header, np.ndarray]:
     """Header and memory-mapped tokens, uint16 [tokens]. Raises DataError."""
     header = read_header(path)
     return header, np.memmap(path, np.dtype("<u2"), "r", HEADER_BYTES, (header.tokens,))
+
+
+def read_shard(path: Path) -> np.ndarray:
+    """Tokens of one shard in memory, uint16 [tokens]: header, size and checksum hold. Raises DataError.
+
+    A legacy shard has no checksum.
+    """
+    header, mapped = open_shard(path)
+    tokens = np.array(mapped)
+    if not header.legacy and zlib.crc32(tokens) != header.crc32:
+        raise DataError(
+            f"{path}: crc32 is {zlib.crc32(tokens):08x}, expected {header.crc32:08x}, as its header "
+            "has it; make or fetch the dataset again"
+        )
+    return tokens
+
+
+def read_split(folder: Path, split: str) -> np.ndarray:
+    """All tokens of a split ("val" or "train") in memory, in order of its shards. Raises DataError."""
+    paths = by_split(folder.glob("*.bin"))[SPLIT_NAMES.index(split)]
+    if not paths:
+        raise DataError(
+            f"{folder}: holds no *_{split}_*.bin; python -m data.prepare demo makes the demo corpus"
+        )
+    return np.concatenate([read_shard(path) for path in paths])
 
 
 def sync(file) -> None:
@@ -155,7 +204,7 @@ def write_beside(path: Path, data: bytes) -> None:
             sync(file)
         os.replace(partial, path)
     finally:
-        partial.unlink(missing_ok=True)       # of a disk that was full
+        partial.unlink(missing_ok=True)  # of a disk that was full
 
 
 class ShardWriter:
@@ -184,8 +233,14 @@ class ShardWriter:
 
     def close(self) -> Header:
         """Fill in the header and give the file its name."""
-        self.header = replace(self.header, tokens=self.tokens, documents=self.documents, crc32=self.crc32,
-                              text_bytes=self.text_bytes, max_id=self.max_id)
+        self.header = replace(
+            self.header,
+            tokens=self.tokens,
+            documents=self.documents,
+            crc32=self.crc32,
+            text_bytes=self.text_bytes,
+            max_id=self.max_id,
+        )
         self.file.seek(0)
         self.file.write(pack(self.header))
         sync(self.file)
@@ -230,7 +285,8 @@ class Tokenizer:
     """
 
     def __init__(self, path: Path):
-        import sentencepiece                  # 0.1 s that reading headers need not pay
+        import sentencepiece  # 0.1 s that reading headers need not pay
+
         try:
             model = Path(path).read_bytes()
             self.processor = sp = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -240,8 +296,10 @@ class Tokenizer:
         self.path, self.sha256 = Path(path), hashlib.sha256(model).digest()
         self.vocab_size, self.bos_id = sp.vocab_size(), sp.bos_id()
         if self.bos_id < 0 or self.vocab_size > IDS:
-            raise DataError(f"{path}: {self.vocab_size} pieces and BOS id {self.bos_id}, expected at most "
-                            f"{IDS} pieces and a BOS, with which every document starts")
+            raise DataError(
+                f"{path}: {self.vocab_size} pieces and BOS id {self.bos_id}, expected at most "
+                f"{IDS} pieces and a BOS, with which every document starts"
+            )
         self.piece_bytes, self.opens_with_space = np.zeros(IDS, np.uint16), np.zeros(IDS, bool)
         for i in range(self.vocab_size):
             piece = sp.id_to_piece(i)
@@ -271,15 +329,15 @@ class Tokenizer:
 # counting in payloads
 # --------------------------------------------------------------------------------------------------
 
-CHUNK = 1 << 18                       # tokens; numpy is fastest where its temporary arrays fit the cache
+CHUNK = 1 << 18  # tokens; numpy is fastest where its temporary arrays fit the cache
 
 
 def count_ids(tokens: np.ndarray) -> np.ndarray:
     """How often each id stands in uint16 tokens: int64 [65536]."""
     total = np.zeros(IDS, np.int64)
     for start in range(0, len(tokens), CHUNK):
-        part = np.bincount(tokens[start:start + CHUNK])
-        total[:len(part)] += part
+        part = np.bincount(tokens[start : start + CHUNK])
+        total[: len(part)] += part
     return total
 
 
@@ -289,8 +347,10 @@ def highest_id(histogram: np.ndarray) -> int:
 
 def find(tokens: np.ndarray, token: int) -> np.ndarray:
     """Where an id stands in uint16 tokens: int64 [matches]."""
-    parts = [np.flatnonzero(tokens[start:start + CHUNK] == token) + start
-             for start in range(0, len(tokens), CHUNK)]
+    parts = [
+        np.flatnonzero(tokens[start : start + CHUNK] == token) + start
+        for start in range(0, len(tokens), CHUNK)
+    ]
     return np.concatenate([np.zeros(0, np.int64), *parts])
 
 
@@ -298,19 +358,20 @@ def find(tokens: np.ndarray, token: int) -> np.ndarray:
 # documents in payloads
 # --------------------------------------------------------------------------------------------------
 
-PROBES = 8                            # tokens of a document that its fingerprint takes in
+PROBES = 8  # tokens of a document that its fingerprint takes in
 
 
 @dataclass(frozen=True)
 class Run:
     """Whole documents, one after the other: where from, uint16 tokens, int64 starts of the documents."""
+
     path: Path
     tokens: np.ndarray
     starts: np.ndarray
 
     def document(self, i: int) -> np.ndarray:
         """Tokens of one document, its BOS included where the shard has it."""
-        return self.tokens[self.starts[i]:self.starts[i + 1] if i + 1 < len(self.starts) else None]
+        return self.tokens[self.starts[i] : self.starts[i + 1] if i + 1 < len(self.starts) else None]
 
     def fingerprints(self) -> np.ndarray:
         """A number for each document from its length and some of its tokens, spread over it: uint64."""
@@ -318,7 +379,7 @@ class Run:
         key = lengths.astype(np.uint64)
         for probe in range(PROBES):
             token = self.tokens[self.starts + (lengths - 1) * probe // (PROBES - 1)]
-            key = key * np.uint64(0x9E3779B97F4A7C15) + token      # wraps around, as a hash may
+            key = key * np.uint64(0x9E3779B97F4A7C15) + token  # wraps around, as a hash may
         return key
 
     def sha256(self, i: int) -> bytes:
@@ -332,15 +393,15 @@ def read_runs(paths: list[Path], bos_id: int) -> Iterator[Run]:
     """
     cut, begun, only = np.zeros(0, np.uint16), None, np.zeros(1, np.int64)
     for path in paths:
-        tokens = read_shard(path)[1]
+        tokens = open_shard(path)[1]
         starts = find(tokens, bos_id)
         if not len(starts):
             raise DataError(f"{path}: holds no token {bos_id}, expected this BOS before every document")
-        cut = np.concatenate([cut, tokens[:starts[0]]])
+        cut = np.concatenate([cut, tokens[: starts[0]]])
         if len(cut):
             yield Run(begun or path, cut, only)
-        yield Run(path, tokens[starts[0]:starts[-1]], starts[:-1] - starts[0])
-        cut, begun = tokens[starts[-1]:], path
+        yield Run(path, tokens[starts[0] : starts[-1]], starts[:-1] - starts[0])
+        cut, begun = tokens[starts[-1] :], path
     if len(cut):
         yield Run(begun, cut, only)
 
@@ -350,9 +411,14 @@ def read_runs(paths: list[Path], bos_id: int) -> Iterator[Run]:
 # --------------------------------------------------------------------------------------------------
 
 MANIFEST_FORMAT = "bytegolf dataset"
-MANIFEST = {"tokenizer": {"file": str, "sha256": str}, "corpus_sha256": str, "val_sha256": str, "lossy": bool,
-            "files": [{"name": str, "sha256": str, "tokens": int, "bytes": int, "documents": int}]}
-THREADS = 4                           # each maps a whole shard; numpy and zlib let go of the lock
+MANIFEST = {
+    "tokenizer": {"file": str, "sha256": str},
+    "corpus_sha256": str,
+    "val_sha256": str,
+    "lossy": bool,
+    "files": [{"name": str, "sha256": str, "tokens": int, "bytes": int, "documents": int}],
+}
+THREADS = 4  # each maps a whole shard; numpy and zlib let go of the lock
 
 
 def check(where: object, what: str, found: object, expected: object) -> str:
@@ -445,7 +511,7 @@ def verify_files(paths: list[Path], tokenizer: Tokenizer | None) -> Iterator[str
 def verify_shard(path: Path, tokenizer: Tokenizer | None) -> list[str]:
     """Check one shard: header, size, name, checksum, and what its tokens say."""
     try:
-        header, tokens = read_shard(path)
+        header, tokens = open_shard(path)
     except DataError as error:
         return [f"FAIL {error}"]
     lines = [f"ok   {path}: size {header.file_bytes}"]
@@ -462,24 +528,29 @@ def verify_shard(path: Path, tokenizer: Tokenizer | None) -> list[str]:
 def verify_claims(path: Path, h: Header, tokens: np.ndarray, histogram: np.ndarray) -> list[str]:
     """Check what an extended header says of its tokens, and the file's name against it."""
     highest = highest_id(histogram)
-    lines = [check(path, "crc32", f"{zlib.crc32(tokens):08x}", f"{h.crc32:08x}"),
-             check(path, "highest id", highest, h.max_id),
-             check(path, f"highest id below the vocabulary's {h.vocab_size}", highest < h.vocab_size, True),
-             check(path, "documents (BOS tokens)", int(histogram[h.bos_id]), h.documents)]
-    if h.corpus != UNKNOWN:           # an upgraded shard may begin within a document
+    lines = [
+        check(path, "crc32", f"{zlib.crc32(tokens):08x}", f"{h.crc32:08x}"),
+        check(path, "highest id", highest, h.max_id),
+        check(path, f"highest id below the vocabulary's {h.vocab_size}", highest < h.vocab_size, True),
+        check(path, "documents (BOS tokens)", int(histogram[h.bos_id]), h.documents),
+    ]
+    if h.corpus != UNKNOWN:  # an upgraded shard may begin within a document
         lines.append(check(path, "first token", tokens[:1].tolist(), [h.bos_id]))
     if name := parse_name(path):
         lines.append(check(path, "split", h.split, name[1]))
     return lines
 
 
-def verify_tokenizer(path: Path, h: Header, tokens: np.ndarray, histogram: np.ndarray,
-                     tokenizer: Tokenizer) -> list[str]:
+def verify_tokenizer(
+    path: Path, h: Header, tokens: np.ndarray, histogram: np.ndarray, tokenizer: Tokenizer
+) -> list[str]:
     """Check a shard against its tokenizer: hash, vocabulary, and bytes by decoding."""
     lines, highest = [], highest_id(histogram)
     if not h.legacy:
-        lines = [check(path, "sha256 of the tokenizer", tokenizer.sha256.hex(), h.tokenizer.hex()),
-                 check(path, "vocabulary size", h.vocab_size, tokenizer.vocab_size)]
+        lines = [
+            check(path, "sha256 of the tokenizer", tokenizer.sha256.hex(), h.tokenizer.hex()),
+            check(path, "vocabulary size", h.vocab_size, tokenizer.vocab_size),
+        ]
     if highest >= tokenizer.vocab_size:
         return [*lines, f"FAIL {path}: highest id is {highest}, expected below {tokenizer.vocab_size}"]
     size = tokenizer.text_bytes(tokens, histogram)
@@ -578,27 +649,45 @@ def inspect(path: Path) -> str:
         return f"FAIL {error}\n"
     if h.legacy:
         return f"{path}\n  tokens {h.tokens}\n  legacy: nothing else is known; upgrade fills the header in\n"
-    values = asdict(h) | {"split": SPLIT_NAMES[h.split != VAL], "tokenizer": h.tokenizer.hex(),
-                          "crc32": f"{h.crc32:08x}", "lossy": h.lossy,
-                          "corpus": "unknown" if h.corpus == UNKNOWN else h.corpus.hex()}
+    values = asdict(h) | {
+        "split": SPLIT_NAMES[h.split != VAL],
+        "tokenizer": h.tokenizer.hex(),
+        "crc32": f"{h.crc32:08x}",
+        "lossy": h.lossy,
+        "corpus": "unknown" if h.corpus == UNKNOWN else h.corpus.hex(),
+    }
     del values["legacy"], values["flags"]
     return "\n".join([str(path)] + [f"  {key} {value}" for key, value in values.items()]) + "\n"
 
 
 def extended_header(path: Path, siblings: list[Path], tokenizer: Tokenizer) -> Header:
     """What the extended header of a legacy shard must say; `siblings` are all shards of its split."""
-    header, tokens = read_shard(path)
+    header, tokens = open_shard(path)
     histogram = count_ids(tokens)
     highest = highest_id(histogram)
     if highest >= tokenizer.vocab_size:
-        raise DataError(f"{path}: highest id is {highest}, expected below {tokenizer.vocab_size}, the "
-                        f"vocabulary of {tokenizer.path}; --tokenizer takes the one that made the shard")
+        raise DataError(
+            f"{path}: highest id is {highest}, expected below {tokenizer.vocab_size}, the "
+            f"vocabulary of {tokenizer.path}; --tokenizer takes the one that made the shard"
+        )
     if not header.legacy and header.tokenizer != tokenizer.sha256:
-        raise DataError(f"{path}: made with the tokenizer of sha256 {header.tokenizer.hex()}, expected "
-                        f"{tokenizer.sha256.hex()}, that of {tokenizer.path}")
-    return Header(header.tokens, tokenizer.vocab_size, tokenizer.bos_id, int(histogram[tokenizer.bos_id]),
-                  highest, tokenizer.text_bytes(tokens, histogram), zlib.crc32(tokens),
-                  siblings.index(path), len(siblings), parse_name(path)[1], tokenizer=tokenizer.sha256)
+        raise DataError(
+            f"{path}: made with the tokenizer of sha256 {header.tokenizer.hex()}, expected "
+            f"{tokenizer.sha256.hex()}, that of {tokenizer.path}"
+        )
+    return Header(
+        header.tokens,
+        tokenizer.vocab_size,
+        tokenizer.bos_id,
+        int(histogram[tokenizer.bos_id]),
+        highest,
+        tokenizer.text_bytes(tokens, histogram),
+        zlib.crc32(tokens),
+        siblings.index(path),
+        len(siblings),
+        parse_name(path)[1],
+        tokenizer=tokenizer.sha256,
+    )
 
 
 def siblings_of(path: Path) -> list[Path]:
@@ -633,7 +722,7 @@ def upgrade(paths: list[Path], tokenizer: Tokenizer) -> Iterator[str]:
                 sync(file)
             os.replace(partial, path)
         finally:
-            partial.unlink(missing_ok=True)   # of a disk that was full
+            partial.unlink(missing_ok=True)  # of a disk that was full
         yield f"ok   {path}: {header.documents} documents, {header.text_bytes} bytes of text"
 
 
@@ -645,15 +734,22 @@ def upgrade(paths: list[Path], tokenizer: Tokenizer) -> Iterator[str]:
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, what in (("inspect", "print headers"),
-                       ("verify", "check everything; exit code 3 if a check fails"),
-                       ("upgrade", "fill in the extended header of legacy shards, payload untouched")):
+    for name, what in (
+        ("inspect", "print headers"),
+        ("verify", "check everything; exit code 3 if a check fails"),
+        ("upgrade", "fill in the extended header of legacy shards, payload untouched"),
+    ):
         command = commands.add_parser(name, help=what, description=what)
         command.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="shards, or folders of them")
         if name != "inspect":
             default = " (default: the manifest's)" if name == "verify" else ""
-            command.add_argument("--tokenizer", type=Path, metavar="MODEL", required=name == "upgrade",
-                                 help="the SentencePiece model that made the shards" + default)
+            command.add_argument(
+                "--tokenizer",
+                type=Path,
+                metavar="MODEL",
+                required=name == "upgrade",
+                help="the SentencePiece model that made the shards" + default,
+            )
     return parser.parse_args(argv)
 
 
@@ -710,8 +806,11 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
-        print(f"error: {error.filename or args.paths[0]}: {error.strerror or error}: mend this, then run the "
-              "same command again", file=sys.stderr)
+        print(
+            f"error: {error.filename or args.paths[0]}: {error.strerror or error}: mend this, then run the "
+            "same command again",
+            file=sys.stderr,
+        )
         return DataError.exit_code
     if failed:
         print(f"error: {failed} checks failed, see the FAIL lines", file=sys.stderr)

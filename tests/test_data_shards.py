@@ -79,7 +79,7 @@ def test_golden_bytes(tmp_path):
     expected = struct.pack("<16I", *words) + bytes(range(32)) + bytes(range(100, 132)) + bytes(896) + payload
     assert path.read_bytes() == expected
     assert shards.read_header(path) == h and h.tokens == 5 and h.text_bytes == 5 + 2**33
-    assert shards.read_shard(path)[1].tolist() == [1, 300, 513, 1, 1015]
+    assert shards.open_shard(path)[1].tolist() == [1, 300, 513, 1, 1015]
     assert not list(tmp_path.glob("*.partial"))
 
 
@@ -128,7 +128,7 @@ def patch(path: Path, at: int, new: bytes) -> None:
 
 def rewrite(path: Path, tokens: np.ndarray | None = None, **changes) -> None:
     """Write a shard anew with another header, its crc and counts of the payload right."""
-    header, old = shards.read_shard(path)
+    header, old = shards.open_shard(path)
     tokens = np.array(old if tokens is None else tokens, "<u2")
     changes = {"tokens": len(tokens), "crc32": zlib.crc32(tokens), "max_id": int(tokens.max())} | changes
     path.unlink()                             # it may be mapped
@@ -199,7 +199,7 @@ DAMAGES = {                                   # what is done to the data, words 
         s.read_bytes()[1024:], ">u2").astype("<u2").tobytes()), "crc32 is"),
     "32-bit tokens": (lambda d, s: s.write_bytes(s.read_bytes()[:1024] + np.frombuffer(
         s.read_bytes()[1024:], "<u2").astype("<u4").tobytes()), "bytes, expected"),
-    "id beyond": (lambda d, s: rewrite(s, np.append(shards.read_shard(s)[1], [300])), "below"),
+    "id beyond": (lambda d, s: rewrite(s, np.append(shards.open_shard(s)[1], [300])), "below"),
     "flipped bit": (lambda d, s: patch(s, 1524, bytes([s.read_bytes()[1524] ^ 1])), "crc32 is"),
     "crc": (lambda d, s: patch(s, 44, b"\1\2\3\4"), "crc32 is"),
     "highest id": (lambda d, s: rewrite(s, max_id=7), "expected 7"),
@@ -285,7 +285,7 @@ def test_leaked_documents_are_counted(tmp_path, leaked, cut):
 def test_leak_in_our_own_shards(dataset):
     val = next(shards.read_runs([dataset / "t_val_000000.bin"], 1)).document(3)
     shard = dataset / "t_train_000001.bin"
-    h, tokens = shards.read_shard(shard)
+    h, tokens = shards.open_shard(shard)
     sp = shards.Tokenizer(dataset.parents[1] / "tokenizers/t_300_bpe.model").processor
     rewrite(shard, np.concatenate([tokens, val]), documents=h.documents + 1,
             text_bytes=h.text_bytes + len(sp.decode(val.tolist()).encode()))

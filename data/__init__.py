@@ -1,0 +1,1 @@
+"""Data tools: text or published shards in, checked shards and their tokenizer out. README.md explains them."""
