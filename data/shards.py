@@ -7,10 +7,12 @@ python -m data.shards upgrade FILE|FOLDER...  --tokenizer MODEL
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import re
 import shutil
+import statistics
 import struct
 import sys
 import time
@@ -22,29 +24,15 @@ from pathlib import Path
 
 import numpy as np
 
-# --------------------------------------------------------------------------------------------------
-# errors: one line each, naming what is wrong, where, what was expected and what mends it
-# --------------------------------------------------------------------------------------------------
+from data import command
+from data.command import DataError
 
+# --- header ----------------------------------------------------------------------------------------------
 
-class DataError(Exception):
-    """The data are not what they should be: exit code 3."""
-
-    exit_code = 3
-
-
-class UsageError(Exception):
-    """The command was called with something impossible: exit code 2."""
-
-    exit_code = 2
-
-
-# --------------------------------------------------------------------------------------------------
-# header
-# --------------------------------------------------------------------------------------------------
-
-MAGIC, VERSION = 20240520, 1  # as llm.c, modded-nanogpt and the challenge write them
-EXTENSION, EXTENSION_VERSION = 0x31464C47, 1  # "GLF1"; a legacy shard has 0 in this place
+MAGIC = 20240520  # magic and version as llm.c, modded-nanogpt and the challenge write them
+VERSION = 1
+EXTENSION = 0x31464C47  # "GLF1"; a legacy shard has 0 in this place
+EXTENSION_VERSION = 1
 HEADER_BYTES = 1024
 IDS = 2**16  # what uint16 can tell apart
 MAX_TOKENS = 2**31 - 1  # the token count is a signed 32-bit integer
@@ -74,7 +62,7 @@ class Header:
     split: int = TRAIN
     flags: int = 0
     tokenizer: bytes = UNKNOWN  # sha256 of the tokenizer file
-    corpus: bytes = UNKNOWN  # sha256 identity of the whole corpus, both splits
+    corpus: bytes = UNKNOWN  # sha256 of the whole corpus, both splits
     legacy: bool = False
 
     @property
@@ -86,27 +74,12 @@ class Header:
         return HEADER_BYTES + 2 * self.tokens
 
 
-def pack(h: Header) -> bytes:
+def pack(header: Header) -> bytes:
     """The 1024 bytes of an extended header."""
-    return _EXTENDED.pack(
-        MAGIC,
-        VERSION,
-        h.tokens,
-        EXTENSION,
-        EXTENSION_VERSION,
-        h.vocab_size,
-        h.bos_id,
-        h.documents,
-        h.max_id,
-        h.text_bytes,
-        h.crc32,
-        h.index,
-        h.count,
-        h.split,
-        h.flags,
-        h.tokenizer,
-        h.corpus,
-    )
+    fields = asdict(header)
+    tokens = fields.pop("tokens")
+    del fields["legacy"]
+    return _EXTENDED.pack(MAGIC, VERSION, tokens, EXTENSION, EXTENSION_VERSION, *fields.values())
 
 
 def parse(raw: bytes, where: object) -> Header:
@@ -131,15 +104,41 @@ def parse(raw: bytes, where: object) -> Header:
     header = Header(tokens, *fields)
     if not (0 <= header.bos_id < header.vocab_size <= IDS and header.split in (VAL, TRAIN)):
         raise DataError(
-            f"{where}: BOS id {header.bos_id}, vocabulary size {header.vocab_size}, split "
-            f"{header.split}; expected BOS id < vocabulary size <= {IDS} and split 0 or 1"
+            f"{where}: BOS id {header.bos_id}, vocabulary size {header.vocab_size}, split {header.split}; "
+            f"expected BOS id < vocabulary size <= {IDS} and split 0 or 1"
         )
     return header
 
 
-# --------------------------------------------------------------------------------------------------
-# reading and writing
-# --------------------------------------------------------------------------------------------------
+# --- names: <set>_<split>_<number>.bin -------------------------------------------------------------------
+
+_NAME = re.compile(r"(?P<set>.+)_(?P<split>val|train)_(?P<number>[0-9]+)\.bin")
+Splits = tuple[list[Path], list[Path]]  # val, train
+
+
+def shard_name(name: str, split: int, number: int) -> str:
+    return f"{name}_{SPLIT_NAMES[split]}_{number:06d}.bin"
+
+
+def parse_name(path: Path) -> tuple[str, int, int] | None:
+    """(set, split, number) that a file name claims, or None where it follows no such pattern."""
+    match = _NAME.fullmatch(path.name)
+    return match and (match["set"], SPLIT_NAMES.index(match["split"]), int(match["number"]))
+
+
+def shard_number(path: Path) -> int:
+    return parse_name(path)[2]
+
+
+def by_split(paths: Iterable[Path]) -> Splits:
+    """(val, train) shards in order of the numbers in their names; files with other names are left out."""
+    named = [path for path in paths if parse_name(path)]
+    val = [path for path in named if parse_name(path)[1] == VAL]
+    train = [path for path in named if parse_name(path)[1] == TRAIN]
+    return sorted(val, key=shard_number), sorted(train, key=shard_number)
+
+
+# --- reading ---------------------------------------------------------------------------------------------
 
 
 def read_header(path: Path) -> Header:
@@ -159,7 +158,7 @@ def read_header(path: Path) -> Header:
 
 
 def open_shard(path: Path) -> tuple[Header, np.ndarray]:
-    """Header and memory-mapped tokens, uint16 [tokens]. Raises DataError."""
+    """Header and memory-mapped tokens, uint16 [tokens]; the checksum is not compared. Raises DataError."""
     header = read_header(path)
     return header, np.memmap(path, np.dtype("<u2"), "r", HEADER_BYTES, (header.tokens,))
 
@@ -171,11 +170,9 @@ def read_shard(path: Path) -> np.ndarray:
     """
     header, mapped = open_shard(path)
     tokens = np.array(mapped)
-    if not header.legacy and zlib.crc32(tokens) != header.crc32:
-        raise DataError(
-            f"{path}: crc32 is {zlib.crc32(tokens):08x}, expected {header.crc32:08x}, as its header "
-            "has it; make or fetch the dataset again"
-        )
+    crc32 = zlib.crc32(tokens)
+    if not header.legacy and crc32 != header.crc32:
+        raise DataError(f"{path}: crc32 is {crc32:08x}, expected {header.crc32:08x}: make or fetch it again")
     return tokens
 
 
@@ -184,9 +181,28 @@ def read_split(folder: Path, split: str) -> np.ndarray:
     paths = by_split(folder.glob("*.bin"))[SPLIT_NAMES.index(split)]
     if not paths:
         raise DataError(
-            f"{folder}: holds no *_{split}_*.bin; python -m data.prepare demo makes the demo corpus"
+            f"{folder}: holds no *_{split}_*.bin, expected one or more: "
+            "python -m data.prepare demo makes the demo corpus"
         )
     return np.concatenate([read_shard(path) for path in paths])
+
+
+def read_json(path: Path) -> object:
+    """What a JSON file holds, None where there is no file. Raises DataError."""
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path}: cannot be read ({error}), expected JSON") from error
+
+
+def file_sha256(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+# --- writing ---------------------------------------------------------------------------------------------
 
 
 def sync(file) -> None:
@@ -195,9 +211,14 @@ def sync(file) -> None:
     os.fsync(file.fileno())
 
 
+def beside(path: Path) -> Path:
+    """Where a file grows until it is whole."""
+    return path.with_name(path.name + ".partial")
+
+
 def write_beside(path: Path, data: bytes) -> None:
     """Write a small file so that `path` holds the old bytes or the new ones, never a part."""
-    partial = path.with_name(path.name + ".partial")
+    partial = beside(path)
     try:
         with open(partial, "wb") as file:
             file.write(data)
@@ -210,77 +231,47 @@ def write_beside(path: Path, data: bytes) -> None:
 class ShardWriter:
     """Write one shard as its documents come; it has its name only once it is whole.
 
-    `header` holds what is known beforehand; tokens, documents, bytes, highest id and crc are counted here.
+    `header` holds what is known beforehand. Tokens, documents, bytes, highest id and crc are counted here.
     """
 
     def __init__(self, path: Path, header: Header):
-        self.path, self.partial, self.header = path, path.with_name(path.name + ".partial"), header
-        self.tokens = self.documents = self.text_bytes = self.max_id = self.crc32 = 0
-        self.file = open(self.partial, "wb")
+        self.path = path
+        self.header = replace(header, tokens=0, documents=0, text_bytes=0, max_id=0, crc32=0)
+        self.file = beside(path).open("wb")
         self.file.write(bytes(HEADER_BYTES))
 
     def add(self, tokens: np.ndarray, text_bytes: int, lossy: bool = False) -> None:
         """Append one document: uint16 [n], BOS first, made from `text_bytes` bytes of text."""
         payload = tokens.astype("<u2", copy=False).tobytes()
         self.file.write(payload)
-        self.crc32 = zlib.crc32(payload, self.crc32)
-        self.tokens += len(tokens)
-        self.documents += 1
-        self.text_bytes += text_bytes
-        self.max_id = max(self.max_id, int(tokens.max()))
-        if lossy:
-            self.header = replace(self.header, flags=self.header.flags | LOSSY)
-
-    def close(self) -> Header:
-        """Fill in the header and give the file its name."""
+        old = self.header
         self.header = replace(
-            self.header,
-            tokens=self.tokens,
-            documents=self.documents,
-            crc32=self.crc32,
-            text_bytes=self.text_bytes,
-            max_id=self.max_id,
+            old,
+            tokens=old.tokens + len(tokens),
+            documents=old.documents + 1,
+            text_bytes=old.text_bytes + text_bytes,
+            max_id=max(old.max_id, int(tokens.max())),
+            crc32=zlib.crc32(payload, old.crc32),
+            flags=old.flags | (LOSSY if lossy else 0),
         )
+
+    def close(self) -> None:
+        """Fill in the header and give the file its name."""
         self.file.seek(0)
         self.file.write(pack(self.header))
         sync(self.file)
         self.file.close()
-        os.replace(self.partial, self.path)
-        return self.header
+        os.replace(beside(self.path), self.path)
 
 
-def file_sha256(path: Path) -> bytes:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
-
-
-# --------------------------------------------------------------------------------------------------
-# names: <set>_<split>_<index>.bin
-# --------------------------------------------------------------------------------------------------
-
-_NAME = re.compile(r"(?P<set>.+)_(?P<split>val|train)_(?P<index>\d+)\.bin")
-
-
-def shard_name(name: str, split: int, index: int) -> str:
-    return f"{name}_{SPLIT_NAMES[split]}_{index:06d}.bin"
-
-
-def parse_name(path: Path) -> tuple[str, int, int] | None:
-    """(set, split, index) that a file name claims, or None where it follows no such pattern."""
-    match = _NAME.fullmatch(path.name)
-    return match and (match["set"], SPLIT_NAMES.index(match["split"]), int(match["index"]))
-
-
-# --------------------------------------------------------------------------------------------------
-# tokenizer
-# --------------------------------------------------------------------------------------------------
+# --- tokenizer -------------------------------------------------------------------------------------------
 
 
 class Tokenizer:
     """A SentencePiece model with what the shards need to know of it.
 
-    sha256: of the file; vocab_size, bos_id: ints; piece_bytes: uint16 [65536], bytes of text that each piece
-    stands for (control and unknown 0); opens_with_space: bool [65536]; drops_first_space: whether decoding
+    `piece_bytes`, uint16 [65536], has the bytes of text that each piece stands for (control and unknown: 0),
+    `opens_with_space`, bool [65536], whether it begins with one. `drops_first_space` says whether decoding
     swallows the space that opens a document. Raises DataError where the file is no usable model.
     """
 
@@ -288,24 +279,28 @@ class Tokenizer:
         import sentencepiece  # 0.1 s that reading headers need not pay
 
         try:
-            model = Path(path).read_bytes()
-            self.processor = sp = sentencepiece.SentencePieceProcessor(model_proto=model)
+            self.model = Path(path).read_bytes()
+            self.processor = sp = sentencepiece.SentencePieceProcessor(model_proto=self.model)
         except (OSError, RuntimeError) as error:
             reason = " ".join(str(error).split())
             raise DataError(f"{path}: cannot be used ({reason}), expected a SentencePiece model") from error
-        self.path, self.sha256 = Path(path), hashlib.sha256(model).digest()
-        self.vocab_size, self.bos_id = sp.vocab_size(), sp.bos_id()
+        self.path = Path(path)
+        self.sha256 = hashlib.sha256(self.model).digest()
+        self.vocab_size = sp.vocab_size()
+        self.bos_id = sp.bos_id()
         if self.bos_id < 0 or self.vocab_size > IDS:
             raise DataError(
                 f"{path}: {self.vocab_size} pieces and BOS id {self.bos_id}, expected at most "
                 f"{IDS} pieces and a BOS, with which every document starts"
             )
-        self.piece_bytes, self.opens_with_space = np.zeros(IDS, np.uint16), np.zeros(IDS, bool)
+        self.piece_bytes = np.zeros(IDS, np.uint16)
+        self.opens_with_space = np.zeros(IDS, bool)
         for i in range(self.vocab_size):
-            piece = sp.id_to_piece(i)
-            if not sp.is_control(i) and not sp.is_unknown(i):
-                self.piece_bytes[i] = 1 if sp.is_byte(i) else len(piece.replace("\u2581", " ").encode())
-                self.opens_with_space[i] = piece.startswith("\u2581")
+            if sp.is_control(i) or sp.is_unknown(i):
+                continue
+            text = sp.id_to_piece(i).replace("\u2581", " ")
+            self.piece_bytes[i] = 1 if sp.is_byte(i) else len(text.encode())
+            self.opens_with_space[i] = text.startswith(" ")
         opener = np.flatnonzero(self.opens_with_space)[:1].tolist()
         self.drops_first_space = bool(opener) and not sp.decode(opener).startswith(" ")
 
@@ -313,7 +308,8 @@ class Tokenizer:
         """Bytes of text of each document, int64 [documents]; `starts` says where in `tokens` they begin."""
         sizes = np.add.reduceat(np.take(self.piece_bytes, tokens), starts, dtype=np.int64)
         if self.drops_first_space:
-            sizes -= self.opens_with_space[tokens[np.minimum(starts + 1, len(tokens) - 1)]]
+            first = np.minimum(starts + 1, len(tokens) - 1)
+            sizes -= self.opens_with_space[tokens[first]]
         return sizes
 
     def text_bytes(self, tokens: np.ndarray, histogram: np.ndarray) -> int:
@@ -321,13 +317,12 @@ class Tokenizer:
         total = int(histogram @ self.piece_bytes.astype(np.int64))
         if self.drops_first_space:
             first = find(tokens, self.bos_id) + 1
-            total -= int(self.opens_with_space[tokens[first[first < len(tokens)]]].sum())
+            first = first[first < len(tokens)]
+            total -= int(self.opens_with_space[tokens[first]].sum())
         return total
 
 
-# --------------------------------------------------------------------------------------------------
-# counting in payloads
-# --------------------------------------------------------------------------------------------------
+# --- counting in payloads --------------------------------------------------------------------------------
 
 CHUNK = 1 << 18  # tokens; numpy is fastest where its temporary arrays fit the cache
 
@@ -347,16 +342,13 @@ def highest_id(histogram: np.ndarray) -> int:
 
 def find(tokens: np.ndarray, token: int) -> np.ndarray:
     """Where an id stands in uint16 tokens: int64 [matches]."""
-    parts = [
-        np.flatnonzero(tokens[start : start + CHUNK] == token) + start
-        for start in range(0, len(tokens), CHUNK)
-    ]
-    return np.concatenate([np.zeros(0, np.int64), *parts])
+    found = [np.zeros(0, np.int64)]
+    for start in range(0, len(tokens), CHUNK):
+        found.append(np.flatnonzero(tokens[start : start + CHUNK] == token) + start)
+    return np.concatenate(found)
 
 
-# --------------------------------------------------------------------------------------------------
-# documents in payloads
-# --------------------------------------------------------------------------------------------------
+# --- documents in payloads -------------------------------------------------------------------------------
 
 PROBES = 8  # tokens of a document that its fingerprint takes in
 
@@ -371,7 +363,8 @@ class Run:
 
     def document(self, i: int) -> np.ndarray:
         """Tokens of one document, its BOS included where the shard has it."""
-        return self.tokens[self.starts[i] : self.starts[i + 1] if i + 1 < len(self.starts) else None]
+        end = self.starts[i + 1] if i + 1 < len(self.starts) else None
+        return self.tokens[self.starts[i] : end]
 
     def fingerprints(self) -> np.ndarray:
         """A number for each document from its length and some of its tokens, spread over it: uint64."""
@@ -391,24 +384,46 @@ def read_runs(paths: list[Path], bos_id: int) -> Iterator[Run]:
 
     Raises DataError where a shard holds no start of a document.
     """
-    cut, begun, only = np.zeros(0, np.uint16), None, np.zeros(1, np.int64)
+    only = np.zeros(1, np.int64)
+    cut = np.zeros(0, np.uint16)  # the last document so far, which may go on in the next shard
+    begun = None
     for path in paths:
-        tokens = open_shard(path)[1]
+        _, tokens = open_shard(path)
         starts = find(tokens, bos_id)
         if not len(starts):
             raise DataError(f"{path}: holds no token {bos_id}, expected this BOS before every document")
-        cut = np.concatenate([cut, tokens[: starts[0]]])
+        first, last = starts[[0, -1]]
+        cut = np.concatenate([cut, tokens[:first]])
         if len(cut):
             yield Run(begun or path, cut, only)
-        yield Run(path, tokens[starts[0] : starts[-1]], starts[:-1] - starts[0])
-        cut, begun = tokens[starts[-1] :], path
+        yield Run(path, tokens[first:last], starts[:-1] - first)
+        cut = tokens[last:]
+        begun = path
     if len(cut):
         yield Run(begun, cut, only)
 
 
-# --------------------------------------------------------------------------------------------------
-# verify: one line a check, "ok ..." or "FAIL ...", and "note ..." for what could not be checked
-# --------------------------------------------------------------------------------------------------
+def documents_in_both(splits: Splits, bos_id: int) -> tuple[list[Path], int]:
+    """Training documents with the tokens of a validation document: the shard of each, and how many were read.
+
+    Training documents are hashed only where the fingerprint is a validation document's: the work is reading.
+    """
+    fingerprints = []
+    digests = set()
+    for run in read_runs(splits[VAL], bos_id):
+        fingerprints.append(run.fingerprints())
+        digests.update(run.sha256(i) for i in range(len(run.starts)))
+    fingerprints = np.concatenate(fingerprints)
+    found = []
+    documents = 0
+    for run in read_runs(splits[TRAIN], bos_id):
+        documents += len(run.starts)
+        candidates = np.flatnonzero(np.isin(run.fingerprints(), fingerprints))
+        found += [run.path for i in candidates if run.sha256(i) in digests]
+    return found, documents
+
+
+# --- manifest --------------------------------------------------------------------------------------------
 
 MANIFEST_FORMAT = "bytegolf dataset"
 MANIFEST = {
@@ -418,6 +433,37 @@ MANIFEST = {
     "lossy": bool,
     "files": [{"name": str, "sha256": str, "tokens": int, "bytes": int, "documents": int}],
 }
+
+
+def load_manifest(folder: Path) -> dict | None:
+    """The dataset's manifest, None where there is none of ours. Raises DataError where it is damaged."""
+    path = folder / "manifest.json"
+    manifest = read_json(path)
+    if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST_FORMAT:
+        return None
+    if problem := misfit(manifest, MANIFEST, "the manifest"):
+        raise DataError(f"{path}: {problem}; make the dataset anew")
+    return manifest
+
+
+def misfit(value: object, shape: object, what: str) -> str:
+    """The first place where JSON has another shape than expected, "" where it has none such."""
+    kind = shape if isinstance(shape, type) else type(shape)
+    if not isinstance(value, kind):
+        return f"{what} is {json.dumps(value)[:40]}, expected {kind.__name__}"
+    inner = []
+    if isinstance(shape, dict):
+        if missing := sorted(shape.keys() - value.keys()):
+            return f"{what} lacks {missing}, expected all of {sorted(shape)}"
+        inner = [(value[key], shape[key], f"{what}'s {key}") for key in shape]
+    elif isinstance(shape, list):
+        inner = [(item, shape[0], f"{what}[{i}]") for i, item in enumerate(value)]
+    problems = (misfit(*triple) for triple in inner)
+    return next(filter(None, problems), "")
+
+
+# --- verify: one line a check, "ok ..." or "FAIL ...", and "note ..." for what could not be checked -------
+
 THREADS = 4  # each maps a whole shard; numpy and zlib let go of the lock
 
 
@@ -434,71 +480,53 @@ def raise_failed(lines: Iterable[str]) -> None:
             raise DataError(line.removeprefix("FAIL "))
 
 
-def load_manifest(folder: Path) -> dict | None:
-    """The dataset's manifest, None where there is none of ours. Raises DataError where it is damaged."""
-    path = folder / "manifest.json"
-    try:
-        manifest = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({error}), expected JSON") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST_FORMAT:
-        return None
-    if problem := misfit(manifest, MANIFEST, "the manifest"):
-        raise DataError(f"{path}: {problem}; make the dataset anew")
-    return manifest
+def verify(paths: list[Path], given: Path | None) -> Iterator[str]:
+    """Check datasets (folders) and single shards."""
+    start = time.perf_counter()
+    size = 0
+    for path in paths:
+        folder = path if path.is_dir() else path.parent
+        try:
+            tokenizer = find_tokenizer(folder, given)
+            if tokenizer is None:
+                yield f"note {folder}: tokenizer unknown, so text is not counted; --tokenizer MODEL tells it"
+            yield from verify_folder(path, tokenizer) if path.is_dir() else verify_shard(path, tokenizer)
+            size += sum(file.stat().st_size for file in expand([path]))
+        except DataError as error:
+            yield f"FAIL {error}"
+    seconds = time.perf_counter() - start
+    yield f"note {size} bytes in {seconds:.2f} s, {size / seconds / 1e6:.0f} MB/s"
 
 
-def misfit(value: object, shape: object, what: str) -> str:
-    """The first place where JSON has another shape than expected, "" where it has none such."""
-    kind = shape if isinstance(shape, type) else type(shape)
-    if not isinstance(value, kind):
-        return f"{what} is {json.dumps(value)[:40]}, expected {kind.__name__}"
-    if isinstance(shape, dict):
-        if missing := sorted(shape.keys() - value.keys()):
-            return f"{what} lacks {missing}, expected all of {sorted(shape)}"
-        inner = [(value[key], shape[key], f"{what}'s {key}") for key in shape]
-    else:
-        inner = [(item, shape[0], f"{what}[{i}]") for i, item in enumerate(value)] if kind is list else []
-    return next(filter(None, (misfit(*triple) for triple in inner)), "")
+def find_tokenizer(folder: Path, given: Path | None) -> Tokenizer | None:
+    """The tokenizer that was given, else the manifest's, else None."""
+    if given:
+        return Tokenizer(given)
+    manifest = load_manifest(folder)
+    return Tokenizer(folder / manifest["tokenizer"]["file"]) if manifest else None
 
 
 def verify_folder(folder: Path, tokenizer: Tokenizer | None) -> Iterator[str]:
     """Check a dataset: each shard alone, all as a set, the manifest, and that val stands apart from train."""
-    paths, failed = sorted(folder.glob("*.bin")), False
+    paths = sorted(folder.glob("*.bin"))
     if not paths:
         yield f"FAIL {folder}: holds no shards, expected *_train_*.bin and *_val_*.bin"
         return
+    failed = False
     for line in verify_files(paths, tokenizer):
         failed |= line.startswith("FAIL")
         yield line
     if failed:
         yield f"note {folder}: not checked as a set while single shards fail"
         return
-    headers, splits = {path: read_header(path) for path in paths}, by_split(paths)
-    yield from verify_set(folder, headers, splits)
+    headers = {path: read_header(path) for path in paths}
+    yield from verify_set(folder, headers)
     manifest = load_manifest(folder)
     if manifest:
         yield from verify_manifest(folder, headers, manifest)
     else:
-        yield f"note {folder}: no manifest.json of data/prepare.py"
-    if manifest and tokenizer and not manifest["lossy"]:
-        yield verify_val_text(folder, splits[VAL], tokenizer, manifest)
-    bos_id = tokenizer.bos_id if tokenizer else max(h.bos_id for h in headers.values())
-    if bos_id < 0:
-        yield f"note {folder}: val was not looked for in train: BOS id unknown, --tokenizer MODEL tells it"
-    else:
-        yield verify_apart(folder, splits, bos_id)
-
-
-Splits = tuple[list[Path], list[Path]]
-
-
-def by_split(paths: Iterable[Path]) -> Splits:
-    """(val, train) shards in order of the numbers in their names; files with other names are left out."""
-    named = sorted((p for p in paths if parse_name(p)), key=lambda p: parse_name(p)[2])
-    return tuple([p for p in named if parse_name(p)[1] == split] for split in (VAL, TRAIN))
+        yield f"note {folder}: no manifest.json of data.prepare"
+    yield from verify_documents(folder, by_split(paths), tokenizer, manifest)
 
 
 def verify_files(paths: list[Path], tokenizer: Tokenizer | None) -> Iterator[str]:
@@ -525,69 +553,94 @@ def verify_shard(path: Path, tokenizer: Tokenizer | None) -> list[str]:
     return lines
 
 
-def verify_claims(path: Path, h: Header, tokens: np.ndarray, histogram: np.ndarray) -> list[str]:
+def verify_claims(path: Path, header: Header, tokens: np.ndarray, histogram: np.ndarray) -> list[str]:
     """Check what an extended header says of its tokens, and the file's name against it."""
     highest = highest_id(histogram)
+    inside = highest < header.vocab_size
     lines = [
-        check(path, "crc32", f"{zlib.crc32(tokens):08x}", f"{h.crc32:08x}"),
-        check(path, "highest id", highest, h.max_id),
-        check(path, f"highest id below the vocabulary's {h.vocab_size}", highest < h.vocab_size, True),
-        check(path, "documents (BOS tokens)", int(histogram[h.bos_id]), h.documents),
+        check(path, "crc32", f"{zlib.crc32(tokens):08x}", f"{header.crc32:08x}"),
+        check(path, "highest id", highest, header.max_id),
+        check(path, f"highest id below the vocabulary's {header.vocab_size}", inside, True),
+        check(path, "documents (BOS tokens)", int(histogram[header.bos_id]), header.documents),
     ]
-    if h.corpus != UNKNOWN:  # an upgraded shard may begin within a document
-        lines.append(check(path, "first token", tokens[:1].tolist(), [h.bos_id]))
+    if header.corpus != UNKNOWN:  # an upgraded shard may begin within a document
+        lines.append(check(path, "first token", tokens[:1].tolist(), [header.bos_id]))
     if name := parse_name(path):
-        lines.append(check(path, "split", h.split, name[1]))
+        lines.append(check(path, "split", header.split, name[1]))
     return lines
 
 
 def verify_tokenizer(
-    path: Path, h: Header, tokens: np.ndarray, histogram: np.ndarray, tokenizer: Tokenizer
+    path: Path, header: Header, tokens: np.ndarray, histogram: np.ndarray, tokenizer: Tokenizer
 ) -> list[str]:
     """Check a shard against its tokenizer: hash, vocabulary, and bytes by decoding."""
-    lines, highest = [], highest_id(histogram)
-    if not h.legacy:
-        lines = [
-            check(path, "sha256 of the tokenizer", tokenizer.sha256.hex(), h.tokenizer.hex()),
-            check(path, "vocabulary size", h.vocab_size, tokenizer.vocab_size),
-        ]
+    lines = []
+    if not header.legacy:
+        sha256 = tokenizer.sha256.hex()
+        lines.append(check(path, "sha256 of the tokenizer", sha256, header.tokenizer.hex()))
+        lines.append(check(path, "vocabulary size", header.vocab_size, tokenizer.vocab_size))
+    highest = highest_id(histogram)
     if highest >= tokenizer.vocab_size:
         return [*lines, f"FAIL {path}: highest id is {highest}, expected below {tokenizer.vocab_size}"]
     size = tokenizer.text_bytes(tokens, histogram)
-    if h.legacy or h.lossy:
-        why = "LOSSY, the tokens do not give back the text exactly" if h.lossy else "legacy"
+    if header.legacy or header.lossy:
+        why = "LOSSY, the tokens do not give back the text exactly" if header.lossy else "legacy"
         return [*lines, f"note {path}: {why}; its tokens decode to {size} bytes"]
-    return [*lines, check(path, "bytes of text", size, h.text_bytes)]
+    return [*lines, check(path, "bytes of text", size, header.text_bytes)]
 
 
-def verify_set(folder: Path, headers: dict[Path, Header], splits: Splits) -> Iterator[str]:
+def verify_set(folder: Path, headers: dict[Path, Header]) -> Iterator[str]:
     """Check that the shards belong together and that none is missing."""
-    for path in sorted(headers.keys() - set(splits[VAL] + splits[TRAIN])):
+    splits = by_split(headers)
+    named = splits[VAL] + splits[TRAIN]
+    for path in sorted(headers.keys() - set(named)):
         yield f"FAIL {path}: the name is no shard's, expected <set>_train_<number>.bin or _val_"
-    sets = sorted({parse_name(path)[0] for path in splits[VAL] + splits[TRAIN]})
+    sets = sorted({parse_name(path)[0] for path in named})
     yield check(folder, f"number of sets ({', '.join(sets)})", len(sets), 1)
-    for split in (VAL, TRAIN):
-        where, paths = f"{folder}: {SPLIT_NAMES[split]}", splits[split]
+    legacy = [path for path in named if headers[path].legacy]
+    if 0 < len(legacy) < len(named):
+        yield (
+            f"FAIL {folder}: {len(legacy)} of {len(named)} shards are legacy, such as {legacy[0].name}, "
+            f"expected all or none: python -m data.shards upgrade {folder} --tokenizer MODEL fills in their headers"
+        )
+    for name, paths in zip(SPLIT_NAMES, splits):
+        where = f"{folder}: {name}"
         yield from verify_numbers(where, paths)
-        extended = [(i, path, headers[path]) for i, path in enumerate(paths) if not headers[path].legacy]
-        if extended:
-            moved = [path.name for i, path, h in extended if h.index != i]
-            yield check(where, "shards whose header has another index", moved, [])
-            yield check(where, "number of shards", [len(paths)], sorted({h.count for _, _, h in extended}))
+        extended = {path: headers[path] for path in paths if path not in legacy}
+        if extended and not legacy:
+            yield from verify_places(where, extended)
     for field in ("tokenizer", "vocab_size", "bos_id", "corpus", "lossy"):
-        values = {getattr(h, field) for h in headers.values() if not h.legacy}
+        values = {getattr(header, field) for header in headers.values() if not header.legacy}
         if values:
             yield check(folder, f"different values of {field}", len(values), 1)
 
 
 def verify_numbers(where: str, paths: list[Path]) -> Iterator[str]:
-    """Check the numbers in the names of one split's shards. They may start at 1: some projects do."""
+    """Check the numbers in the names of one split's shards. They may start at 1: some projects' do."""
     if not paths:
         yield f"FAIL {where}: no shards, expected at least one"
         return
-    numbers = [parse_name(path)[2] for path in paths]
-    yield check(where, "missing shards", sorted(set(range(numbers[0], numbers[-1])) - set(numbers)), [])
-    yield check(where, "shards of one number", sorted({n for n in numbers if numbers.count(n) > 1}), [])
+    numbers = [shard_number(path) for path in paths]
+    doubled = sorted({n for n in numbers if numbers.count(n) > 1})
+    yield check(where, "missing shards by their names", gaps(numbers), [])
+    yield check(where, "shards of one number", doubled, [])
+
+
+def verify_places(where: str, headers: dict[Path, Header]) -> Iterator[str]:
+    """Check what the extended headers of one split say of each shard's place, also against the names."""
+    offsets = {path.name: shard_number(path) - header.index for path, header in headers.items()}
+    usual = statistics.mode(offsets.values())
+    moved = [name for name, offset in offsets.items() if offset != usual]
+    yield check(where, "shards whose header has another index", moved, [])
+    count = max(header.count for header in headers.values())
+    indices = sorted(header.index for header in headers.values())
+    yield check(where, "missing shards by their headers", gaps([-1, *indices, count]), [])
+    yield check(where, "number of shards", len(headers), count)
+
+
+def gaps(numbers: list[int]) -> list[int]:
+    """The first number of each gap in sorted numbers."""
+    return [before + 1 for before, after in itertools.pairwise(numbers) if after > before + 1]
 
 
 def verify_manifest(folder: Path, headers: dict[Path, Header], manifest: dict) -> Iterator[str]:
@@ -596,68 +649,71 @@ def verify_manifest(folder: Path, headers: dict[Path, Header], manifest: dict) -
     yield check(folder, "files by the manifest", sorted(path.name for path in headers), sorted(listed))
     with ThreadPoolExecutor(THREADS) as pool:
         digests = pool.map(file_sha256, headers)
-    for (path, h), digest in zip(headers.items(), digests):
+    for (path, header), digest in zip(headers.items(), digests):
         if entry := listed.get(path.name):
-            counts = {"tokens": h.tokens, "bytes": h.text_bytes, "documents": h.documents}
+            counts = {"tokens": header.tokens, "bytes": header.text_bytes, "documents": header.documents}
             yield check(path, "sha256", digest.hex(), entry["sha256"])
             yield check(path, "counts", counts, {key: entry[key] for key in counts})
-            yield check(path, "lossy", h.lossy, manifest["lossy"])
-            yield check(path, "corpus", h.corpus.hex(), manifest["corpus_sha256"])
-            yield check(path, "tokenizer", h.tokenizer.hex(), manifest["tokenizer"]["sha256"])
+            yield check(path, "lossy", header.lossy, manifest["lossy"])
+            yield check(path, "corpus", header.corpus.hex(), manifest["corpus_sha256"])
+            yield check(path, "tokenizer", header.tokenizer.hex(), manifest["tokenizer"]["sha256"])
 
 
-def verify_val_text(folder: Path, val: list[Path], tokenizer: Tokenizer, manifest: dict) -> str:
-    """Decode the validation documents; the manifest has the sha256 over the sha256 of their texts."""
+def verify_documents(
+    folder: Path, splits: Splits, tokenizer: Tokenizer | None, manifest: dict | None
+) -> Iterator[str]:
+    """Check the validation text, and that none of its documents stands in the training shards.
+
+    One tokenizer makes one sequence of tokens of one text, so equal texts are equal sequences. A lossy
+    tokenizer makes equal sequences of different texts too: the manifest has their number.
+    """
+    if manifest and tokenizer and not manifest["lossy"]:
+        digest = val_text_sha256(splits[VAL], tokenizer)
+        yield check(folder, "sha256 of the validation text", digest, manifest["val_sha256"])
+    if not all(splits):
+        return
+    bos_id = tokenizer.bos_id if tokenizer else read_header(splits[VAL][0]).bos_id
+    if bos_id < 0:
+        yield f"note {folder}: val was not looked for in train: BOS id unknown, --tokenizer MODEL tells it"
+        return
+    yield f"note {folder}: looking for validation documents in the training shards"
+    found, documents = documents_in_both(splits, bos_id)
+    expected = manifest.get("equal_tokens", 0) if manifest else 0
+    line = check(folder, f"validation documents among {documents} training documents", len(found), expected)
+    names = sorted({path.name for path in found})
+    yield f"{line} (in {', '.join(names)})" if names else line
+
+
+def val_text_sha256(val: list[Path], tokenizer: Tokenizer) -> str:
+    """sha256 over the sha256 of each validation document's text, by decoding."""
     total = hashlib.sha256()
     for run in read_runs(val, tokenizer.bos_id):
         for i in range(len(run.starts)):
-            text = tokenizer.processor.decode(run.document(i).tolist()).encode()
-            total.update(hashlib.sha256(text).digest())
-    return check(folder, "sha256 of the validation text", total.hexdigest(), manifest["val_sha256"])
+            text = tokenizer.processor.decode(run.document(i).tolist())
+            total.update(hashlib.sha256(text.encode()).digest())
+    return total.hexdigest()
 
 
-def verify_apart(folder: Path, splits: Splits, bos_id: int) -> str:
-    """Check that no validation document stands in the training shards, by the sha256 of its tokens.
-
-    One tokenizer makes one sequence of tokens of one text, so equal texts are equal sequences. Training
-    documents are hashed only where the fingerprint is a validation document's: the work is reading.
-    """
-    keys, digests, documents, found = [np.zeros(0, np.uint64)], set(), 0, []
-    for run in read_runs(splits[VAL], bos_id):
-        keys.append(run.fingerprints())
-        digests.update(run.sha256(i) for i in range(len(run.starts)))
-    keys = np.concatenate(keys)
-    for run in read_runs(splits[TRAIN], bos_id):
-        documents += len(run.starts)
-        for i in np.flatnonzero(np.isin(run.fingerprints(), keys)):
-            if run.sha256(i) in digests:
-                found.append(run.path.name)
-    where = f" (in {', '.join(sorted(set(found)))})" if found else ""
-    return check(folder, f"validation documents among {documents} training documents", len(found), 0) + where
-
-
-# --------------------------------------------------------------------------------------------------
-# inspect, upgrade
-# --------------------------------------------------------------------------------------------------
+# --- inspect, upgrade ------------------------------------------------------------------------------------
 
 
 def inspect(path: Path) -> str:
     """The header of a shard as text, or a line that says FAIL."""
     try:
-        h = read_header(path)
+        header = read_header(path)
     except DataError as error:
         return f"FAIL {error}\n"
-    if h.legacy:
-        return f"{path}\n  tokens {h.tokens}\n  legacy: nothing else is known; upgrade fills the header in\n"
-    values = asdict(h) | {
-        "split": SPLIT_NAMES[h.split != VAL],
-        "tokenizer": h.tokenizer.hex(),
-        "crc32": f"{h.crc32:08x}",
-        "lossy": h.lossy,
-        "corpus": "unknown" if h.corpus == UNKNOWN else h.corpus.hex(),
+    if header.legacy:
+        return f"{path}\n  tokens {header.tokens}\n  legacy: nothing else is known; upgrade fills it in\n"
+    values = asdict(header) | {
+        "split": SPLIT_NAMES[header.split],
+        "tokenizer": header.tokenizer.hex(),
+        "crc32": f"{header.crc32:08x}",
+        "lossy": header.lossy,
+        "corpus": "unknown" if header.corpus == UNKNOWN else header.corpus.hex(),
     }
     del values["legacy"], values["flags"]
-    return "\n".join([str(path)] + [f"  {key} {value}" for key, value in values.items()]) + "\n"
+    return "\n".join([str(path), *(f"  {key} {value}" for key, value in values.items())]) + "\n"
 
 
 def extended_header(path: Path, siblings: list[Path], tokenizer: Tokenizer) -> Header:
@@ -676,16 +732,16 @@ def extended_header(path: Path, siblings: list[Path], tokenizer: Tokenizer) -> H
             f"{tokenizer.sha256.hex()}, that of {tokenizer.path}"
         )
     return Header(
-        header.tokens,
-        tokenizer.vocab_size,
-        tokenizer.bos_id,
-        int(histogram[tokenizer.bos_id]),
-        highest,
-        tokenizer.text_bytes(tokens, histogram),
-        zlib.crc32(tokens),
-        siblings.index(path),
-        len(siblings),
-        parse_name(path)[1],
+        tokens=header.tokens,
+        vocab_size=tokenizer.vocab_size,
+        bos_id=tokenizer.bos_id,
+        documents=int(histogram[tokenizer.bos_id]),
+        max_id=highest,
+        text_bytes=tokenizer.text_bytes(tokens, histogram),
+        crc32=zlib.crc32(tokens),
+        index=siblings.index(path),
+        count=len(siblings),
+        split=parse_name(path)[1],
         tokenizer=tokenizer.sha256,
     )
 
@@ -695,9 +751,11 @@ def siblings_of(path: Path) -> list[Path]:
     name = parse_name(path)
     if name is None:
         raise DataError(f"{path}: the name is no shard's, expected <set>_train_<number>.bin or _val_")
-    found = by_split(p for p in path.parent.glob("*.bin") if parse_name(p) and parse_name(p)[0] == name[0])
-    raise_failed(verify_numbers(path.parent, found[name[1]]))
-    return found[name[1]]
+    set_name, split, _ = name
+    siblings = by_split(path.parent.glob("*.bin"))[split]
+    siblings = [sibling for sibling in siblings if parse_name(sibling)[0] == set_name]
+    raise_failed(verify_numbers(str(path.parent), siblings))
+    return siblings
 
 
 def upgrade(paths: list[Path], tokenizer: Tokenizer) -> Iterator[str]:
@@ -708,13 +766,14 @@ def upgrade(paths: list[Path], tokenizer: Tokenizer) -> Iterator[str]:
     a part of it may be all that was downloaded; so a second call, with more shards there, counts anew.
     """
     headers = {}
+    yield f"note {len(paths)} shards: counting what their headers will say"
     for path in paths:
         if read_header(path).corpus == UNKNOWN:
             headers[path] = extended_header(path, siblings_of(path), tokenizer)
         else:
-            yield f"ok   {path}: has the header of data/prepare.py, left as it is"
+            yield f"ok   {path}: has the header of data.prepare, left as it is"
     for path, header in headers.items():
-        partial = path.with_name(path.name + ".partial")
+        partial = beside(path)
         try:
             shutil.copyfile(path, partial)
             with open(partial, "r+b") as file:
@@ -726,30 +785,27 @@ def upgrade(paths: list[Path], tokenizer: Tokenizer) -> Iterator[str]:
         yield f"ok   {path}: {header.documents} documents, {header.text_bytes} bytes of text"
 
 
-# --------------------------------------------------------------------------------------------------
-# command line
-# --------------------------------------------------------------------------------------------------
+# --- command line ----------------------------------------------------------------------------------------
+
+COMMANDS = {
+    "inspect": "print headers",
+    "verify": "check everything; exit code 3 if a check fails",
+    "upgrade": "fill in the extended header of legacy shards, payload untouched",
+}
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m data.shards", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, what in (
-        ("inspect", "print headers"),
-        ("verify", "check everything; exit code 3 if a check fails"),
-        ("upgrade", "fill in the extended header of legacy shards, payload untouched"),
-    ):
-        command = commands.add_parser(name, help=what, description=what)
-        command.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="shards, or folders of them")
-        if name != "inspect":
-            default = " (default: the manifest's)" if name == "verify" else ""
-            command.add_argument(
-                "--tokenizer",
-                type=Path,
-                metavar="MODEL",
-                required=name == "upgrade",
-                help="the SentencePiece model that made the shards" + default,
-            )
+    for name, what in COMMANDS.items():
+        added = commands.add_parser(name, help=what, description=what)
+        added.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="shards, or folders of them")
+        if name == "inspect":
+            continue
+        about = "the SentencePiece model that made the shards"
+        if name == "verify":
+            about += " (default: the manifest's)"
+        added.add_argument("--tokenizer", type=Path, metavar="MODEL", required=name == "upgrade", help=about)
     return parser.parse_args(argv)
 
 
@@ -764,58 +820,28 @@ def expand(paths: list[Path]) -> list[Path]:
     return found
 
 
-def find_tokenizer(folder: Path, given: Path | None) -> Tokenizer | None:
-    """The tokenizer that was given, else the manifest's, else None."""
-    manifest = None if given else load_manifest(folder)
-    if manifest:
-        given = folder / manifest["tokenizer"]["file"]
-    return Tokenizer(given) if given else None
-
-
-def verify(paths: list[Path], given: Path | None) -> Iterator[str]:
-    """Check datasets (folders) and single shards."""
-    start, size = time.perf_counter(), 0
-    for path in paths:
-        folder = path if path.is_dir() else path.parent
-        try:
-            tokenizer = find_tokenizer(folder, given)
-            if tokenizer is None:
-                yield f"note {folder}: tokenizer unknown, so text is not counted; --tokenizer MODEL tells it"
-            yield from verify_folder(path, tokenizer) if path.is_dir() else verify_shard(path, tokenizer)
-            size += sum(file.stat().st_size for file in expand([path]))
-        except DataError as error:
-            yield f"FAIL {error}"
-    seconds = time.perf_counter() - start
-    yield f"note {size} bytes in {seconds:.2f} s, {size / seconds / 1e6:.0f} MB/s"
+def work(args: argparse.Namespace) -> int:
+    """Do what the arguments ask for, a line at a time; the exit code."""
+    if args.command == "inspect":
+        lines = map(inspect, expand(args.paths))
+    elif args.command == "verify":
+        lines = verify(args.paths, args.tokenizer)
+    else:
+        lines = upgrade(expand(args.paths), Tokenizer(args.tokenizer))
+    failed = 0
+    for line in lines:
+        print(line, flush=True)
+        failed += line.startswith("FAIL")
+    if failed:
+        raise DataError(f"{failed} checks failed, see the FAIL lines")
+    return 0
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
-    failed = 0
-    try:
-        if args.command == "inspect":
-            lines = map(inspect, expand(args.paths))
-        elif args.command == "verify":
-            lines = verify(args.paths, args.tokenizer)
-        else:
-            lines = upgrade(expand(args.paths), Tokenizer(args.tokenizer))
-        for line in lines:
-            print(line, flush=True)
-            failed += line.startswith("FAIL")
-    except DataError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except OSError as error:
-        print(
-            f"error: {error.filename or args.paths[0]}: {error.strerror or error}: mend this, then run the "
-            "same command again",
-            file=sys.stderr,
-        )
-        return DataError.exit_code
-    if failed:
-        print(f"error: {failed} checks failed, see the FAIL lines", file=sys.stderr)
-    return DataError.exit_code if failed else 0
+    return command.run(lambda: work(args), "run the same command again")
 
 
 if __name__ == "__main__":
+    command.open_streams()
     sys.exit(main())

@@ -1,0 +1,90 @@
+"""What the three commands share: errors and their exit codes, arguments, and output that nobody reads."""
+
+import argparse
+import errno
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parent.parent
+OUTPUT_CLOSED = 141  # as a shell reports a program whose reader went away (128 + SIGPIPE)
+
+
+class DataError(Exception):
+    """The data are not what they should be: exit code 3."""
+
+    exit_code = 3
+
+
+class UsageError(Exception):
+    """The command was called with something impossible: exit code 2."""
+
+    exit_code = 2
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """The type of an argument that counts something: plain digits, `least` or more."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch("[0-9]{1,18}", text) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} given, expected a whole number of {least} or more")
+        return int(text)
+
+    return parse
+
+
+def fraction(text: str) -> float:
+    """The type of an argument that is a share of something: above 0 and below 1."""
+    if not re.fullmatch(r"[0-9]*\.?[0-9]+(e-?[0-9]+)?", text) or not 0 < float(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} given, expected a number between 0 and 1, such as 0.01")
+    return float(text)
+
+
+def open_streams() -> None:
+    """Give standard streams that the caller closed a place, and let all of them take any text.
+
+    Otherwise the next file to be opened would get the number of the closed stream, and its messages too.
+    """
+    descriptor = os.open(os.devnull, os.O_RDWR)
+    while descriptor <= 2:
+        descriptor = os.open(os.devnull, os.O_RDWR)
+    os.close(descriptor)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # in the C locale a stream takes ASCII alone
+
+
+def run(work: Callable[[], int], mend: str) -> int:
+    """The exit code of `work()`. An error is one line on stderr; a system's error ends with `mend`."""
+    try:
+        code = work()
+        sys.stdout.flush()
+        return code
+    except (DataError, UsageError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python still holds and writes at its end
+        return OUTPUT_CLOSED
+    except OSError as error:
+        first = "make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "mend this"
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror or error}: {first}, then {mend}", file=sys.stderr)
+        return DataError.exit_code
+
+
+def training_command(dataset: Path, tokenizer: Path, vocab_size: int | None) -> str:
+    """The command line that trains on a dataset, for the folder that the user is in."""
+    settings = [f"VOCAB_SIZE={vocab_size}"] if vocab_size else []
+    settings += [f"DATA_PATH={shown(dataset)}", f"TOKENIZER_PATH={shown(tokenizer)}"]
+    return " ".join([*settings, "python", shown(REPO / "train_gpt.py")])
+
+
+def shown(path: Path) -> str:
+    """A path for a shell: relative where it lies below the working folder."""
+    near = os.path.relpath(path)
+    return shlex.quote(str(path.absolute()) if near.startswith("..") else near)
