@@ -14,6 +14,7 @@ All of it grows in a hidden folder beside the target. A second run continues fro
 
 import argparse
 import base64
+import contextlib
 import errno
 import gzip
 import hashlib
@@ -33,20 +34,26 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
 import filelock
 import numpy as np
 from tqdm import tqdm
 
-from data import shards
-from data.shards import SPLIT_NAMES, TRAIN, VAL, DataError, UsageError
+from data import command, shards
+from data.command import REPO, DataError, UsageError
+from data.shards import SPLIT_NAMES, TRAIN, VAL
 
-REPO = Path(__file__).resolve().parent.parent
 Document = tuple[str, bytes]  # a name for people ("book.txt", "a.jsonl:17") and UTF-8 text
 
-# --------------------------------------------------------------------------------------------------
-# plan: everything that decides the bytes of the result
-# --------------------------------------------------------------------------------------------------
+
+def say(line: str) -> None:
+    """Tell what has been done, or what is going to take a while."""
+    tqdm.write(line)  # above the bar, where there is one
+    sys.stdout.flush()
+
+
+# --- plan: everything that decides the bytes of the result -----------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,7 @@ class Plan:
 
     name: str
     vocab_size: int = 1024
-    model_type: str = "bpe"  # or "unigram"
+    model_type: str = "bpe"  # or "unigram"; of a tokenizer that was given also "word" or "char"
     given_tokenizer: str = ""  # sha256 of a tokenizer that was given, else empty
     val_fraction: float = 0.01
     val_docs: int = 0  # if not 0, this many documents instead of the fraction
@@ -75,9 +82,7 @@ class Plan:
                 f"--vocab-size is {self.vocab_size}, expected {SPECIAL_PIECES + 1} (every byte, "
                 f"three specials, the space) to {shards.IDS} (tokens are uint16)"
             )
-        if not 0 < self.val_fraction < 1 or self.val_docs < 0:
-            raise UsageError("--val-fraction takes a number between 0 and 1, --val-docs a number above 0")
-        if not 0 < self.shard_tokens <= shards.MAX_TOKENS:
+        if self.shard_tokens > shards.MAX_TOKENS:
             raise UsageError(f"--shard-tokens is {self.shard_tokens}, expected 1 to {shards.MAX_TOKENS}")
 
     @property
@@ -120,12 +125,7 @@ class Job:
         return self.root / "data" / f".spool_{self.target.name}"
 
 
-# --------------------------------------------------------------------------------------------------
-# sources: text files, JSON lines, parquet
-# --------------------------------------------------------------------------------------------------
-
-MAX_DOCUMENT = 16 << 20  # bytes; SentencePiece needs about 30 times as much memory
-MAX_LINE = 8 * MAX_DOCUMENT  # of JSON, where one byte of text can take six
+# --- files: which are read, which are left out -----------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -151,52 +151,99 @@ class Source:
 
 
 def find_files(paths: list[Path]) -> tuple[Path, ...]:
-    """The text files that `paths` name or hold, sorted. Raises UsageError."""
-    found = []
+    """The text files that `paths` name or hold, sorted. Raises DataError, UsageError."""
+    found = set()
     for path in paths:
         if not path.exists():
             raise UsageError(f"{path}: does not exist, expected a text file or a folder of them")
-        inside = [p for p in path.rglob("*") if suffix(p) and p.is_file()] if path.is_dir() else [path]
+        inside = text_files(path) if path.is_dir() else [path]
         if not inside or not all(map(suffix, inside)):
             raise UsageError(f"{path}: expected {', '.join(READERS)} or a folder with such files")
-        found += inside
-    return tuple(sorted(set(found)))
+        found.update(inside)
+    return tuple(sorted(found))
 
 
 def suffix(path: Path) -> str | None:
     return next((s for s in READERS if path.name.lower().endswith(s)), None)
 
 
+def text_files(folder: Path) -> list[Path]:
+    """The text files below a folder; says what else is there. Raises DataError where one cannot be read."""
+    found = []
+    others = Counter()
+    for path in walk(folder):
+        if not suffix(path):
+            others[path.suffix or "without a suffix"] += 1
+        elif not path.is_file():
+            raise DataError(f"{path}: a dangling link or no regular file, expected text: remove or mend it")
+        else:
+            found.append(path)
+    if others:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in others.most_common())
+        say(f"left out: {others.total():,} files in {folder} that are no {', '.join(READERS)} ({kinds})")
+    return found
+
+
+def walk(folder: Path) -> Iterator[Path]:
+    """All files below a folder; says which links to folders it leaves out. Raises DataError."""
+
+    def refuse(error: OSError):
+        raise DataError(f"{error.filename}: cannot be read ({error.strerror}), expected a folder") from error
+
+    for here, folders, names in os.walk(folder, onerror=refuse):
+        for path in (Path(here, name) for name in folders):
+            if path.is_symlink():
+                say(f"left out: {path}, a link to a folder; to read it, name it as a PATH of its own")
+        yield from (Path(here, name) for name in names)
+
+
+# --- readers: text files, JSON lines, parquet ------------------------------------------------------------
+
+MAX_DOCUMENT = 16 << 20  # bytes; SentencePiece needs about 30 times as much memory
+MAX_LINE = 8 * MAX_DOCUMENT  # of JSON, where one byte of text can take six
+
+
 def read_txt(path: Path, source: Source) -> Iterator[Document]:
     """One document a file, or what stands between separator lines."""
-    separator = None if source.separator is None else source.separator.encode()
     with open(path, "rb") as file:
-        if separator is None:
-            yield str(path), checked(file.read(MAX_DOCUMENT + 1), f"{path}", 0)
-            return
-        lines, size, start, first = [], 0, 0, 1
-        all_lines = itertools.chain(iter(lambda: file.readline(MAX_DOCUMENT + 1), b""), [separator])
-        for number, line in enumerate(all_lines, 1):
-            if line.rstrip(b"\r\n") == separator:
-                yield f"{path}:{first}", checked(b"".join(lines), f"{path}", start)
-                lines, start, size, first = [], start + size + len(line), 0, number + 1
-            else:
-                lines.append(line)
-                size += len(line)
-                if size > MAX_DOCUMENT:
-                    too_large(f"{path}:{first}")
+        if source.separator is None:
+            yield str(path), checked(file.read(MAX_DOCUMENT + 1), str(path), 0)
+        else:
+            yield from read_separated(file, path, source.separator.encode())
+
+
+def read_separated(file: BinaryIO, path: Path, separator: bytes) -> Iterator[Document]:
+    """What stands between the lines of a file that are `separator`."""
+    document = []  # its lines so far
+    first = 1  # number of its first line
+    start = size = 0  # its first byte, its bytes so far
+    lines = iter(lambda: file.readline(MAX_DOCUMENT + 1), b"")
+    for number, line in enumerate(itertools.chain(lines, [separator]), 1):
+        if line.rstrip(b"\r\n") == separator:
+            yield f"{path}:{first}", checked(b"".join(document), str(path), start)
+            document = []
+            first = number + 1
+            start += size + len(line)
+            size = 0
+            continue
+        document.append(line)
+        size += len(line)
+        if size > MAX_DOCUMENT:
+            raise too_large(f"{path}:{first}")
 
 
 def read_jsonl(path: Path, source: Source) -> Iterator[Document]:
     """One document a line, the string in `field`; null counts as empty. Blank lines are passed over."""
     opened = gzip.open if path.name.lower().endswith(".gz") else open
     with opened(path, "rb") as file:
-        number = start = 0
-        while line := file.readline(MAX_LINE + 1):
-            number += 1
+        start = 0
+        for number in itertools.count(1):
+            line = file.readline(MAX_LINE + 1)
             where = f"{path}:{number}"
+            if not line:
+                return
             if len(line) > MAX_LINE:
-                too_large(where)
+                raise too_large(where)
             if line.strip():
                 yield where, field_text(parse_json(line, where, start), source.field, where)
             start += len(line)
@@ -229,7 +276,9 @@ def field_text(row: dict, field: str, where: str) -> bytes:
             f"{where}: half a surrogate pair at character {error.start}, expected Unicode text "
             "that UTF-8 can hold"
         ) from error
-    return raw if len(raw) <= MAX_DOCUMENT else too_large(where)
+    if len(raw) > MAX_DOCUMENT:
+        raise too_large(where)
+    return raw
 
 
 def read_parquet(path: Path, source: Source) -> Iterator[Document]:
@@ -242,16 +291,16 @@ def read_parquet(path: Path, source: Source) -> Iterator[Document]:
 
     try:
         with pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
-            if source.field not in file.schema_arrow.names:
+            names = file.schema_arrow.names
+            if source.field not in names:
                 raise DataError(
-                    f"{path}: no column {source.field!r} among {file.schema_arrow.names}; "
-                    "--field NAME chooses another"
+                    f"{path}: no column {source.field!r} among {names}; --field NAME chooses another"
                 )
-            rows = itertools.count(1)
-            for batch in file.iter_batches(64, columns=[source.field]):
-                for text in batch.column(0).to_pylist():
-                    where = f"{path}:{next(rows)}"
-                    yield where, field_text({source.field: text}, source.field, where)
+            batches = file.iter_batches(64, columns=[source.field])
+            texts = itertools.chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
+            for number, text in enumerate(texts, 1):
+                where = f"{path}:{number}"
+                yield where, field_text({source.field: text}, source.field, where)
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise DataError(f"{path}: no parquet file of text ({error})") from error
 
@@ -262,7 +311,7 @@ READERS = {".txt": read_txt, ".jsonl": read_jsonl, ".jsonl.gz": read_jsonl, ".pa
 def checked(text: bytes, where: str, start: int, limit: int = MAX_DOCUMENT) -> bytes:
     """`text`, which begins at byte `start` of its file, if it is UTF-8 and not too large."""
     if len(text) > limit:
-        too_large(where)
+        raise too_large(where)
     try:
         text.decode()
     except UnicodeDecodeError as error:
@@ -273,16 +322,14 @@ def checked(text: bytes, where: str, start: int, limit: int = MAX_DOCUMENT) -> b
     return text
 
 
-def too_large(where: str):
-    raise DataError(
+def too_large(where: str) -> DataError:
+    return DataError(
         f"{where}: a document of more than {MAX_DOCUMENT:,} bytes, expected less; in .txt files "
         "--separator LINE splits it (--separator '' at empty lines)"
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# spool: documents on disk, by hash
-# --------------------------------------------------------------------------------------------------
+# --- spool: documents on disk, by hash -------------------------------------------------------------------
 
 BUCKETS = 64  # by the first bits of the hash; macOS allows 256 open files, two each
 
@@ -294,24 +341,23 @@ _PLACE = struct.Struct("<32sQII")
 
 def spool(documents: Iterable[Document], folder: Path) -> None:
     """Put all documents into `folder`, which appears only when it is whole. Empty ones are left out."""
-    partial = folder.with_name(folder.name + ".partial")
+    partial = shards.beside(folder)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    texts = [open(partial / f"{b:02x}.text", "wb") for b in range(BUCKETS)]
-    places = [open(partial / f"{b:02x}.places", "wb") for b in range(BUCKETS)]
     empty = 0
-    with progress("read", None) as bar:
+    with contextlib.ExitStack() as stack, progress("read", None) as bar:
+        texts = [stack.enter_context(open(partial / f"{b:02x}.text", "wb")) for b in range(BUCKETS)]
+        places = [stack.enter_context(open(partial / f"{b:02x}.places", "wb")) for b in range(BUCKETS)]
         for name, text in documents:
-            empty += not text
-            if text:
-                digest, label = hashlib.sha256(text).digest(), name.encode(errors="replace")
-                bucket = digest[0] * BUCKETS // 256
-                file = texts[bucket]
-                places[bucket].write(_PLACE.pack(digest, file.tell(), len(label), len(text)))
-                file.write(label + text)
-                bar.update(len(text))
-    for file in texts + places:
-        file.close()
+            if not text:
+                empty += 1
+                continue
+            digest = hashlib.sha256(text).digest()
+            label = name.encode(errors="replace")
+            bucket = digest[0] * BUCKETS // 256
+            places[bucket].write(_PLACE.pack(digest, texts[bucket].tell(), len(label), len(text)))
+            texts[bucket].write(label + text)
+            bar.update(len(text))
     duplicates = sum(sort_bucket(partial / f"{b:02x}.places") for b in range(BUCKETS))
     (partial / "dropped.json").write_text(json.dumps({"empty": empty, "duplicates": duplicates}))
     os.rename(partial, folder)
@@ -339,8 +385,11 @@ class Corpus:
     """
 
     def __init__(self, folder: Path, plan: Plan):
-        self.folder, self.dropped = folder, json.loads((folder / "dropped.json").read_text())
-        identity, smallest, documents = hashlib.sha256(), np.zeros(0, np.uint64), 0
+        self.folder = folder
+        self.dropped = shards.read_json(folder / "dropped.json")
+        identity = hashlib.sha256()
+        smallest = np.zeros(0, np.uint64)  # keys, as many as val must hold
+        documents = 0
         at_least = max(plan.val_docs, 1)
         for bucket in range(BUCKETS):
             hashes = self.places(bucket)["hash"]
@@ -372,11 +421,11 @@ class Corpus:
         """The documents of a split, in order of their hashes, without the first `skip`."""
         for bucket in range(BUCKETS):
             places = self.places(bucket, split)
-            todo, skip = places[skip:], max(0, skip - len(places))
             with open(self.folder / f"{bucket:02x}.text", "rb") as file:
-                for _, offset, name, size in todo.tolist():
+                for _, offset, name, size in places[skip:].tolist():
                     file.seek(offset)
                     yield file.read(name).decode(), file.read(size)
+            skip = max(0, skip - len(places))
 
     def split_sha256(self, split: str) -> str:
         """sha256 over the sha256 digests of the split's documents, in order."""
@@ -394,9 +443,7 @@ def progress(what: str, total: int | None, initial: int = 0) -> tqdm:
     return tqdm(desc=what, total=total, initial=initial, unit="B", unit_scale=True, disable=None, leave=False)
 
 
-# --------------------------------------------------------------------------------------------------
-# tokenizer
-# --------------------------------------------------------------------------------------------------
+# --- tokenizer -------------------------------------------------------------------------------------------
 
 SAMPLE_CHARS = {"bpe": 8_000_000, "unigram": 1_000_000}  # two seconds of training, and ten
 DOCUMENT_CHARS = 50_000  # from one document: huge generated files would else fill the vocabulary
@@ -412,7 +459,8 @@ def train_tokenizer(texts: Iterable[bytes], plan: Plan) -> bytes:
     """
     import sentencepiece  # 0.1 s that reading the demo's documents need not pay
 
-    starts, model = sample(texts, SAMPLE_CHARS[plan.model_type]), io.BytesIO()
+    starts = sample(texts, SAMPLE_CHARS[plan.model_type])
+    model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=sentences(starts, plan.vocab_size),
@@ -450,7 +498,8 @@ def train_tokenizer(texts: Iterable[bytes], plan: Plan) -> bytes:
 
 def sample(texts: Iterable[bytes], limit: int) -> list[str]:
     """The start of each document until there are `limit` characters; documents come shuffled by hash."""
-    taken, chars = [], 0
+    taken = []
+    chars = 0
     for text in texts:
         taken.append(text[: 4 * DOCUMENT_CHARS].decode(errors="ignore")[:DOCUMENT_CHARS])
         chars += len(taken[-1])
@@ -466,12 +515,11 @@ def sentences(texts: list[str], vocab_size: int) -> Iterator[str]:
     that SentencePiece keeps for itself are cut out too. The space is always kept: without a piece of its own
     its mark would come back from decoding in its place.
     """
-    counts = Counter()
-    for text in texts:
-        counts.update(text)
-    common = sorted(counts.keys() - set(" \0\u2581\u2585"), key=lambda c: (-counts[c], c))
+    counts = np.bincount(np.frombuffer("".join(texts).encode("utf-32-le"), "<u4"))
+    characters = [chr(code) for code in np.argsort(-counts, kind="stable") if counts[code]]
+    common = [c for c in characters if c not in " \0\u2581\u2585"]
     kept = {" ", *common[: (vocab_size - SPECIAL_PIECES - 1) // 2]}
-    rare = "".join(sorted(counts.keys() - kept))
+    rare = "".join(c for c in characters if c not in kept)
     cut = re.compile(f"[{re.escape(rare)}]+") if rare else None
     yield " "
     for text in texts:
@@ -480,9 +528,42 @@ def sentences(texts: list[str], vocab_size: int) -> Iterator[str]:
             yield from cut.split(window) if cut else [window]
 
 
-# --------------------------------------------------------------------------------------------------
-# encoding
-# --------------------------------------------------------------------------------------------------
+MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
+TRAINER_SPEC = 2  # numbers of the fields of sentencepiece_model.proto
+MODEL_TYPE = 3
+
+
+def model_type(model: bytes) -> str:
+    """Of which type a SentencePiece model says that it is; nothing said means unigram."""
+    spec = fields(model).get(TRAINER_SPEC, b"")
+    return MODEL_TYPES.get(fields(spec).get(MODEL_TYPE), "unigram")
+
+
+def fields(message: bytes) -> dict[int, int | bytes]:
+    """The last value of each field of a protocol buffers message: numbers, or bytes."""
+    found = {}
+    file = io.BytesIO(message)
+    while file.tell() < len(message):
+        number, kind = divmod(read_varint(file), 8)
+        if kind == 0:
+            found[number] = read_varint(file)
+        else:
+            size = {1: 8, 5: 4}.get(kind) or read_varint(file)
+            found[number] = file.read(size)
+    return found
+
+
+def read_varint(file: BinaryIO) -> int:
+    """The next number: seven bits a byte, the lowest first, the eighth set in all bytes but the last."""
+    value = 0
+    for shift in itertools.count(0, 7):
+        (byte,) = file.read(1)
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value
+
+
+# --- encoding --------------------------------------------------------------------------------------------
 
 BATCH_BYTES = 300_000
 RUNNING_BYTES = MAX_DOCUMENT  # being encoded at a time; this bounds the memory, whatever the threads
@@ -506,25 +587,27 @@ def encode_batch(
     Its content decides which one, so that a resumed run compares the same. SentencePiece lets go of Python's
     lock, so this runs in threads, which copy nothing.
     """
-    sp, done = tokenizer.processor, []
-    ids = sp.encode([text for _, text in batch], add_bos=True, return_type="numpy")
-    ends = np.cumsum([len(document) for document in ids])
-    flat = np.concatenate(ids).astype(np.uint16)
-    sizes = tokenizer.document_bytes(flat, ends - [len(document) for document in ids]).tolist()
-    for (name, text), document, end, size in zip(batch, ids, ends, sizes):
+    ids = tokenizer.processor.encode([text for _, text in batch], add_bos=True, return_type="numpy")
+    lengths = [len(document) for document in ids]
+    ends = np.cumsum(lengths)
+    tokens = np.concatenate(ids).astype(np.uint16)
+    sizes = tokenizer.document_bytes(tokens, ends - lengths).tolist()
+    done = []
+    for (name, text), document, size in zip(batch, np.split(tokens, ends[:-1]), sizes):
         lossy = False
         if size != len(text) or zlib.crc32(text) % compare_every == 0:
-            decoded = sp.decode(document.tolist()).encode()
+            decoded = tokenizer.processor.decode(document.tolist()).encode()
             lossy = decoded != text
             if lossy and not lossy_ok:
-                refuse_loss(name, text, decoded)
-        done.append(Encoded(flat[end - len(document) : end], len(text), lossy))
+                raise text_lost(name, text, decoded)
+        done.append(Encoded(document, len(text), lossy))
     return done
 
 
-def refuse_loss(name: str, text: bytes, decoded: bytes):
-    at = len(os.path.commonprefix([text, decoded]))
-    raise DataError(
+def text_lost(name: str, text: bytes, decoded: bytes) -> DataError:
+    differing = (i for i, (a, b) in enumerate(zip(text, decoded)) if a != b)
+    at = next(differing, min(len(text), len(decoded)))
+    return DataError(
         f"{name}: the tokenizer is not lossless: byte {at} of the document begins "
         f"{decoded[at : at + 12]!r} when decoded, expected {text[at : at + 12]!r}; take the document "
         "out, choose another tokenizer, or accept the loss with --lossy-ok"
@@ -533,13 +616,15 @@ def refuse_loss(name: str, text: bytes, decoded: bytes):
 
 def batches(documents: Iterator[Document]) -> Iterator[tuple[list[Document], int]]:
     """Group documents into lists of about BATCH_BYTES, each with its size."""
-    batch, size = [], 0
+    batch = []
+    size = 0
     for document in documents:
         batch.append(document)
         size += len(document[1])
         if size >= BATCH_BYTES:
             yield batch, size
-            batch, size = [], 0
+            batch = []
+            size = 0
     if batch:
         yield batch, size
 
@@ -552,7 +637,9 @@ def encode(
     workers: int,
 ) -> Iterator[Encoded]:
     """The documents in order, encoded in `workers` threads. Raises DataError where text would be lost."""
-    pool, running, running_bytes = ThreadPoolExecutor(workers), deque(), 0
+    pool = ThreadPoolExecutor(workers)
+    running = deque()
+    running_bytes = 0
     try:
         for batch, size in batches(documents):
             while running and (running_bytes + size > RUNNING_BYTES or running[0][0].done()):
@@ -569,54 +656,43 @@ def encode(
 
 def write_split(split: int, job: Job, corpus: Corpus, tokenizer: shards.Tokenizer, folder: Path) -> None:
     """Write the shards of one split that `folder` does not hold yet. A shard holds whole documents only."""
-    name, most = SPLIT_NAMES[split], job.plan.shard_tokens
-    whole = [shards.read_header(path) for path in split_files(folder, job.plan, split)]
-    header, writer = (
-        shards.Header(
-            0,
-            tokenizer.vocab_size,
-            tokenizer.bos_id,
-            index=len(whole),
-            split=split,
-            tokenizer=tokenizer.sha256,
-            corpus=corpus.sha256,
-        ),
-        None,
+    name = SPLIT_NAMES[split]
+    whole = [shards.read_header(path) for path in shards.by_split(folder.iterdir())[split]]
+    header = shards.Header(
+        tokens=0,
+        vocab_size=tokenizer.vocab_size,
+        bos_id=tokenizer.bos_id,
+        index=len(whole),
+        split=split,
+        tokenizer=tokenizer.sha256,
+        corpus=corpus.sha256,
     )
-    documents = encode(
-        corpus.read(name, sum(h.documents for h in whole)),
-        tokenizer,
-        1 if split == VAL else SAMPLED,
-        job.plan.lossy_ok,
-        job.workers,
-    )
-    with progress(f"encode {name}", corpus.text_bytes(name), sum(h.text_bytes for h in whole)) as bar:
+    compare_every = 1 if split == VAL else SAMPLED
+    todo = corpus.read(name, sum(h.documents for h in whole))
+    documents = encode(todo, tokenizer, compare_every, job.plan.lossy_ok, job.workers)
+    writer = None
+    total = corpus.text_bytes(name)
+    say(f"encoding {name}: {total:,} bytes")
+    with progress(f"encode {name}", total, sum(h.text_bytes for h in whole)) as bar:
         for document in documents:
-            if writer and writer.tokens + len(document.tokens) > most:
+            if writer and writer.header.tokens + len(document.tokens) > job.plan.shard_tokens:
                 writer.close()
-                header, writer = replace(header, index=header.index + 1), None
-            writer = writer or shards.ShardWriter(
-                folder / shards.shard_name(job.plan.name, split, header.index), header
-            )
+                header = replace(header, index=header.index + 1)
+                writer = None
+            if writer is None:
+                path = folder / shards.shard_name(job.plan.name, split, header.index)
+                writer = shards.ShardWriter(path, header)
             writer.add(document.tokens, document.text_bytes, document.lossy)
             bar.update(document.text_bytes)
     if writer:
         writer.close()
 
 
-def split_files(folder: Path, plan: Plan, split: int) -> list[Path]:
-    """The whole shards of one split, in order (names of six digits and of seven sort by their number)."""
-    found = folder.glob(f"{plan.name}_{SPLIT_NAMES[split]}_*.bin")
-    return sorted(found, key=lambda path: shards.parse_name(path)[2])
+# --- the pipeline ----------------------------------------------------------------------------------------
 
 
-# --------------------------------------------------------------------------------------------------
-# the pipeline
-# --------------------------------------------------------------------------------------------------
-
-
-def prepare(job: Job) -> None:
-    """Make the dataset of `job`, or continue making it, or find that it is there.
+def prepare(job: Job) -> dict:
+    """Make the dataset of `job`, or continue making it, or find that it is there. Its manifest.
 
     Raises DataError and UsageError, after which nothing stays behind: the next run will have other text or
     other options. What ends a run otherwise leaves what is whole to the next one.
@@ -625,14 +701,16 @@ def prepare(job: Job) -> None:
     try:
         with filelock.FileLock(job.work / "lock", timeout=0):
             try:
-                if not finished(job, job.expected):
-                    build(job)
-                remove(job.work)
+                manifest = finished(job, job.expected) or build(job)
             except (DataError, UsageError):
                 remove(job.work)
                 raise
+            remove(job.work)
+            return manifest
     except filelock.Timeout as error:
-        raise UsageError(f"{job.work}: another prepare.py is at work there, expected to be alone") from error
+        raise UsageError(
+            f"{job.work}: another data.prepare is at work there, expected to be alone"
+        ) from error
 
 
 def clear(work: Path) -> None:
@@ -655,47 +733,54 @@ def remove(work: Path) -> None:
             raise
 
 
-def finished(job: Job, corpus_sha256: str | None) -> bool:
-    """Whether the target is there and whole. Raises UsageError where something else is in its place."""
+def finished(job: Job, corpus_sha256: str | None) -> dict | None:
+    """The manifest of the target if that is there, whole, and of this corpus (None: not known yet).
+
+    Raises UsageError where something else is in its place.
+    """
     if not job.target.exists():
-        return False
-    try:
-        manifest = json.loads((job.target / "manifest.json").read_text())
-        same = manifest["options"] == asdict(job.plan)
-        if corpus_sha256:
-            same = same and manifest["corpus_sha256"] == corpus_sha256
-    except (OSError, ValueError, KeyError, TypeError):
-        same = False
-    if not same:
+        return None
+    manifest = made_before(job)
+    if manifest is None or corpus_sha256 not in (None, manifest["corpus_sha256"]):
         raise UsageError(
             f"{job.target}: exists and was made from other text or with other options, expected "
             f"a free place; remove it or choose another --name: rm -r {job.target}"
         )
     if corpus_sha256 is None:
-        return False
+        return None
     try:
         shards.raise_failed(shards.verify_folder(job.target, shards.Tokenizer(job.tokenizer)))
     except DataError as error:
         raise DataError(f"{error}; rm -r {job.target} and the same command makes it anew") from error
-    print(f"{job.target}: is whole, made by the same command")
-    report(job, manifest)
-    return True
+    say(f"{job.target}: is whole, made by the same command")
+    return manifest
 
 
-def build(job: Job) -> None:
-    """The five steps, each skipped where its result is whole."""
+def made_before(job: Job) -> dict | None:
+    """The manifest at the target where it has the options of `job`."""
+    try:
+        manifest = shards.load_manifest(job.target)
+    except DataError:
+        return None
+    return manifest if manifest and manifest.get("options") == asdict(job.plan) else None
+
+
+def build(job: Job) -> dict:
+    """The five steps, each skipped where its result is whole. The manifest."""
     begin(job)
-    documents, dataset, model = (job.work / part for part in ("documents", "dataset", "tokenizer.model"))
+    documents = job.work / "documents"
+    dataset = job.work / "dataset"
+    model = job.work / "tokenizer.model"
     if not documents.exists():
+        say("reading the documents")
         spool(job.documents, documents)
     corpus = Corpus(documents, job.plan)
     if job.expected not in (None, corpus.sha256.hex()):
         raise DataError(f"the corpus has sha256 {corpus.sha256.hex()}, expected {job.expected}")
-    if finished(job, corpus.sha256.hex()):
-        return
+    if manifest := finished(job, corpus.sha256.hex()):
+        return manifest
     if not model.exists():
-        texts = (text for _, text in corpus.read("train"))
-        shards.write_beside(model, job.given or train_tokenizer(texts, job.plan))
+        shards.write_beside(model, job.given or new_tokenizer(job.plan, corpus))
     if job.tokenizer.exists() and job.tokenizer.read_bytes() != model.read_bytes():
         raise UsageError(
             f"{job.tokenizer}: another tokenizer has this name, expected a free place; remove "
@@ -707,7 +792,7 @@ def build(job: Job) -> None:
         write_split(split, job, corpus, tokenizer, dataset)
     manifest = seal(dataset, job, corpus, tokenizer)
     publish(job, dataset, model)
-    report(job, manifest)
+    return manifest
 
 
 def begin(job: Job) -> None:
@@ -721,31 +806,42 @@ def begin(job: Job) -> None:
         shards.write_beside(plan, job_json.encode())
 
 
+def new_tokenizer(plan: Plan, corpus: Corpus) -> bytes:
+    """A tokenizer trained on the training documents."""
+    say(f"training a tokenizer: {plan.vocab_size} pieces, {plan.model_type}")
+    return train_tokenizer((text for _, text in corpus.read("train")), plan)
+
+
 def seal(folder: Path, job: Job, corpus: Corpus, tokenizer: shards.Tokenizer) -> dict:
     """Complete the headers, write the manifest, verify all.
 
     A shard does not know how many there will be, nor whether the tokenizer loses text further on: then all
     headers must say so, since a trainer asks for one answer.
     """
-    plan, files = job.plan, []
-    paths = [split_files(folder, plan, split) for split in (VAL, TRAIN)]
-    headers = {path: shards.read_header(path) for path in paths[VAL] + paths[TRAIN]}
-    flags = shards.LOSSY if any(h.lossy for h in headers.values()) else 0
-    for path, h in headers.items():
+    say("checking all of it")
+    splits = shards.by_split(folder.iterdir())
+    headers = {path: shards.read_header(path) for path in splits[VAL] + splits[TRAIN]}
+    flags = shards.LOSSY if any(header.lossy for header in headers.values()) else 0
+    for path, header in headers.items():
         with open(path, "r+b") as file:
-            file.write(shards.pack(replace(h, count=len(paths[h.split]), flags=flags)))
+            file.write(shards.pack(replace(header, count=len(splits[header.split]), flags=flags)))
             shards.sync(file)
-        files.append(
-            {
-                "name": path.name,
-                "split": SPLIT_NAMES[h.split],
-                "documents": h.documents,
-                "bytes": h.text_bytes,
-                "tokens": h.tokens,
-                "sha256": shards.file_sha256(path).hex(),
-            }
-        )
-    manifest = {
+    manifest = make_manifest(job, corpus, tokenizer, headers)
+    if flags:
+        # The splits have no text in common, since the texts' hashes decide. Tokens they may have in common.
+        manifest["lossy"] = True
+        manifest["equal_tokens"] = len(shards.documents_in_both(splits, tokenizer.bos_id)[0])
+    shards.write_beside(folder / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
+    shards.raise_failed(shards.verify_folder(folder, tokenizer))
+    return manifest
+
+
+def make_manifest(
+    job: Job, corpus: Corpus, tokenizer: shards.Tokenizer, headers: dict[Path, shards.Header]
+) -> dict:
+    """What manifest.json says; data/README.md has it as a table."""
+    plan = job.plan
+    return {
         "format": shards.MANIFEST_FORMAT,
         "version": 1,
         "name": plan.name,
@@ -759,14 +855,21 @@ def seal(folder: Path, job: Job, corpus: Corpus, tokenizer: shards.Tokenizer) ->
         "val_sha256": corpus.split_sha256("val"),
         "train_sha256": corpus.split_sha256("train"),
         "second_sha256": corpus.split_sha256("second") if plan.second_fraction else None,
-        "lossy": bool(flags),
+        "lossy": False,
         "dropped": corpus.dropped,
         "options": asdict(plan),
-        "files": files,
+        "files": [
+            {
+                "name": path.name,
+                "split": SPLIT_NAMES[header.split],
+                "documents": header.documents,
+                "bytes": header.text_bytes,
+                "tokens": header.tokens,
+                "sha256": shards.file_sha256(path).hex(),
+            }
+            for path, header in headers.items()
+        ],
     }
-    shards.write_beside(folder / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
-    shards.raise_failed(shards.verify_folder(folder, tokenizer))
-    return manifest
 
 
 def publish(job: Job, dataset: Path, model: Path) -> None:
@@ -777,28 +880,53 @@ def publish(job: Job, dataset: Path, model: Path) -> None:
     os.rename(dataset, job.target)
 
 
+FEW_DOCUMENTS = 10  # a validation text of fewer, or of fewer bytes, says little about other texts
+FEW_BYTES = 100_000
+
+
 def report(job: Job, manifest: dict) -> None:
-    """Say what is there now."""
+    """Say what is there now, and the command that trains on it."""
     dropped = manifest["dropped"]
-    print(f"dropped: {dropped['duplicates']:,} exact duplicates, {dropped['empty']:,} empty documents")
+    say(f"dropped: {dropped['duplicates']:,} exact duplicates, {dropped['empty']:,} empty documents")
     for entry in manifest["files"]:
-        print(
+        say(
             f"{job.target / entry['name']}: {entry['documents']:,} documents, {entry['bytes']:,} bytes, "
             f"{entry['tokens']:,} tokens, {entry['bytes'] / entry['tokens']:.4f} bytes a token"
         )
     if manifest["lossy"]:
-        print("LOSSY: the tokens do not give back all of the text exactly")
-    print(f"tokenizer: {job.tokenizer}")
+        say("LOSSY: the tokens do not give back all of the text exactly")
+    say(f"tokenizer: {job.tokenizer}")
+    val = [entry for entry in manifest["files"] if entry["split"] == "val"]
+    documents = sum(entry["documents"] for entry in val)
+    size = sum(entry["bytes"] for entry in val)
+    if documents < FEW_DOCUMENTS or size < FEW_BYTES:
+        say(
+            f"warning: the validation text has {documents:,} documents and {size:,} bytes; below "
+            f"{FEW_DOCUMENTS} or {FEW_BYTES:,} a score depends on chance: see --val-docs and --val-fraction"
+        )
+    say("To train on it:")
+    say(command.training_command(job.target, job.tokenizer, job.plan.vocab_size))
 
 
-# --------------------------------------------------------------------------------------------------
-# the demo corpus: sources of the pinned packages
-# --------------------------------------------------------------------------------------------------
+# --- the demo corpus: sources of the pinned packages -----------------------------------------------------
 
-DEMO_PACKAGES = (
-    "sympy networkx mpmath Jinja2 fsspec filelock huggingface_hub anyio click packaging idna "
-    "httpx2 httpcore2 h11 tqdm"
-).split()
+DEMO_PACKAGES = [
+    "sympy",
+    "networkx",
+    "mpmath",
+    "Jinja2",
+    "fsspec",
+    "filelock",
+    "huggingface_hub",
+    "anyio",
+    "click",
+    "packaging",
+    "idna",
+    "httpx2",
+    "httpcore2",
+    "h11",
+    "tqdm",
+]
 DEMO_SHA256 = "71cb47296fc2e2a3251d45f4feeb834cfbee06084025c421a6b297bf7298a28b"
 DEMO_PLAN = Plan("demo", val_fraction=0.03, second_fraction=0.01)
 
@@ -808,7 +936,8 @@ def demo_sources() -> Iterator[Document]:
 
     All of them are UTF-8, none holds NUL or U+2581, which a SentencePiece model cannot give back.
     """
-    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", (REPO / "requirements.txt").read_text(), re.MULTILINE))
+    requirements = (REPO / "requirements.txt").read_text(encoding="utf-8")
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", requirements, re.MULTILINE))
     for package in DEMO_PACKAGES:
         mend = f"pip install --force-reinstall --no-deps {package}=={pins[package]}"
         try:
@@ -832,7 +961,8 @@ def read_recorded(file: importlib.metadata.PackagePath, mend: str) -> bytes:
         text = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}): {mend}") from error
-    found = base64.urlsafe_b64encode(hashlib.new(file.hash.mode, text).digest()).rstrip(b"=").decode()
+    digest = hashlib.new(file.hash.mode, text).digest()
+    found = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
     if found != file.hash.value:
         raise DataError(
             f"{path}: {file.hash.mode} is {found}, expected {file.hash.value}, as the package "
@@ -850,17 +980,17 @@ def demo_documents(split: str) -> list[Document]:
     found = hashlib.sha256(b"".join(sorted(texts))).hexdigest()
     if found != DEMO_SHA256:
         raise DataError(f"the demo corpus has sha256 {found}, expected {DEMO_SHA256}")
-    last = DEMO_PLAN.last_keys(0)
-    return [
-        texts[digest]
-        for digest in sorted(texts)
-        if SPLITS[sum(int.from_bytes(digest[8:16]) > key for key in last)] == split
-    ]
+    last_val, last_second = DEMO_PLAN.last_keys(0)
+    chosen = []
+    for digest in sorted(texts):
+        key = int.from_bytes(digest[8:16])
+        place = (key > last_val) + (key > last_second)
+        if SPLITS[place] == split:
+            chosen.append(texts[digest])
+    return chosen
 
 
-# --------------------------------------------------------------------------------------------------
-# command line
-# --------------------------------------------------------------------------------------------------
+# --- command line ----------------------------------------------------------------------------------------
 
 
 def cores() -> int:
@@ -869,119 +999,99 @@ def cores() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-def positive(text: str) -> int:
-    """An argument that counts something."""
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
-
-
-def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def parse_args(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m data.prepare", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser("demo", help="the demo corpus: sources of the installed packages")
     text = commands.add_parser("text", help="your own text")
-    text.add_argument("paths", nargs="+", type=Path, metavar="PATH", help=", ".join(READERS) + ", folders")
-    text.add_argument("--name", required=True, help="of the dataset: data/datasets/NAME_sp1024")
-    text.add_argument("--field", default="text", help="of jsonl and parquet (default: text)")
-    text.add_argument("--separator", metavar="LINE", help="line between documents in .txt; '' = an empty one")
-    size = text.add_mutually_exclusive_group()
-    size.add_argument(
-        "--val-docs", type=positive, default=0, metavar="N", help="number of validation documents, by hash"
-    )
-    size.add_argument(
-        "--val-fraction",
-        type=float,
-        default=Plan.val_fraction,
-        metavar="F",
-        help="share of validation documents, by hash (default: %(default)s)",
-    )
-    text.add_argument("--tokenizer", type=Path, metavar="FILE", help="take this SentencePiece model")
-    text.add_argument("--lossy-ok", action="store_true", help="accept loss of text; the headers tell of it")
-    for command in (demo, text):
-        command.add_argument(
-            "--vocab-size",
-            type=positive,
-            metavar="V",
-            help="260 (bytes) to 65536 (default: 1024, or the given tokenizer's)",
+    add_text_arguments(text)
+    count = command.whole(1)
+    for added in (demo, text):
+        add = added.add_argument
+        add("--vocab-size", type=count, metavar="V", help="260 (bytes) to 65536 (1024, or the tokenizer's)")
+        add("--model-type", choices=["bpe", "unigram"], help="of the tokenizer (bpe)")
+        add(
+            "--shard-tokens", type=count, default=Plan.shard_tokens, metavar="N", help="at most (%(default)s)"
         )
-        command.add_argument("--model-type", choices=["bpe", "unigram"], default=Plan.model_type)
-        command.add_argument(
-            "--shard-tokens",
-            type=positive,
-            default=Plan.shard_tokens,
-            metavar="N",
-            help="most tokens a shard, if no document has more (default: %(default)s)",
-        )
-        command.add_argument(
-            "--workers",
-            type=positive,
-            default=cores(),
-            metavar="N",
-            help="threads that encode (default: %(default)s, the cores)",
-        )
-        command.add_argument(
-            "--root", type=Path, default=REPO, help="write into ROOT/data (default: this repo)"
-        )
-    return parser.parse_args(argv)
+        add("--workers", type=count, default=cores(), metavar="N", help="threads that encode (%(default)s)")
+        add("--root", type=Path, default=REPO, help="write into ROOT/data (this repo)")
+    return parser.parse_args(joined(argv, "--separator"))
+
+
+def add_text_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("paths", nargs="+", type=Path, metavar="PATH", help=f"{', '.join(READERS)}, folders")
+    add("--name", required=True, help="of the dataset: data/datasets/NAME_sp1024")
+    add("--field", default="text", help="of jsonl and parquet (%(default)s)")
+    add("--separator", metavar="LINE", help="line between documents in .txt; '' for an empty one")
+    add("--tokenizer", type=Path, metavar="FILE", help="take this SentencePiece model")
+    add("--lossy-ok", action="store_true", help="accept loss of text; the headers tell of it")
+    add = parser.add_mutually_exclusive_group().add_argument
+    add("--val-docs", type=command.whole(1), default=0, metavar="N", help="validation documents, by hash")
+    share = "share of validation documents, by hash (%(default)s)"
+    add("--val-fraction", type=command.fraction, default=Plan.val_fraction, metavar="F", help=share)
+
+
+def joined(argv: list[str], option: str) -> list[str]:
+    """`argv` with OPTION VALUE as OPTION=VALUE: argparse takes a value like --- for another option."""
+    if option not in argv[:-1]:
+        return argv
+    at = argv.index(option)
+    return [*argv[:at], f"{option}={argv[at + 1]}", *argv[at + 2 :]]
 
 
 def make_job(args: argparse.Namespace) -> Job:
-    """What the arguments ask for. Raises UsageError."""
-    common = {
-        "vocab_size": args.vocab_size or Plan.vocab_size,
-        "model_type": args.model_type,
-        "shard_tokens": args.shard_tokens,
-    }
+    """What the arguments ask for. Raises DataError, UsageError."""
+    plan = Plan(
+        DEMO_PLAN.name if args.command == "demo" else args.name,
+        vocab_size=args.vocab_size or Plan.vocab_size,
+        model_type=args.model_type or Plan.model_type,
+        shard_tokens=args.shard_tokens,
+    )
+    common = {"root": args.root, "workers": args.workers}
     if args.command == "demo":
-        return Job(
-            replace(DEMO_PLAN, **common),
-            demo_sources(),
-            [DEMO_SHA256],
-            args.root,
-            args.workers,
-            expected=DEMO_SHA256,
-        )
+        shares = {"val_fraction": DEMO_PLAN.val_fraction, "second_fraction": DEMO_PLAN.second_fraction}
+        plan = replace(plan, **shares)
+        return Job(plan, demo_sources(), [DEMO_SHA256], expected=DEMO_SHA256, **common)
+    plan = replace(plan, val_docs=args.val_docs, val_fraction=args.val_fraction, lossy_ok=args.lossy_ok)
     given = None
     if args.tokenizer:
         tokenizer = shards.Tokenizer(args.tokenizer)
-        if args.vocab_size not in (None, tokenizer.vocab_size):
-            raise UsageError(
-                f"--vocab-size is {args.vocab_size}, expected {tokenizer.vocab_size}, as "
-                f"{args.tokenizer} has it"
-            )
-        given = args.tokenizer.read_bytes()
-        common |= {"vocab_size": tokenizer.vocab_size, "given_tokenizer": tokenizer.sha256.hex()}
-    plan = Plan(
-        args.name, val_docs=args.val_docs, val_fraction=args.val_fraction, lossy_ok=args.lossy_ok, **common
-    )
+        given = tokenizer.model
+        plan = with_tokenizer(plan, tokenizer, args)
     source = Source(find_files(args.paths), args.field, args.separator)
-    return Job(plan, source.documents(), source.state(), args.root, args.workers, given)
+    return Job(plan, source.documents(), source.state(), given=given, **common)
 
 
-def main(argv: list[str] | None = None) -> int:
-    args = parse_args(argv)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.default_int_handler)
+def with_tokenizer(plan: Plan, tokenizer: shards.Tokenizer, args: argparse.Namespace) -> Plan:
+    """The plan with what a given tokenizer decides. Raises UsageError where an argument says otherwise."""
+    decided = {"vocab_size": tokenizer.vocab_size, "model_type": model_type(tokenizer.model)}
+    for name, value in decided.items():
+        asked = getattr(args, name)
+        if asked not in (None, value):
+            option = "--" + name.replace("_", "-")
+            raise UsageError(f"{option} is {asked}, expected {value}, as {tokenizer.path} has it")
+    return replace(plan, given_tokenizer=tokenizer.sha256.hex(), **decided)
+
+
+def work(args: argparse.Namespace) -> int:
+    """Do what the arguments ask for; the exit code."""
     try:
-        prepare(make_job(args))
-    except (DataError, UsageError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except OSError as error:
-        mend = "make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "mend this"
-        print(
-            f"error: {error.filename or args.root}: {error.strerror or error}: {mend}, then the same "
-            "command continues from what is whole",
-            file=sys.stderr,
-        )
-        return DataError.exit_code
+        job = make_job(args)
+        report(job, prepare(job))
     except KeyboardInterrupt:
         print("stopped; the same command continues from what is whole", file=sys.stderr)
         return 16
     return 0
 
 
+def main(argv: list[str] | None = None) -> int:
+    args = parse_args(sys.argv[1:] if argv is None else argv)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
+    return command.run(lambda: work(args), "the same command continues from what is whole")
+
+
 if __name__ == "__main__":
+    command.open_streams()
     sys.exit(main())
