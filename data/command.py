@@ -25,6 +25,13 @@ class UsageError(Exception):
     exit_code = 2
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser of arguments that tells an error in one line."""
+
+    def error(self, message: str):
+        self.exit(2, f"error: {message}; {self.prog} --help explains the arguments\n")
+
+
 def whole(least: int) -> Callable[[str], int]:
     """The type of an argument that counts something: plain digits, `least` or more."""
 

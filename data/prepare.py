@@ -180,7 +180,7 @@ def text_files(folder: Path) -> list[Path]:
             found.append(path)
     if others:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in others.most_common())
-        say(f"left out: {others.total():,} files in {folder} that are no {', '.join(READERS)} ({kinds})")
+        say(f"left out: of the files in {folder} {kinds}; read are {', '.join(READERS)}")
     return found
 
 
@@ -736,33 +736,25 @@ def remove(work: Path) -> None:
 def finished(job: Job, corpus_sha256: str | None) -> dict | None:
     """The manifest of the target if that is there, whole, and of this corpus (None: not known yet).
 
-    Raises UsageError where something else is in its place.
+    Raises UsageError where something else is in its place, DataError where it is damaged.
     """
     if not job.target.exists():
         return None
-    manifest = made_before(job)
-    if manifest is None or corpus_sha256 not in (None, manifest["corpus_sha256"]):
-        raise UsageError(
-            f"{job.target}: exists and was made from other text or with other options, expected "
-            f"a free place; remove it or choose another --name: rm -r {job.target}"
-        )
-    if corpus_sha256 is None:
-        return None
     try:
+        manifest = shards.load_manifest(job.target) or {}
+        same = manifest.get("options") == asdict(job.plan)
+        if not same or corpus_sha256 not in (None, manifest["corpus_sha256"]):
+            raise UsageError(
+                f"{job.target}: exists and was made from other text or with other options, expected "
+                f"a free place; remove it or choose another --name: rm -r {job.target}"
+            )
+        if corpus_sha256 is None:
+            return None
         shards.raise_failed(shards.verify_folder(job.target, shards.Tokenizer(job.tokenizer)))
     except DataError as error:
         raise DataError(f"{error}; rm -r {job.target} and the same command makes it anew") from error
     say(f"{job.target}: is whole, made by the same command")
     return manifest
-
-
-def made_before(job: Job) -> dict | None:
-    """The manifest at the target where it has the options of `job`."""
-    try:
-        manifest = shards.load_manifest(job.target)
-    except DataError:
-        return None
-    return manifest if manifest and manifest.get("options") == asdict(job.plan) else None
 
 
 def build(job: Job) -> dict:
@@ -901,8 +893,9 @@ def report(job: Job, manifest: dict) -> None:
     size = sum(entry["bytes"] for entry in val)
     if documents < FEW_DOCUMENTS or size < FEW_BYTES:
         say(
-            f"warning: the validation text has {documents:,} documents and {size:,} bytes; below "
-            f"{FEW_DOCUMENTS} or {FEW_BYTES:,} a score depends on chance: see --val-docs and --val-fraction"
+            f"warning: the validation text is small (documents: {documents}, bytes: {size}); below "
+            f"{FEW_DOCUMENTS} documents or {FEW_BYTES:,} bytes a score depends on chance: "
+            "--val-docs and --val-fraction take more"
         )
     say("To train on it:")
     say(command.training_command(job.target, job.tokenizer, job.plan.vocab_size))
@@ -1000,7 +993,7 @@ def cores() -> int:
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m data.prepare", description=__doc__.splitlines()[0])
+    parser = command.Parser(prog="python -m data.prepare", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser("demo", help="the demo corpus: sources of the installed packages")
     text = commands.add_parser("text", help="your own text")

@@ -601,7 +601,8 @@ def verify_set(folder: Path, headers: dict[Path, Header]) -> Iterator[str]:
     if 0 < len(legacy) < len(named):
         yield (
             f"FAIL {folder}: {len(legacy)} of {len(named)} shards are legacy, such as {legacy[0].name}, "
-            f"expected all or none: python -m data.shards upgrade {folder} --tokenizer MODEL fills in their headers"
+            f"expected all or none; to fill in their headers: "
+            f"python -m data.shards upgrade {folder} --tokenizer MODEL"
         )
     for name, paths in zip(SPLIT_NAMES, splits):
         where = f"{folder}: {name}"
@@ -679,7 +680,10 @@ def verify_documents(
     yield f"note {folder}: looking for validation documents in the training shards"
     found, documents = documents_in_both(splits, bos_id)
     expected = manifest.get("equal_tokens", 0) if manifest else 0
-    line = check(folder, f"validation documents among {documents} training documents", len(found), expected)
+    what = f"validation documents among {documents} training documents"
+    if expected:
+        what += ", equal in tokens though not in text:"
+    line = check(folder, what, len(found), expected)
     names = sorted({path.name for path in found})
     yield f"{line} (in {', '.join(names)})" if names else line
 
@@ -795,7 +799,7 @@ COMMANDS = {
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m data.shards", description=__doc__.splitlines()[0])
+    parser = command.Parser(prog="python -m data.shards", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     for name, what in COMMANDS.items():
         added = commands.add_parser(name, help=what, description=what)
