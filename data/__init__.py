@@ -1,1 +1,1 @@
-"""Data tools: text or published shards in, checked shards and their tokenizer out. README.md explains them."""
+"""Data tools: text or published shards in, checked shards and their tokenizer out; see README.md."""

@@ -15,7 +15,6 @@ Exit codes: 0 all is there, 2 bad argument, 3 it is not (the last line says why,
 """
 
 import argparse
-import errno
 import fnmatch
 import hashlib
 import io
@@ -31,11 +30,11 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Callable
+from typing import BinaryIO
 
 import filelock
 import httpx2
@@ -45,13 +44,15 @@ from huggingface_hub.hf_api import RepoFolder
 from huggingface_hub.utils import build_hf_headers, parse_ratelimit_headers, validate_repo_id
 from tqdm import tqdm
 
-from data import shards
-from data.shards import DataError
+from data import command, shards
+from data.command import DataError
 
 REPO_ID = "willdepueoai/parameter-golf"
 PREFIX = "datasets"  # the manifest's paths start from this folder of the repo
 MANIFEST = f"{PREFIX}/manifest.json"
-RECORD, PARTIAL, LOCK = "source.json", ".partial", "datasets/.download.lock"
+RECORD = "source.json"
+PARTIAL = ".partial"
+LOCK = "datasets/.download.lock"
 TIMEOUT = constants.HF_HUB_DOWNLOAD_TIMEOUT  # s without a byte; 10, or what the variable of that name says
 SLOWEST = 1024  # bytes/s over TIMEOUT; a shard would take two days at this rate
 RENEWAL = 1 << 20  # bytes of progress after which tries count anew
@@ -78,19 +79,16 @@ def say(line: str) -> None:
     tqdm.write(line, file=sys.stderr)  # above the bar, where there is one
 
 
-# --------------------------------------------------------------------------------------------------
-# what is published: files, and the plan of a variant
-# --------------------------------------------------------------------------------------------------
+# --- what is published: files, and the plan of a variant -------------------------------------------------
 
 
 @dataclass(frozen=True)
 class File:
-    """A published file: `path` below PREFIX in the repo and below the root here, `size` in bytes, and `etag`,
-    the hub's name for the content: sha256 of a large file, sha1 of a small one, "" where unknown."""
+    """A published file."""
 
-    path: str
-    size: int | None
-    etag: str
+    path: str  # below PREFIX in the repo, and below the root here
+    size: int | None  # bytes
+    etag: str  # the hub's name for the content: sha256 of a large file, sha1 of a small one, "" if unknown
 
     @property
     def name(self) -> str:
@@ -128,9 +126,12 @@ def checksum_or_none(text: object) -> str:
 def same_content(stream: BinaryIO, etag: str) -> bool:
     """Whether the whole stream has the checksum `etag`; True where there is none to compare."""
     size = stream.seek(0, os.SEEK_END)
-    # a mirror like Artifactory gives the plain sha1 where the hub gives the one that git would
-    small, large = [lambda: hashlib.sha1(b"blob %d\0" % size), hashlib.sha1], [hashlib.sha256]
-    kinds = {0: [], 40: small, 64: large}[len(etag)]
+    kinds = {
+        0: [],
+        # a mirror like Artifactory gives the plain sha1 where the hub gives the one that git would
+        40: [lambda: hashlib.sha1(b"blob %d\0" % size), hashlib.sha1],
+        64: [hashlib.sha256],
+    }[len(etag)]
     for kind in kinds:
         stream.seek(0)
         if hashlib.file_digest(stream, kind).hexdigest() == etag:
@@ -138,16 +139,16 @@ def same_content(stream: BinaryIO, etag: str) -> bool:
     return not kinds
 
 
-# --------------------------------------------------------------------------------------------------
-# the hub: ask, wait and ask again
-# --------------------------------------------------------------------------------------------------
+# --- the hub: ask, wait and ask again --------------------------------------------------------------------
 
 
 class Hub:
     """One repo on one hub. Every method raises DataError, in one line, once it gives up."""
 
     def __init__(self, repo_id: str, revision: str, retries: int):
-        self.repo_id, self.revision, self.retries = repo_id, revision, retries
+        self.repo_id = repo_id
+        self.revision = revision
+        self.retries = retries
         self.stop = threading.Event()
         # some of the client's requests have no time limit and none a limit of size
         get_session().event_hooks["request"].append(limit_time)
@@ -156,19 +157,24 @@ class Hub:
         threading.Thread(target=self.watch, daemon=True).start()
 
     def patiently(self, what: str, attempt: Callable, progress: Callable[[], int] = lambda: 0):
-        """Return attempt(). After a failure that may pass, wait 1, 2, 4, ... s or as long as the hub asks,
-        and try again, at most `retries` times. The count starts anew whenever `progress()`, in bytes, has
-        passed its best by RENEWAL: a bad line gets there in the end, a broken server cannot hold us for ever.
+        """Return attempt(), tried again after a failure that may pass, at most `retries` times in a row.
+
+        It waits 1, 2, 4, ... s or as long as the hub asks. The count starts anew whenever `progress()`, in
+        bytes, has passed its best by RENEWAL: so a bad line gets there in the end, and a broken server
+        cannot hold us for ever.
         """
-        best, failures = progress(), 0
+        best = progress()
+        failures = 0
         while True:
             self.since[what] = time.monotonic()
             try:
                 return attempt()
             except (HfHubHTTPError, httpx2.RequestError, OfflineModeIsEnabled, Damaged) as error:
                 if progress() >= best + RENEWAL:
-                    best, failures = progress(), 0
-                wait = max(min(2.0**failures, 60) * random.uniform(0.75, 1.25), asked_wait(error))
+                    best = progress()
+                    failures = 0
+                ours = min(2.0**failures, 60) * random.uniform(0.75, 1.25)
+                wait = max(ours, asked_wait(error))
                 failures += 1
                 if not may_pass(error) or failures > self.retries or wait > LONGEST_WAIT:
                     raise self.verdict(what, error, failures) from error
@@ -179,22 +185,23 @@ class Hub:
                 raise Stopped
 
     def watch(self) -> None:
-        """End the program, at any moment of which that is safe, where a request trickles in for ever: the
-        client's time limit begins anew with each byte of an answer."""
+        """End the program, which is safe at any moment, where a request trickles in for ever.
+
+        The client's own time limit begins anew with each byte of an answer.
+        """
+        mend = f"check network, proxy and HF_ENDPOINT {constants.ENDPOINT}, then {GO_ON}"
         while not self.stop.wait(TIMEOUT / 4):
             for what, since in list(self.since.items()):
                 if time.monotonic() - since > PATIENCE:
-                    print(
-                        f"error: {what}: no answer that ends within {PATIENCE} s: check network, proxy and "
-                        f"HF_ENDPOINT {constants.ENDPOINT}, then {GO_ON}",
-                        file=sys.stderr,
-                        flush=True,
-                    )
+                    line = f"error: {what}: no answer that ends within {PATIENCE} s: {mend}"
+                    print(line, file=sys.stderr, flush=True)
                     os._exit(DataError.exit_code)
 
     def verdict(self, what: str, error: Exception, tries: int) -> DataError:
         """The error to end with: what happened, and what mends it."""
-        what = f"{what}: {brief(error)}" + (f", {tries} times" if tries > 1 else "")
+        what = f"{what}: {brief(error)}"
+        if tries > 1:
+            what += f", {tries} times"
         if isinstance(error, OfflineModeIsEnabled):
             return Unreachable(what)
         if isinstance(error, httpx2.RequestError):
@@ -210,38 +217,40 @@ class Hub:
             return DataError(
                 f"{what}: not there, private or gated: check --repo-id {self.repo_id}, or {token} may read it"
             )
-        return DataError(f"{what}: {GO_ON}" + (f" in {wait:.0f} s" if (wait := asked_wait(error)) else ""))
+        wait = asked_wait(error)
+        when = f" in {wait:.0f} s" if wait else ""
+        return DataError(f"{what}: {GO_ON}{when}")
 
     def listing(self) -> tuple[str, dict[str, File]]:
         """The commit that the revision means now, and what lies below PREFIX then, by path."""
-        api = HfApi()
-
-        def ask():
-            info = api.dataset_info(self.repo_id, revision=self.revision, files_metadata=True)
-            if not info.sha:
-                raise ValueError("no commit")
-            found = info.siblings or api.list_repo_tree(
-                self.repo_id, repo_type="dataset", revision=info.sha, recursive=True
-            )
-            return info.sha, [file for file in found if not isinstance(file, RepoFolder)]
-
         try:
-            commit, found = self.patiently(f"{self.repo_id} at {self.revision}", ask)
+            commit, found = self.patiently(f"{self.repo_id} at {self.revision}", self.ask_listing)
             files = [
                 File(
-                    file.rfilename.removeprefix(PREFIX + "/"),
-                    file.size,
-                    checksum_or_none(file.lfs and file.lfs.sha256),
+                    path=file.rfilename.removeprefix(PREFIX + "/"),
+                    size=file.size,
+                    etag=checksum_or_none(file.lfs and file.lfs.sha256),
                 )
                 for file in found
                 if file.rfilename.startswith(PREFIX + "/")
             ]
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise DataError(
                 f"{constants.ENDPOINT} does not answer as a Hugging Face hub does ({brief(error)}"
                 "): check HF_ENDPOINT and proxy"
             ) from error
         return commit, {file.path: file for file in files}
+
+    def ask_listing(self) -> tuple[str, list]:
+        """One try of `listing`: the commit, and the client's own objects for the files."""
+        api = HfApi()
+        info = api.dataset_info(self.repo_id, revision=self.revision, files_metadata=True)
+        if not info.sha:
+            raise ValueError("no commit")
+        found = info.siblings  # some mirrors list no files here
+        if not found:
+            found = api.list_repo_tree(self.repo_id, repo_type="dataset", revision=info.sha, recursive=True)
+        return info.sha, [file for file in found if not isinstance(file, RepoFolder)]
 
     def complete(self, file: File, commit: str) -> File:
         """`file` with the size and etag that listings leave out for small files, and some mirrors for all."""
@@ -268,50 +277,56 @@ class Hub:
 
     def receive(self, file: File, commit: str, out: BinaryIO, bar: tqdm) -> None:
         """One try of `fetch`. Raises Damaged, and empties `out` where nothing in it can be trusted."""
-        start = out.seek(0, os.SEEK_END)
-        if start < file.size:
-            headers = build_hf_headers() | {"Accept-Encoding": "identity"}
-            if start:
-                headers["Range"] = f"bytes={start}-"
-            url = self.url(file, commit)
-            limit = {"limit": file.size + LARGEST_ANSWER}
-            with get_session().stream(
-                "GET", url, headers=headers, timeout=TIMEOUT, extensions=limit
-            ) as response:
-                if response.status_code == 416:
-                    empty(out, bar)  # the server has nothing that could follow what we have
-                else:
-                    check_offer(response, start, file.size)
-                    if response.status_code == 200:
-                        empty(out, bar)  # it knows no ranges, and sends all of it again
-                    self.copy(response, file, out, bar)
+        if out.seek(0, os.SEEK_END) < file.size:
+            self.request(file, commit, out, bar)
         size = out.seek(0, os.SEEK_END)
         if size < file.size:
             raise Damaged(f"ended after {size} of {file.size} bytes")
-        if size > file.size or not same_content(out, file.etag):
+        if size > file.size:
             empty(out, bar)
-            raise Damaged(
-                f"more than the {file.size} bytes published"
-                if size > file.size
-                else f"checksum is not {file.etag[:16]}..., the published one"
-            )
+            raise Damaged(f"more than the {file.size} bytes published")
+        if not same_content(out, file.etag):
+            empty(out, bar)
+            raise Damaged(f"checksum is not {file.etag[:16]}..., the published one")
+
+    def request(self, file: File, commit: str, out: BinaryIO, bar: tqdm) -> None:
+        """Ask for what follows the bytes in `out`, and append it."""
+        start = out.tell()
+        headers = build_hf_headers() | {"Accept-Encoding": "identity"}
+        if start:
+            headers["Range"] = f"bytes={start}-"
+        url = self.url(file, commit)
+        limit = {"limit": file.size + LARGEST_ANSWER}
+        session = get_session()
+        with session.stream("GET", url, headers=headers, timeout=TIMEOUT, extensions=limit) as response:
+            if response.status_code == 416:
+                empty(out, bar)  # the server has nothing that could follow what we have
+                return
+            check_offer(response, start, file.size)
+            if response.status_code == 200:
+                empty(out, bar)  # it knows no ranges, and sends all of it again
+            self.copy(response, file, out, bar)
 
     def copy(self, response: httpx2.Response, file: File, out: BinaryIO, bar: tqdm) -> None:
         """Write the body to `out`, but at most one chunk more than `file` has."""
-        since, received = time.monotonic(), 0
+        since = time.monotonic()
+        received = 0  # bytes since then
         for chunk in response.iter_bytes():
             if self.stop.is_set():
                 raise Stopped
             out.write(chunk)
             bar.update(len(chunk))
-            self.since[file.path] = time.monotonic()
+            now = time.monotonic()
+            self.since[file.path] = now
             if out.tell() > file.size:
                 return
-            received, seconds = received + len(chunk), time.monotonic() - since
-            if seconds > TIMEOUT:
-                if received < SLOWEST * seconds:
-                    raise Damaged(f"came at {received / seconds:.0f} bytes/s, too slow to go on")
-                since, received = time.monotonic(), 0
+            received += len(chunk)
+            if now - since > TIMEOUT:
+                rate = received / (now - since)
+                if rate < SLOWEST:
+                    raise Damaged(f"came at {rate:.0f} bytes/s, too slow to go on")
+                since = now
+                received = 0
 
 
 def limit_time(request: httpx2.Request) -> None:
@@ -342,8 +357,10 @@ def limit_size(response: httpx2.Response) -> None:
 
 
 def check_offer(response: httpx2.Response, start: int, size: int) -> None:
-    """Raises Damaged where the headers already show another content, so that a sign-in page or an LFS pointer
-    costs nothing that is there; HfHubHTTPError where there is no content at all."""
+    """Raise Damaged where the headers already show another content, HfHubHTTPError where there is none.
+
+    So a sign-in page or an LFS pointer costs nothing that is there.
+    """
     if response.status_code not in (200, 206):
         raise HfHubHTTPError("", response=response)
     if response.status_code == 206:
@@ -386,9 +403,7 @@ def brief(error: Exception) -> str:
     return " ".join([name, *str(error).split()]).strip()
 
 
-# --------------------------------------------------------------------------------------------------
-# the manifest: from a variant to its files
-# --------------------------------------------------------------------------------------------------
+# --- the manifest: from a variant to its files -----------------------------------------------------------
 
 
 def ask_plan(hub: Hub, variant: str, workers: int) -> Plan:
@@ -401,7 +416,8 @@ def ask_plan(hub: Hub, variant: str, workers: int) -> Plan:
     try:
         dataset, tokenizer = choose(manifest, variant, origin)
         folder = inside(dataset.get("path") or f"datasets/{dataset['name']}").rstrip("/")
-        claims, groups = claimed(dataset, tokenizer), {"tokenizer": tokenizer_files(tokenizer, files, origin)}
+        claims = claimed(dataset, tokenizer)
+        groups = {"tokenizer": tokenizer_files(tokenizer, files, origin)}
         for which in "train", "val":  # some manifests have the folder in the patterns, or no patterns
             pattern = PurePosixPath(dataset.get(f"{which}_glob") or f"*_{which}_*.bin").name
             groups[which] = split(files, folder, pattern, origin)
@@ -413,13 +429,20 @@ def ask_plan(hub: Hub, variant: str, workers: int) -> Plan:
             f"{origin} holds {len(groups['val'])} validation shards of {promised} in {folder}, "
             f"and a score needs the whole split: {OWNER}"
         )
+
+    def complete(file: File) -> File:
+        return agree(hub.complete(file, commit), claims.get(file.name, {}))
+
     with ThreadPoolExecutor(workers) as pool:
-        whole = {
-            key: tuple(pool.map(lambda f: agree(hub.complete(f, commit), claims.get(f.name, {})), group))
-            for key, group in groups.items()
-        }
+        whole = {key: tuple(pool.map(complete, group)) for key, group in groups.items()}
     return Plan(
-        hub.repo_id, hub.revision, commit, dataset["name"], folder, tokenizer.get("vocab_size"), **whole
+        repo_id=hub.repo_id,
+        revision=hub.revision,
+        commit=commit,
+        name=dataset["name"],
+        folder=folder,
+        vocab_size=tokenizer.get("vocab_size"),
+        **whole,
     )
 
 
@@ -429,7 +452,7 @@ def read_manifest(hub: Hub, file: File, commit: str) -> dict:
     hub.fetch(file, commit, out, tqdm(disable=True))
     try:
         return json.loads(out.getvalue())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{hub.url(file, commit)}: not JSON ({brief(error)}): {OWNER}") from error
 
 
@@ -463,13 +486,12 @@ def tokenizer_files(tokenizer: dict, files: dict[str, File], origin: str) -> lis
 
 def split(files: dict[str, File], folder: str, pattern: str, origin: str) -> list[File]:
     """The shards of a split in the order of their numbers. Raises DataError where one is missing."""
-    found = sorted(
-        (int(number[1]), file.name, file)
-        for path, file in files.items()
-        if path == f"{folder}/{file.name}"
-        and fnmatch.fnmatchcase(file.name, pattern)
-        and (number := re.search(r"(\d+)\.bin$", path))
-    )
+    found = []
+    for path, file in files.items():
+        number = re.search(r"([0-9]+)\.bin$", path)
+        if number and path == f"{folder}/{file.name}" and fnmatch.fnmatchcase(file.name, pattern):
+            found.append((int(number[1]), file.name, file))
+    found.sort()
     for (before, name, _), (after, next_name, _) in itertools.pairwise(found):
         if after != before + 1:
             raise DataError(
@@ -495,9 +517,12 @@ def claimed(dataset: dict, tokenizer: dict) -> dict[str, dict]:
 
 def agree(file: File, claim: dict) -> File:
     """`file` as the repo has it. Raises DataError where the manifest claims another content."""
-    size = shards.HEADER_BYTES + 2 * claim["tokens"] if "tokens" in claim else claim.get("size", file.size)
+    size = claim.get("size", file.size)
+    if "tokens" in claim:
+        size = shards.HEADER_BYTES + 2 * claim["tokens"]
     sha256 = checksum_or_none(claim.get("sha256"))
-    if size != file.size or sha256 and len(file.etag) == 64 and sha256 != file.etag:
+    other_content = sha256 and len(file.etag) == 64 and sha256 != file.etag
+    if size != file.size or other_content:
         raise DataError(
             f"{file.path}: {MANIFEST} promises {size} bytes, sha256 {sha256 or 'unknown'}, "
             f"and the repo holds {file.size} bytes, {file.etag}: {OWNER}"
@@ -505,21 +530,19 @@ def agree(file: File, claim: dict) -> File:
     return replace(file, etag=sha256 or file.etag)
 
 
-# --------------------------------------------------------------------------------------------------
-# the folder: where it came from, what it holds, what it lacks
-# --------------------------------------------------------------------------------------------------
+# --- the folder: where it came from, what it holds, what it lacks ----------------------------------------
 
 
 def read_record(folder: Path) -> Plan | None:
     """The plan that `folder` was fetched by, None where this program did not fetch it."""
     path = folder / RECORD
     try:
-        raw = json.loads(path.read_bytes())
+        raw = shards.read_json(path)
+        if raw is None:
+            return None
         files = {key: tuple(File(**file) for file in raw[key]) for key in ("tokenizer", "train", "val")}
         return Plan(**raw | files)
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError, KeyError) as error:
+    except (DataError, TypeError, KeyError) as error:
         raise DataError(
             f"{path}: not what this program wrote ({brief(error)}): "
             f"rm -r {shlex.quote(str(folder))}, then run the same command again"
@@ -528,24 +551,21 @@ def read_record(folder: Path) -> Plan | None:
 
 def recorded_plan(root: Path, hub: Hub, variant: str) -> Plan | None:
     """The plan of an earlier call for the same repo, revision and variant."""
-    plans = [read_record(path.parent) for path in root.glob(f"datasets/*/{RECORD}")]
-    return next(
-        (
-            plan
-            for plan in plans
-            if plan
-            and fits(plan.name, variant)
-            and plan.repo_id == hub.repo_id
-            and hub.revision in (plan.revision, plan.commit)
-        ),
-        None,
-    )
+    for path in root.glob(f"datasets/*/{RECORD}"):
+        plan = read_record(path.parent)
+        same_commit = hub.revision in (plan.revision, plan.commit)
+        if same_commit and plan.repo_id == hub.repo_id and fits(plan.name, variant):
+            return plan
+    return None
 
 
 def is_bound(root: Path, plan: Plan) -> bool:
-    """Whether the data set's folder was fetched by this plan. Raises DataError where it comes from another
-    repo or commit, or holds files that are not of this one."""
-    folder, record = root / plan.folder, read_record(root / plan.folder)
+    """Whether the data set's folder was fetched by this plan.
+
+    Raises DataError where it comes from another repo or commit, or holds files that are not of this one.
+    """
+    folder = root / plan.folder
+    record = read_record(folder)
     mend = f"use another --root, or rm -r {shlex.quote(str(folder))}"
     if record and (record.repo_id, record.commit) != (plan.repo_id, plan.commit):
         raise DataError(
@@ -558,14 +578,17 @@ def is_bound(root: Path, plan: Plan) -> bool:
             f"{folder} holds {min(strangers)}, which is not of {plan.origin}, and a trainer "
             f"would take two sets for one: {mend}"
         )
-    for file in () if record else plan.tokenizer + plan.train + plan.val:
+    if record:
+        return True
+    for file in plan.tokenizer + plan.train + plan.val:
         path = root / file.path
-        if path.is_file() and (problem := damage(path, file, thorough=True)):
+        problem = damage(path, file, thorough=True)
+        if problem and path.is_file():
             raise DataError(
                 f"{path} is not the one of {plan.origin} ({problem}): use another --root, or rm "
                 f"{shlex.quote(str(path))}"
             )
-    return bool(record)
+    return False
 
 
 def bind(root: Path, plan: Plan) -> None:
@@ -575,7 +598,9 @@ def bind(root: Path, plan: Plan) -> None:
 
 
 def damage(path: Path, file: File, thorough: bool) -> str:
-    """What is wrong with the content of `path`, "" if nothing. Only `thorough` compares checksums."""
+    """What is wrong with `path`, "" if nothing. Only `thorough` compares checksums."""
+    if not path.is_file():
+        return "absent"
     with open(path, "rb") as stream:
         size = stream.seek(0, os.SEEK_END)
         if size != file.size:
@@ -587,13 +612,11 @@ def damage(path: Path, file: File, thorough: bool) -> str:
 
 def lacking(root: Path, files: tuple[File, ...], thorough: bool, workers: int) -> dict[File, str]:
     """Those of `files` that are not there, or there but damaged, and then in what way."""
-
-    def problem(file: File) -> str | None:
-        path = root / file.path
-        return damage(path, file, thorough) or None if path.is_file() else "absent"
-
+    if thorough:
+        say(f"comparing the checksums of {len(files)} files in {root}")
     with ThreadPoolExecutor(workers) as pool:
-        return {file: found for file, found in zip(files, pool.map(problem, files)) if found}
+        problems = pool.map(lambda file: damage(root / file.path, file, thorough), files)
+        return {file: problem for file, problem in zip(files, problems) if problem}
 
 
 def part_path(root: Path, plan: Plan, file: File) -> Path:
@@ -615,9 +638,7 @@ def check_shard(path: Path, name: str) -> None:
         )
 
 
-# --------------------------------------------------------------------------------------------------
-# the download
-# --------------------------------------------------------------------------------------------------
+# --- the download ----------------------------------------------------------------------------------------
 
 
 def fetch_file(root: Path, plan: Plan, file: File, hub: Hub, bar: tqdm) -> None:
@@ -643,21 +664,18 @@ def fetch_all(root: Path, plan: Plan, missing: dict[File, str], hub: Hub, worker
             say(f"{root / file.path}: {problem}: removed, to be fetched again")
             (root / file.path).unlink()
     parts = [part_path(root, plan, file) for file in missing]
-    total, there = sum(file.size for file in missing), sum(p.stat().st_size for p in parts if p.exists())
-    if total - there > (free := shutil.disk_usage(root / plan.folder).free):
-        raise DataError(f"{root}: {total - there} bytes to come and {free} free: make room, then {GO_ON}")
-    print(
-        f"{plan.name} of {plan.origin}: {len(missing)} files, {(total - there) / 1e6:.1f} MB to come",
-        flush=True,
-    )
+    total = sum(file.size for file in missing)
+    there = sum(part.stat().st_size for part in parts if part.exists())
+    to_come = total - there
+    free = shutil.disk_usage(root / plan.folder).free
+    if to_come > free:
+        raise DataError(f"{root}: {to_come} bytes to come and {free} free: make room, then {GO_ON}")
+    print(f"{plan.name} of {plan.origin}: {len(missing)} files, {to_come / 1e6:.1f} MB to come", flush=True)
     bar = tqdm(total=total, initial=there, unit="B", unit_scale=True, desc=plan.name, disable=None)
     with bar, ThreadPoolExecutor(workers) as pool:
         for is_last in (False, True):
-            futures = [
-                pool.submit(fetch_file, root, plan, file, hub, bar)
-                for file in missing
-                if (file in plan.val) == is_last
-            ]
+            group = [file for file in missing if (file in plan.val) == is_last]
+            futures = [pool.submit(fetch_file, root, plan, file, hub, bar) for file in group]
             try:
                 for future in as_completed(futures):
                     future.result()
@@ -677,14 +695,14 @@ def find_plan(args: argparse.Namespace, hub: Hub) -> Plan:
     try:
         return ask_plan(hub, args.variant, args.workers)
     except Unreachable as error:
-        if not known or not all((args.root / f.path).is_file() for f in known.needed(args.train_shards)):
+        if not known or lacking(args.root, known.needed(args.train_shards), False, args.workers):
             raise
         say(f"{error}. Yet all files of {known.origin} are there, whatever {known.revision} may be by now")
         return known
 
 
-def download(args: argparse.Namespace) -> None:
-    """Make the folder hold what `args` asks for. Raises DataError, OSError."""
+def download(args: argparse.Namespace) -> int:
+    """Make the folder hold what `args` asks for; the exit code. Raises DataError, OSError."""
     hub = Hub(args.repo_id, args.revision, args.retries)
     plan = find_plan(args, hub)
     if args.train_shards > len(plan.train):
@@ -709,6 +727,7 @@ def download(args: argparse.Namespace) -> None:
         checked = "checksums are right" if args.verify else "sizes are right (--verify checks every byte)"
         print(f"nothing to download: all {len(needed)} files are there, {checked}")
     report(args.root, plan)
+    return 0
 
 
 def lock(root: Path) -> filelock.AcquireReturnProxy:
@@ -723,28 +742,17 @@ def lock(root: Path) -> filelock.AcquireReturnProxy:
 
 def report(root: Path, plan: Plan) -> None:
     """Say what is there and the command that trains on it."""
-
-    def shown(path: Path) -> str:
-        near = os.path.relpath(path)
-        return shlex.quote(str(path) if near.startswith("..") else near)
-
     train = [file for file in plan.train if (root / file.path).is_file()]
     tokens = sum((file.size - shards.HEADER_BYTES) // 2 for file in train)
+    tokenizer = plan.tokenizer[0]
     print(
         f"{plan.name} of {plan.origin}: {len(train)} training shards ({tokens:,} tokens), "
-        f"{len(plan.val)} validation shards, tokenizer {plan.tokenizer[0].name}. To train on it:"
+        f"{len(plan.val)} validation shards, tokenizer {tokenizer.name}. To train on it:"
     )
-    vocab_size = f"VOCAB_SIZE={plan.vocab_size} " if plan.vocab_size else ""
-    print(
-        f"{vocab_size}DATA_PATH={shown(root / plan.folder)} "
-        f"TOKENIZER_PATH={shown(root / plan.tokenizer[0].path)} "
-        f"python {shown(Path(__file__).absolute().parent.parent / 'train_gpt.py')}"
-    )
+    print(command.training_command(root / plan.folder, root / tokenizer.path, plan.vocab_size))
 
 
-# --------------------------------------------------------------------------------------------------
-# the command line
-# --------------------------------------------------------------------------------------------------
+# --- the command line ------------------------------------------------------------------------------------
 
 
 def repo_id(text: str) -> str:
@@ -752,17 +760,11 @@ def repo_id(text: str) -> str:
     return text
 
 
-def count(text: str, least: int = 0) -> int:
-    if int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text} is less than {least}")
-    return int(text)
-
-
 def parse(argv: list[str] | None) -> argparse.Namespace:
     summary, _, details = __doc__.partition("\n")
-    parser = argparse.ArgumentParser(
-        description=summary, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.Parser(prog="python -m data.download", description=summary, epilog=details)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    count = command.whole(0)
     add = parser.add_argument
     add("--variant", default="sp1024", help="data set by its name or the end of it (%(default)s)")
     add("--train-shards", type=count, default=80, help="how many, from the first on (%(default)s)")
@@ -770,11 +772,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--revision", default="main", help="branch, tag or commit (%(default)s)")
     add(
         "--root",
-        type=lambda text: Path(text).absolute(),
-        default=Path(__file__).absolute().parent,
-        help="gets the folders datasets/ and tokenizers/ (%(default)s)",
+        type=Path,
+        default=command.REPO / "data",
+        help="gets datasets/ and tokenizers/ (%(default)s)",
     )
-    add("--workers", type=lambda text: count(text, 1), default=8, help="files at a time (%(default)s)")
+    add("--workers", type=command.whole(1), default=8, help="files at a time (%(default)s)")
     add("--retries", type=count, default=4, help="further tries in a row (%(default)s)")
     add("--verify", action="store_true", help="compare the checksums of files that are there")
     return parser.parse_args(argv)
@@ -787,22 +789,11 @@ def interrupt(*_) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
+    args.root = args.root.absolute()
     signal.signal(signal.SIGINT, interrupt)
-    try:
-        download(args)
-    except DataError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        mend = "make room" if full else "mend this or use another --root"
-        print(
-            f"error: {error.filename or args.root}: {error.strerror or error}: {mend}, then {GO_ON}",
-            file=sys.stderr,
-        )
-        return DataError.exit_code
-    return 0
+    return command.run(lambda: download(args), GO_ON)
 
 
 if __name__ == "__main__":
+    command.open_streams()
     sys.exit(main())
