@@ -1,19 +1,24 @@
 """The board: the tables of records/README.md and a chart of each track, from the folders and their verdicts.
 
-    python records/board.py             write them
-    python records/board.py --check     exit 1 if they are not up to date
+python records/board.py             write them
+python records/board.py --check     exit 1 if they are not up to date
 """
+
 import argparse
+import datetime
 import io
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import (HERE, DataError, Track, exit_code_of, load_track, read_bytes, read_json, record_folders,
-                    schema_errors, write_whole)
-from verdicts import folder_sha256, read_verdicts
+from data.command import DataError, open_streams, run
+from records.files import read_bytes, read_json, write_whole
+from records.folders import record_folders
+from records.tracks import RECORDS, Track, load_track, schema_errors
+from records.verdicts import folder_sha256, read_verdicts
 
 MARKS = "<!-- board -->\n", "<!-- /board -->"
+MEANS, SEEDS = "#1f6f8b", "#d1495b"  # colours of the chart
 SHOWN = {
     "pass": "passed",
     "fail": "failed",
@@ -26,6 +31,7 @@ SHOWN = {
 @dataclass(frozen=True)
 class Entry:
     """A record on the board."""
+
     folder: Path
     submission: dict
     verdict: dict
@@ -44,11 +50,12 @@ class Entry:
     @property
     def half_width(self) -> float | None:
         """Of the 95 % confidence interval of the mean, by Student's t."""
-        from scipy.stats import t       # a second
+        from scipy.stats import t  # a second
+
         count = len(self.submission["seeds"])
         if count < 2:
             return None
-        return float(t.ppf(0.975, count - 1)) * self.submission["val_bpb"]["std"] / count ** 0.5
+        return float(t.ppf(0.975, count - 1)) * self.submission["val_bpb"]["std"] / count**0.5
 
     @property
     def kind(self) -> str:
@@ -76,11 +83,13 @@ def load_entries(track: Track) -> list[Entry]:
 
 # --- tables -----------------------------------------------------------------------------------------------
 
+
+ESCAPED = {sign: "\\" + sign for sign in "\\`*_[]|#!"} | {"<": "&lt;", ">": "&gt;"}
+
+
 def cell(text: str) -> str:
     """Somebody's words in one cell of a table: no markup, no line ends."""
-    for sign in "\\`*_[]<>|#!":
-        text = text.replace(sign, "\\" + sign if sign not in "<>" else {"<": "&lt;", ">": "&gt;"}[sign])
-    return " ".join(text.split())
+    return " ".join(text.translate(str.maketrans(ESCAPED)).split())
 
 
 def row(rank: str, entry: Entry, root: Path) -> str:
@@ -91,13 +100,17 @@ def row(rank: str, entry: Entry, root: Path) -> str:
     why = f": {cell(entry.verdict['disputed'])}" if entry.verdict.get("disputed") else ""
     if entry.state == "fail":
         why += ": " + ", ".join(entry.verdict["failed"][:3])
-    return (f"| {rank} | {link} | {cell(s['author'])} | {s['date']} | {interval} | {s['total_bytes']:,} | "
-            f"{s['train_seconds']['mean']:.0f} | {cell(s['what_changed'])} | {cell(s['beats'] or '')} | "
-            f"{SHOWN[entry.state]}{when}{why} |\n")
+    return (
+        f"| {rank} | {link} | {cell(s['author'])} | {s['date']} | {interval} | {s['total_bytes']:,} | "
+        f"{s['train_seconds']['mean']:.0f} | {cell(s['what_changed'])} | {cell(s['beats'] or '')} | "
+        f"{SHOWN[entry.state]}{when}{why} |\n"
+    )
 
 
-HEAD = ("| rank | record | by | date | bits per byte | bytes | seconds | what changed | beats | verdict |\n"
-        "|---|---|---|---|---|---|---|---|---|---|\n")
+HEAD = (
+    "| rank | record | by | date | bits per byte | bytes | seconds | what changed | beats | verdict |\n"
+    "|---|---|---|---|---|---|---|---|---|---|\n"
+)
 TITLES = {
     "records": "",
     "others": "\n**Other submissions**: they claim no record, or were not scored again yet.\n\n",
@@ -107,15 +120,17 @@ TITLES = {
 
 def tables(track: Track, entries: list[Entry]) -> str:
     """All of one track in Markdown."""
-    root, parts = track.folder.parent, [f"### {track['title']} (`{track.name}`)\n\n{track['hardware']}; "
-                                        f"{track['train_seconds']:g} s, {track['budget_bytes']:,} bytes\n\n"]
+    head = f"### {track['title']} (`{track.name}`)\n\n{track['hardware']}; "
+    head += f"{track['train_seconds']:g} s, {track['budget_bytes']:,} bytes\n\n"
     if not entries:
-        return parts[0] + "No record yet.\n"
+        return head + "No record yet.\n"
+    parts = [head]
     for kind, title in TITLES.items():
         chosen = sorted((entry for entry in entries if entry.kind == kind), key=lambda entry: entry.bpb)
         if chosen:
-            ranks = [str(i) if kind == "records" else "" for i in range(1, len(chosen) + 1)]
-            parts.append(title + HEAD + "".join(row(rank, entry, root) for rank, entry in zip(ranks, chosen)))
+            parts.append(title + HEAD)
+            for place, entry in enumerate(chosen, 1):
+                parts.append(row(str(place) if kind == "records" else "", entry, track.folder.parent))
     if any(entry.kind == "records" for entry in entries):
         parts.append(f"\n![records over time]({track.name}/board.svg)\n")
     return "".join(parts)
@@ -132,31 +147,27 @@ def with_board(text: str, board: str) -> str:
 
 # --- chart ------------------------------------------------------------------------------------------------
 
+
 def chart(track: Track, entries: list[Entry]) -> bytes:
     """Records over time with their intervals, every seed a dot: SVG, equal bytes for equal records."""
-    import matplotlib
+    import matplotlib  # a second that the command's other errors need not wait for
+
     matplotlib.use("svg")
-    matplotlib.rcParams.update({"svg.hashsalt": track.name, "svg.fonttype": "none", "font.size": 10})
     from matplotlib import dates, pyplot
-    import datetime
-    entries = sorted((e for e in entries if e.kind == "records"), key=lambda e: e.folder.name)
-    days = [datetime.date.fromisoformat(entry.submission["date"]) for entry in entries]
+
+    matplotlib.rcParams.update({"svg.hashsalt": track.name, "svg.fonttype": "none", "font.size": 10})
+    shown = sorted((e for e in entries if e.kind == "records"), key=lambda e: e.folder.name)
+    days = [datetime.date.fromisoformat(entry.submission["date"]) for entry in shown]
+    scores, widths = [e.bpb for e in shown], [e.half_width or 0 for e in shown]
+    best = [min(scores[: i + 1]) for i in range(len(scores))]
     figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
-    axes.errorbar(days, [e.bpb for e in entries], [e.half_width or 0 for e in entries], fmt="o", capsize=3,
-                  color="#1f6f8b")
-    best = [min(e.bpb for e in entries[:i + 1]) for i in range(len(entries))]
-    axes.step(days, best, where="post", color="#1f6f8b", alpha=0.5)
-    for entry, day in zip(entries, days):
-        axes.plot(
-            [day] * len(entry.submission["seeds"]),
-            [s["val_bpb"] for s in entry.submission["seeds"]],
-            ".",
-            color="#d1495b",
-            markersize=4,
-        )
-        axes.annotate(
-            entry.submission["name"], (day, entry.bpb), textcoords="offset points", xytext=(6, 6), fontsize=8
-        )
+    axes.errorbar(days, scores, widths, fmt="o", capsize=3, color=MEANS)
+    axes.step(days, best, where="post", color=MEANS, alpha=0.5)
+    for entry, day in zip(shown, days):
+        seeds = [seed["val_bpb"] for seed in entry.submission["seeds"]]
+        axes.plot([day] * len(seeds), seeds, ".", color=SEEDS, markersize=4)
+        place = {"textcoords": "offset points", "xytext": (6, 6), "fontsize": 8}
+        axes.annotate(entry.submission["name"], (day, entry.bpb), **place)
     axes.xaxis.set_major_locator(dates.AutoDateLocator(minticks=2, maxticks=8))
     axes.xaxis.set_major_formatter(dates.DateFormatter("%Y-%m-%d"))
     axes.margins(0.15)
@@ -170,6 +181,7 @@ def chart(track: Track, entries: list[Entry]) -> bytes:
 
 
 # --- command line -----------------------------------------------------------------------------------------
+
 
 def build(root: Path) -> dict[Path, bytes]:
     """What the generated files must hold."""
@@ -185,21 +197,29 @@ def build(root: Path) -> dict[Path, bytes]:
     return files
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--records", type=Path, default=HERE, help="folder of the tracks")
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing, exit 1 if something would change"
-    )
-    args = parser.parse_args(argv)
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m records.board", description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--records", type=Path, default=RECORDS, help="folder of the tracks")
+    add("--check", action="store_true", help="write nothing, exit 1 if something would change")
+    return parser.parse_args(argv)
+
+
+def work(args: argparse.Namespace) -> int:
     files = build(args.records)
     old = [path for path, data in files.items() if not path.exists() or path.read_bytes() != data]
     for path in old:
         if not args.check:
             write_whole(path, files[path])
-        print(f"{path}: {'is not up to date: python records/board.py' if args.check else 'written'}")
+        print(f"{path}: {'is not up to date: python -m records.board' if args.check else 'written'}")
     return 1 if args.check and old else 0
 
 
+def main(argv: list[str] | None = None) -> int:
+    open_streams()
+    args = parse_args(argv)
+    return run(lambda: work(args), "write the board again")
+
+
 if __name__ == "__main__":
-    sys.exit(exit_code_of(main))
+    sys.exit(main())

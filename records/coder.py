@@ -8,25 +8,28 @@ either. Encoder and decoder make the same calls, one for each token, so that the
 import bz2
 import gzip
 import lzma
+import math
 import struct
 import zlib
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from common import LN2, DataError
+from data.command import DataError
 
+LN2 = math.log(2)
 HEAD = struct.Struct(
     "<4s8sIIIIII"
 )  # magic, record, window, stride, rows, tokens, bytes and crc32 of the text
 MAGIC = b"BGc1"
-MAX_TOKENS = 1 << 24                    # of one compressed file: each is a call of the model
-PAD = 64                                # contexts are filled up to a multiple of it: few shapes, same floats
+MAX_TOKENS = 1 << 24  # of one compressed file: each is a call of the model
+PAD = 64  # contexts are filled up to a multiple of it: few shapes, same floats
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """How a text is cut into windows. As in submission.json."""
+
     window: int
     stride: int
     rows: int
@@ -51,16 +54,16 @@ class Evaluation:
 @dataclass
 class Encoder:
     """Takes known symbols. `nats`: what the probabilities say that they cost."""
+
     known: np.ndarray
     at: int = 1
     nats: float = 0.0
 
     def __post_init__(self):
         import constriction
-        self.stream, self.model = (
-            constriction.stream.queue.RangeEncoder(),
-            constriction.stream.model.Categorical,
-        )
+
+        self.stream = constriction.stream.queue.RangeEncoder()
+        self.model = constriction.stream.model.Categorical
 
     def code(self, p: np.ndarray) -> int:
         symbol = int(self.known[self.at])
@@ -76,15 +79,17 @@ class Encoder:
 @dataclass
 class Decoder:
     """Gives symbols back."""
+
     payload: bytes
     words: np.ndarray = field(init=False)
 
     def __post_init__(self):
         import constriction
+
         filled = self.payload + bytes(-len(self.payload) % 4 + 8)
         self.words = np.frombuffer(filled, ">u4").astype(np.uint32)
-        self.stream, self.model = constriction.stream.queue.RangeDecoder(self.words), \
-            constriction.stream.model.Categorical
+        self.stream = constriction.stream.queue.RangeDecoder(self.words)
+        self.model = constriction.stream.model.Categorical
 
     def code(self, p: np.ndarray) -> int:
         return int(self.stream.decode(self.model(p, perfect=False)))
@@ -105,7 +110,7 @@ def code(predictor, evaluation: Evaluation, bos: int, total: int, coder: Encoder
                 raise DataError(f"token {target}: the record's probabilities sum to {p.sum():g}, expected 1")
             tokens[target] = coder.code(p / p.sum())
         if evaluation.state == "adapt" and (number + 1) % evaluation.rows == 0:
-            predictor.adapt(evaluation.read(tokens, windows[number + 1 - evaluation.rows:number + 1]))
+            predictor.adapt(evaluation.read(tokens, windows[number + 1 - evaluation.rows : number + 1]))
     return tokens
 
 
@@ -120,8 +125,10 @@ def compress(predictor, evaluation: Evaluation, tokenizer, record: bytes, text: 
         raise DataError("the tokenizer does not give this text back")
     tokens = np.array([tokenizer.bos_id(), *ids], np.uint16)
     if tokens.max() >= predictor.vocab_size or len(tokens) > MAX_TOKENS:
-        raise DataError(f"the text has {len(tokens)} tokens up to {tokens.max()}, the record's vocabulary "
-                        f"ends at {predictor.vocab_size - 1}, and {MAX_TOKENS} tokens are the most")
+        raise DataError(
+            f"the text has {len(tokens)} tokens up to {tokens.max()}, the record's vocabulary "
+            f"ends at {predictor.vocab_size - 1}, and {MAX_TOKENS} tokens are the most"
+        )
     encoder = Encoder(tokens)
     if len(tokens) > 1:
         code(predictor, evaluation, tokenizer.bos_id(), len(tokens), encoder)
@@ -141,18 +148,23 @@ def compress(predictor, evaluation: Evaluation, tokenizer, record: bytes, text: 
 def decompress(predictor, state: str, tokenizer, record: bytes, data: bytes) -> bytes:
     """The text of a compressed file. Raises DataError if it is damaged, or another record's."""
     if len(data) < HEAD.size or data[:4] != MAGIC:
-        raise DataError("no file that referee.py compress has written")
+        raise DataError("no file that records.referee compress has written")
     _, theirs, window, stride, rows, total, size, crc32 = HEAD.unpack_from(data)
     if theirs != record:
         raise DataError(f"was compressed by the record {theirs.hex()}, this is {record.hex()}")
-    if not (0 < stride <= window <= 1 << 20 and 0 < rows and 0 < total <= min(size + 1, MAX_TOKENS)):
+    if not (0 < stride <= window <= 1 << 20 and rows > 0 and 0 < total <= min(size + 1, MAX_TOKENS)):
         raise DataError("damaged: its header is impossible")
     tokens = np.array([tokenizer.bos_id()])
     if total > 1:
         try:
-            tokens = code(predictor, Evaluation(window, stride, rows, state), tokenizer.bos_id(), total,
-                          Decoder(data[HEAD.size:]))
-        except AssertionError as error:       # constriction's word for data that no encoder has written
+            tokens = code(
+                predictor,
+                Evaluation(window, stride, rows, state),
+                tokenizer.bos_id(),
+                total,
+                Decoder(data[HEAD.size :]),
+            )
+        except AssertionError as error:  # constriction's word for data that no encoder has written
             raise DataError(f"damaged: {error}") from None
     if tokens.max() >= tokenizer.vocab_size():
         raise DataError("damaged: holds a token that the tokenizer does not know")
@@ -168,9 +180,13 @@ def decompress(predictor, state: str, tokenizer, record: bytes, data: bytes) -> 
 def others(text: bytes) -> dict[str, int]:
     """Sizes that well-known programs make of the same bytes."""
     import zstandard
-    return {"gzip -9": len(gzip.compress(text, 9)), "bzip2 -9": len(bz2.compress(text, 9)),
-            "xz -9e": len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)),
-            "zstd -19": len(zstandard.ZstdCompressor(level=19).compress(text))}
+
+    return {
+        "gzip -9": len(gzip.compress(text, 9)),
+        "bzip2 -9": len(bz2.compress(text, 9)),
+        "xz -9e": len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)),
+        "zstd -19": len(zstandard.ZstdCompressor(level=19).compress(text)),
+    }
 
 
 def bits_per_byte(nats: float, size: int) -> float:

@@ -1,35 +1,49 @@
 """Rules for a record's script, read from its syntax tree; nothing of it runs here."""
+
 import ast
 import io
-import itertools
 import sys
 import tokenize
 import unicodedata
 from collections.abc import Iterator
 
-from common import Check, Track, check, skip
+from records.checks import Check, none_wrong
+from records.folders import SCRIPT, TWIN
+from records.tracks import Track
 
-PICKLES = {"pickle", "_pickle", "pickletools", "copyreg", "dill", "cloudpickle", "joblib", "shelve"}
-UNPICKLERS = ("torch.load", "torch.save", "numpy.load", "numpy.lib.format", "numpy.lib.npyio",
-              "numpy.memmap.load", "torch.jit.load", "torch.package", "torch.hub", "torch.serialization",
-              "torch.utils.model_zoo")
-HIDERS = {"exec", "eval", "compile", "__import__", "__builtins__", "__loader__", "__spec__", "breakpoint",
-          "globals"}
-LOADERS = {"importlib", "imp", "runpy", "marshal", "zipimport", "code", "codeop", "builtins", "pkgutil",
-           "timeit", "cProfile", "profile", "pdb", "bdb", "trace", "doctest", "gc", "site", "test", "lib2to3"}
-RUNNERS = ("types.CodeType", "types.FunctionType", "sys.modules", "sys.executable", "sys._getframe",
-           "os.system", "os.popen",
-           *(f"os.{how}{end}" for how in ("exec", "spawn") for end in "l le lp lpe v ve vp vpe".split()),
-           "os.posix_spawn", "os.posix_spawnp", "logging.config", "ctypes.pythonapi", "ctypes.PyDLL",
-           "torch.utils.cpp_extension", "torch.jit.CompilationUnit", "numpy.f2py")
-MEMBERS = {"builtins", "importlib", "marshal", "runpy", "load_library", "load_inline", "f_globals",
-           "f_builtins", "f_locals"}          # of whatever object
-DUNDERS = {"__init__", "__post_init__", "__new__", "__call__", "__enter__", "__exit__", "__setattr__",
-           "__name__", "__qualname__", "__version__", "__doc__", "__class__", "__dataclass_fields__",
-           "__annotations__"}
+
+def words(text: str) -> set[str]:
+    return set(text.split())
+
+
+# modules and names that a script may not use, by what they would let it do
+PICKLES = words("pickle _pickle pickletools copyreg dill cloudpickle joblib shelve")
+UNPICKLERS = words(
+    "torch.load torch.save torch.jit.load torch.package torch.hub torch.serialization torch.utils.model_zoo "
+    "numpy.load numpy.lib.format numpy.lib.npyio numpy.memmap.load"
+)
+HIDERS = words("exec eval compile __import__ __builtins__ __loader__ __spec__ breakpoint globals")
+LOADERS = words(
+    "importlib imp runpy marshal zipimport code codeop builtins pkgutil timeit cProfile profile pdb bdb "
+    "trace doctest gc site test lib2to3"
+)
+RUNNERS = words(
+    "os.execl os.execle os.execlp os.execlpe os.execv os.execve os.execvp os.execvpe os.spawnl os.spawnle "
+    "os.spawnlp os.spawnlpe os.spawnv os.spawnve os.spawnvp os.spawnvpe os.posix_spawn os.posix_spawnp "
+    "os.system os.popen types.CodeType types.FunctionType sys.modules sys.executable sys._getframe "
+    "logging.config ctypes.pythonapi ctypes.PyDLL torch.utils.cpp_extension torch.jit.CompilationUnit "
+    "numpy.f2py"
+)
+MEMBERS = words(  # of whatever object
+    "builtins importlib marshal runpy load_library load_inline f_globals f_builtins f_locals"
+)
+DUNDERS = words(  # the only ones that may be used
+    "__init__ __post_init__ __new__ __call__ __enter__ __exit__ __setattr__ __name__ __qualname__ "
+    "__version__ __doc__ __class__ __dataclass_fields__ __annotations__"
+)
 C_CODE = "PyRun_", "PyEval_", "PyImport_", "PyMarshal_"
-MAX_BITS = 512          # of one integer constant
-MANY = 32               # times as much text in all, and as many numbers, as in one constant and one table
+MAX_BITS = 512  # of one integer constant
+MANY = 32  # times as much text in all, and as many numbers, as in one constant and one table
 
 
 def names(tree: ast.AST) -> dict[str, str]:
@@ -52,10 +66,14 @@ def dotted(node: ast.AST, known: dict[str, str]) -> str:
     return ".".join([known.get(node.id, node.id), *reversed(parts)]) if isinstance(node, ast.Name) else ""
 
 
-def among(name: str, listed: tuple[str, ...]) -> bool:
+def among(name: str, listed: set[str]) -> bool:
     """Whether a dotted name is a listed one, in it, or the same through another module (torch.os.system)."""
-    return any(name == one or name.startswith(one + ".")
-               or one.startswith(("os.", "sys.")) and name.endswith("." + one) for one in listed)
+    for one in listed:
+        if name == one or name.startswith(one + "."):
+            return True
+        if one.startswith(("os.", "sys.")) and name.endswith("." + one):
+            return True
+    return False
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[str, int]]:
@@ -68,15 +86,10 @@ def imported(tree: ast.AST) -> Iterator[tuple[str, int]]:
             yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
 
 
-def docstrings(tree: ast.AST) -> set[int]:
-    """Identities of the constants that are docstrings."""
-    found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.body:
-            first = node.body[0]
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-                found.add(id(first.value))
-    return found
+def foreign_imports(tree: ast.AST, allowed: set[str]) -> Iterator[str]:
+    for module, line in imported(tree):
+        if module.split(".")[0] not in allowed:
+            yield f"line {line} imports {module}, which the track does not list"
 
 
 def pickles(tree: ast.AST) -> Iterator[str]:
@@ -119,14 +132,13 @@ def elements(node: ast.AST) -> int:
 
 def large_constants(tree: ast.AST, max_literal: int, max_table: int) -> Iterator[str]:
     """One constant or table that is too large, and many small ones that are together."""
-    words, text, numbers = docstrings(tree), 0, 0
+    text, numbers = 0, 0
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant):
-            if isinstance(node.value, (str, bytes)):
-                text += len(node.value)
-            if isinstance(node.value, (str, bytes)) and len(node.value) > max_literal:
-                what = "a docstring" if id(node) in words else "a constant"
-                yield f"line {node.lineno} holds {what} of {len(node.value)}, {max_literal} are allowed"
+            size = len(node.value) if isinstance(node.value, (str, bytes)) else 0
+            text += size
+            if size > max_literal:
+                yield f"line {node.lineno} holds a text of {size}, {max_literal} are allowed"
             if isinstance(node.value, int) and node.value.bit_length() > MAX_BITS:
                 yield f"line {node.lineno} holds a number of {node.value.bit_length()} bits"
             numbers += isinstance(node.value, (int, float, complex))
@@ -145,10 +157,18 @@ def large_lines(text: str, max_literal: int) -> Iterator[str]:
     for number, line in enumerate(text.split("\n"), 1):
         if len(line) > max_literal:
             yield f"line {number} has {len(line)} characters, {max_literal} are allowed"
-    comments = sum(len(token.string) for token in tokenize.generate_tokens(io.StringIO(text).readline)
-                   if token.type == tokenize.COMMENT)
+    comments = sum(
+        len(token.string)
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type == tokenize.COMMENT
+    )
     if comments > MANY * max_literal:
         yield f"all comments together have {comments} characters, {MANY * max_literal} are allowed"
+
+
+def large_parts(script: bytes, tree: ast.AST, max_literal: int, max_table: int) -> Iterator[str]:
+    yield from large_constants(tree, max_literal, max_table)
+    yield from large_lines(script.decode(), max_literal)
 
 
 def unreadable(script: bytes) -> str:
@@ -160,36 +180,44 @@ def unreadable(script: bytes) -> str:
     return f"holds the invisible character U+{ord(odd[0]):04X}, expected none" if odd else ""
 
 
-def none_of(name: str, found: Iterator[str]) -> Check:
-    found = list(dict.fromkeys(found))
-    return check(name, not found, "; ".join(found[:3]) or "none found, none expected")
-
-
-def check_source(script: bytes, track: Track) -> Iterator[Check]:
-    """All rules for a script."""
-    try:
-        tree, odd = ast.parse(script), unreadable(script)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        yield check(
-            "compiles", False, f"{error}, expected Python {sys.version_info[0]}.{sys.version_info[1]}"
-        )
-        return
+def unfit(name: str, script: bytes, tree: ast.Module) -> str:
+    """Why a script that parses is no script of a record, else ''."""
     functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    yield check(
-        "compiles",
-        "load_predictor" in functions and not odd,
-        odd or "defines " + ("" if "load_predictor" in functions else "no ") + "load_predictor, expected one",
-    )
-    if odd:
+    if name == SCRIPT and "load_predictor" not in functions:
+        return "defines no load_predictor, expected one"
+    return unreadable(script)
+
+
+def check_compiles(scripts: dict[str, bytes]) -> tuple[Check, dict[str, ast.Module]]:
+    """The check, and the syntax trees of all scripts if it passes."""
+    trees, wrong = {}, []
+    for name, script in scripts.items():
+        try:
+            trees[name] = ast.parse(script)
+            wrong += [f"{name} {why}" for why in [unfit(name, script, trees[name])] if why]
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            version = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
+            wrong.append(f"{name}: {error}, expected {version}")
+    line = none_wrong("compiles", wrong, f"{' and '.join(scripts)}, load_predictor defined")
+    return line, {} if wrong else trees
+
+
+def check_source(scripts: dict[str, bytes], track: Track) -> Iterator[Check]:
+    """All rules for the scripts of a record, by name."""
+    line, trees = check_compiles(scripts)
+    yield line
+    if not trees:
         return
-    lines, most = len(script.splitlines()), track["max_lines"]
-    yield check("lines", lines <= most, f"{lines} lines, expected {most} at most") if most else \
-        skip("lines", "the track has no limit")
-    allowed = {*track["imports"], *sys.stdlib_module_names, "__future__"}
-    yield none_of("imports", (f"line {line} imports {module}, which the track does not list"
-                              for module, line in imported(tree) if module.split(".")[0] not in allowed))
-    yield none_of("no-pickle", pickles(tree))
-    yield none_of("no-packed-code", hidden_code(tree))
-    yield none_of("no-large-constants", itertools.chain(
-        large_constants(tree, track["max_literal"], track["max_table"]),
-        large_lines(script.decode(), track["max_literal"])))
+    listed = {*track["imports"], *sys.stdlib_module_names, "__future__"}
+    found = {"imports": [], "no-pickle": [], "no-packed-code": [], "no-large-constants": []}
+    for name, tree in trees.items():
+        sins = {
+            "imports": foreign_imports(tree, listed | {"train_gpt"} if name == TWIN else listed),
+            "no-pickle": pickles(tree),
+            "no-packed-code": hidden_code(tree),
+            "no-large-constants": large_parts(scripts[name], tree, track["max_literal"], track["max_table"]),
+        }
+        for rule, words in sins.items():
+            found[rule] += [f"{name} {what}" for what in dict.fromkeys(words)]
+    for rule, words in found.items():
+        yield none_wrong(rule, words, "nothing of the kind found")

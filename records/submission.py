@@ -9,26 +9,33 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import DataError, Track, parse_json, read_bytes, sha256
+from data.command import DataError
+from records.files import parse_json, read_bytes, sha256
+from records.folders import seed_of
+from records.tracks import Track
 
-INTEGERS = (
-    "val_tokens val_bytes steps tokens_seen params artifact_bytes code_bytes total_bytes budget_bytes " "seed"
-).split()
-NUMBERS = "val_loss val_bpb val_bpb_unquantized train_seconds eval_seconds data_wait_seconds".split()
-HASHES = "artifact script train val tokenizer state".split()
-OF_A_SEED = (
+
+def words(text: str) -> list[str]:
+    return text.split()
+
+
+INTEGERS = words(
+    "val_tokens val_bytes steps tokens_seen params artifact_bytes code_bytes total_bytes budget_bytes seed"
+)
+NUMBERS = words("val_loss val_bpb val_bpb_unquantized train_seconds eval_seconds data_wait_seconds")
+OF_A_SEED = words(
     "seed val_loss val_bpb val_bpb_unquantized val_tokens val_bytes artifact_bytes total_bytes train_seconds "
     "eval_seconds steps tokens_seen params artifact_sha256 state_sha256 run_id"
-).split()
-ABOUT = "ranks dtype processor gpu cores threads platform python torch mlx numpy sentencepiece git".split()
+)
+ABOUT = words("ranks dtype processor gpu cores threads platform python torch mlx numpy sentencepiece git")
 VERSIONS = ("python", "torch", "mlx", "numpy", "sentencepiece")
-UNTOLD = {"dtype": "unknown", "threads": "unknown", "torch": "none", "mlx": "none"}   # by some trainers
+UNTOLD = {"dtype": "unknown", "threads": "unknown", "torch": "none", "mlx": "none"}  # by some trainers
 
 
 def number(text, whole: bool):
     """A number of a log's last block. Raises ValueError for anything else ('1.5 partial', 'nan')."""
     value = int(text) if whole else float(text)
-    if not math.isfinite(value) or not re.fullmatch(r"[0-9][0-9.e+-]*", text):      # '1_0' is 10 for Python
+    if not math.isfinite(value) or not re.fullmatch(r"[0-9][0-9.e+-]*", text):  # '1_0' is 10 for Python
         raise ValueError(text)
     return value
 
@@ -36,10 +43,11 @@ def number(text, whole: bool):
 @dataclass(frozen=True)
 class Run:
     """One seed's log and metrics, parsed."""
-    name: str               # for messages
+
+    name: str  # for messages
     log: str
-    final: dict[str, str]   # the block after '---'
-    events: list[dict]      # metrics.jsonl
+    final: dict[str, str]  # the block after '---'
+    events: list[dict]  # metrics.jsonl
 
     def kind(self, event: str) -> list[dict]:
         return [e for e in self.events if e.get("event") == event]
@@ -79,7 +87,7 @@ def parse_run(name: str, log: bytes, metrics: bytes) -> Run:
     try:
         text = log.decode()
         events = [parse_json(line) for line in metrics.decode().split("\n") if line]
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DataError(f"{name}: log or metrics cannot be read: {error}") from None
     body, mark, block = text.rpartition("\n---\n")
     if not mark or not all(isinstance(event, dict) for event in events):
@@ -96,7 +104,7 @@ def read_runs(folder: Path) -> dict[int, Run]:
     """The runs of a record folder by seed. Raises DataError."""
     runs = {}
     for path in sorted(folder.glob("train_seed*.log")):
-        seed = int(re.search(r"(\d+)\.log$", path.name)[1])
+        seed = seed_of(path.name)
         runs[seed] = parse_run(path.name, read_bytes(path), read_bytes(folder / f"metrics_seed{seed}.jsonl"))
     if not runs:
         raise DataError(f"{folder}: holds no train_seed<N>.log")
@@ -105,23 +113,33 @@ def read_runs(folder: Path) -> dict[int, Run]:
 
 def spread(values: list[float]) -> dict[str, float]:
     """Mean and sample standard deviation, to the logs' eight decimals."""
-    return {"mean": round(statistics.fmean(values), 8),
-            "std": round(statistics.stdev(values), 8) if len(values) > 1 else 0.0}
+    return {
+        "mean": round(statistics.fmean(values), 8),
+        "std": round(statistics.stdev(values), 8) if len(values) > 1 else 0.0,
+    }
 
 
-def summary(runs: dict[int, Run], script: bytes, track: Track, tokenizer: int = 0) -> dict:
-    """The computed part of submission.json; tokenizer: bytes of the record's own. Raises DataError."""
+def summary(runs: dict[int, Run], code: bytes, track: Track, tokenizer: int = 0) -> dict:
+    """The computed part of submission.json, from the logs of all seeds and `code`, its scripts end to end.
+
+    `tokenizer`: bytes of the record's own. Raises DataError.
+    """
     first = next(iter(runs.values()))
     seeds = [{name: run.value(name) for name in OF_A_SEED} for _, run in sorted(runs.items())]
-    code = track.code_size(script)
+    code_bytes = track.code_size(code)
     for row in seeds:
-        row["total_bytes"] = row["artifact_bytes"] + code + tokenizer
+        row["total_bytes"] = row["artifact_bytes"] + code_bytes + tokenizer
     about = first.about
-    return {"seeds": seeds, "val_loss": spread([row["val_loss"] for row in seeds]),
-            "val_bpb": spread([row["val_bpb"] for row in seeds]),
-            "train_seconds": spread([row["train_seconds"] for row in seeds]),
-            "code_bytes": code, "total_bytes": max(row["total_bytes"] for row in seeds),
-            "hardware": {name: about[name] for name in ABOUT if name not in (*VERSIONS, "git")},
-            "versions": {name: about[name] for name in VERSIONS}, "git": about["git"],
-            "sha256": {"script": sha256(script)} | {name: first.value(f"{name}_sha256")
-                                                    for name in ("train", "val", "tokenizer")}}
+    data = {name: first.value(f"{name}_sha256") for name in ("train", "val", "tokenizer")}
+    return {
+        "seeds": seeds,
+        "val_loss": spread([row["val_loss"] for row in seeds]),
+        "val_bpb": spread([row["val_bpb"] for row in seeds]),
+        "train_seconds": spread([row["train_seconds"] for row in seeds]),
+        "code_bytes": code_bytes,
+        "total_bytes": max(row["total_bytes"] for row in seeds),
+        "hardware": {name: about[name] for name in ABOUT if name not in (*VERSIONS, "git")},
+        "versions": {name: about[name] for name in VERSIONS},
+        "git": about["git"],
+        "sha256": {"script": sha256(code), **data},
+    }

@@ -1,12 +1,15 @@
 """The verdicts of verify.py --write, which the board shows: records/<track>/verdicts.json."""
+
 import datetime
 import json
 from collections import Counter
 from pathlib import Path
 
-from common import Check, read_bytes, read_json, sha256, write_whole
+from data.command import DataError
+from records.checks import Check
+from records.files import read_bytes, read_json, sha256, write_whole
 
-NEEDED = "score"        # without this check having passed, a verdict is no more than one on the papers
+NEEDED = "score"  # without this check having passed, a verdict is no more than one on the papers
 
 
 def folder_sha256(folder: Path) -> str:
@@ -22,9 +25,16 @@ def verdict_of(lines: list[Check]) -> str:
     return "pass" if any(line.name == NEEDED and line.verdict == "PASS" for line in lines) else "papers"
 
 
-def read_verdicts(track: Path) -> dict:
+def read_verdicts(track: Path) -> dict[str, dict]:
+    """The verdicts on a track's folders by name. Raises DataError."""
     path = track / "verdicts.json"
-    return read_json(path) if path.exists() else {}
+    if not path.exists():
+        return {}
+    verdicts = read_json(path)
+    for name, its in verdicts.items():
+        if not isinstance(its, dict) or not {"verdict", "date", "sha256", "failed"} <= its.keys():
+            raise DataError(f"{path}: {name!r} has no whole verdict; remove it and verify again with --write")
+    return verdicts
 
 
 def write_verdict(folder: Path, lines: list[Check]) -> None:
@@ -40,6 +50,5 @@ def write_verdict(folder: Path, lines: list[Check]) -> None:
         "failed": [line.name for line in lines if line.verdict == "FAIL"],
         **kept,
     }
-    write_whole(
-        track / "verdicts.json", (json.dumps(dict(sorted(verdicts.items())), indent=1) + "\n").encode()
-    )
+    text = json.dumps(dict(sorted(verdicts.items())), indent=1)
+    write_whole(track / "verdicts.json", f"{text}\n".encode())

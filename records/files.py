@@ -1,0 +1,85 @@
+"""Files that strangers sent are read here, and files of ours written whole or not at all."""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from data.command import DataError, UsageError
+
+
+def read_bytes(path: Path) -> bytes:
+    """A plain file's bytes: a pipe or a link to /dev/zero would never end. Raises DataError."""
+    try:
+        if path.exists() and not path.is_file():
+            raise DataError(f"{path}: is no plain file, expected one")
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """A JSON value; NaN, Infinity and doubled keys, which readers understand differently, are refused.
+
+    Raises ValueError.
+    """
+
+    def refuse_constant(name: str):
+        raise ValueError(f"{name} is no JSON")
+
+    def refuse_doubles(pairs: list) -> dict:
+        if len(dict(pairs)) < len(pairs):
+            raise ValueError("a key stands twice in one object")
+        return dict(pairs)
+
+    try:
+        return json.loads(text, parse_constant=refuse_constant, object_pairs_hook=refuse_doubles)
+    except RecursionError:
+        raise ValueError("lists or objects are nested too deep") from None
+
+
+def read_json(path: Path) -> dict:
+    """The JSON object in a file. Raises DataError."""
+    try:
+        value = parse_json(read_bytes(path))
+    except ValueError as error:
+        raise DataError(f"{path}: no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise DataError(f"{path}: holds a {type(value).__name__}, expected a JSON object")
+    return value
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write beside and rename, so that a file of this name is always whole. Raises UsageError."""
+    beside = path.with_name(path.name + ".part")
+    try:
+        beside.write_bytes(data)
+        os.replace(beside, path)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def growing_folder(target: Path) -> Iterator[Path]:
+    """A hidden folder beside `target` that gets its name only when the block ends well. Raises UsageError."""
+    if target.exists():
+        raise UsageError(f"{target}: exists and is never overwritten; remove it or choose another name")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        yield partial
+        partial.chmod(0o755)
+        os.rename(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)  # of a block that failed; else it has gone
