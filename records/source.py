@@ -46,10 +46,13 @@ MAX_BITS = 512  # of one integer constant
 MANY = 32  # times as much text in all, and as many numbers, as in one constant and one table
 
 
-def names(tree: ast.AST) -> dict[str, str]:
+Nodes = list[ast.AST]  # of a script's syntax tree, each once
+
+
+def names(nodes: Nodes) -> dict[str, str]:
     """What the script's names for modules and members stand for: after import torch as t, t is torch."""
     found = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found |= {alias.asname: alias.name for alias in node.names if alias.asname}
         if isinstance(node, ast.ImportFrom):
@@ -76,9 +79,9 @@ def among(name: str, listed: set[str]) -> bool:
     return False
 
 
-def imported(tree: ast.AST) -> Iterator[tuple[str, int]]:
+def imported(nodes: Nodes) -> Iterator[tuple[str, int]]:
     """(module, line) of every import; '.' for a relative one."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         if isinstance(node, ast.ImportFrom):
@@ -86,18 +89,18 @@ def imported(tree: ast.AST) -> Iterator[tuple[str, int]]:
             yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
 
 
-def foreign_imports(tree: ast.AST, allowed: set[str]) -> Iterator[str]:
-    for module, line in imported(tree):
+def foreign_imports(nodes: Nodes, allowed: set[str]) -> Iterator[str]:
+    for module, line in imported(nodes):
         if module.split(".")[0] not in allowed:
             yield f"line {line} imports {module}, which the track does not list"
 
 
-def pickles(tree: ast.AST) -> Iterator[str]:
-    known = names(tree)
-    for module, line in imported(tree):
+def pickles(nodes: Nodes) -> Iterator[str]:
+    known = names(nodes)
+    for module, line in imported(nodes):
         if module.split(".")[0] in PICKLES or among(module, UNPICKLERS):
             yield f"line {line} imports {module}"
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute):
             name = dotted(node, known)
             if among(name, UNPICKLERS) or node.attr in PICKLES:
@@ -106,12 +109,12 @@ def pickles(tree: ast.AST) -> Iterator[str]:
             yield f"line {node.value.lineno} sets allow_pickle"
 
 
-def hidden_code(tree: ast.AST) -> Iterator[str]:
-    known = names(tree)
-    for module, line in imported(tree):
+def hidden_code(nodes: Nodes) -> Iterator[str]:
+    known = names(nodes)
+    for module, line in imported(nodes):
         if module.split(".")[0] in LOADERS or among(module, RUNNERS):
             yield f"line {line} imports {module}"
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Name) and node.id in HIDERS and isinstance(node.ctx, ast.Load):
             yield f"line {node.lineno} uses {node.id}"
         if isinstance(node, ast.Constant) and node.value in HIDERS - {"compile", "globals"}:
@@ -130,10 +133,10 @@ def elements(node: ast.AST) -> int:
     return sum(isinstance(inner, ast.Constant) for inner in ast.walk(node))
 
 
-def large_constants(tree: ast.AST, max_literal: int, max_table: int) -> Iterator[str]:
+def large_constants(nodes: Nodes, max_literal: int, max_table: int) -> Iterator[str]:
     """One constant or table that is too large, and many small ones that are together."""
     text, numbers = 0, 0
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Constant):
             size = len(node.value) if isinstance(node.value, (str, bytes)) else 0
             text += size
@@ -157,17 +160,13 @@ def large_lines(text: str, max_literal: int) -> Iterator[str]:
     for number, line in enumerate(text.split("\n"), 1):
         if len(line) > max_literal:
             yield f"line {number} has {len(line)} characters, {max_literal} are allowed"
-    comments = sum(
-        len(token.string)
-        for token in tokenize.generate_tokens(io.StringIO(text).readline)
-        if token.type == tokenize.COMMENT
-    )
+    comments = sum(len(line.partition("#")[2]) for line in text.split("\n"))
     if comments > MANY * max_literal:
         yield f"all comments together have {comments} characters, {MANY * max_literal} are allowed"
 
 
-def large_parts(script: bytes, tree: ast.AST, max_literal: int, max_table: int) -> Iterator[str]:
-    yield from large_constants(tree, max_literal, max_table)
+def large_parts(script: bytes, nodes: Nodes, max_literal: int, max_table: int) -> Iterator[str]:
+    yield from large_constants(nodes, max_literal, max_table)
     yield from large_lines(script.decode(), max_literal)
 
 
@@ -180,44 +179,44 @@ def unreadable(script: bytes) -> str:
     return f"holds the invisible character U+{ord(odd[0]):04X}, expected none" if odd else ""
 
 
-def unfit(name: str, script: bytes, tree: ast.Module) -> str:
-    """Why a script that parses is no script of a record, else ''."""
-    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    if name == SCRIPT and "load_predictor" not in functions:
-        return "defines no load_predictor, expected one"
-    return unreadable(script)
-
-
-def check_compiles(scripts: dict[str, bytes]) -> tuple[Check, dict[str, ast.Module]]:
-    """The check, and the syntax trees of all scripts if it passes."""
-    trees, wrong = {}, []
+def check_compiles(scripts: dict[str, bytes]) -> tuple[Check, dict[str, Nodes]]:
+    """The check, and what the scripts consist of if it passes."""
+    parts, wrong = {}, []
     for name, script in scripts.items():
         try:
-            trees[name] = ast.parse(script)
-            wrong += [f"{name} {why}" for why in [unfit(name, script, trees[name])] if why]
+            tree = ast.parse(script)
+            odd = unreadable(script)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             version = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
             wrong.append(f"{name}: {error}, expected {version}")
+            continue
+        parts[name] = list(ast.walk(tree))
+        functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        if odd:
+            wrong.append(f"{name} {odd}")
+        if name == SCRIPT and "load_predictor" not in functions:
+            wrong.append(f"{name} defines no load_predictor, expected one")
     line = none_wrong("compiles", wrong, f"{' and '.join(scripts)}, load_predictor defined")
-    return line, {} if wrong else trees
+    return line, {} if wrong else parts
 
 
 def check_source(scripts: dict[str, bytes], track: Track) -> Iterator[Check]:
     """All rules for the scripts of a record, by name."""
-    line, trees = check_compiles(scripts)
+    line, parts = check_compiles(scripts)
     yield line
-    if not trees:
+    if not parts:
         return
     listed = {*track["imports"], *sys.stdlib_module_names, "__future__"}
     found = {"imports": [], "no-pickle": [], "no-packed-code": [], "no-large-constants": []}
-    for name, tree in trees.items():
+    for name, nodes in parts.items():
+        allowed = listed | {SCRIPT.removesuffix(".py")} if name == TWIN else listed
         sins = {
-            "imports": foreign_imports(tree, listed | {"train_gpt"} if name == TWIN else listed),
-            "no-pickle": pickles(tree),
-            "no-packed-code": hidden_code(tree),
-            "no-large-constants": large_parts(scripts[name], tree, track["max_literal"], track["max_table"]),
+            "imports": foreign_imports(nodes, allowed),
+            "no-pickle": pickles(nodes),
+            "no-packed-code": hidden_code(nodes),
+            "no-large-constants": large_parts(scripts[name], nodes, track["max_literal"], track["max_table"]),
         }
-        for rule, words in sins.items():
-            found[rule] += [f"{name} {what}" for what in dict.fromkeys(words)]
-    for rule, words in found.items():
-        yield none_wrong(rule, words, "nothing of the kind found")
+        for rule, whats in sins.items():
+            found[rule] += [f"{name} {what}" for what in dict.fromkeys(whats)]
+    for rule, wrong in found.items():
+        yield none_wrong(rule, wrong, "nothing of the kind found")
