@@ -179,8 +179,8 @@ def text_files(folder: Path) -> list[Path]:
         else:
             found.append(path)
     if others:
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in others.most_common())
-        say(f"left out: of the files in {folder} {kinds}; read are {', '.join(READERS)}")
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(others.items()))
+        say(f"left out in {folder}: {kinds}; read are {', '.join(READERS)}")
     return found
 
 
@@ -516,7 +516,9 @@ def sentences(texts: list[str], vocab_size: int) -> Iterator[str]:
     its mark would come back from decoding in its place.
     """
     counts = np.bincount(np.frombuffer("".join(texts).encode("utf-32-le"), "<u4"))
-    characters = [chr(code) for code in np.argsort(-counts, kind="stable") if counts[code]]
+    codes = np.flatnonzero(counts)
+    codes = codes[np.argsort(-counts[codes], kind="stable")]  # of equally many the lower code first
+    characters = [chr(code) for code in codes]
     common = [c for c in characters if c not in " \0\u2581\u2585"]
     kept = {" ", *common[: (vocab_size - SPECIAL_PIECES - 1) // 2]}
     rare = "".join(c for c in characters if c not in kept)
