@@ -49,8 +49,7 @@ Document = tuple[str, bytes]  # a name for people ("book.txt", "a.jsonl:17") and
 
 def say(line: str) -> None:
     """Tell what has been done, or what is going to take a while."""
-    tqdm.write(line)  # above the bar, where there is one
-    sys.stdout.flush()
+    print(line, flush=True)
 
 
 # --- plan: everything that decides the bytes of the result -----------------------------------------------
@@ -404,11 +403,23 @@ class Corpus:
             )
         self.sha256 = identity.digest()
         self.last_keys = np.array(plan.last_keys(int(smallest[-1])), np.uint64)
-        if not self.text_bytes("train"):
+        self.count_splits()
+        if not self.text_bytes["train"]:
             raise DataError(
                 f"all {documents} documents fall to validation, expected one to train on at "
                 "least: choose a smaller --val-fraction"
             )
+
+    def count_splits(self) -> None:
+        """Bytes of text of each split, and the sha256 over its documents' sha256 digests, in order."""
+        self.text_bytes = dict.fromkeys(SPLITS, 0)
+        digests = {split: hashlib.sha256() for split in SPLITS}
+        for bucket in range(BUCKETS):
+            for split in SPLITS:
+                places = self.places(bucket, split)
+                self.text_bytes[split] += int(places["size"].sum(dtype=np.int64))
+                digests[split].update(places["hash"].tobytes())
+        self.split_sha256 = {split: digest.hexdigest() for split, digest in digests.items()}
 
     def places(self, bucket: int, split: str | None = None) -> np.ndarray:
         """PLACE [documents] of one bucket in order: all, or those of val, second or train."""
@@ -421,21 +432,14 @@ class Corpus:
         """The documents of a split, in order of their hashes, without the first `skip`."""
         for bucket in range(BUCKETS):
             places = self.places(bucket, split)
+            todo = places[skip:].tolist()
+            skip = max(0, skip - len(places))
+            if not todo:
+                continue
             with open(self.folder / f"{bucket:02x}.text", "rb") as file:
-                for _, offset, name, size in places[skip:].tolist():
+                for _, offset, name, size in todo:
                     file.seek(offset)
                     yield file.read(name).decode(), file.read(size)
-            skip = max(0, skip - len(places))
-
-    def split_sha256(self, split: str) -> str:
-        """sha256 over the sha256 digests of the split's documents, in order."""
-        total = hashlib.sha256()
-        for bucket in range(BUCKETS):
-            total.update(self.places(bucket, split)["hash"].tobytes())
-        return total.hexdigest()
-
-    def text_bytes(self, split: str) -> int:
-        return sum(int(self.places(bucket, split)["size"].sum(dtype=np.int64)) for bucket in range(BUCKETS))
 
 
 def progress(what: str, total: int | None, initial: int = 0) -> tqdm:
@@ -673,7 +677,7 @@ def write_split(split: int, job: Job, corpus: Corpus, tokenizer: shards.Tokenize
     todo = corpus.read(name, sum(h.documents for h in whole))
     documents = encode(todo, tokenizer, compare_every, job.plan.lossy_ok, job.workers)
     writer = None
-    total = corpus.text_bytes(name)
+    total = corpus.text_bytes[name]
     say(f"encoding {name}: {total:,} bytes")
     with progress(f"encode {name}", total, sum(h.text_bytes for h in whole)) as bar:
         for document in documents:
@@ -846,9 +850,9 @@ def make_manifest(
             "model_type": plan.model_type,
         },
         "corpus_sha256": corpus.sha256.hex(),
-        "val_sha256": corpus.split_sha256("val"),
-        "train_sha256": corpus.split_sha256("train"),
-        "second_sha256": corpus.split_sha256("second") if plan.second_fraction else None,
+        "val_sha256": corpus.split_sha256["val"],
+        "train_sha256": corpus.split_sha256["train"],
+        "second_sha256": corpus.split_sha256["second"] if plan.second_fraction else None,
         "lossy": False,
         "dropped": corpus.dropped,
         "options": asdict(plan),

@@ -108,7 +108,7 @@ def corpus(tmp_path_factory) -> Path:
 )
 def test_every_document_comes_back(corpus, tmp_path, vocab, model_type):
     options = ["--vocab-size", vocab, "--model-type", model_type, "--val-fraction", 0.2]
-    run("text", corpus, "--name", "t", "--root", tmp_path, "--shard-tokens", 30_000, *options)
+    run("text", corpus, "--name", "t", "--root", tmp_path, "--shard-tokens", 15_000, *options)
     folder = tmp_path / f"data/datasets/t_sp{vocab}"
     found = {}
     for number, split in enumerate(("val", "train")):
@@ -553,7 +553,7 @@ def test_no_space_left(corpus, tmp_path):
 
     def limit():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
 
     options = ["text", corpus, "--name", "t", "--vocab-size", 300, "--root", tmp_path / "full"]
     full = start("data.prepare", *options, preexec_fn=limit, stdout=subprocess.DEVNULL)
@@ -643,7 +643,7 @@ def test_encoding_rate(demo):
 
     The limit here is lower than the figure there: other programs may run beside the tests.
     """
-    texts = [text for _, text in prepare.demo_documents("train")][:400]
+    texts = [text for _, text in prepare.demo_documents("train")][:150]
     size = sum(map(len, texts))
     tokenizer = shards.Tokenizer(demo / "data/tokenizers/demo_1024_bpe.model")
     plain = []
