@@ -13,6 +13,7 @@ the referee's.
 
 import argparse
 import math
+import os
 import secrets
 import sys
 from collections.abc import Iterator
@@ -147,9 +148,13 @@ def convert(job: Job, args: argparse.Namespace) -> int:
 
 def write_sample(job: Job, args: argparse.Namespace) -> int:
     """sample."""
+    try:
+        prompt = os.fsencode(args.prompt).decode("utf-8")  # the C locale makes no text of it
+    except UnicodeDecodeError:
+        raise UsageError("--prompt: is no UTF-8 text") from None
     tokenizer, rng = load_tokenizer(job.tokenizer_path), np.random.default_rng(args.seed)
     with job.predictor(quick=True) as predictor:
-        for text in sample(predictor, tokenizer, args.prompt, args.tokens, args.temperature, rng):
+        for text in sample(predictor, tokenizer, prompt, args.tokens, args.temperature, rng):
             print(text, end="", flush=True)
     print()
     return 0

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import sentencepiece
 
-from data.command import DataError, UsageError
+from data.command import DataError
 from records.sandbox import Predictor
 
 CONTEXT = 512  # tokens that the model sees at most: each new token costs a pass over all of them
@@ -43,11 +43,7 @@ def sample(
     temperature: float,
     rng: np.random.Generator,
 ) -> Iterator[str]:
-    """The prompt, and then the text of `count` tokens, whole characters at a time. Raises UsageError."""
-    try:
-        prompt.encode()
-    except UnicodeEncodeError:
-        raise UsageError("--prompt: is no UTF-8 text") from None
+    """The prompt, and then the text of `count` tokens, whole characters at a time. Raises DataError."""
     ids = [tokenizer.bos_id(), *tokenizer.encode(prompt)]
     if max(ids) >= predictor.vocab_size:
         raise DataError(f"the tokenizer's ids do not fit the record's vocabulary of {predictor.vocab_size}")

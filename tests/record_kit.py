@@ -3,28 +3,24 @@
 import hashlib
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
 
-import helpers
-
-sys.path.insert(0, str(helpers.ROOT / "records"))
-import common  # noqa: E402
-import freeze  # noqa: E402
-import sandbox  # noqa: E402
-import submission  # noqa: E402
-import verify  # noqa: E402
+from records import bubblewrap, freeze, papers, submission, verify
+from records.checks import Check
+from records.tracks import load_track
+from tests import helpers
 
 TRACK = "track_tiny"
 SEEDS = (1, 2, 3)
 NAME = "2025-11-21_Good"
-HAS_SANDBOX = sandbox.bubblewrap() is not None
-PROBES = ("hidden-future later-tokens next-token normalised nll-agrees rows repeat state second-text proof "
-          "proof-size sandbox").split()     # checks that run the record
+ARTIFACT = "model_seed1.ptz"
+HAS_SANDBOX = bubblewrap.find() is not None
+PAST, CALLS = {"hidden-future", "later-tokens", "next-token"}, {"rows", "repeat", "state"}
+PROBES = {*PAST, *CALLS, "normalised", "nll-agrees", "second-text", "proof", "proof-size", "sandbox"}
 NO_SANDBOX = "bubblewrap is not installed or does not work here: apt-get install bubblewrap"
-SETTINGS = dict(ITERATIONS=12, TRAIN_LOG_EVERY=5, DTYPE="auto", MAX_WALLCLOCK_SECONDS=60)
+SETTINGS = {"ITERATIONS": 12, "TRAIN_LOG_EVERY": 5, "MAX_WALLCLOCK_SECONDS": 60}
 
 
 def make_data(root: Path) -> helpers.Corpus:
@@ -36,38 +32,51 @@ def make_data(root: Path) -> helpers.Corpus:
     return helpers.make_corpus(root / "datasets/tiny_sp400", tokenizer)
 
 
-def make_track(folder: Path, corpus: helpers.Corpus) -> dict:
+def make_track(folder: Path, corpus: helpers.Corpus, **more) -> None:
     """track.json of the tiny corpus, from the floppy's."""
     rules = json.loads((helpers.ROOT / "records/track_10min_floppy/track.json").read_text())
     texts = [hashlib.sha256(text.encode()).digest() for text in corpus.texts["val"]]
     headers = b"".join(path.read_bytes()[:1024] for path in sorted(corpus.data_path.glob("*_train_*.bin")))
-    rules |= dict(title="Tiny", hardware="any", train_seconds=60, eval_seconds=60, budget_bytes=250_000,
-                  seeds=list(SEEDS), min_gain_bpb=0.01, noise_bpb=0.5, second_band=[0.7, 1.4], max_lines=1600)
-    rules["dataset"] = dict(
-        name="tiny_sp400",
-        tokenizer="tiny.model",
-        tokenizer_policy="provided",
-        tokenizer_sha256=helpers.sha256(corpus.tokenizer_path).hex(),
-        val_sha256=hashlib.sha256(b"".join(texts)).hexdigest(),
-        train_sha256=None,
-        val_bytes=corpus.val_bytes(),
-        val_tokens=len(corpus.tokens["val"]) - 1,
-        logged_val_sha256=hashlib.sha256(corpus.tokens["val"].astype("<u2")).hexdigest(),
-        logged_train_sha256=hashlib.sha256(headers).hexdigest(),
-        second="file",
-    )
+    rules |= {
+        "title": "Tiny",
+        "hardware": "any",
+        "train_seconds": 60,
+        "eval_seconds": 60,
+        "budget_bytes": 250_000,
+        "seeds": list(SEEDS),
+        "min_gain_bpb": 0.01,
+        "noise_bpb": 0.5,
+        "second_band": [0.7, 1.4],
+        **more,
+    }
+    rules["dataset"] = {
+        "name": "tiny_sp400",
+        "tokenizer": "tiny.model",
+        "tokenizer_policy": "provided",
+        "tokenizer_sha256": helpers.sha256(corpus.tokenizer_path).hex(),
+        "val_sha256": hashlib.sha256(b"".join(texts)).hexdigest(),
+        "train_sha256": None,
+        "val_bytes": corpus.val_bytes(),
+        "val_tokens": len(corpus.tokens["val"]) - 1,
+        "logged_val_sha256": hashlib.sha256(corpus.tokens["val"].astype("<u2")).hexdigest(),
+        "logged_train_sha256": hashlib.sha256(headers).hexdigest(),
+        "second": "file",
+    }
     folder.mkdir(parents=True)
     (folder / "track.json").write_text(json.dumps(rules))
-    return rules
 
 
 class Kit:
-    """A tiny track with a good record in it, made by the real script and freeze.py. Tests work on copies."""
+    """A tiny track with a good record in it, made by the real script and records.freeze.
+
+    Tests work on copies.
+    """
+
     def __init__(self, root: Path, script: Path = helpers.SCRIPT):
         self.root, self.data, self.records = root, root / "data", root / "records"
         self.script = script
         self.corpus = make_data(self.data)
-        self.rules = make_track(self.records / TRACK, self.corpus)
+        make_track(self.records / TRACK, self.corpus)
         for seed in SEEDS:
             env = self.corpus.env(**SETTINGS, SEED=seed, RUN_ID=f"run{seed}")
             done = helpers.run_script(root, env, script=script)
@@ -75,26 +84,18 @@ class Kit:
         self.good = freeze.freeze(freeze.parse_args(self.freeze_args()))
 
     def freeze_args(self, *more: str, name: str = "Good", runs=SEEDS) -> list[str]:
-        return [
-            *(str(self.root / f"logs/run{seed}") for seed in runs),
-            "--track",
-            TRACK,
-            "--name",
-            name,
-            "--author",
-            "Ada",
-            "--what",
-            "nothing",
-            "--why",
-            "a test",
-            "--date",
-            "2025-11-21",
-            "--records",
-            str(self.records),
-            "--script",
-            str(self.script),
-            *more,
-        ]
+        options = {
+            "--track": TRACK,
+            "--name": name,
+            "--author": "Ada",
+            "--what": "nothing",
+            "--why": "a test",
+            "--date": "2025-11-21",
+            "--records": str(self.records),
+            "--script": str(self.script),
+        }
+        words = [word for pair in options.items() for word in pair]
+        return [*(str(self.root / f"logs/run{seed}") for seed in runs), *words, *more]
 
     def copy(self, root: Path, name: str = NAME) -> Path:
         """The track with a copy of the good record; the folder of that."""
@@ -105,35 +106,26 @@ class Kit:
         shutil.copytree(self.good, track / name)
         return track / name
 
-    def verify(self, folder: Path, *more: str) -> list[common.Check]:
-        args = verify.parse_args(
-            [
-                str(folder),
-                "--data",
-                str(self.data),
-                "--second",
-                str(self.data / "second.jsonl"),
-                "--probe-seed",
-                "7",
-                "--eager",
-                *more,
-            ]
-        )
-        return list(verify.verify(folder, args))
+    def verify(self, folder: Path, *more: str) -> list[Check]:
+        """All checks; nothing is compiled."""
+        second = str(self.data / "second.jsonl")
+        options = ["--data", str(self.data), "--second", second, "--probe-seed", "7", "--eager", *more]
+        return list(verify.verify(folder, verify.parse_args([str(folder), *options])))
 
 
-def failed(checks: list[common.Check]) -> set[str]:
+def failed(checks: list[Check]) -> set[str]:
     return {line.name for line in checks if line.verdict == "FAIL"}
 
 
 # --- changing a record ------------------------------------------------------------------------------------
 
-def edit(path: Path, *pairs: tuple[str, str], count: int = -1) -> None:
+
+def edit(path: Path, *pairs: tuple[str, str]) -> None:
     """Replace texts in a file; each must be there."""
     text = path.read_text(encoding="utf-8")
     for old, new in pairs:
         assert old in text, (path, old)
-        text = text.replace(old, new, count)
+        text = text.replace(old, new)
     path.write_text(text, encoding="utf-8")
 
 
@@ -148,21 +140,21 @@ def log_value(folder: Path, seed: int, name: str, value) -> None:
     log, metrics = folder / f"train_seed{seed}.log", folder / f"metrics_seed{seed}.jsonl"
     run = submission.read_runs(folder)[seed]
     edit(log, (f"\n{name}: {run.final[name]}", f"\n{name}: {value}"))
-    lines = metrics.read_text().splitlines()
+    lines = metrics.read_text(encoding="utf-8").splitlines()
     final = json.loads(lines[-1])
     final[name] = type(final[name])(value)
-    metrics.write_text("\n".join([*lines[:-1], json.dumps(final)]) + "\n")
+    metrics.write_text("\n".join([*lines[:-1], json.dumps(final)]) + "\n", encoding="utf-8")
 
 
 def reseal(folder: Path) -> None:
     """What a careful cheat does last: hashes in logs and numbers in submission.json fit the files again."""
-    script = (folder / "train_gpt.py").read_bytes()
+    code = papers.Record(folder).code
     for seed in submission.read_runs(folder):
-        log_value(folder, seed, "script_sha256", hashlib.sha256(script).hexdigest())
-    numbers = submission.summary(submission.read_runs(folder), script, common.load_track(folder.parent))
+        log_value(folder, seed, "script_sha256", hashlib.sha256(code).hexdigest())
+    numbers = submission.summary(submission.read_runs(folder), code, load_track(folder.parent))
     edit_json(folder / "submission.json", lambda value: value.update(numbers))
-    readme = f"{numbers['val_bpb']['mean']:.4f}"
-    (folder / "README.md").write_text((folder / "README.md").read_text() + readme)
+    with open(folder / "README.md", "a", encoding="utf-8") as file:
+        file.write(f"{numbers['val_bpb']['mean']:.4f}")
 
 
 def scale_scores(folder: Path, factor: float, only: tuple[int, ...] = SEEDS) -> None:
@@ -197,10 +189,9 @@ def load_predictor(artifact, device):
 '''
 
 
-def foreign(kit: Kit, folder: Path, more: str = "", tokens: np.ndarray | None = None) -> Path:
+def foreign(corpus: helpers.Corpus, folder: Path, more: str = "") -> Path:
     """A folder with the bigram model, its counts, and code that changes it."""
-    counts = np.zeros((400, 400), "<u2")
-    tokens = kit.corpus.tokens["train"] if tokens is None else tokens
+    counts, tokens = np.zeros((400, 400), "<u2"), corpus.tokens["train"]
     np.add.at(counts, (tokens[:-1], tokens[1:]), 1)
     folder.mkdir(parents=True)
     (folder / "train_gpt.py").write_text(FOREIGN + more)

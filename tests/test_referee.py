@@ -14,49 +14,58 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies
+from hypothesis import given, settings, strategies
 
-import helpers
-import record_kit
-from record_kit import TRACK, failed, foreign
+from data import prepare
+from data.command import DataError
+from data.shards import read_split
+from records import bubblewrap, coder, probes, referee, sandbox
+from records.jobs import Job, find_job
+from records.proof import prove
+from records.sample import sample
+from records.scoring import Result, score
+from records.text import load_tokenizer, validation_text
+from records.tracks import load_track
+from tests import helpers, record_kit
+from tests.record_kit import TRACK, failed
 
-import coder  # noqa: E402  (record_kit makes records/ importable)
-import common  # noqa: E402
-import referee  # noqa: E402
-import sandbox  # noqa: E402
-
-RECORDS = helpers.ROOT / "records"
 needs_sandbox = pytest.mark.skipif(not record_kit.HAS_SANDBOX, reason=record_kit.NO_SANDBOX)
+slow = pytest.mark.slow
+
+
+def first_quick(kinds: dict) -> list:
+    """The first of a table stands for all of it among the quick tests."""
+    first, *rest = kinds
+    return [first, *(pytest.param(kind, marks=slow) for kind in rest)]
 
 
 class Stand:
-    """A tiny track without a record."""
+    """Two tiny tracks without a record: one whose records need numpy alone, one with all packages."""
+
     def __init__(self, root: Path):
         self.root, self.data = root, root / "data"
         self.corpus = record_kit.make_data(self.data)
-        record_kit.make_track(root / TRACK, self.corpus)
+        record_kit.make_track(root / TRACK, self.corpus, imports=["numpy"])
+        record_kit.make_track(root / "track_torch", self.corpus)
 
-    def job(self, folder: Path, **options) -> referee.Job:
-        options = (
-            dict(compiling=False, second=self.data / "second.jsonl", limits=sandbox.Limits(seconds=200))
-            | options
-        )
-        return referee.find_job(folder, self.root / TRACK, data=self.data, **options)
+    def foreign(self, folder: Path, more: str = "") -> Path:
+        return record_kit.foreign(self.corpus, folder, more)
 
-    def judge(
-        self, folder: Path, proof_bytes: int = 0, evaluation: coder.Evaluation | None = None, **options
-    ):
-        """(result, checks) of a folder."""
-        job = self.job(folder, **options)
-        if evaluation:
-            job = referee.replace(job, evaluation=evaluation)
-        text = common.validation_text(job.track, self.data)
+    def job(self, folder: Path, track: str = TRACK, **options) -> Job:
+        known = {"compiling": False, "limits": sandbox.Limits(seconds=200)} | options
+        return find_job(folder, self.root / track, data=self.data, second=self.data / "second.jsonl", **known)
+
+    def judge(self, job: Job, proof_bytes: int = 0, evaluation: coder.Evaluation | None = None):
+        """(result, checks) of a job."""
+        job = replace(job, evaluation=evaluation or job.evaluation)
+        text = validation_text(job.track, self.data)
         lines = list(referee.referee(job, text, proof_bytes, np.random.default_rng(3)))
-        results = [line for line in lines if isinstance(line, referee.Result)]
+        results = [line for line in lines if isinstance(line, Result)]
         return results[0] if results else None, [line for line in lines if line not in results]
 
 
@@ -67,27 +76,29 @@ def stand(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def bigram(stand):
-    return foreign(stand, stand.root / "bigram")
+    return stand.foreign(stand.root / "bigram")
 
 
 # --- honest -----------------------------------------------------------------------------------------------
 
+
 @needs_sandbox
 def test_a_foreign_model_is_scored_probed_and_proven(stand, bigram):
-    result, checks = stand.judge(bigram, proof_bytes=2000)
+    result, checks = stand.judge(stand.job(bigram), 600)
     assert failed(checks) == set(), "\n".join(map(str, checks))
-    assert {line.name for line in checks} == {"contract", "finite", "eval-time", *record_kit.PROBES}
+    assert {line.name for line in checks} == {"contract", "finite", "eval-time"} | record_kit.PROBES
     tokens, counts = stand.corpus.tokens, np.full((400, 400), 0.05)
     np.add.at(counts, (tokens["train"][:-1], tokens["train"][1:]), 1)
     p = counts / counts.sum(1, keepdims=True)
     nats = -np.log(p[tokens["val"][:-1], tokens["val"][1:]]).sum()
     assert result.bpb == pytest.approx(nats / math.log(2) / stand.corpus.val_bytes(), rel=1e-5)
     size = int(re.search(r"^(\d+) bytes coded", next(c.text for c in checks if c.name == "proof-size"))[1])
-    assert size < 2000
+    assert size < 600
 
 
 class Exact:
     """Scores that tell window and place, to see who asks for what."""
+
     def __init__(self):
         self.asked, self.learnt = [], []
 
@@ -103,7 +114,7 @@ class Exact:
 def test_each_token_is_scored_once_with_enough_before_it(total, window, stride, rows):
     stride = min(stride, window)
     evaluation = coder.Evaluation(window, stride, rows)
-    nats = referee.score(Exact(), np.arange(total), evaluation)
+    nats = score(Exact(), np.arange(total), evaluation)
     assert np.isnan(nats[0]) and (nats[1:] == 1).all()
     for start, first, end in evaluation.windows(total):
         assert end - start <= window and (start == 0 or first - start >= min(window - stride, total))
@@ -111,19 +122,19 @@ def test_each_token_is_scored_once_with_enough_before_it(total, window, stride, 
 
 def test_adapt_only_gets_tokens_that_have_their_score():
     predictor, tokens = Exact(), np.arange(1000) % 400
-    referee.score(predictor, tokens, coder.Evaluation(16, 8, 4, "adapt"))
+    score(predictor, tokens, coder.Evaluation(16, 8, 4, "adapt"))
     scored = 0
     for calls, ids in predictor.learnt:
         scored = max(scored, max(int(call.max()) for call in predictor.asked[:calls]))
         assert ids.max() <= scored
-        assert any(np.array_equal(ids, call[:len(ids)]) for call in predictor.asked[:calls])
+        assert any(np.array_equal(ids, call[: len(ids)]) for call in predictor.asked[:calls])
     assert len(predictor.learnt) == len(predictor.asked)
     silent = Exact()
-    referee.score(silent, tokens, coder.Evaluation(16, 8, 4, "none"))
+    score(silent, tokens, coder.Evaluation(16, 8, 4, "none"))
     assert silent.learnt == []
 
 
-LEARNS = '''
+LEARNS = """
 class Learner(Bigram):
     def __init__(self, artifact, size):
         super().__init__(artifact, size)
@@ -133,15 +144,16 @@ class Learner(Bigram):
         self.table = np.log(self.counts / self.counts.sum(1, keepdims=True)).astype(np.float32)
 def load_predictor(artifact, device):
     return Learner(artifact, 400)
-'''
+"""
 
 
+@slow
 @needs_sandbox
 def test_learning_from_what_was_scored_is_allowed_and_proven(stand, bigram, tmp_path):
-    learner = foreign(stand, tmp_path / "learner", LEARNS)
+    learner = stand.job(stand.foreign(tmp_path / "learner", LEARNS))
     result, checks = stand.judge(learner, 3000, coder.Evaluation(32, 32, 8, "adapt"))
     assert failed(checks) == set(), "\n".join(map(str, checks))
-    still, _ = stand.judge(bigram, 0, coder.Evaluation(32, 32, 8))
+    still, _ = stand.judge(stand.job(bigram), 0, coder.Evaluation(32, 32, 8))
     assert result.bpb < still.bpb
 
 
@@ -206,7 +218,9 @@ def nll(self, ids):
     nats = super().nll(ids)
     nats[ids.sum(1) % 20 == 0] *= np.float32(0.2)
     return nats
-""", "hidden-future"),
+""",
+        "hidden-future",
+    ),
     "an un-normalised cache": (
         """
 def logprobs(self, ids):
@@ -327,50 +341,50 @@ def nll(self, ids):
 
 
 @needs_sandbox
-@pytest.mark.parametrize("kind", CHEATS)
+@pytest.mark.parametrize("kind", first_quick(CHEATS))
 def test_a_dishonest_predictor_is_failed_by_its_check(stand, tmp_path, kind):
     body, name = CHEATS[kind]
-    folder = foreign(stand, tmp_path / "cheat", cheat(body))
-    job = stand.job(folder)
+    job = stand.job(stand.foreign(tmp_path / "cheat", cheat(body)))
     if name == "eval-time":
         job.track.rules["eval_seconds"] = 0.5
-    text = common.validation_text(job.track, stand.data)
-    job = referee.replace(job, evaluation=coder.Evaluation(32, 32, 32))
-    lines = [
-        line for line in referee.referee(job, text, 0, np.random.default_rng(3)) if hasattr(line, "verdict")
-    ]
+    _, lines = stand.judge(job, 0, coder.Evaluation(32, 32, 32))
     assert name in failed(lines), "\n".join(map(str, lines))
 
 
-LATE = PEEK.replace("def logprobs(self, ids):", """
+LATE = PEEK.replace(
+    "def logprobs(self, ids):",
+    """
 lessons = 0
 def adapt(self, ids):
     self.lessons += 1
 def logprobs(self, ids):
     if self.lessons < 5:
-        return self.table[ids]""")
+        return self.table[ids]""",
+)
 
 
+@slow
 @needs_sandbox
 def test_looking_ahead_after_many_lessons_only_is_found(stand, tmp_path):
     """The probes of a record that adapts are spread over all that it learns."""
-    folder = foreign(stand, tmp_path / "late", cheat(LATE))
-    _, checks = stand.judge(folder, 0, coder.Evaluation(32, 32, 8, "adapt"))
+    job = stand.job(stand.foreign(tmp_path / "late", cheat(LATE)))
+    _, checks = stand.judge(job, 0, coder.Evaluation(32, 32, 8, "adapt"))
     assert "hidden-future" in failed(checks), "\n".join(map(str, checks))
 
 
+@slow
 def test_probes_stand_where_looking_ahead_pays():
     """One token in a thousand, of those that cost most: every verification probes some of them."""
     folder = helpers.ROOT / "data/datasets/demo_sp1024"
     if not folder.exists():
-        pytest.skip("no demo corpus: python data/prepare.py demo")
-    tokens, rng = common.read_split(folder, "val"), np.random.default_rng(5)
-    nats = referee.surprise(tokens) * rng.random(len(tokens))       # of a model far better than counts
+        pytest.skip("no demo corpus: python -m data.prepare demo")
+    tokens, rng = read_split(folder, "val"), np.random.default_rng(5)
+    nats = probes.surprise(tokens) * rng.random(len(tokens))  # of a model far better than counts
     peeked = rng.choice(np.flatnonzero(nats > 6), len(tokens) // 1000, replace=False)
     nats[peeked] *= 0.02
     for _ in range(5):
-        rounds, _ = referee.choose_windows(tokens, nats, coder.Evaluation(512, 512, 32), 1024, rng)
-        assert len(rounds) == referee.FUTURE_ROUNDS
+        rounds, _ = probes.choose_windows(tokens, nats, coder.Evaluation(512, 512, 32), 1024, rng)
+        assert len(rounds) == probes.FUTURE_ROUNDS
         probed = np.concatenate([windows[:, 0] + cut + 1 for _, cut, windows in rounds])
         assert len(np.unique(probed)) == len(probed) == 32 * len(rounds)
         assert len(np.intersect1d(probed, peeked)) >= 3
@@ -378,12 +392,13 @@ def test_probes_stand_where_looking_ahead_pays():
 
 def test_surprise_counts_the_rest_of_the_text():
     tokens = np.array([0, 1, 2, 0, 1, 3, 0, 1, 2])
-    p0 = (np.array([2, 2, 1, 0]) + 1 / 4) / 9       # without the token itself
-    assert referee.surprise(tokens, 1) == pytest.approx(-np.log(p0[tokens]))
-    last = (1 + p0[2]) / 3          # after a 1 elsewhere: one 2, one 3
-    assert referee.surprise(tokens, 2)[-1] == pytest.approx(-np.log(last))
+    p0 = (np.array([2, 2, 1, 0]) + 1 / 4) / 9  # without the token itself
+    assert probes.surprise(tokens, 1) == pytest.approx(-np.log(p0[tokens]))
+    last = (1 + p0[2]) / 3  # after a 1 elsewhere: one 2, one 3
+    assert probes.surprise(tokens, 2)[-1] == pytest.approx(-np.log(last))
 
 
+@slow
 @needs_sandbox
 def test_a_model_that_knows_the_public_text_by_heart_is_failed_by_the_second(stand, tmp_path):
     by_heart = """
@@ -401,13 +416,16 @@ def logprobs(self, ids):
     return np.log(p / p.sum(-1, keepdims=True)).astype(np.float32)
 """
     code = cheat(by_heart)
-    folder = foreign(stand, tmp_path / "heart", code)
-    script = (folder / "train_gpt.py").read_text().replace("artifact.read_bytes(), \"<u2\"",
-                                                           "artifact.read_bytes()[:320000], \"<u2\"")
+    folder = stand.foreign(tmp_path / "heart", code)
+    script = (
+        (folder / "train_gpt.py")
+        .read_text()
+        .replace('artifact.read_bytes(), "<u2"', 'artifact.read_bytes()[:320000], "<u2"')
+    )
     (folder / "train_gpt.py").write_text(script)
     with open(folder / "model.bin", "ab") as file:
         file.write(stand.corpus.tokens["val"].astype("<u2").tobytes())
-    _, checks = stand.judge(folder)
+    _, checks = stand.judge(stand.job(folder))
     assert failed(checks) == {"second-text"}, "\n".join(map(str, checks))
 
 
@@ -459,7 +477,7 @@ PRISONERS = {  # code that runs when the script is imported, and a word of the l
     "no pipes": ("import os\nos.closerange(3, 99)", "died"),
     "fork bomb": ("import os\nwhile True:\n    os.fork()", "tasks|the record raised|protocol"),
     "threads": (
-        "import threading, time\nwhile True:\n" "    threading.Thread(target=time.sleep, args=(99,)).start()",
+        "import threading, time\nwhile True:\n    threading.Thread(target=time.sleep, args=(99,)).start()",
         "tasks|start new thread",
     ),
     "gigabytes of output": ("import os\nwhile True:\n    os.write(1, bytes(65536))", "output"),
@@ -494,23 +512,23 @@ PRISONERS = {  # code that runs when the script is imported, and a word of the l
 
 
 @needs_sandbox
-@pytest.mark.parametrize("kind", PRISONERS)
+@pytest.mark.parametrize("kind", first_quick(PRISONERS))
 def test_a_prisoner_is_held_and_told(stand, tmp_path, kind):
     code, word = PRISONERS[kind]
     val = next(stand.corpus.data_path.glob("*_val_*"))
-    places = dict(
-        val=str(val),
-        train=str(val).replace("_val_", "_train_"),
-        repo=str(helpers.ROOT),
-        pid=os.getpid(),
-        second=str(stand.data / "second.jsonl"),
-        port=9,
-    )
-    folder = foreign(stand, tmp_path / "prisoner", "\n" + code.format(**places))
+    places = {
+        "val": str(val),
+        "train": str(val).replace("_val_", "_train_"),
+        "repo": str(helpers.ROOT),
+        "pid": os.getpid(),
+        "second": str(stand.data / "second.jsonl"),
+        "port": 9,
+    }
+    folder = stand.foreign(tmp_path / "prisoner", "\n" + code.format(**places))
     (folder / "helper.py").write_text("x = 1")
     began, before, tasks = time.monotonic(), set(os.listdir("/tmp")), sandbox.usage(os.getpid())[0]
-    limits = referee.replace(HUNG, seconds=5) if word == "time" else HUNG
-    _, checks = stand.judge(folder, limits=limits)
+    limits = replace(HUNG, seconds=3) if word == "time" else HUNG
+    _, checks = stand.judge(stand.job(folder, limits=limits))
     line = str(checks[-1])
     assert failed(checks) == {"sandbox"} and re.search(word, line), line
     assert line.isprintable() and len(line) < 5000
@@ -525,6 +543,28 @@ def is_alone(tasks: int) -> bool:
     while sandbox.usage(os.getpid())[0] > tasks and time.monotonic() < ends:
         time.sleep(0.05)
     return sandbox.usage(os.getpid())[0] <= tasks
+
+
+OPEN = """
+import os
+raise LookupError(f"descriptors {sorted(map(int, os.listdir('/proc/self/fd')))[:-1]}")
+"""
+
+
+@needs_sandbox
+def test_no_descriptor_of_ours_is_open_in_the_sandbox(stand, tmp_path):
+    """However many this process has: there are the three standard ones and the two pipes."""
+    job = stand.job(stand.foreign(tmp_path / "open", OPEN))
+    with open(os.devnull) as file:
+        ours = [os.dup(file.fileno()) for _ in range(40)]
+        for fd in ours:
+            os.set_inheritable(fd, True)
+        try:
+            _, checks = stand.judge(job)
+        finally:
+            for fd in ours:
+                os.close(fd)
+    assert "descriptors [0, 1, 2, 3, 4] " in f"{checks[-1]} ", checks[-1]
 
 
 HUNTER = """
@@ -546,22 +586,19 @@ raise LookupError(f'{{len(found)}} documents among {{texts}} sources {{found[:5]
 """
 
 
+@slow
 @needs_sandbox
 def test_no_document_of_the_demo_corpus_is_in_the_sandbox(stand, tmp_path):
     """All of it: validation, second text and training text are in the installed packages outside."""
-    sys.path.insert(0, str(helpers.ROOT / "data"))
-    import prepare
     try:
         documents = [text for _, text in prepare.demo_sources() if text]
-    except prepare.DataError as error:
+    except DataError as error:
         pytest.skip(str(error))
-    hashes, sizes = [hashlib.sha256(text).hexdigest() for text in documents], {
-        len(text) for text in documents
-    }
-    folder = foreign(stand, tmp_path / "hunter", HUNTER.format(hashes=hashes, sizes=sizes))
-    _, checks = stand.judge(folder)
+    hashes = [hashlib.sha256(text).hexdigest() for text in documents]
+    code = HUNTER.format(hashes=hashes, sizes={len(text) for text in documents})
+    job = stand.job(stand.foreign(tmp_path / "hunter", code), "track_torch")
+    _, checks = stand.judge(job)
     assert re.search(r"LookupError: 0 documents among \d{3,} sources", str(checks[-1])), checks[-1]
-    assert sandbox.CORPUS == {sandbox.canonical(name) for name in prepare.DEMO_PACKAGES}
 
 
 COMPILES = """
@@ -571,17 +608,18 @@ raise LookupError(f"compiled, and the sum is {{f(torch.ones(4)).item()}}")
 """
 
 
+@slow
 @needs_sandbox
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler, so records run eager")
 def test_torch_compile_works_in_the_sandbox(stand, tmp_path):
-    folder = foreign(stand, tmp_path / "compiles", COMPILES.format())
-    _, checks = stand.judge(folder, compiling=True, limits=sandbox.Limits(seconds=200))
+    folder = stand.foreign(tmp_path / "compiles", COMPILES.format())
+    _, checks = stand.judge(stand.job(folder, "track_torch", compiling=True))
     assert "compiled, and the sum is 12.0" in str(checks[-1]), checks[-1]
 
 
 @needs_sandbox
 def test_no_docstring_of_the_corpus_is_in_the_bytecode():
-    folder = sandbox.bytecode("tqdm")
+    folder = bubblewrap.bytecode("tqdm")
     assert list(folder.rglob("*.pyc")) and not list(folder.rglob("*.py"))
     std = next(folder.rglob("std.pyc")).read_bytes()
     source = Path(importlib.metadata.distribution("tqdm").locate_file("tqdm/std.py")).read_text()
@@ -589,38 +627,41 @@ def test_no_docstring_of_the_corpus_is_in_the_bytecode():
 
 
 def test_without_a_sandbox_foreign_code_is_refused(stand, bigram, monkeypatch):
-    monkeypatch.setattr(sandbox, "bubblewrap", lambda: None)
+    monkeypatch.setattr(bubblewrap, "find", lambda: None)
     with pytest.raises(sandbox.NoSandbox, match="--trust"):
-        stand.judge(bigram)
-    result, checks = stand.judge(bigram, trust=True)
+        stand.judge(stand.job(bigram))
+    result, checks = stand.judge(stand.job(bigram, trust=True))
     assert failed(checks) == set() and 0 < result.bpb < 8
 
 
 # --- proof ------------------------------------------------------------------------------------------------
 
+
 class Fixed:
     """A predictor in this process."""
+
     vocab_size, max_len = 400, 32
 
     def __init__(self, seed=0):
         self.table = np.random.default_rng(seed).normal(size=(400, 400)).astype(np.float32) * 2
         self.table -= np.log(np.exp(self.table).sum(-1, keepdims=True))
 
-    def logprobs(self, ids, first, end):
+    def logprobs(self, ids, first, end=None):
         return self.table[ids[:, first:end]]
 
 
 @pytest.fixture(scope="session")
 def tokenizer(stand):
-    return common.load_tokenizer(stand.corpus.tokenizer_path)
+    return load_tokenizer(stand.corpus.tokenizer_path)
 
 
+@settings(max_examples=40)
 @given(strategies.text(max_size=60).filter(lambda text: "\u2581" not in text), strategies.integers(1, 20))
 def test_what_is_compressed_comes_back(tokenizer, text, window):
     evaluation, predictor, raw = coder.Evaluation(window, max(1, window // 2), 4), Fixed(), text.encode()
     try:
         packed, nats = coder.compress(predictor, evaluation, tokenizer, b"12345678", raw)
-    except common.DataError as error:       # NUL and the like, which this tokenizer does not give back
+    except DataError as error:  # NUL and the like, which this tokenizer does not give back
         assert "give this text back" in str(error)
         return
     assert coder.decompress(predictor, "none", tokenizer, b"12345678", packed) == raw
@@ -630,10 +671,10 @@ def test_what_is_compressed_comes_back(tokenizer, text, window):
 def test_what_cannot_be_coded_is_an_error_of_one_line(tokenizer):
     evaluation, small = coder.Evaluation(16, 16, 4), Fixed()
     small.vocab_size = 20
-    with pytest.raises(common.DataError, match="vocabulary ends at 19"):
+    with pytest.raises(DataError, match="vocabulary ends at 19"):
         coder.compress(small, evaluation, tokenizer, b"12345678", b"the fox")
-    head = coder.HEAD.pack(coder.MAGIC, b"12345678", 1, 1, 1, 2 ** 31, 2 ** 32 - 1, 0)
-    with pytest.raises(common.DataError, match="impossible"):
+    head = coder.HEAD.pack(coder.MAGIC, b"12345678", 1, 1, 1, 2**31, 2**32 - 1, 0)
+    with pytest.raises(DataError, match="impossible"):
         coder.decompress(Fixed(), "none", tokenizer, b"12345678", head + bytes(9))
 
 
@@ -644,75 +685,134 @@ def test_a_damaged_file_is_an_error_of_one_line(tokenizer):
     for place in range(0, len(packed), 7):
         broken = bytearray(packed)
         broken[place] ^= 0x55
-        try:        # what does not matter may be changed: the number of rows, the last bits
+        try:  # what does not matter may be changed: the number of rows, the last bits
             assert coder.decompress(predictor, "none", tokenizer, b"12345678", bytes(broken)) == text
-        except common.DataError as error:
+        except DataError as error:
             assert "\n" not in str(error)
-    with pytest.raises(common.DataError, match="other floats"):
+    with pytest.raises(DataError, match="other floats"):
         coder.decompress(Fixed(1), "none", tokenizer, b"12345678", packed)
-    with pytest.raises(common.DataError, match="compressed by the record"):
+    with pytest.raises(DataError, match="compressed by the record"):
         coder.decompress(predictor, "none", tokenizer, b"87654321", packed)
-    with pytest.raises(common.DataError, match="no UTF-8"):
+    with pytest.raises(DataError, match="no UTF-8"):
         coder.compress(predictor, evaluation, tokenizer, b"12345678", b"ab\xff")
 
 
+@slow
 @needs_sandbox
 def test_a_score_that_cannot_be_decoded_is_no_proof(stand, tmp_path):
     """Looking ahead gives a small file, and nothing can read it."""
-    folder = foreign(stand, tmp_path / "peek", cheat(PEEK))
-    job = referee.replace(stand.job(folder), evaluation=coder.Evaluation(32, 32, 32))
-    text = common.validation_text(job.track, stand.data)
-    checks = list(referee.prove(job, text, 600, np.random.default_rng(1)))
+    job = stand.job(stand.foreign(tmp_path / "peek", cheat(PEEK)))
+    job = replace(job, evaluation=coder.Evaluation(32, 32, 32))
+    text = validation_text(job.track, stand.data)
+    checks = list(prove(job, text, 600, np.random.default_rng(1)))
     assert "proof-size" in failed(checks)
 
 
 def test_the_text_may_come_from_raw_documents(stand, tmp_path):
     """The same tokens as from shards; another text is refused."""
-    track, path = common.load_track(stand.root / TRACK), tmp_path / "val.jsonl"
+    track, path = load_track(stand.root / TRACK), tmp_path / "val.jsonl"
     texts = stand.corpus.texts["val"]
     path.write_text("".join(json.dumps(text) + "\n" for text in texts))
-    text = common.validation_text(track, stand.data, documents=path)
+    text = validation_text(track, stand.data, documents=path)
     assert np.array_equal(text.tokens, stand.corpus.tokens["val"]) and text.bytes == stand.corpus.val_bytes()
     path.write_text("".join(json.dumps(text) + "\n" for text in texts[:-1]))
-    with pytest.raises(common.DataError, match="val.jsonl: the validation text has sha256"):
-        common.validation_text(track, stand.data, documents=path)
+    with pytest.raises(DataError, match=r"val\.jsonl: the validation text has sha256"):
+        validation_text(track, stand.data, documents=path)
     path.write_text("{}\n")
-    with pytest.raises(common.DataError, match="expected a JSON string a line"):
-        common.validation_text(track, stand.data, documents=path)
+    with pytest.raises(DataError, match="expected a JSON string a line"):
+        validation_text(track, stand.data, documents=path)
 
 
+def command(stand: Stand, name: str, *args, **environment) -> subprocess.CompletedProcess:
+    """The referee as a process, with a record that is trusted."""
+    options = ["--track", stand.root / TRACK, "--data", stand.data, "--trust"]
+    words = [sys.executable, "-m", "records.referee", name, *map(str, (*args, *options))]
+    kept = helpers.clean_environment(**environment)
+    return subprocess.run(words, capture_output=True, encoding="utf-8", cwd=helpers.ROOT, env=kept)
+
+
+@slow
 def test_the_commands(stand, bigram, tmp_path):
     """compress and decompress as processes, an odd file among them."""
-    def run(*args):
-        return subprocess.run(
-            [
-                sys.executable,
-                RECORDS / "referee.py",
-                *map(str, args),
-                "--track",
-                stand.root / TRACK,
-                "--data",
-                stand.data,
-                "--trust",
-            ],
-            capture_output=True,
-            text=True,
-            env=helpers.clean_environment(),
-        )
     text = tmp_path / "a.txt"
     text.write_text(" ".join(helpers.documents(20, 8)), encoding="utf-8")
-    done = run("compress", bigram, text)
+    done = command(stand, "compress", bigram, text)
     assert done.returncode == 0 and "xz -9e" in done.stdout and "zstd -19" in done.stdout, done.stderr
-    assert run("compress", bigram, text).returncode == 2
-    done = run("decompress", bigram, tmp_path / "a.txt.bg", "-o", tmp_path / "b.txt")
+    assert command(stand, "compress", bigram, text).returncode == 2
+    done = command(stand, "decompress", bigram, tmp_path / "a.txt.bg", "-o", tmp_path / "b.txt")
     assert done.returncode == 0 and (tmp_path / "b.txt").read_bytes() == text.read_bytes(), done.stderr
     (tmp_path / "c.bg").write_bytes(b"none of ours")
-    done = run("decompress", bigram, tmp_path / "c.bg")
+    done = command(stand, "decompress", bigram, tmp_path / "c.bg")
     assert done.returncode == 3 and re.fullmatch(r"error: .*c\.bg: .*\n", done.stderr)
     assert not (tmp_path / "c").exists()
-    done = run("compress", bigram, text, "-o", tmp_path / "no/such/folder.bg")
+    done = command(stand, "compress", bigram, text, "-o", tmp_path / "no/such/folder.bg")
     assert done.returncode == 2 and re.fullmatch(r"error: .* cannot be written: .*\n", done.stderr)
-    done = run("score", bigram, "--second", stand.data / "second.jsonl", "--probe-seed", "5")
-    assert (
-        done.returncode == 0 and "\nval_bpb: " in done.stdout and "probe_seed: 5" in done.stdout
-    ), done.stdout
+    second = stand.data / "second.jsonl"
+    done = command(stand, "score", bigram, "--second", second, "--probe-seed", "5")
+    assert done.returncode == 0 and "\nval_bpb: " in done.stdout, done.stdout
+    assert "probe_seed: 5" in done.stdout
+
+
+# --- samples ----------------------------------------------------------------------------------------------
+
+
+class Scripted(Fixed):
+    """Writes the tokens that it is given, whatever it reads."""
+
+    def __init__(self, ids: list[int]):
+        self.rest = list(ids)
+
+    def logprobs(self, ids, first, end=None):
+        found = np.full((1, 1, self.vocab_size), -20, np.float32)
+        found[0, 0, self.rest.pop(0)] = 0
+        return found
+
+
+def test_a_sample_comes_in_whole_characters(tokenizer):
+    """Some of these are four tokens of one byte each."""
+    text = "🦊 naïve 𓀀 日本"
+    ids = tokenizer.encode(text)
+    assert len(ids) > len(text)
+    pieces = list(sample(Scripted(ids), tokenizer, "a", len(ids), 0, np.random.default_rng(1)))
+    assert "".join(pieces) == "a" + text and "\ufffd" not in "".join(pieces) and len(pieces) > 8
+
+
+def test_a_sample_depends_on_seed_and_temperature(tokenizer):
+    def text(seed: int, temperature: float) -> str:
+        rng = np.random.default_rng(seed)
+        return "".join(sample(Fixed(), tokenizer, "the ", 30, temperature, rng))
+
+    assert text(1, 1) == text(1, 1) != text(2, 1)
+    assert text(1, 0) == text(2, 0) == text(1, 1e-9)
+
+
+@slow
+def test_a_sample_is_written_by_a_process(stand, bigram, capsys):
+    """Here without a sandbox; prompt and text may hold what the terminal does not know."""
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0"}
+    done = command(stand, "sample", bigram, "--prompt", "naïve ", "--tokens", "50", **ascii_only)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert done.stdout.startswith("na\\xefve ") and len(done.stdout) > 60
+    with pytest.raises(SystemExit, match="2"):
+        referee.main(["sample", str(bigram), "--temperature", "-1"])
+    assert "expected a number of 0 or more" in capsys.readouterr().err
+
+
+PLAIN = """
+import torch
+@torch.compile(dynamic=False)
+def plain():
+    return str(torch.bfloat16)
+raise LookupError(f"{plain()} {'torch._dynamo' in __import__('sys').modules}")
+"""
+
+
+@slow
+@needs_sandbox
+def test_a_quick_record_neither_compiles_nor_waits_for_bfloat16(stand, tmp_path):
+    job = stand.job(stand.foreign(tmp_path / "plain", PLAIN), "track_torch")
+    with (
+        pytest.raises(sandbox.SandboxError, match=r"LookupError: torch\.float32 False"),
+        job.predictor(quick=True),
+    ):
+        pass
