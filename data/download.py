@@ -791,7 +791,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     args.root = args.root.absolute()
     signal.signal(signal.SIGINT, interrupt)
-    return command.run(lambda: download(args), GO_ON)
+    return command.run(lambda: download(args), f"{GO_ON}, or use another --root")
 
 
 if __name__ == "__main__":

@@ -191,7 +191,7 @@ def read_json(path: Path) -> object:
     """What a JSON file holds, None where there is no file. Raises DataError."""
     try:
         return json.loads(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: cannot be read ({error}), expected JSON") from error

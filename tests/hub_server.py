@@ -10,6 +10,7 @@ It speaks repo info and tree listing of a commit with git and LFS checksums, HEA
 X-Repo-Commit, ETag, X-Linked-Etag and X-Linked-Size, a redirect to a "CDN" of another origin for LFS files,
 ranges, and the hub's error codes. Files that end in .bin or .model are in LFS. It speaks no Xet.
 """
+
 import hashlib
 import json
 import os
@@ -18,9 +19,9 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Callable
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 
@@ -28,21 +29,22 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 class Fault:
     """What to do wrong with the next `times` requests whose "METHOD /path" matches `where`. Lengths count the
     bytes of that response's body."""
+
     where: str
     times: float = float("inf")
-    before: Callable[[], None] = lambda: None    # called before the answer
-    status: int = 0                              # answer with this and no body
+    before: Callable[[], None] = lambda: None  # called before the answer
+    status: int = 0  # answer with this and no body
     headers: dict = field(default_factory=dict)  # add these
-    without: tuple = ()                          # leave these out
-    hangs_up: bool = False                       # close the connection before any answer
-    body: Callable[[bytes], bytes] | None = None # another content, under the old checksums
-    dies_after: int | None = None                # then close the connection in the middle
-    resets_after: int | None = None              # then reset it
-    stalls_after: int | None = None              # then send nothing more
-    ends_after: int | None = None                # say that this is all
-    drips: float = 0                             # seconds between single bytes
-    drips_headers: bool = False                  # those of the headers too
-    endless: bool = False                        # go on after the end, without a length
+    without: tuple = ()  # leave these out
+    hangs_up: bool = False  # close the connection before any answer
+    body: Callable[[bytes], bytes] | None = None  # another content, under the old checksums
+    dies_after: int | None = None  # then close the connection in the middle
+    resets_after: int | None = None  # then reset it
+    stalls_after: int | None = None  # then send nothing more
+    ends_after: int | None = None  # say that this is all
+    drips: float = 0  # seconds between single bytes
+    drips_headers: bool = False  # those of the headers too
+    endless: bool = False  # go on after the end, without a length
     ignores_range: bool = False
 
 
@@ -58,13 +60,13 @@ class Request:
 
 class HubServer:
     def __init__(self):
-        self.repos: dict[str, dict] = {}         # id -> refs {name: commit}, commits {commit: files}, token
+        self.repos: dict[str, dict] = {}  # id -> refs {name: commit}, commits {commit: files}, token
         self.faults: list[Fault] = []
         self.requests: list[Request] = []
-        self.lists_siblings = True               # in repo info; else only the tree lists files
+        self.lists_siblings = True  # in repo info; else only the tree lists files
         self.lists_sizes = True
-        self.page = 1000                         # entries of a tree page
-        self.active = self.most_active = 0       # downloads at the same time
+        self.page = 1000  # entries of a tree page
+        self.active = self.most_active = 0  # downloads at the same time
         self.lock, self.closing = threading.Lock(), threading.Event()
         self.servers = [self.listen(), self.listen()]
         self.url, self.cdn = (f"http://127.0.0.1:{server.server_port}" for server in self.servers)
@@ -106,9 +108,13 @@ class HubServer:
 
     def fetched(self, pattern: str = "", since: int = 0, repo_id: str = ".+?/.+?") -> list[str]:
         """Names of the files whose content was asked for, in order; `since` counts requests."""
-        contents = [request.path for request in self.requests[since:] if request.method == "GET"
-                    and re.search(f"^/(cdn|datasets)/{repo_id}/.*{pattern}", request.path)
-                    and request.path.startswith("/cdn/") == is_lfs(request.path)]
+        contents = [
+            request.path
+            for request in self.requests[since:]
+            if request.method == "GET"
+            and re.search(f"^/(cdn|datasets)/{repo_id}/.*{pattern}", request.path)
+            and request.path.startswith("/cdn/") == is_lfs(request.path)
+        ]
         return [path.rsplit("/", 1)[1] for path in contents]
 
 
@@ -123,10 +129,11 @@ def checksums(data: bytes) -> tuple[str, str]:
 
 class Handler(BaseHTTPRequestHandler):
     """One connection. Paths: /api/datasets/ID/(revision|tree)/REV, /datasets/ID/resolve/REV/PATH, /cdn/..."""
+
     protocol_version = "HTTP/1.1"
     hub: HubServer
 
-    def log_message(self, *_):                   # the tests look at hub.requests
+    def log_message(self, *_):  # the tests look at hub.requests
         return
 
     def do_HEAD(self):
@@ -135,8 +142,14 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         url = urlsplit(self.path)
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        request = Request(self.command, unquote(url.path), self.headers.get("Range", ""), token,
-                          parse_qs(url.query), time.monotonic())
+        request = Request(
+            self.command,
+            unquote(url.path),
+            self.headers.get("Range", ""),
+            token,
+            parse_qs(url.query),
+            time.monotonic(),
+        )
         self.hub.requests.append(request)
         self.fault = self.hub.take_fault(f"{self.command} {request.path}")
         self.fault.before()
@@ -155,12 +168,12 @@ class Handler(BaseHTTPRequestHandler):
             else:
                 self.refuse(404, "")
         except (ConnectionError, TimeoutError):
-            self.close_connection = True         # the client went away, as some tests want it to
+            self.close_connection = True  # the client went away, as some tests want it to
 
     def open(self, request: Request, repo_id: str, revision: str) -> tuple[str, dict[str, bytes]] | None:
         """(commit, files), or None after a refusal."""
         repo = self.hub.repos.get(repo_id)
-        if not repo or repo["token"] and repo["token"] != request.token:
+        if not repo or repo["token"] not in ("", request.token):
             return self.refuse(401, "RepoNotFound")
         commit = repo["refs"].get(revision, revision)
         if commit not in repo["commits"]:
@@ -176,8 +189,9 @@ class Handler(BaseHTTPRequestHandler):
             info = {"id": repo_id, "sha": commit, "private": False, "tags": []}
             if self.hub.lists_siblings:
                 keys = ("size", "blobId", "lfs") if "blobs" in request.query and self.hub.lists_sizes else ()
-                info["siblings"] = [{"rfilename": e["path"]} | {key: e[key] for key in keys if key in e}
-                                    for e in entries]
+                info["siblings"] = [
+                    {"rfilename": e["path"]} | {key: e[key] for key in keys if key in e} for e in entries
+                ]
             return self.answer(200, {"Content-Type": "application/json"}, json.dumps(info).encode())
         folders = sorted({path.rsplit("/", n)[0] for path in files for n in range(1, path.count("/") + 1)})
         entries += [{"type": "directory", "path": path, "oid": "0" * 40, "size": 0} for path in folders]
@@ -203,9 +217,17 @@ class Handler(BaseHTTPRequestHandler):
         git, sha256 = checksums(files[path])
         if not is_lfs(path):
             return self.send_file(files[path], {"X-Repo-Commit": commit, "ETag": f'"{git}"'})
-        self.answer(302, {"X-Repo-Commit": commit, "X-Linked-Etag": f'"{sha256}"', "ETag": f'"{git}"',
-                          "X-Linked-Size": str(len(files[path])),
-                          "Location": f"{self.hub.cdn}/cdn/{quote(repo_id)}/{commit}/{quote(path)}"}, b"")
+        self.answer(
+            302,
+            {
+                "X-Repo-Commit": commit,
+                "X-Linked-Etag": f'"{sha256}"',
+                "ETag": f'"{git}"',
+                "X-Linked-Size": str(len(files[path])),
+                "Location": f"{self.hub.cdn}/cdn/{quote(repo_id)}/{commit}/{quote(path)}",
+            },
+            b"",
+        )
 
     def refuse(self, status: int, code: str) -> None:
         headers = {"X-Error-Code": code, "X-Error-Message": code}
@@ -233,7 +255,7 @@ class Handler(BaseHTTPRequestHandler):
         fault = self.fault
         body = fault.body(body) if fault.body else body
         if fault.ends_after is not None:
-            body = body[:fault.ends_after]
+            body = body[: fault.ends_after]
         self.send_response(status)
         length = {} if fault.endless else {"Content-Length": str(len(body))}
         for key, value in (length | headers | fault.headers).items():
@@ -245,11 +267,11 @@ class Handler(BaseHTTPRequestHandler):
         if self.command == "HEAD":
             return
         stops = [n for n in (fault.dies_after, fault.resets_after, fault.stalls_after) if n is not None]
-        self.send(body[:stops[0]] if stops else body)
+        self.send(body[: stops[0]] if stops else body)
         if fault.stalls_after is not None:
             self.hub.closing.wait(60)
         if fault.resets_after is not None:
-            time.sleep(0.1)                      # else the reset overtakes what was sent
+            time.sleep(0.1)  # else the reset overtakes what was sent
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             os.close(self.connection.detach())
         while fault.endless and not self.hub.closing.is_set():

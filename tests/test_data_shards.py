@@ -488,21 +488,3 @@ def test_upgrade_killed(dataset, model):
     run("upgrade", dataset, "--tokenizer", model)
     assert read_shards(dataset) == new
     assert not list(dataset.glob("*.partial"))
-
-
-# --- speed -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_verification_rate(tmp_path, tokenizer_path):
-    """Two shards of 30 million tokens; data/README.md has the figures. Other programs may run beside."""
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(2, 400, 30_000_000).astype(np.uint16)
-    tokens[::900] = 1
-    legacy_shard(tmp_path / "x_train_000000.bin", tokens)
-    legacy_shard(tmp_path / "x_train_000001.bin", tokens[::-1])
-    legacy_shard(tmp_path / "x_val_000000.bin", np.append([1], rng.integers(2, 400, 1_000_000)))
-    run("upgrade", tmp_path, "--tokenizer", tokenizer_path)
-    rate = run("verify", tmp_path, "--tokenizer", tokenizer_path).splitlines()[-1]
-    print(rate)
-    assert int(rate.split()[-2]) > 200
