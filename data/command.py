@@ -11,6 +11,7 @@ from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent
 OUTPUT_CLOSED = 141  # as a shell reports a program whose reader went away (128 + SIGPIPE)
+INTERRUPTED = 130  # as a shell reports a program that Ctrl-C ended (128 + SIGINT)
 
 
 class DataError(Exception):
@@ -74,6 +75,9 @@ def run(work: Callable[[], int], mend: str) -> int:
     except (DataError, UsageError) as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python still holds and writes at its end
         return OUTPUT_CLOSED
