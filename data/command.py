@@ -66,6 +66,11 @@ def open_streams() -> None:
         stream.reconfigure(errors="backslashreplace")  # in the C locale a stream takes ASCII alone
 
 
+def say(line: str) -> None:
+    """Tell what has been done, or what is going to take a while."""
+    print(line, flush=True)
+
+
 def run(work: Callable[[], int], mend: str) -> int:
     """The exit code of `work()`. An error is one line on stderr; a system's error ends with `mend`."""
     try:

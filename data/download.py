@@ -75,8 +75,9 @@ class Stopped(Exception):
     """Another file has failed, so this one need not go on."""
 
 
-def say(line: str) -> None:
-    tqdm.write(line, file=sys.stderr)  # above the bar, where there is one
+def tell(line: str) -> None:
+    """Tell of trouble, above the bar where there is one."""
+    tqdm.write(line, file=sys.stderr)
 
 
 # --- what is published: files, and the plan of a variant -------------------------------------------------
@@ -178,7 +179,7 @@ class Hub:
                 failures += 1
                 if not may_pass(error) or failures > self.retries or wait > LONGEST_WAIT:
                     raise self.verdict(what, error, failures) from error
-                say(f"{what}: {brief(error)}: trying again in {wait:.0f} s ({failures} of {self.retries})")
+                tell(f"{what}: {brief(error)}: trying again in {wait:.0f} s ({failures} of {self.retries})")
             finally:
                 del self.since[what]
             if self.stop.wait(wait):
@@ -580,10 +581,12 @@ def is_bound(root: Path, plan: Plan) -> bool:
         )
     if record:
         return True
-    for file in plan.tokenizer + plan.train + plan.val:
+    there = [file for file in plan.tokenizer + plan.train + plan.val if (root / file.path).is_file()]
+    if there:
+        tell(f"comparing {len(there)} files of unknown origin in {root} with those of {plan.origin}")
+    for file in there:
         path = root / file.path
-        problem = damage(path, file, thorough=True)
-        if problem and path.is_file():
+        if problem := damage(path, file, thorough=True):
             raise DataError(
                 f"{path} is not the one of {plan.origin} ({problem}): use another --root, or rm "
                 f"{shlex.quote(str(path))}"
@@ -613,7 +616,7 @@ def damage(path: Path, file: File, thorough: bool) -> str:
 def lacking(root: Path, files: tuple[File, ...], thorough: bool, workers: int) -> dict[File, str]:
     """Those of `files` that are not there, or there but damaged, and then in what way."""
     if thorough:
-        say(f"comparing the checksums of {len(files)} files in {root}")
+        tell(f"comparing the checksums of {len(files)} files in {root}")
     with ThreadPoolExecutor(workers) as pool:
         problems = pool.map(lambda file: damage(root / file.path, file, thorough), files)
         return {file: problem for file, problem in zip(files, problems) if problem}
@@ -661,7 +664,7 @@ def fetch_all(root: Path, plan: Plan, missing: dict[File, str], hub: Hub, worker
     """Bring all `missing` files, `workers` at a time. Raises the first error, having stopped the others."""
     for file, problem in missing.items():
         if (root / file.path).is_file():
-            say(f"{root / file.path}: {problem}: removed, to be fetched again")
+            tell(f"{root / file.path}: {problem}: removed, to be fetched again")
             (root / file.path).unlink()
     parts = [part_path(root, plan, file) for file in missing]
     total = sum(file.size for file in missing)
@@ -670,7 +673,7 @@ def fetch_all(root: Path, plan: Plan, missing: dict[File, str], hub: Hub, worker
     free = shutil.disk_usage(root / plan.folder).free
     if to_come > free:
         raise DataError(f"{root}: {to_come} bytes to come and {free} free: make room, then {GO_ON}")
-    print(f"{plan.name} of {plan.origin}: {len(missing)} files, {to_come / 1e6:.1f} MB to come", flush=True)
+    command.say(f"{plan.name} of {plan.origin}: {len(missing)} files, {to_come / 1e6:.1f} MB to come")
     bar = tqdm(total=total, initial=there, unit="B", unit_scale=True, desc=plan.name, disable=None)
     with bar, ThreadPoolExecutor(workers) as pool:
         for is_last in (False, True):
@@ -692,12 +695,13 @@ def find_plan(args: argparse.Namespace, hub: Hub) -> Plan:
     known = recorded_plan(args.root, hub, args.variant)
     if known and known.commit == hub.revision:
         return known
+    command.say(f"asking {constants.ENDPOINT} for {hub.repo_id} at {hub.revision}")
     try:
         return ask_plan(hub, args.variant, args.workers)
     except Unreachable as error:
         if not known or lacking(args.root, known.needed(args.train_shards), False, args.workers):
             raise
-        say(f"{error}. Yet all files of {known.origin} are there, whatever {known.revision} may be by now")
+        tell(f"{error}. Yet all files of {known.origin} are there, whatever {known.revision} may be by now")
         return known
 
 
@@ -736,7 +740,7 @@ def lock(root: Path) -> filelock.AcquireReturnProxy:
     try:
         return file.acquire(timeout=0)
     except filelock.Timeout:
-        say(f"another download into {root} is under way: waiting for it to end")
+        tell(f"another download into {root} is under way: waiting for it to end")
         return file.acquire()
 
 
