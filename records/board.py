@@ -1,7 +1,7 @@
 """The board: the tables of records/README.md and a chart of each track, from the folders and their verdicts.
 
-python records/board.py             write them
-python records/board.py --check     exit 1 if they are not up to date
+python -m records.board             write them
+python -m records.board --check     exit 1 if they are not up to date
 """
 
 import argparse
@@ -67,7 +67,8 @@ class Entry:
 
 def load_entries(track: Track) -> list[Entry]:
     """All folders of a track. Raises DataError."""
-    verdicts, entries = read_verdicts(track.folder), []
+    verdicts = read_verdicts(track.folder)
+    entries = []
     for folder in record_folders(track.folder.parent):
         if folder.parent != track.folder:
             continue
@@ -93,7 +94,8 @@ def cell(text: str) -> str:
 
 
 def row(rank: str, entry: Entry, root: Path) -> str:
-    s, width = entry.submission, entry.half_width
+    s = entry.submission
+    width = entry.half_width
     link = f"[{cell(s['name'])}]({entry.folder.relative_to(root).as_posix()}/)"
     interval = f"{entry.bpb:.4f}" + (f" ± {width:.4f}" if width is not None else "")
     when = f", {entry.verdict['date']}" if entry.verdict else ""
@@ -158,7 +160,8 @@ def chart(track: Track, entries: list[Entry]) -> bytes:
     matplotlib.rcParams.update({"svg.hashsalt": track.name, "svg.fonttype": "none", "font.size": 10})
     shown = sorted((e for e in entries if e.kind == "records"), key=lambda e: e.folder.name)
     days = [datetime.date.fromisoformat(entry.submission["date"]) for entry in shown]
-    scores, widths = [e.bpb for e in shown], [e.half_width or 0 for e in shown]
+    scores = [e.bpb for e in shown]
+    widths = [e.half_width or 0 for e in shown]
     best = [min(scores[: i + 1]) for i in range(len(scores))]
     figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
     axes.errorbar(days, scores, widths, fmt="o", capsize=3, color=MEANS)

@@ -57,7 +57,8 @@ CORPUS = {canonical(name) for name in DEMO_PACKAGES}
 @functools.cache
 def distributions(roots: tuple[str, ...]) -> dict[str, importlib.metadata.Distribution]:
     """The installed distributions by name that `roots` need, themselves included."""
-    found, todo = {}, list(roots)
+    found = {}
+    todo = list(roots)
     while todo:
         name = canonical(todo.pop())
         if name in found:
@@ -182,7 +183,8 @@ def no_keys() -> bytes:
         return b""
     architecture, *calls = KEY_CALLS[platform.machine()]
     load, equal, at_least, result = 0x20, 0x15, 0x35, 0x06
-    allow, refuse = 0x7FFF0000, 0x00050000 | errno.EPERM
+    allow = 0x7FFF0000
+    refuse = 0x00050000 | errno.EPERM
     last = len(calls) + 1  # instructions between a comparison and the refusal at the end
     program = [
         (load, 0, 0, 4),

@@ -138,7 +138,8 @@ def readme(submission: dict, track: Track, script: str) -> str:
         f"{s['train_seconds']:.1f} | {s['steps']:,} |\n"
         for s in submission["seeds"]
     )
-    values, given = submission["settings"]["values"], submission["settings"]["given"]
+    values = submission["settings"]["values"]
+    given = submission["settings"]["given"]
     settings = " ".join(
         [*(f"{name}={values[name]}" for name in given), f"SEED={submission['seeds'][0]['seed']}"]
     )

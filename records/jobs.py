@@ -111,7 +111,8 @@ def find_job(
     if not record.is_dir():
         raise DataError(f"{record}: no such folder")
     rules = load_track(track) if track else find_track(record)
-    script, artifact = find_script(record), artifact or find_artifact(record)
+    script = find_script(record)
+    artifact = artifact or find_artifact(record)
     for path in (script, artifact):
         read_bytes(path)
     return Job(

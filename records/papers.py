@@ -142,7 +142,8 @@ def check_date(record: Record) -> Iterator[Check]:
     Records stand in the order of their folders' names, so a false date would let a record pass over those
     that it must beat, or stand in the way of those to come.
     """
-    name, text = record.path.name, record.path.name[:10]
+    name = record.path.name
+    text = record.path.name[:10]
     try:
         future = datetime.date.fromisoformat(text) > datetime.date.today() + datetime.timedelta(days=1)
     except ValueError:
@@ -190,7 +191,8 @@ def same_data(record: Record, name: str, wanted: str | None) -> Check:
 
 
 def same_count(record: Record, name: str, wanted: int | None) -> Check:
-    found, line = sorted(set(record.values(name))), name.replace("_", "-")
+    found = sorted(set(record.values(name)))
+    line = name.replace("_", "-")
     if wanted is None:
         return equal(line, "different values", len(found), 1)
     return equal(line, "scored", found, [wanted])
@@ -271,7 +273,8 @@ def last_of_each(lines: list[tuple[str, ...]]) -> list[str]:
 
 def wrong_lines(record: Record, run: Run) -> Iterator[str]:
     """What is wrong in the log's lines for people, by the metrics."""
-    settings, steps = record.field("settings", "values"), run.kind("step")
+    settings = record.field("settings", "values")
+    steps = run.kind("step")
     every, total = (int(settings.get(name, 0) or 0) for name in ("TRAIN_LOG_EVERY", "ITERATIONS"))
     expected = [
         f"{s['step']} {float(s['train_loss']):.4f} {s['lr_mul']:.3f} {s['train_seconds'] * 1e3:.0f}"
@@ -297,7 +300,8 @@ def check_settings(record: Record) -> Iterator[Check]:
 
 
 def wrong_given(record: Record, run: Run) -> Iterator[str]:
-    values, given = record.field("settings", "values"), record.field("settings", "given")
+    values = record.field("settings", "values")
+    given = record.field("settings", "given")
     found = re.match(r"run:\S+ preset:(\S+) ?(.*)", run.given)
     if not found or found[1] != values.get("PRESET", found[1]):
         yield f"the log does not begin with run:... preset:{values.get('PRESET')}"
@@ -319,8 +323,10 @@ def wrong_given(record: Record, run: Run) -> Iterator[str]:
 
 def check_limits(record: Record) -> Iterator[Check]:
     """Bytes and seconds of every seed, by the track's rules and from the files where they are here."""
-    track, total = record.track, 0
-    code, tokenizer = track.code_size(record.code), len(record.tokenizer)
+    track = record.track
+    total = 0
+    code = track.code_size(record.code)
+    tokenizer = len(record.tokenizer)
     for seed, run in record.runs.items():
         size = max(run.value("artifact_bytes"), len(record.artifacts.get(seed, b"")))
         total = max(total, size + code + tokenizer)
@@ -331,7 +337,8 @@ def check_limits(record: Record) -> Iterator[Check]:
         f"expected {track['budget_bytes']} at most",
     )
     yield check_train_seconds(record)
-    worst, limit = max(record.values("eval_seconds")), track["eval_seconds"]
+    worst = max(record.values("eval_seconds"))
+    limit = track["eval_seconds"]
     yield check("eval-seconds", worst <= limit, f"{worst:.1f} s, expected {limit} s at most")
     stopped = [run.name for run in record.runs.values() if "partial" in " ".join(run.final.values())]
     yield check("whole", not stopped, f"runs with a partial validation: {stopped}, expected none")
@@ -356,7 +363,8 @@ def check_train_seconds(record: Record) -> Check:
 def check_implied_bytes(record: Record) -> Iterator[Check]:
     """tokens * loss / ln 2 / bpb must be the text's bytes, whoever counted them."""
     known = record.track.dataset["val_bytes"]
-    wrong, found = [], set()
+    wrong = []
+    found = set()
     for seed, run in record.runs.items():
         implied = run.value("val_tokens") * run.value("val_loss") / LN2 / run.value("val_bpb")
         expected = known if known is not None else run.value("val_bytes")
@@ -368,8 +376,10 @@ def check_implied_bytes(record: Record) -> Iterator[Check]:
 
 def check_seeds(record: Record) -> Iterator[Check]:
     """The track's seeds, and any number that follow, so that nobody can choose among many."""
-    wanted, found = record.track["seeds"], sorted(record.runs)
-    next_one, more = max(wanted) + 1, max(0, len(found) - len(wanted))
+    wanted = record.track["seeds"]
+    found = sorted(record.runs)
+    next_one = max(wanted) + 1
+    more = max(0, len(found) - len(wanted))
     yield equal("seeds", "runs of seeds", found, sorted([*wanted, *range(next_one, next_one + more)]))
     logged = {seed: run.value("seed") for seed, run in record.runs.items()}
     same = all(seed == its for seed, its in logged.items())
@@ -437,7 +447,8 @@ def p_below(new: list[float], old: list[float]) -> float:
 
 def check_claim(record: Record) -> Iterator[Check]:
     """The gain over the record before it, in bits per byte or in seconds."""
-    beats, before = record.field("beats"), earlier(record)
+    beats = record.field("beats")
+    before = earlier(record)
     if record.field("claim") == "none":
         yield skip("gain", "claims nothing")
         return
@@ -453,9 +464,12 @@ def check_claim(record: Record) -> Iterator[Check]:
 def check_gain(record: Record, old: dict) -> Check:
     speed = record.field("claim") == "speed"
     unit, rule = ("train_seconds", "min_gain_seconds") if speed else ("val_bpb", "min_gain_bpb")
-    least, alpha = record.track[rule], record.track["alpha"]
-    new_values, old_values = values_of(record.submission, unit), values_of(old, unit)
-    gain, p = float(np.mean(old_values) - np.mean(new_values)), p_below(new_values, old_values)
+    least = record.track[rule]
+    alpha = record.track["alpha"]
+    new_values = values_of(record.submission, unit)
+    old_values = values_of(old, unit)
+    gain = float(np.mean(old_values) - np.mean(new_values))
+    p = p_below(new_values, old_values)
     good = round(gain, 9) >= least and p < alpha
     expected = f"expected {least} at least, p below {alpha}"
     if speed:

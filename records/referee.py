@@ -130,7 +130,8 @@ def convert(job: Job, args: argparse.Namespace) -> int:
     output = args.output or default
     if output.exists():
         raise UsageError(f"{output}: exists and is never overwritten; -o names another file")
-    tokenizer, data = load_tokenizer(job.tokenizer_path), read_bytes(args.file)
+    tokenizer = load_tokenizer(job.tokenizer_path)
+    data = read_bytes(args.file)
     with job.predictor() as predictor:
         job = with_windows(job, predictor)
         try:
@@ -152,7 +153,8 @@ def write_sample(job: Job, args: argparse.Namespace) -> int:
         prompt = os.fsencode(args.prompt).decode("utf-8")  # the C locale makes no text of it
     except UnicodeDecodeError:
         raise UsageError("--prompt: is no UTF-8 text") from None
-    tokenizer, rng = load_tokenizer(job.tokenizer_path), np.random.default_rng(args.seed)
+    tokenizer = load_tokenizer(job.tokenizer_path)
+    rng = np.random.default_rng(args.seed)
     with job.predictor(quick=True) as predictor:
         for text in sample(predictor, tokenizer, prompt, args.tokens, args.temperature, rng):
             print(text, end="", flush=True)
@@ -163,7 +165,9 @@ def write_sample(job: Job, args: argparse.Namespace) -> int:
 def judge(job: Job, args: argparse.Namespace) -> int:
     """score and prove."""
     seed = secrets.randbits(32) if args.probe_seed is None else args.probe_seed
-    rng, failed, result = np.random.default_rng(seed), 0, None
+    rng = np.random.default_rng(seed)
+    failed = 0
+    result = None
     text = validation_text(job.track, args.data, args.record, args.documents)
     print(f"probe_seed: {seed}")
     lines = referee(job, text, 0, rng) if args.command == "score" else prove(job, text, args.bytes, rng)
@@ -185,7 +189,8 @@ def judge(job: Job, args: argparse.Namespace) -> int:
 
 def work(args: argparse.Namespace) -> int:
     device = args.device or ("cpu" if args.command == "sample" else None)
-    compiling, second = not getattr(args, "eager", False), getattr(args, "second", None)
+    compiling = not getattr(args, "eager", False)
+    second = getattr(args, "second", None)
     job = find_job(args.record, args.track, args.artifact, args.data, device, args.trust, compiling, second)
     do = {"score": judge, "prove": judge, "sample": write_sample}.get(args.command, convert)
     try:

@@ -130,7 +130,8 @@ def kill(process: subprocess.Popen) -> None:
 
 def usage(root: int) -> tuple[int, int]:
     """(tasks, resident bytes) of a process and all that descend from it."""
-    children, facts = defaultdict(list), {}
+    children = defaultdict(list)
+    facts = {}
     for entry in os.listdir("/proc") if HAS_PROC else ():
         if not entry.isdigit():
             continue
@@ -140,7 +141,9 @@ def usage(root: int) -> tuple[int, int]:
             continue  # it has ended meanwhile
         children[int(stat[1])].append(int(entry))
         facts[int(entry)] = int(stat[17]), int(stat[21]) * resource.getpagesize()
-    todo, tasks, memory = [root], 0, 0
+    todo = [root]
+    tasks = 0
+    memory = 0
     while todo:
         pid = todo.pop()
         todo += children[pid]
@@ -196,8 +199,10 @@ class Predictor:
         self.stage.chmod(0o755)
 
     def start(self, imports: Iterable[str], mode: Mode) -> None:
-        """Start the worker. It gets three pipes, and no other descriptor of ours."""
-        limits, prefix, inside, keys = self.limits, [], str(self.stage), []
+        """Start the worker. Its descriptors are three pipes to us, and none else of ours."""
+        limits = self.limits
+        inside = str(self.stage)
+        prefix, keys = [], []
         if not mode.trust:
             prefix = bubblewrap.command(self.stage, imports, mode.device, limits.files, not mode.quick)
             inside = "/record"
@@ -224,7 +229,8 @@ class Predictor:
         )
         for fd in keys:
             os.close(fd)
-        self.requests, self.responses = self.process.stdin.fileno(), self.process.stdout.fileno()
+        self.requests = self.process.stdin.fileno()
+        self.responses = self.process.stdout.fileno()
         for fd in (self.requests, self.responses):
             os.set_blocking(fd, False)
         self.watchdog = Watchdog(self.process, limits)
@@ -232,7 +238,8 @@ class Predictor:
     def __enter__(self) -> "Predictor":
         try:
             facts = np.frombuffer(self.ask(worker.LOAD, np.zeros((0, 0)), 24), "<i8").tolist()
-            self.vocab_size, self.max_len, self.adapts = facts[0], facts[1], bool(facts[2])
+            self.vocab_size, self.max_len, adapts = facts
+            self.adapts = bool(adapts)
             if not (1 <= self.vocab_size <= MAX_VOCAB and self.max_len >= 1):
                 raise SandboxError(
                     "contract",
@@ -309,7 +316,8 @@ class Predictor:
                 self.fail()
 
     def receive(self, size: int, deadline: float) -> bytes:
-        data, filled = bytearray(size), 0
+        data = bytearray(size)
+        filled = 0
         view = memoryview(data)
         while filled < size:
             self.wait(self.responses, select.POLLIN, deadline)

@@ -120,7 +120,8 @@ def hidden_code(nodes: Nodes) -> Iterator[str]:
         if isinstance(node, ast.Constant) and node.value in HIDERS - {"compile", "globals"}:
             yield f"line {node.lineno} has the text {node.value!r}"
         if isinstance(node, ast.Attribute):
-            name, last = dotted(node, known), node.attr
+            name = dotted(node, known)
+            last = node.attr
             special = last.startswith("__") and last.endswith("__") and last not in DUNDERS
             if special or last in MEMBERS or last.startswith(C_CODE):
                 yield f"line {node.lineno} uses .{last}"

@@ -144,7 +144,8 @@ def retrain(record: Record, seed: int, data: Path) -> Check:
     found = re.search(r"^val_bpb: ([\d.]+)$", done.stdout.rpartition("\n---\n")[2], re.MULTILINE)
     if done.returncode or not found:
         return check("retrain", False, f"exit code {done.returncode}: {done.stderr.strip()[-200:]}")
-    off, noise = float(found[1]) - record.field("val_bpb", "mean"), record.track["noise_bpb"]
+    off = float(found[1]) - record.field("val_bpb", "mean")
+    noise = record.track["noise_bpb"]
     text = f"seed {seed} gives {found[1]}, {off:+.4f} from the record's mean, expected within {noise}"
     return check("retrain", abs(off) <= noise, text)
 
@@ -154,14 +155,15 @@ def retrain(record: Record, seed: int, data: Path) -> Check:
 
 def verify(path: Path, options: argparse.Namespace) -> Iterator[Check]:
     """All checks of one folder. Raises NoSandbox."""
-    record, failed = Record(path), False
+    record = Record(path)
+    failed = False
     for line in check_papers(record):
         failed |= line.verdict == "FAIL"
         yield line
     if options.static:
         return
-    if failed and not options.keep_going:
-        yield skip("score", "nothing of a record that fails already is run; --keep-going does")
+    if failed:
+        yield skip("score", "nothing of a record that fails already is run")
         return
     yield from check_by_referee(record, options)
     if options.retrain is not None:
@@ -173,12 +175,10 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("folders", nargs="*", type=Path, metavar="FOLDER")
     add("--all", action="store_true", help="every record of every track")
-    add("--records", type=Path, default=RECORDS, help="folder of the tracks, for --all")
     add("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/")
     add("--second", type=Path, help="second text: a JSON string a line, one for a document")
     add("--documents", type=Path, help="the validation text, as --second (default: from shards)")
     add("--static", action="store_true", help="only what needs no run")
-    add("--keep-going", action="store_true", help="run also what has failed already")
     add("--eager", action="store_true", help="score without torch.compile")
     add("--trust", action="store_true", help="run the record without a sandbox where there is none")
     add("--proof-bytes", type=whole(0), default=4096, metavar="N", help="of the proof; 0: none")
@@ -194,7 +194,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 
 def work(args: argparse.Namespace) -> int:
-    folders = record_folders(args.records) if args.all else [Path(os.path.abspath(f)) for f in args.folders]
+    folders = record_folders(RECORDS) if args.all else [Path(os.path.abspath(f)) for f in args.folders]
     failed = 0
     for folder in folders:
         if not folder.is_dir():

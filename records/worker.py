@@ -46,7 +46,8 @@ def limit(memory: int, tasks: int, cpu_seconds: int, file_bytes: int, user: int)
 
 def take_pipes() -> tuple[int, int]:
     """Requests and answers under numbers of their own; stdin is empty then, and stdout is stderr."""
-    requests, responses = os.dup(0), os.dup(1)
+    requests = os.dup(0)
+    responses = os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -57,7 +58,8 @@ def take_pipes() -> tuple[int, int]:
 def read_exactly(fd: int, size: int) -> bytearray:
     """So many bytes. Raises EOFError where the referee has gone."""
     data = bytearray(size)
-    view, filled = memoryview(data), 0
+    view = memoryview(data)
+    filled = 0
     while filled < size:
         got = os.readv(fd, [view[filled:]])
         if not got:
@@ -104,10 +106,12 @@ def answer(predictor, operation: int, ids, first: int, end: int):
         predictor.adapt(ids)
         return np.zeros(0, np.float32)
     if operation == NLL:
-        name, found = "nll", predictor.nll(ids)
+        name = "nll"
+        found = predictor.nll(ids)
         shape = (ids.shape[0], ids.shape[1] - 1)
     else:
-        name, found = "logprobs", predictor.logprobs(ids)
+        name = "logprobs"
+        found = predictor.logprobs(ids)
         shape = (*ids.shape, int(predictor.vocab_size))
     if not isinstance(found, np.ndarray) or found.dtype != np.float32:
         kind = getattr(found, "dtype", type(found).__name__)
@@ -134,10 +138,12 @@ def serve(requests: int, responses: int, folder: Path, device: str) -> None:
             else:
                 ids = np.frombuffer(body, "<i8").reshape(rows, columns).astype(np.int64)
                 result = answer(predictor, operation, ids, first, end)
-            status, payload = 0, result.tobytes()
+            status = 0
+            payload = result.tobytes()
         except (Exception, SystemExit) as error:  # whatever a record raises is told to the referee
             text = " ".join(f"{type(error).__name__}: {error}".split())
-            status, payload = 1, text.encode("utf-8", "backslashreplace")[:MAX_MESSAGE]
+            status = 1
+            payload = text.encode("utf-8", "backslashreplace")[:MAX_MESSAGE]
         write_all(responses, RESPONSE.pack(RESPONSE_MAGIC, status, len(payload)), payload)
 
 

@@ -73,7 +73,9 @@ class Kit:
     """
 
     def __init__(self, root: Path, script: Path = helpers.SCRIPT):
-        self.root, self.data, self.records = root, root / "data", root / "records"
+        self.root = root
+        self.data = root / "data"
+        self.records = root / "records"
         self.script = script
         self.corpus = make_data(self.data)
         make_track(self.records / TRACK, self.corpus)
@@ -137,7 +139,8 @@ def edit_json(path: Path, change) -> None:
 
 def log_value(folder: Path, seed: int, name: str, value) -> None:
     """Write a value of a run's last block, in log and metrics alike."""
-    log, metrics = folder / f"train_seed{seed}.log", folder / f"metrics_seed{seed}.jsonl"
+    log = folder / f"train_seed{seed}.log"
+    metrics = folder / f"metrics_seed{seed}.jsonl"
     run = submission.read_runs(folder)[seed]
     edit(log, (f"\n{name}: {run.final[name]}", f"\n{name}: {value}"))
     lines = metrics.read_text(encoding="utf-8").splitlines()
@@ -191,7 +194,8 @@ def load_predictor(artifact, device):
 
 def foreign(corpus: helpers.Corpus, folder: Path, more: str = "") -> Path:
     """A folder with the bigram model, its counts, and code that changes it."""
-    counts, tokens = np.zeros((400, 400), "<u2"), corpus.tokens["train"]
+    counts = np.zeros((400, 400), "<u2")
+    tokens = corpus.tokens["train"]
     np.add.at(counts, (tokens[:-1], tokens[1:]), 1)
     folder.mkdir(parents=True)
     (folder / "train_gpt.py").write_text(FOREIGN + more)

@@ -138,7 +138,8 @@ def copied_seed(folder):
 
 def padded_artifact(folder):
     """As many bytes as the budget leaves, and one more; sealed again."""
-    path, track = folder / ARTIFACT, load_track(folder.parent)
+    path = folder / ARTIFACT
+    track = load_track(folder.parent)
     room = track["budget_bytes"] - track.code_size((folder / "train_gpt.py").read_bytes())
     path.write_bytes(path.read_bytes().ljust(room + 1, b"\0"))
     log_value(folder, 1, "artifact_bytes", room + 1)
@@ -562,7 +563,8 @@ def test_freeze_refuses(kit, capsys, tmp_path):
 @slow
 def test_a_record_of_the_twin_holds_both_scripts(kit, tmp_path):
     """The code is train_gpt.py followed by train_gpt_mlx.py: hashed, counted and looked at together."""
-    script, twin = tmp_path / "train_gpt.py", tmp_path / TWIN
+    script = tmp_path / "train_gpt.py"
+    twin = tmp_path / TWIN
     script.write_bytes((kit.good / "train_gpt.py").read_bytes())
     twin.write_text("import train_gpt\n")
     code = script.read_bytes() + twin.read_bytes()
@@ -644,8 +646,10 @@ def test_the_floppy_s_track_is_of_the_demo_corpus():
     manifest = helpers.ROOT / "data/datasets/demo_sp1024/manifest.json"
     if not manifest.exists():
         pytest.skip("no demo corpus: python -m data.prepare demo")
-    made, track = json.loads(manifest.read_text()), load_track(RECORDS / "track_10min_floppy")
-    dataset, val = track.dataset, made["files"][0]
+    made = json.loads(manifest.read_text())
+    track = load_track(RECORDS / "track_10min_floppy")
+    dataset = track.dataset
+    val = made["files"][0]
     assert (dataset["val_sha256"], dataset["train_sha256"]) == (made["val_sha256"], made["train_sha256"])
     assert (dataset["val_bytes"], dataset["val_tokens"]) == (val["bytes"], val["tokens"] - 1)
     assert dataset["tokenizer_sha256"] == made["tokenizer"]["sha256"]

@@ -48,7 +48,8 @@ class Stand:
     """Two tiny tracks without a record: one whose records need numpy alone, one with all packages."""
 
     def __init__(self, root: Path):
-        self.root, self.data = root, root / "data"
+        self.root = root
+        self.data = root / "data"
         self.corpus = record_kit.make_data(self.data)
         record_kit.make_track(root / TRACK, self.corpus, imports=["numpy"])
         record_kit.make_track(root / "track_torch", self.corpus)
@@ -87,7 +88,8 @@ def test_a_foreign_model_is_scored_probed_and_proven(stand, bigram):
     result, checks = stand.judge(stand.job(bigram), 600)
     assert failed(checks) == set(), "\n".join(map(str, checks))
     assert {line.name for line in checks} == {"contract", "finite", "eval-time"} | record_kit.PROBES
-    tokens, counts = stand.corpus.tokens, np.full((400, 400), 0.05)
+    tokens = stand.corpus.tokens
+    counts = np.full((400, 400), 0.05)
     np.add.at(counts, (tokens["train"][:-1], tokens["train"][1:]), 1)
     p = counts / counts.sum(1, keepdims=True)
     nats = -np.log(p[tokens["val"][:-1], tokens["val"][1:]]).sum()
@@ -121,7 +123,8 @@ def test_each_token_is_scored_once_with_enough_before_it(total, window, stride, 
 
 
 def test_adapt_only_gets_tokens_that_have_their_score():
-    predictor, tokens = Exact(), np.arange(1000) % 400
+    predictor = Exact()
+    tokens = np.arange(1000) % 400
     score(predictor, tokens, coder.Evaluation(16, 8, 4, "adapt"))
     scored = 0
     for calls, ids in predictor.learnt:
@@ -378,7 +381,8 @@ def test_probes_stand_where_looking_ahead_pays():
     folder = helpers.ROOT / "data/datasets/demo_sp1024"
     if not folder.exists():
         pytest.skip("no demo corpus: python -m data.prepare demo")
-    tokens, rng = read_split(folder, "val"), np.random.default_rng(5)
+    tokens = read_split(folder, "val")
+    rng = np.random.default_rng(5)
     nats = probes.surprise(tokens) * rng.random(len(tokens))  # of a model far better than counts
     peeked = rng.choice(np.flatnonzero(nats > 6), len(tokens) // 1000, replace=False)
     nats[peeked] *= 0.02
@@ -526,7 +530,9 @@ def test_a_prisoner_is_held_and_told(stand, tmp_path, kind):
     }
     folder = stand.foreign(tmp_path / "prisoner", "\n" + code.format(**places))
     (folder / "helper.py").write_text("x = 1")
-    began, before, tasks = time.monotonic(), set(os.listdir("/tmp")), sandbox.usage(os.getpid())[0]
+    began = time.monotonic()
+    before = set(os.listdir("/tmp"))
+    tasks = sandbox.usage(os.getpid())[0]
     limits = replace(HUNG, seconds=3) if word == "time" else HUNG
     _, checks = stand.judge(stand.job(folder, limits=limits))
     line = str(checks[-1])
@@ -658,7 +664,9 @@ def tokenizer(stand):
 @settings(max_examples=40)
 @given(strategies.text(max_size=60).filter(lambda text: "\u2581" not in text), strategies.integers(1, 20))
 def test_what_is_compressed_comes_back(tokenizer, text, window):
-    evaluation, predictor, raw = coder.Evaluation(window, max(1, window // 2), 4), Fixed(), text.encode()
+    evaluation = coder.Evaluation(window, max(1, window // 2), 4)
+    predictor = Fixed()
+    raw = text.encode()
     try:
         packed, nats = coder.compress(predictor, evaluation, tokenizer, b"12345678", raw)
     except DataError as error:  # NUL and the like, which this tokenizer does not give back
@@ -669,7 +677,8 @@ def test_what_is_compressed_comes_back(tokenizer, text, window):
 
 
 def test_what_cannot_be_coded_is_an_error_of_one_line(tokenizer):
-    evaluation, small = coder.Evaluation(16, 16, 4), Fixed()
+    evaluation = coder.Evaluation(16, 16, 4)
+    small = Fixed()
     small.vocab_size = 20
     with pytest.raises(DataError, match="vocabulary ends at 19"):
         coder.compress(small, evaluation, tokenizer, b"12345678", b"the fox")
@@ -679,7 +688,8 @@ def test_what_cannot_be_coded_is_an_error_of_one_line(tokenizer):
 
 
 def test_a_damaged_file_is_an_error_of_one_line(tokenizer):
-    evaluation, predictor = coder.Evaluation(16, 16, 4), Fixed()
+    evaluation = coder.Evaluation(16, 16, 4)
+    predictor = Fixed()
     text = helpers.documents(3, 9)[0].encode() * 3
     packed, _ = coder.compress(predictor, evaluation, tokenizer, b"12345678", text)
     for place in range(0, len(packed), 7):
@@ -710,7 +720,8 @@ def test_a_score_that_cannot_be_decoded_is_no_proof(stand, tmp_path):
 
 def test_the_text_may_come_from_raw_documents(stand, tmp_path):
     """The same tokens as from shards; another text is refused."""
-    track, path = load_track(stand.root / TRACK), tmp_path / "val.jsonl"
+    track = load_track(stand.root / TRACK)
+    path = tmp_path / "val.jsonl"
     texts = stand.corpus.texts["val"]
     path.write_text("".join(json.dumps(text) + "\n" for text in texts))
     text = validation_text(track, stand.data, documents=path)
