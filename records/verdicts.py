@@ -9,13 +9,31 @@ from data.command import DataError
 from records.checks import Check
 from records.files import read_bytes, read_json, sha256, write_whole
 
+WORDS = ("what_changed", "why")  # of a submission
 NEEDED = "score"  # without this check having passed, a verdict is no more than one on the papers
 
 
+def without_words(path: Path) -> bytes:
+    """A submission but for its words; a file that is no JSON as it is."""
+    try:
+        numbers = {key: value for key, value in read_json(path).items() if key not in WORDS}
+    except DataError:
+        return read_bytes(path)
+    return json.dumps(numbers, sort_keys=True).encode()
+
+
 def folder_sha256(folder: Path) -> str:
-    """Of all files of a record but its README, which may still be filled in."""
-    names = sorted(path.name for path in folder.iterdir() if path.is_file() and path.name != "README.md")
-    return sha256("".join(f"{name} {sha256(read_bytes(folder / name))}\n" for name in names).encode())
+    """Of all that a verdict rests on: every file but the README, and a submission without its words.
+
+    Words may still be mended when the verdict is there; every number is sealed.
+    """
+    lines = []
+    for path in sorted(folder.iterdir()):
+        if not path.is_file() or path.name == "README.md":
+            continue
+        data = without_words(path) if path.name == "submission.json" else read_bytes(path)
+        lines.append(f"{path.name} {sha256(data)}\n")
+    return sha256("".join(lines).encode())
 
 
 def verdict_of(lines: list[Check]) -> str:

@@ -809,6 +809,18 @@ def test_a_sample_is_written_by_a_process(stand, bigram, capsys):
     assert "expected a number of 0 or more" in capsys.readouterr().err
 
 
+def test_the_folder_of_a_run_is_a_record_with_the_repository_s_script(tmp_path):
+    (tmp_path / "model.ptz").write_bytes(b"")
+    settings = {"tokenizer_path": "./data/tokenizers/demo_1024_bpe.model"}
+    (tmp_path / "config.json").write_text(json.dumps({"settings": settings}))
+    job = find_job(tmp_path)
+    assert job.script == helpers.ROOT / "train_gpt.py" and job.artifact == tmp_path / "model.ptz"
+    assert job.track.name == "track_10min_floppy" and job.tokenizer_path.name == "demo_1024_bpe.model"
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(DataError, match="--track"):
+        find_job(tmp_path)
+
+
 PLAIN = """
 import torch
 @torch.compile(dynamic=False)
