@@ -60,6 +60,13 @@ class Request:
 
 class HubServer:
     def __init__(self):
+        self.lock = threading.Lock()
+        self.reset()
+        self.servers = [self.listen(), self.listen()]
+        self.url, self.cdn = (f"http://127.0.0.1:{server.server_port}" for server in self.servers)
+
+    def reset(self) -> None:
+        """Forget all repos, faults and requests."""
         self.repos: dict[str, dict] = {}  # id -> refs {name: commit}, commits {commit: files}, token
         self.faults: list[Fault] = []
         self.requests: list[Request] = []
@@ -67,9 +74,7 @@ class HubServer:
         self.lists_sizes = True
         self.page = 1000  # entries of a tree page
         self.active = self.most_active = 0  # downloads at the same time
-        self.lock, self.closing = threading.Lock(), threading.Event()
-        self.servers = [self.listen(), self.listen()]
-        self.url, self.cdn = (f"http://127.0.0.1:{server.server_port}" for server in self.servers)
+        self.closing = threading.Event()  # ends the answers that stall
 
     def listen(self) -> ThreadingHTTPServer:
         server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"hub": self}))

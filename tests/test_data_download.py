@@ -3,10 +3,8 @@
 Each misfortune is one clear line, and a second call goes on.
 """
 
-import atexit
 import contextlib
 import fcntl
-import functools
 import hashlib
 import json
 import os
@@ -18,6 +16,7 @@ import signal
 import socket
 import struct
 import subprocess
+import tempfile
 import termios
 import time
 import zlib
@@ -81,38 +80,45 @@ def published(tokens: int = 3000, **changes) -> dict[str, bytes]:
     return {f"datasets/{path}": data for path, data in files.items()} | {"README.md": b"# parameter golf"}
 
 
-@pytest.fixture
-def hub():
+@pytest.fixture(scope="module")
+def server():
     with HubServer() as server:
-        server.files = published()
-        server.head = server.commit(REPO_ID, server.files)
         yield server
+    for process in CALLERS.values():
+        process.kill()
+        process.communicate()
 
 
-def environment(url: str, home: Path, **variables) -> dict:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    return kept | {"HF_ENDPOINT": url, "HF_HOME": str(home / "hf"), "NO_PROXY": "*"} | variables
+@pytest.fixture
+def hub(server):
+    server.reset()
+    server.files = published()
+    server.head = server.commit(REPO_ID, server.files)
+    yield server
+    server.closing.set()
+
+
+def environment(url: str, **variables) -> dict[str, str]:
+    home = str(Path(tempfile.gettempdir(), "no_huggingface_here"))
+    return {"HF_ENDPOINT": url, "HF_HOME": home, "HF_TOKEN": "", "NO_PROXY": "*"} | variables
 
 
 def start(hub, root: Path, *args, variables: dict | None = None, **options) -> subprocess.Popen:
     """A call as a process of its own, for tests that send it signals or look at several at a time."""
     argv = ["--root", root, "--retries", 1, "--train-shards", 2, *args]
-    environ = environment(hub.url, root.parent, **variables or {})
-    return data_kit.start("data.download", *argv, env=environ, **options)
+    return data_kit.start("data.download", *argv, env=environment(hub.url, **variables or {}), **options)
 
 
-@functools.cache
-def caller() -> subprocess.Popen:
-    """One process for the calls of all tests."""
-    process = data_kit.start("tests.hub_calls", stdin=subprocess.PIPE, stderr=None)
-    atexit.register(process.kill)
-    return process
+CALLERS: dict[str, subprocess.Popen] = {}  # by the environment: the client reads it when it is imported
 
 
 def call_each(environ: dict[str, str], calls: list[list[str]]) -> list[subprocess.CompletedProcess]:
     """The results of calls with these arguments, eight at a time."""
-    process = caller()
-    process.stdin.write(json.dumps([environ, calls]) + "\n")
+    key = json.dumps(environ)
+    if key not in CALLERS:
+        CALLERS[key] = data_kit.start("tests.hub_calls", env=environ, stdin=subprocess.PIPE, stderr=None)
+    process = CALLERS[key]
+    process.stdin.write(json.dumps(calls) + "\n")
     process.stdin.flush()
     results = json.loads(process.stdout.readline())
     return [subprocess.CompletedProcess(argv, *result) for argv, result in zip(calls, results)]
@@ -121,7 +127,7 @@ def call_each(environ: dict[str, str], calls: list[list[str]]) -> list[subproces
 def call(hub, root: Path, *args, **variables) -> subprocess.CompletedProcess:
     url = hub if isinstance(hub, str) else hub.url
     argv = ["--root", root, "--retries", 1, "--train-shards", 2, *args]
-    (result,) = call_each(environment(url, root.parent, **variables), [list(map(str, argv))])
+    (result,) = call_each(environment(url, **variables), [list(map(str, argv))])
     return result
 
 
@@ -129,7 +135,7 @@ def call_all(hub, tmp_path: Path, number: int, *args, **variables) -> list[subpr
     """A call for each case i, of repo case/i into tmp_path/i."""
     options = ["--retries", "1", "--train-shards", "2", *map(str, args)]
     calls = [["--repo-id", f"case/{i}", "--root", str(tmp_path / str(i)), *options] for i in range(number)]
-    return call_each(environment(hub.url, tmp_path, **variables), calls)
+    return call_each(environment(hub.url, **variables), calls)
 
 
 def commit_all(hub, number: int) -> range:
