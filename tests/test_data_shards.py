@@ -477,7 +477,7 @@ def test_upgrade_killed(dataset, model):
     duration = time.perf_counter() - begun
     new = read_shards(dataset)
     rng = random.Random(3)
-    for _ in range(10):
+    for _ in range(6):
         for path, raw in old.items():
             path.write_bytes(raw)
         process = start(*command)
