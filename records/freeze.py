@@ -124,10 +124,7 @@ def find_scripts(path: Path, wanted: str) -> dict[str, bytes]:
     scripts = read_scripts(path.parent) if path.name == TWIN else {SCRIPT: read_bytes(path)}
     found = sha256(code_of(scripts))
     if found != wanted:
-        raise UsageError(
-            f"{path}: sha256 {found}, the logs say {wanted}: --script names the file as it ran "
-            "(git show COMMIT:train_gpt.py; the log's second line has the commit)"
-        )
+        raise UsageError(f"{path}: sha256 {found}, the logs say {wanted}: --script names the file as it ran")
     return scripts
 
 

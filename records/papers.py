@@ -433,7 +433,7 @@ def values_of(submission: dict, name: str) -> list[float]:
 
 
 def machine_of(hardware: dict) -> dict:
-    return {name: hardware.get(name) for name in ("processor", "gpu", "cores", "ranks")}
+    return {name: hardware.get(name) for name in ("processor", "gpu", "threads", "ranks")}
 
 
 def p_below(new: list[float], old: list[float]) -> float:

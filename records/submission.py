@@ -27,9 +27,9 @@ OF_A_SEED = words(
     "seed val_loss val_bpb val_bpb_unquantized val_tokens val_bytes artifact_bytes total_bytes train_seconds "
     "eval_seconds steps tokens_seen params artifact_sha256 state_sha256 run_id"
 )
-ABOUT = words("ranks dtype processor gpu cores threads platform python torch mlx numpy sentencepiece git")
-VERSIONS = ("python", "torch", "mlx", "numpy", "sentencepiece")
-UNTOLD = {"dtype": "unknown", "threads": "unknown", "torch": "none", "mlx": "none"}  # by some trainers
+HARDWARE = words("ranks dtype processor gpu cores threads platform")
+VERSIONS = words("python torch mlx numpy sentencepiece")
+UNTOLD = {"torch": "none", "mlx": "none", "git": "unknown", "threads": "unknown"}  # by some trainers
 
 
 def number(text, whole: bool):
@@ -59,15 +59,12 @@ class Run:
 
     @property
     def about(self) -> dict[str, str]:
-        """What the run depended on: hardware and versions, from the line 'ranks:... git:...'."""
-        found = re.search(r"^ranks:.* git:.*$", self.log, re.MULTILINE)
-        parts = re.split(rf"(?:^| )({'|'.join(ABOUT)}|script_sha256):", found[0] if found else "")
-        values = dict(zip(parts[1::2], parts[2::2]))
-        if missing := [name for name in ABOUT if name not in values and name not in UNTOLD]:
-            raise DataError(
-                f"{self.name}: the log does not tell {missing[0]}, expected a line ranks:... git:..."
-            )
-        return UNTOLD | values
+        """What the run depended on, from the line of name:value that ends with script_sha256."""
+        found = re.search(r"^.* processor:.* script_sha256:.*$", self.log, re.MULTILINE)
+        if not found:
+            raise DataError(f"{self.name}: the log has no line ... processor:... script_sha256:...")
+        parts = re.split(r"(?:^| )([a-z][a-z0-9_]*):", found[0])
+        return UNTOLD | dict(zip(parts[1::2], parts[2::2]))
 
     def value(self, name: str):
         """A number, hash or word of the last block. Raises DataError."""
@@ -138,8 +135,8 @@ def summary(runs: dict[int, Run], code: bytes, track: Track, tokenizer: int = 0)
         "train_seconds": spread([row["train_seconds"] for row in seeds]),
         "code_bytes": code_bytes,
         "total_bytes": max(row["total_bytes"] for row in seeds),
-        "hardware": {name: about[name] for name in ABOUT if name not in (*VERSIONS, "git")},
-        "versions": {name: about[name] for name in VERSIONS},
+        "hardware": {name: about[name] for name in HARDWARE if name in about},
+        "versions": {name: about[name] for name in VERSIONS if name in about},
         "git": about["git"],
         "sha256": {"script": sha256(code), **data},
     }

@@ -52,12 +52,11 @@ def same_kind(about: dict[str, str]) -> bool:
     found = re.search(r"model name\s*:\s*(.*)", text)
     here = {
         "processor": found[1] if found else platform.processor(),
-        "cores": str(os.cpu_count()),
         "threads": str(torch.get_num_threads()),
         "torch": torch.__version__,
-        "gpu": about["gpu"],
+        "gpu": about.get("gpu"),
     }
-    return all(about[name] == value for name, value in here.items())
+    return all(about.get(name) == value for name, value in here.items())
 
 
 def was_compiled(run: Run) -> bool:
