@@ -1,18 +1,18 @@
 """Fixtures of the trainer's tests: one tiny corpus and one finished run, made once."""
+
 import subprocess
-import sys
 
 import pytest
 from hypothesis import settings
 
-import helpers
+from tests import helpers
 
-sys.path.insert(0, str(helpers.ROOT))
 settings.register_profile("here", deadline=None, database=None, derandomize=True)
 settings.load_profile("here")
 
 
 def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: seconds or more; left out by -m 'not slow'")
     config.addinivalue_line("markers", "cuda: needs a GPU; skipped where there is none")
 
 
