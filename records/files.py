@@ -54,6 +54,11 @@ def read_json(path: Path) -> dict:
     return value
 
 
+def utf8(text: str) -> str:
+    """The type of an argument that is text: in the C locale Python itself makes none of other than ASCII."""
+    return os.fsencode(text).decode("utf-8")
+
+
 def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from data.command import REPO, DataError, UsageError, open_streams, run, whole
-from records.files import growing_folder, read_bytes, read_json, sha256
+from records.files import growing_folder, read_bytes, read_json, sha256, utf8
 from records.folders import SCRIPT, TWIN, code_of, read_scripts, run_artifact
 from records.submission import Run, parse_run, summary
 from records.tracks import RECORDS, Track, load_track, schema_errors
@@ -247,9 +247,9 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("runs", nargs="+", metavar="RUN", help="run directories, one for each seed")
     add("--track", required=True, help="folder of records/ that holds track.json")
     add("--name", required=True, type=record_name, help="letters, digits and -, as in 'LongerContext'")
-    add("--author", required=True)
-    add("--what", required=True, help="what changed, in a sentence or two")
-    add("--why", required=True, help="why it helps")
+    add("--author", type=utf8, required=True)
+    add("--what", type=utf8, required=True, help="what changed, in a sentence or two")
+    add("--why", type=utf8, required=True, help="why it helps")
     add("--claim", choices=["record", "speed", "none"], default="record")
     add("--beats", metavar="FOLDER", help="record that it beats (default: none was there)")
     add("--date", default=datetime.date.today().isoformat(), help="(default: today)")

@@ -13,7 +13,6 @@ the referee's.
 
 import argparse
 import math
-import os
 import secrets
 import sys
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ import numpy as np
 from data.command import DataError, UsageError, open_streams, run, whole
 from records.checks import Check, check
 from records.coder import compress, decompress
-from records.files import read_bytes, write_whole
+from records.files import read_bytes, utf8, write_whole
 from records.jobs import Job, find_job
 from records.probes import probe_record
 from records.proof import LEAST_PROOF, prove, table
@@ -77,7 +76,7 @@ def add_score(command: argparse.ArgumentParser) -> None:
 
 def add_sample(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add("--prompt", default="", help="how the text begins (default: it begins a document)")
+    add("--prompt", type=utf8, default="", help="how the text begins (default: it begins a document)")
     add("--tokens", type=whole(1), default=200, help="how many the model writes (default: %(default)s)")
     add("--temperature", type=temperature, default=0.8, help="0: no chance at all (default: %(default)s)")
     add("--seed", type=whole(0), default=1, help="another one, another text (default: %(default)s)")
@@ -149,14 +148,10 @@ def convert(job: Job, args: argparse.Namespace) -> int:
 
 def write_sample(job: Job, args: argparse.Namespace) -> int:
     """sample."""
-    try:
-        prompt = os.fsencode(args.prompt).decode("utf-8")  # the C locale makes no text of it
-    except UnicodeDecodeError:
-        raise UsageError("--prompt: is no UTF-8 text") from None
     tokenizer = load_tokenizer(job.tokenizer_path)
     rng = np.random.default_rng(args.seed)
     with job.predictor(quick=True) as predictor:
-        for text in sample(predictor, tokenizer, prompt, args.tokens, args.temperature, rng):
+        for text in sample(predictor, tokenizer, args.prompt, args.tokens, args.temperature, rng):
             print(text, end="", flush=True)
     print()
     return 0
