@@ -220,4 +220,4 @@ def check_source(scripts: dict[str, bytes], track: Track) -> Iterator[Check]:
         for rule, whats in sins.items():
             found[rule] += [f"{name} {what}" for what in dict.fromkeys(whats)]
     for rule, wrong in found.items():
-        yield none_wrong(rule, wrong, "nothing of the kind found")
+        yield none_wrong(rule, wrong, "nothing found")
