@@ -26,12 +26,11 @@ import os
 import platform
 import re
 import resource
-import shlex
 import signal
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,31 +46,22 @@ if (
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
 from tqdm import tqdm
 
 
-class SettingError(ValueError):
-    """A setting does not parse, is impossible, or looks misspelt."""
-
+class SettingError(ValueError):  # does not parse, is impossible, or looks misspelt
     exit_code = 2
 
 
-class DataError(ValueError):
-    """A shard, tokenizer, artifact or checkpoint is damaged, or they do not belong together."""
-
+class DataError(ValueError):  # shard, tokenizer, artifact or checkpoint damaged, or not of one kind
     exit_code = 3
 
 
-class NumericalError(ArithmeticError):
-    """Numbers are not finite, or replicas differ."""
-
+class NumericalError(ArithmeticError):  # no finite numbers, or replicas that differ
     exit_code = 17
 
 
-class Stopped(Exception):
-    """A signal or a lost rank ended the run. It can go on, as after an OSError."""
-
+class Stopped(Exception):  # by a signal or a lost rank: the run can go on, as after an OSError
     exit_code = 16
 
 
@@ -93,19 +83,23 @@ SMOKE = """
     MATRIX_LR=0.02 MUON_MOMENTUM_WARMUP_STEPS=30 COMPILE=0
 """
 PRESETS = {"10min_16mb": "", "10min_floppy": FLOPPY, "smoke": FLOPPY + SMOKE}
-# What other programs call our settings: one of these in the environment was probably meant for us.
+# what other programs call our settings: such a variable was probably meant for us
 ALIASES = """
-    LR=MATRIX_LR LEARNING_RATE=MATRIX_LR MAX_STEPS=ITERATIONS NUM_STEPS=ITERATIONS MAX_ITERS=ITERATIONS
-    SEQ_LEN=TRAIN_SEQ_LEN CONTEXT_LENGTH=TRAIN_SEQ_LEN BATCH_SIZE=TRAIN_BATCH_TOKENS
+    LR=MATRIX_LR LEARNING_RATE=MATRIX_LR MAX_STEPS=ITERATIONS NUM_STEPS=ITERATIONS SEQ_LEN=TRAIN_SEQ_LEN
+    CONTEXT_LENGTH=TRAIN_SEQ_LEN BATCH_SIZE=TRAIN_BATCH_TOKENS BATCH_TOKENS=TRAIN_BATCH_TOKENS
+    MAX_WALLCLOCK=MAX_WALLCLOCK_SECONDS KV_HEADS=NUM_KV_HEADS GRAD_CLIP=GRAD_CLIP_NORM
 """
 
 
-def pairs(text: str) -> dict[str, str]:
+def pairs(text):
     """The NAME=value words of a text; a later one counts."""
     return dict(word.split("=", 1) for word in text.split())
 
 
-def var(default: Any, doc: str, low: float = -1e300, high: float = 1e300, **flags: Any) -> Any:
+LARGE = 1e300
+
+
+def var(default, doc, low=-LARGE, high=LARGE, **flags):
     """A row of the settings table. pick: all values it takes; free: a resumed run may change it."""
     return dataclasses.field(default=default, metadata={"doc": doc, "low": low, "high": high, **flags})
 
@@ -182,58 +176,56 @@ class Settings:
     code_bytes: str = var("raw", "how the script counts: its size, or at zlib level 9", pick=("raw", "zlib"))
 
     @property
-    def slot_tokens(self) -> int:
+    def slot_tokens(self):
         """Tokens of one rank's micro-step."""
         return self.train_batch_tokens // self.batch_slots
 
     @property
-    def head_dim(self) -> int:
+    def head_dim(self):
         return self.model_dim // self.num_heads
 
     @property
-    def kv_dim(self) -> int:
+    def kv_dim(self):
         return self.head_dim * self.num_kv_heads
 
     @property
-    def eval_window(self) -> int:
+    def eval_window(self):
         return self.eval_seq_len or self.train_seq_len
 
 
 ROWS = {row.name: row for row in dataclasses.fields(Settings)}
-READ = {"int": int, "float": float, "bool": lambda text: bool(["0", "1"].index(text)), "str": str}
-TAKES = {"int": "a whole number", "float": "a number", "bool": "0 or 1", "str": "a text"}
+KINDS = {"int": (int, "a whole number"), "float": (float, "a number"), "str": (str, "a text")}
+KINDS["bool"] = (lambda text: {"0": False, "1": True}[text], "0 or 1")
 
 
-def parse_setting(row: dataclasses.Field, text: str) -> Any:
+def parse_setting(row, text):
     """The value of one environment variable. Raises SettingError naming what it takes."""
     low, high, pick = row.metadata["low"], row.metadata["high"], row.metadata.get("pick")
-    with contextlib.suppress(ValueError):
-        value = READ[row.type](text)
-        if row.type in ("bool", "str"):
+    read, takes = KINDS[row.type]
+    with contextlib.suppress(ValueError, KeyError):
+        value = read(text)
+        if row.type in ("str", "bool"):
             good = not pick or value in pick
         else:  # Python also reads 1_0, and digits of other scripts
             good = low <= value <= high and text.isascii() and "_" not in text
-        if good and not (row.type == "int" and value >= 2**63):
+        if good:
             return value
-    takes = "one of " + ", ".join(pick) if pick else TAKES[row.type]
+    takes = "one of " + ", ".join(pick) if pick else takes
     takes += f" from {low:g}" * (low > -1e300) + f" to {high:g}" * (high < 1e300)
     raise SettingError(f"{row.name.upper()}={text!r}: takes {takes}")
 
 
-def refuse_near_misses(env: dict[str, str]) -> None:
+def refuse_near_misses(env):
     """Stop at a variable that was probably meant as a setting (ITERATION, LR, num_layers)."""
     names = {name.upper() for name in ROWS}
     for name in sorted(env.keys() - names - {"COMPILER", "MODEL_DIR"}):  # other programs' own
-        upper = name.upper()
-        close = difflib.get_close_matches(upper, names, 1, cutoff=0.85)
-        if not close and "_" in upper:
-            close = sorted(n for n in names if n.startswith(upper + "_") or n.endswith("_" + upper))
-        meant = pairs(ALIASES).get(upper, *close[:1])
-        if meant:
-            raise SettingError(f"{name}={env[name]!r} is no setting, {meant} is: write that or unset it")
+        close = difflib.get_close_matches(name.upper(), names, 1, cutoff=0.85)
+        meant = close or [pairs(ALIASES).get(name.upper())]
+        if meant[0]:
+            raise SettingError(f"{name}={env[name]!r} is no setting, {meant[0]} is: write that or unset it")
 
 
-def load_settings(env: dict[str, str], default_preset: str) -> tuple[Settings, dict[str, str]]:
+def load_settings(env, default_preset):
     """The settings and the origin of each: 'preset' or 'environment'. Raises SettingError."""
     refuse_near_misses(env)
     preset = parse_setting(ROWS["preset"], env.get("PRESET", default_preset))
@@ -244,7 +236,7 @@ def load_settings(env: dict[str, str], default_preset: str) -> tuple[Settings, d
     return settings, {name: "environment" if name.upper() in env else "preset" for name in ROWS}
 
 
-def check_settings(s: Settings) -> None:
+def check_settings(s):
     """Refuse values that are possible alone but not together. Raises SettingError."""
     unit = s.batch_slots * s.train_seq_len
     letters = "at most 100 letters, digits, '.', '_', '-', the first no '.'"
@@ -258,14 +250,13 @@ def check_settings(s: Settings) -> None:
             f"a multiple of {unit}, all slots' sequences",
         ),
         ("eval_stride", s.eval_stride <= s.eval_window, f"at most the window, {s.eval_window}"),
-        ("val_tokens_limit", s.val_tokens_limit != 1, "0 or at least 2: the first token is not scored"),
         ("run_id", re.fullmatch(r"([\w-][\w.-]{0,99})?", s.run_id), letters),
     ]:
         if not good:
             raise SettingError(f"{name.upper()}={show(getattr(s, name))}: takes {takes}")
 
 
-def show(value: Any) -> str:
+def show(value):
     """A setting's value as its environment variable would be written."""
     if isinstance(value, float):
         return repr(value).removesuffix(".0")
@@ -276,30 +267,30 @@ def show(value: Any) -> str:
 
 
 class Param(NamedTuple):
-    """One learned tensor, stored in float32."""
+    """One learned tensor, float32. Of a layered one, (layers, ...), each block reads its own."""
 
     name: str
-    shape: tuple[int, ...]  # of a layered one: (layers, ...), of which each block reads its own
+    shape: tuple[int, ...]
     init: str  # normal, uniform (by scale), or constant (the scale itself)
     scale: float
-    group: str  # matrix: updated by Muon, products in the compute dtype; others: by Adam, float32
+    group: str  # matrix: updated by Muon, products in the compute dtype; others: by Adam
     lr: float
     layered: bool = True
 
 
-def parameter_table(s: Settings) -> list[Param]:
+def parameter_table(s):
     """All parameters in storage order, matrices first; qkv holds three matrices, [out, in]."""
     layers, dim, hidden = s.num_layers, s.model_dim, s.mlp_mult * s.model_dim
-    bound = dim**-0.5  # uniform in +-1/sqrt(fan in), the usual start of a linear layer
+    vocab, bound = (s.vocab_size, dim), dim**-0.5  # uniform in +-1/sqrt(fan in): usual for a linear layer
     table = [
         Param("qkv", (layers, dim + 2 * s.kv_dim, dim), "uniform", bound, "matrix", s.matrix_lr),
         Param("attn_out", (layers, dim, dim), "constant", 0.0, "matrix", s.matrix_lr),
         Param("mlp_up", (layers, hidden, dim), "uniform", bound, "matrix", s.matrix_lr),
         Param("mlp_down", (layers, dim, hidden), "constant", 0.0, "matrix", s.matrix_lr),
     ]
-    vocab, std = (s.vocab_size, dim), s.tied_embed_init_std
     if s.tie_embeddings:
-        table.append(Param("tok_emb", vocab, "normal", std, "embed", s.tied_embed_lr, layered=False))
+        std, lr = s.tied_embed_init_std, s.tied_embed_lr
+        table.append(Param("tok_emb", vocab, "normal", std, "embed", lr, layered=False))
     else:
         table.append(Param("tok_emb", vocab, "normal", 1.0, "embed", s.embed_lr, layered=False))
         table.append(Param("head", vocab, "constant", 0.0, "head", s.head_lr, layered=False))
@@ -307,11 +298,10 @@ def parameter_table(s: Settings) -> list[Param]:
         table.append(Param(name, (layers, dim), "constant", start, "vector", s.scalar_lr))
     table.append(Param("q_gain", (layers, s.num_heads), "constant", s.qk_gain_init, "vector", s.scalar_lr))
     skips = (layers // 2, dim)
-    table.append(Param("skip_weight", skips, "constant", 1.0, "vector", s.scalar_lr, layered=False))
-    return table
+    return [*table, Param("skip_weight", skips, "constant", 1.0, "vector", s.scalar_lr, layered=False)]
 
 
-def draw(param: Param, seed: int) -> np.ndarray:
+def draw(param, seed):
     """Start value, float32, from the seed and the parameter's name alone: equal in every framework."""
     digest = hashlib.sha256(f"{seed}:{param.name}".encode()).digest()
     rng = np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
@@ -322,7 +312,7 @@ def draw(param: Param, seed: int) -> np.ndarray:
     return np.full(param.shape, param.scale, np.float32)
 
 
-def flops_per_token(s: Settings) -> int:
+def flops_per_token(s):
     """Operations of one training token: 6 for each weight of a product, 6 D T a layer for attention."""
     matrices = sum(math.prod(p.shape) for p in parameter_table(s) if p.group == "matrix")
     return 6 * (matrices + s.vocab_size * s.model_dim) + 6 * s.num_layers * s.model_dim * s.train_seq_len
@@ -333,13 +323,13 @@ def flops_per_token(s: Settings) -> int:
 NORM_EPS = 1e-6  # written down: the default of rms_norm differs between torch versions
 
 
-def rms_norm(x: Tensor) -> Tensor:
+def rms_norm(x):
     """x / sqrt(mean(x^2) + eps) over the last dimension, float32, no weights (Zhang and Sennrich 2019)."""
     x = x.float()
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + NORM_EPS)
 
 
-def rope_tables(s: Settings, device: torch.device, length: int) -> tuple[Tensor, Tensor]:
+def rope_tables(s, device, length):
     """(cos, cos) and (sin, -sin), float32[T, 1, K], of the rotary position embedding (Su et al. 2021)."""
     inverse = s.rope_base ** (-torch.arange(0, s.head_dim, 2, dtype=torch.float64) / s.head_dim)
     angles = torch.outer(torch.arange(length, dtype=torch.float64), inverse)[:, None]
@@ -347,44 +337,36 @@ def rope_tables(s: Settings, device: torch.device, length: int) -> tuple[Tensor,
     return cos.float().to(device), sin.float().to(device)
 
 
-def norm_and_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def norm_and_rotate(x, cos, sin):
     """RMS-normalise each head and turn its pairs (first half, second half) by the angle of their position."""
     x = rms_norm(x)
     swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
     return x * cos + swapped * sin
 
 
-def attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
+def attention(q_BTGRK, k_BTGK, v_BTGK):
     """Causal grouped-query softmax attention at scale 1 / sqrt(K): [B, T, H * K]."""
-    if q_BTHK.device.type == "cpu":
-        return block_causal_attention(q_BTHK, k_BTGK, v_BTGK)
-    q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2).flatten(2)
-
-
-def block_causal_attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
-    """In plain tensor operations; the R query heads of a group are rows of one product."""
-    q = q_BTHK.unflatten(2, (k_BTGK.size(2), -1)) * (q_BTHK.size(3) ** -0.5 * math.log2(math.e))
-    return BlockCausal.apply(q, k_BTGK, v_BTGK).flatten(2)
+    if q_BTGRK.device.type == "cpu":
+        scale = q_BTGRK.size(-1) ** -0.5 * math.log2(math.e)
+        return BlockCausal.apply(q_BTGRK * scale, k_BTGK, v_BTGK).flatten(2)
+    q, k, v = (x.transpose(1, 2) for x in (q_BTGRK.flatten(2, 3), k_BTGK, v_BTGK))
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return out.transpose(1, 2).flatten(2)
 
 
 class BlockCausal(torch.autograd.Function):
-    """Attention of q [B, T, G, R, K] on k and v [B, T, G, K]: blocks of queries on the keys up to their last.
+    """Blocks of queries on the keys up to their last; q holds the scale and log2(e), for powers of 2.
 
-    The gradient is by hand: autograd would take the powers again and transpose the gradient of k. Products get
-    contiguous operands, or they would copy them. q holds log2(e), for powers of 2.
+    The gradient is by hand: autograd would take the powers again and transpose the gradient of k. The R query
+    heads of a group are rows of one product, whose operands are contiguous, or it would copy them.
     """
 
     @staticmethod
-    def blocks(q: Tensor) -> list[slice]:
-        """Which queries each block holds."""
+    def forward(ctx, q, k, v):
         length, tokens = q.size(1), max(128, 256 // q.size(3))  # 256 rows at least fill a product's tiles
-        return [slice(start, min(start + tokens, length)) for start in range(0, length, tokens)]
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        ctx.blocks = [slice(at, min(at + tokens, length)) for at in range(0, length, tokens)]
         outs, saved = [], []
-        for part in BlockCausal.blocks(q):
+        for part in ctx.blocks:
             turned = [
                 x.transpose(1, 2).contiguous() for x in (q[:, part], k[:, : part.stop], v[:, : part.stop])
             ]
@@ -402,10 +384,10 @@ class BlockCausal(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx, grad):
         out, *saved = ctx.saved_tensors
         dq, dk, dv = [], 0.0, 0.0
-        for at, part in enumerate(BlockCausal.blocks(grad)):
+        for at, part in enumerate(ctx.blocks):
             qs, ks, vs, weight, total = saved[5 * at : 5 * at + 5]
             g = grad[:, part].transpose(1, 2).float() / total
             shift = (g * out[:, part].transpose(1, 2)).sum(-1).view_as(weight[..., :1])
@@ -419,17 +401,7 @@ class BlockCausal(torch.autograd.Function):
         return torch.cat(dq, 1), dk, dv
 
 
-def embed(ids: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
-    """int64[B, T] -> [B, T, D]: normalised rows of the table."""
-    return rms_norm(F.embedding(ids, table)).to(dtype)
-
-
-def join(x: Tensor, skip: Tensor, weight: Tensor) -> Tensor:
-    """[B, T, D]: x and what a block of the first half left for this one."""
-    return x + (weight * skip).to(x.dtype)
-
-
-def block(x: Tensor, x0: Tensor, cos: Tensor, sin: Tensor, w: dict[str, Tensor], head_dim: int) -> Tensor:
+def block(x, x0, cos, sin, w, head_dim):
     """One pre-norm transformer block, [B, T, D] to the same; vectors among its weights act in float32."""
     dtype, heads = x.dtype, x.size(2) // head_dim
     x = w["mix_x"] * x + w["mix_x0"] * x0
@@ -438,21 +410,20 @@ def block(x: Tensor, x0: Tensor, cos: Tensor, sin: Tensor, w: dict[str, Tensor],
     q, k, v = qkv.split((heads, groups, groups), dim=2)
     q = q.unflatten(2, (groups, -1))  # (G, R): over H Inductor vectorizes no loop
     q = norm_and_rotate(q, cos[:, None], sin[:, None]) * w["q_gain"].view(groups, -1, 1)
-    k = norm_and_rotate(k, cos, sin)
-    y = attention(q.to(dtype).flatten(2, 3), k.to(dtype), v)
+    y = attention(q.to(dtype), norm_and_rotate(k, cos, sin).to(dtype), v)
     x = x + w["attn_scale"] * F.linear(y, w["attn_out"])
     y = F.relu(F.linear(rms_norm(x).to(dtype), w["mlp_up"])).square()  # relu squared: So et al. 2021
     return (x + w["mlp_scale"] * F.linear(y, w["mlp_down"])).to(dtype)
 
 
-def head_logits(x: Tensor, matrix: Tensor, softcap: float, dtype: torch.dtype) -> Tensor:
+def head_logits(x, matrix, softcap, dtype):
     """[..., D] -> float32[..., V]: final norm, product in dtype, softcap c tanh(z / c)."""
     z = F.linear(rms_norm(x).to(dtype), matrix.to(dtype)).float()
     m = torch.expm1((z * (2 / softcap)).clamp(max=80.0))  # tanh = m / (m + 2): its own is slow on a CPU
     return softcap * (m / (m + 2))
 
 
-def head_nll(x: Tensor, matrix: Tensor, targets: Tensor, softcap: float, dtype: torch.dtype) -> Tensor:
+def head_nll(x, matrix, targets, softcap, dtype):
     """float32[B, T]: cross-entropy of each target in nats."""
     logits = head_logits(x, matrix, softcap, dtype)
     hit = torch.arange(logits.size(-1), dtype=torch.int32, device=x.device) == targets[..., None].int()
@@ -464,25 +435,19 @@ def head_nll(x: Tensor, matrix: Tensor, targets: Tensor, softcap: float, dtype: 
 class GPT:
     """A U-Net of transformer blocks, all parameters of which lie in one flat float32 tensor."""
 
-    def __init__(self, s: Settings, machine: Machine):
+    def __init__(self, s, machine):
         self.s, self.machine, self.table = s, machine, parameter_table(s)
         self.vocab_size, self.max_len = s.vocab_size, max(s.train_seq_len, s.eval_window)
         self.sizes = [math.prod(p.shape) for p in self.table]
         self.flat = torch.zeros(sum(self.sizes), device=machine.device, requires_grad=True)
         self.positions = functools.cache(functools.partial(rope_tables, s, machine.device))
-        self.embed, self.join, self.block, self.head_nll = map(
-            machine.compiled, (embed, join, block, head_nll)
-        )
+        self.block, self.head_nll = machine.compiled(block), machine.compiled(head_nll)
 
-    def views(self, flat: Tensor) -> dict[str, Tensor]:
+    def views(self, flat):
         """A flat tensor as views by parameter name."""
         return {p.name: part.view(p.shape) for p, part in zip(self.table, flat.split(self.sizes))}
 
-    def set(self, flat: Tensor) -> None:
-        """Take over the values of a flat tensor, float32 in the table's order."""
-        self.flat.data.copy_(flat)
-
-    def weights(self) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
+    def weights(self):
         """By name, what the forward pass reads once, and what each layer reads; matrices in the compute dtype."""
         once, layers = {}, [{} for _ in range(self.s.num_layers)]
         for param, view in zip(self.table, self.views(self.flat).values()):
@@ -495,47 +460,47 @@ class GPT:
                 once[param.name] = view
         return once, layers
 
-    def trunk(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def trunk(self, ids):
         """int64[B, T] -> the last block's output, [B, T, D] in the compute dtype, and the output matrix."""
         once, layers = self.weights()
         cos, sin = self.positions(ids.size(1))
-        x0 = self.embed(ids, once["tok_emb"], self.machine.dtype)
+        x0 = rms_norm(F.embedding(ids, once["tok_emb"])).to(self.machine.dtype)
         x = x0.view_as(x0)  # were it x0 itself, the block would be compiled once more for that case
         half, outputs = len(layers) // 2, []
         for i, layer in enumerate(layers):
             if i >= half and outputs:  # the second half takes up what the first left, last in first out
-                x = self.join(x, outputs.pop(), once["skip_weight"][i - half])
+                x = x + (once["skip_weight"][i - half] * outputs.pop()).to(x.dtype)
             x = self.block(x, x0, cos, sin, layer, self.s.head_dim)
             if i < half:
                 outputs.append(x)
         return x, once.get("head", once["tok_emb"])
 
-    def token_nll(self, ids: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
+    def token_nll(self, ids, targets, dtype):
         """int64[B, T] and targets [B, n] of the last n positions -> float32[B, n], nats; product in dtype."""
         x, head = self.trunk(ids)
         return self.head_nll(x[:, -targets.size(1) :], head, targets, self.s.logit_softcap, dtype)
 
-    def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
+    def loss(self, ids, targets):
         """float32[]: what training minimises."""
         return self.token_nll(ids, targets, self.machine.dtype).mean()
 
     @torch.no_grad()
-    def nll(self, ids: np.ndarray, last: int = 0) -> np.ndarray:
+    def nll(self, ids, last=0):
         """int64[B, T+1] -> float32[B, T]: nats of ids[:, 1:] given what stands left; of the last, if > 0."""
         tensor = torch.from_numpy(ids).to(self.machine.device)
         return self.token_nll(tensor[:, :-1], tensor[:, 1:][:, -last:], torch.float32).cpu().numpy()
 
     @torch.no_grad()
-    def logprobs(self, ids: np.ndarray) -> np.ndarray:
+    def logprobs(self, ids):
         """int64[B, T] -> float32[B, T, V]: nats of every next token at each position."""
         x, head = self.trunk(torch.from_numpy(ids).to(self.machine.device))
         return head_logits(x, head, self.s.logit_softcap, torch.float32).log_softmax(-1).cpu().numpy()
 
 
-# --- optimizer: Muon for the block matrices, Adam for everything else -------------------------------------
+# --- optimizer and schedules: Muon for the block matrices, Adam for everything else -----------------------
 
 
-def newton_schulz(x: Tensor, steps: int) -> Tensor:
+def newton_schulz(x, steps):
     """Singular values of a stack [n, rows <= cols] to 0.7 to 1.2: Muon's quintic (Jordan et al. 2024)."""
     a, b, c = 3.4445, -4.7750, 2.0315
     x = x / (torch.linalg.matrix_norm(x.float(), keepdim=True) + 1e-7).to(x.dtype)
@@ -548,81 +513,65 @@ def newton_schulz(x: Tensor, steps: int) -> Tensor:
 class Optimizer:
     """One step over the flat parameters. `state`: all that the next step depends on but for its number."""
 
-    def __init__(self, s: Settings, model: GPT, machine: Machine):
+    def __init__(self, s, model, machine):
         self.s, self.model, self.machine = s, model, machine
         self.num_matrix = sum(math.prod(p.shape) for p in model.table if p.group == "matrix")
-        self.weights = model.flat.detach()
-        matrices, rest = self.split(self.weights)
-        self.state = {
-            "weights": self.weights,
-            "momentum": torch.zeros_like(matrices),
-            "moment1": torch.zeros_like(rest),
-            "moment2": torch.zeros_like(rest),
-        }
-        rates = [torch.full((size,), p.lr, device=rest.device) for size, p in zip(model.sizes, model.table)]
-        self.adam_rates = self.split(torch.cat(rates))[1]
+        matrices, rest = self.split(model.flat.detach())
+        self.state = {"weights": model.flat.detach(), "momentum": torch.zeros_like(matrices)}
+        self.state |= {"moment1": torch.zeros_like(rest), "moment2": torch.zeros_like(rest)}
+        self.rates = torch.empty_like(model.flat)
+        for param, view in zip(model.table, model.views(self.rates).values()):
+            view.fill_(param.lr)
 
-    def split(self, flat: Tensor) -> tuple[Tensor, ...]:
+    def split(self, flat):
         """A flat tensor's matrices, which stand first, and the rest."""
         return flat.tensor_split([self.num_matrix])
 
-    def stacks(self, flat: Tensor) -> dict[tuple[int, ...], list[tuple[Tensor, float]]]:
-        """By shape, the matrices of a flat tensor as views [L, rows <= cols], and what scales their update."""
-        s, groups = self.s, {}
-        for param, view in zip(self.model.table, self.model.views(flat).values()):
-            if param.group != "matrix":
-                continue
-            for stack in view.split((s.model_dim, s.kv_dim, s.kv_dim), 1) if param.name == "qkv" else [view]:
-                factor = param.lr * max(1.0, stack.size(1) / stack.size(2)) ** 0.5
-                wide = stack.mT if stack.size(1) > stack.size(2) else stack
-                groups.setdefault(wide.shape[1:], []).append((wide, factor))
-        return groups
-
-    def orthogonalize(self, update: Tensor) -> None:
-        """Newton-Schulz on all matrices of a flat tensor, in place, dealt to the ranks and gathered."""
+    def orthogonalize(self, stack):
+        """Newton-Schulz on [layers, out, in], in place; ranks share the layers."""
         rank, world = self.machine.rank, self.machine.world
-        for shape, views in self.stacks(update).items():
-            count = sum(len(view) for view, _ in views)
-            share = -(-count // world)  # zeros fill up what the number of ranks does not divide
-            filler = update.new_zeros(share * world - count, *shape)
-            whole = torch.cat([view for view, _ in views] + [filler]).to(self.machine.dtype)
-            done = newton_schulz(whole[rank * share : (rank + 1) * share], self.s.muon_backend_steps)
-            if world > 1:
-                self.machine.all(dist.all_gather, list(whole.split(share)), done)
-                done = whole
-            for at, (view, factor) in enumerate(views):
-                view.copy_(done[at * len(view) : (at + 1) * len(view)]).mul_(factor)
+        factor = max(1.0, stack.size(1) / stack.size(2)) ** 0.5
+        wide = stack.mT if stack.size(1) > stack.size(2) else stack
+        share = -(-len(wide) // world)  # zeros fill up what the number of ranks does not divide
+        whole = F.pad(wide.to(self.machine.dtype), (0, 0, 0, 0, 0, share * world - len(wide)))
+        done = newton_schulz(whole[rank * share : (rank + 1) * share], self.s.muon_backend_steps)
+        if world > 1:
+            self.machine.all(dist.all_gather, list(whole.split(share)), done)
+            done = whole
+        wide.copy_(done[: len(wide)]).mul_(factor)
 
     @torch.no_grad()
-    def step(self, grad: Tensor, step: int, multiplier: float, take: Tensor) -> None:
+    def step(self, grad, step, multiplier, take):
         """Update the weights from the flat gradient, float32, at learning rates times multiplier.
 
         take: 1, or 0 with a gradient of zeros to leave everything as it is: the host need not know.
         """
-        s, state, momentum = self.s, self.state, muon_momentum(self.s, step)
-        (matrices, rest), (matrix_grad, rest_grad) = self.split(self.weights), self.split(grad)
+        s, state, rate = self.s, self.state, self.rates * (take * multiplier)
+        (matrix_grad, rest_grad), (matrix_rate, rest_rate) = self.split(grad), self.split(rate)
+        matrices, rest = self.split(state["weights"])
+        momentum = muon_momentum(s, step)
         state["momentum"].mul_(torch.where(take > 0, momentum, 1.0)).add_(matrix_grad)
-        update = grad.clone()
-        self.split(update)[0].add_(state["momentum"], alpha=momentum)  # Nesterov
-        self.orthogonalize(update)
-        matrices.addcmul_(self.split(update)[0], take * multiplier, value=-1)
+        matrix_grad.add_(state["momentum"], alpha=momentum)  # Nesterov
+        for param, view in zip(self.model.table, self.model.views(grad).values()):
+            if param.group == "matrix":
+                parts = (s.model_dim, s.kv_dim, s.kv_dim) if param.name == "qkv" else param.shape[1]
+                for stack in view.split(parts, dim=1):
+                    self.orthogonalize(stack)
+        matrices.sub_(matrix_grad * matrix_rate)
         state["moment1"].lerp_(rest_grad, take * (1 - s.beta1))  # Adam (Kingma and Ba 2015)
         state["moment2"].lerp_(rest_grad.square(), take * (1 - s.beta2))
+        moment1 = state["moment1"] / (1 - s.beta1 ** (step + 1))
         root = (state["moment2"] / (1 - s.beta2 ** (step + 1))).sqrt_().add_(s.adam_eps)
-        rate = multiplier / (1 - s.beta1 ** (step + 1))
-        rest.addcdiv_(state["moment1"] * (self.adam_rates * take), root, value=-rate)
+        rest.sub_(rest_rate * moment1 / root)
 
 
-# --- schedules: pure functions of the step and of the progress in [0, 1] ----------------------------------
-
-
-def progress(s: Settings, step: int, elapsed: float) -> float:
+def progress(s, step, elapsed):
     """How far the run is: by steps or by the clock (elapsed seconds), whichever is further."""
     by_clock = elapsed / s.max_wallclock_seconds if s.max_wallclock_seconds else 0.0
     return min(1.0, max(step / s.iterations, by_clock))
 
 
-def lr_multiplier(s: Settings, step: int, elapsed: float) -> float:
+def lr_multiplier(s, step, elapsed):
     """Linear rise over LR_WARMUP_STEPS, constant, then linear fall to 0 over the last part of the run."""
     rise = min(1.0, (step + 1) / s.lr_warmup_steps) if s.lr_warmup_steps else 1.0
     part = s.warmdown_iters if s.warmdown_iters < 1 else s.warmdown_iters / s.iterations
@@ -630,7 +579,7 @@ def lr_multiplier(s: Settings, step: int, elapsed: float) -> float:
     return rise * fall
 
 
-def muon_momentum(s: Settings, step: int) -> float:
+def muon_momentum(s, step):
     """Linear rise from MUON_MOMENTUM_WARMUP_START to MUON_MOMENTUM."""
     done = min(1.0, step / s.muon_momentum_warmup_steps) if s.muon_momentum_warmup_steps else 1.0
     return (1 - done) * s.muon_momentum_warmup_start + done * s.muon_momentum
@@ -644,23 +593,23 @@ MICRO_TOKENS = 8192  # slots below it share a forward pass: fewer calls, and a C
 class Trainer:
     """Model and optimizer of one run on this rank. The twin on another framework derives from it."""
 
-    def __init__(self, s: Settings, machine: Machine):
+    def __init__(self, s, machine):
         self.s, self.machine = s, machine
         self.model = GPT(s, machine)
         self.size = sum(self.model.sizes)
         self.reset()
 
-    def reset(self) -> None:
+    def reset(self):
         """Start weights, and an optimizer that has seen nothing."""
         self.load({p.name: draw(p, self.s.seed) for p in self.model.table})
         self.optimizer = Optimizer(self.s, self.model, self.machine)
 
-    def load(self, weights: dict[str, np.ndarray]) -> None:
+    def load(self, weights):
         """Take over float32 weights by name."""
         flat = np.concatenate([weights[p.name].ravel() for p in self.model.table])
-        self.model.set(self.machine.tensor(flat))
+        self.model.flat.data.copy_(torch.from_numpy(flat))
 
-    def gradient(self, batch: Tensor) -> Tensor:
+    def gradient(self, batch):
         """float32[size + 1]: gradient of the mean loss of int64[micro_steps, slot_tokens + 1], and the loss."""
         total = torch.zeros(self.size + 1, device=self.machine.device)
         together = math.gcd(len(batch), max(1, MICRO_TOKENS // self.s.slot_tokens))
@@ -672,11 +621,8 @@ class Trainer:
             total[self.size] += loss.detach()
         return total
 
-    def step(self, batch: Tensor, step: int, multiplier: float) -> Tensor:
-        """One optimizer step: loss, gradient norm, 1 if it was taken, and a mark for each bad rank.
-
-        What is not finite on one rank is so in the sum, and all ranks skip it alike.
-        """
+    def step(self, batch, step, multiplier):
+        """One optimizer step: loss, gradient norm, 1 if it was taken, and a mark for each bad rank."""
         total = self.gradient(batch)
         marks = torch.zeros(self.machine.world, device=total.device)
         marks[self.machine.rank] = ~total.sum().isfinite()
@@ -684,13 +630,13 @@ class Trainer:
         self.machine.all(dist.all_reduce, total)
         grad, loss, bad = total.tensor_split([self.size, self.size + 1])
         norm = grad.norm()[None]
-        take = (loss + norm).isfinite()
+        take = (loss + norm).isfinite()  # not so on one rank is not so in the sum: all ranks skip alike
         if self.s.grad_clip_norm:
             grad *= (self.s.grad_clip_norm / (norm + 1e-6)).clamp(max=1.0)
         self.optimizer.step(grad.masked_fill_(~take, 0.0), step, multiplier, take.float())
         return torch.cat((loss, norm, take, bad))
 
-    def warm_up(self) -> None:
+    def warm_up(self):
         """Compile and touch everything with WARMUP_STEPS steps on random tokens, then forget them."""
         shape = (self.s.batch_slots // self.machine.world, self.s.slot_tokens + 1)
         tokens = np.random.Generator(np.random.PCG64(0)).integers(0, self.s.vocab_size, shape)
@@ -699,143 +645,112 @@ class Trainer:
         self.machine.synchronize()
         self.reset()
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self):
         """A copy of the optimizer's state, on the device."""
         return {name: tensor.clone() for name, tensor in self.optimizer.state.items()}
 
-    def restore(self, arrays: dict[str, np.ndarray]) -> None:
-        """Take over rank 0's arrays of a checkpoint on all ranks."""
+    def restore(self, arrays):
+        """Take over the state of a checkpoint, float32 arrays by name."""
         for name, tensor in self.optimizer.state.items():
-            if self.machine.rank == 0:
-                tensor.copy_(torch.from_numpy(arrays[name]))
-            self.machine.all(dist.broadcast, tensor, 0)
+            tensor.copy_(torch.from_numpy(arrays[name]))
 
-    def result(self) -> Any:
-        """The weights that are exported, flat."""
-        return self.optimizer.state["weights"]
-
-    def export(self) -> bytes:
-        """The artifact."""
-        views = self.model.views(self.result())
-        weights = {name: self.machine.numpy(view) for name, view in views.items()}
-        return encode_artifact(dataclasses.replace(self.s, dtype=self.machine.dtype_name), weights)
-
-    def score(self, corpus: Corpus, limit: int) -> Score:
-        """What the model scores on the first `limit` tokens, or all. Raises Stopped at a signal."""
-        return evaluate(self.s, self.model.nll, corpus, self.machine, limit)
-
-    def sha256(self, names: Iterable[str]) -> bytes:
+    def sha256(self, *names):
         """Of tensors of the optimizer's state."""
         arrays = [self.machine.numpy(self.optimizer.state[name]) for name in names]
         return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).digest()
 
-    def check_replicas(self, step: int) -> None:
-        """Raises NumericalError, naming the ranks, if not all hold the same weights."""
-        hashes = self.machine.share(*self.sha256(["weights"])).tolist()
+    def export(self):
+        """The artifact's bytes."""
+        views = self.model.views(self.optimizer.state["weights"])
+        weights = {name: self.machine.numpy(view) for name, view in views.items()}
+        return encode_artifact(dataclasses.replace(self.s, dtype=self.machine.facts()["dtype"]), weights)
+
+    def validate(self, corpus, run):
+        """Compare the replicas, score the first eight batches: bits per byte. Raises NumericalError."""
+        s, step, seconds = self.s, run.counters.steps, run.counters.train_seconds
+        hashes = self.machine.share(*self.sha256("weights")).tolist()
         odd = [rank for rank, found in enumerate(hashes) if found != max(hashes, key=hashes.count)]
         if odd:
             raise NumericalError(f"step {step}: the weights of rank {odd} differ from the others'")
-
-
-@dataclasses.dataclass
-class Counters:
-    """What a run has done and used so far; a checkpoint holds it."""
-
-    steps: int = 0
-    train_seconds: float = 0.0
-    eval_seconds: float = 0.0
-    data_wait_seconds: float = 0.0
-    last_train_read_seconds: float = 0.0
-    skipped_steps: int = 0
-    skipped_in_a_row: int = 0
-    batches_crc32: int = 0  # of this rank: the sum over all slots that it read
-    resumes: int = 0
+        limit = min(8 * s.val_batch_size, s.val_tokens_limit or len(corpus.val_tokens))
+        score = evaluate(s, self.model.nll, corpus, self.machine, limit)
+        run.line(f"step:{step}/{s.iterations} {score} train_time:{seconds * 1e3:.0f}ms")
+        run.event("val", step=step, train_seconds=seconds, **score._asdict())
+        return score.val_bpb
 
 
 class Meter:
     """Reports each step while the next one is under way, so that a GPU is never idle for it."""
 
-    def __init__(self, s: Settings, machine: Machine, log: RunLog, counters: Counters):
-        self.s, self.machine, self.log, self.counters = s, machine, log, counters
-        self.pending, self.flops = None, flops_per_token(s)
-        self.logged = counters.steps, counters.train_seconds, counters.data_wait_seconds
-        self.bar = log.bar(total=s.iterations, initial=counters.steps, unit="step")
+    def __init__(self, trainer, run):
+        self.trainer, self.run, self.counters, self.pending = trainer, run, run.counters, None
+        self.logged = run.counters.steps, run.counters.train_seconds, run.counters.data_wait_seconds
+        self.bar = run.bar(total=trainer.s.iterations, initial=run.counters.steps, unit="step")
 
-    def after_step(self, stats: Any, **facts: Any) -> None:
+    def after_step(self, stats, facts):
         """stats: of Trainer.step; facts: step, lr_mul, train_seconds, data_wait_seconds."""
-        report = self.machine.report(stats)
+        report = self.trainer.machine.report(stats)
         self.flush()
         self.pending = report, facts
 
-    def flush(self) -> None:
+    def flush(self):
         """Report the step that is pending. Raises NumericalError after MAX_SKIPPED bad steps in a row."""
         if not self.pending:
             return
         (report, facts), self.pending = self.pending, None
         loss, norm, taken, *bad = report()
-        step, counters = facts["step"], self.counters
+        s, step, counters = self.trainer.s, facts["step"], self.counters
         counters.data_wait_seconds += facts["data_wait_seconds"]
-        self.log.event("step", **facts, train_loss=loss, grad_norm=norm)
+        self.run.event("step", train_loss=loss, grad_norm=norm, **facts)
         self.bar.update()
-        counters.skipped_in_a_row = 0 if taken else counters.skipped_in_a_row + 1
-        if not taken:
+        if taken:
+            counters.skipped_in_a_row = 0
+        else:
             counters.skipped_steps += 1
+            counters.skipped_in_a_row += 1
             ranks = [rank for rank, mark in enumerate(bad) if mark] or "all"
             found = f"train_loss {loss}, gradient norm {norm}, from rank {ranks}"
-            self.log.warn(f"step {step} skipped, weights and optimizer are as before: {found}", step=step)
-            if counters.skipped_in_a_row == self.s.max_skipped:
-                mend = "lower MATRIX_LR, SCALAR_LR or TIED_EMBED_LR"
-                raise NumericalError(
-                    f"step {step}: {found}, the last of MAX_SKIPPED bad steps in a row; {mend}"
-                )
-        if step <= 10 or step % self.s.train_log_every == 0 or step == self.s.iterations:
-            self.line(loss, **facts)
+            self.run.warn(f"step {step} skipped, weights and optimizer are as before: {found}", step=step)
+        if counters.skipped_in_a_row == s.max_skipped:
+            mend = "MAX_SKIPPED bad steps in a row; lower MATRIX_LR, SCALAR_LR or TIED_EMBED_LR"
+            raise NumericalError(f"step {step}: train_loss {loss}, gradient norm {norm}, {mend}")
+        if step <= 10 or step % s.train_log_every == 0 or step == s.iterations:
+            self.line(loss, facts)
 
-    def line(self, loss: float, step: int, lr_mul: float, train_seconds: float, **_: Any) -> None:
+    def line(self, loss, facts):
         """A line of the log: averages since the line before."""
-        now = step, train_seconds, self.counters.data_wait_seconds
+        s, machine = self.trainer.s, self.trainer.machine
+        now = facts["step"], facts["train_seconds"], self.counters.data_wait_seconds
         steps, spent, waited = (new - old for new, old in zip(now, self.logged))
         self.logged = now
-        rate = steps * self.s.train_batch_tokens / max(spent, 1e-9)
-        mfu = rate * self.flops / (self.machine.peak_flops * self.machine.world)
-        self.log.line(
-            f"step:{step}/{self.s.iterations} train_loss:{loss:.4f} lr_mul:{lr_mul:.3f} "
-            f"train_time:{train_seconds * 1e3:.0f}ms step_avg:{spent / steps * 1e3:.2f}ms "
+        rate = steps * s.train_batch_tokens / max(spent, 1e-9)
+        mfu = rate * flops_per_token(s) / (machine.peak_flops * machine.world)
+        self.run.line(
+            f"step:{now[0]}/{s.iterations} train_loss:{loss:.4f} lr_mul:{facts['lr_mul']:.3f} "
+            f"train_time:{now[1] * 1e3:.0f}ms step_avg:{spent / steps * 1e3:.2f}ms "
             f"tok_s:{rate:.0f} mfu:{mfu:.1%} data_wait:{waited / steps * 1e3:.1f}ms"
         )
 
 
-def validate(trainer: Trainer, corpus: Corpus, log: RunLog, counters: Counters) -> float:
-    """Compare the replicas and score the first eight batches; returns the bits per byte."""
-    s, step, seconds = trainer.s, counters.steps, counters.train_seconds
-    trainer.check_replicas(step)
-    limit = 8 * s.val_batch_size
-    score = trainer.score(corpus, min(limit, s.val_tokens_limit or limit))
-    log.line(f"step:{step}/{s.iterations} {score.line()} train_time:{seconds * 1e3:.0f}ms")
-    log.event("val", step=step, train_seconds=seconds, **score._asdict())
-    return score.val_bpb
-
-
-def train(trainer: Trainer, corpus: Corpus, log: RunLog, saver: Checkpoints, trace: list[float]) -> None:
+def train(trainer, corpus, run, trace):
     """Step and validate until ITERATIONS, the cap or a signal (Stopped)."""
-    s, machine, counters = trainer.s, trainer.machine, saver.counters
-    meter = Meter(s, machine, log, counters)
+    s, machine, counters = trainer.s, trainer.machine, run.counters
+    meter = Meter(trainer, run)
     reader = BatchReader(s, corpus.train, machine, counters.steps)
     saved = time.perf_counter()
     began = saved - counters.train_seconds  # validation moves it: its seconds do not count
     while True:
         now, step = time.perf_counter(), counters.steps
-        due = 0 < s.ckpt_seconds <= now - saved and saver.writing.done()
+        due = 0 < s.ckpt_seconds <= now - saved and run.writing.done()
         shared = machine.share(now - began, due, len(machine.signals))
-        seconds, due, _ = shared[0].tolist()  # rank 0's clock decides for all ranks,
+        counters.train_seconds, due, _ = shared[0].tolist()  # rank 0's clock decides for all ranks,
         stop = shared[:, 2].any()  # any rank's signal stops all
-        counters.train_seconds = seconds
-        done = step == s.iterations or 0 < s.max_wallclock_seconds <= seconds
+        done = step == s.iterations or 0 < s.max_wallclock_seconds <= counters.train_seconds
         if done or due or stop:
             meter.flush()
-            saver.save(trainer)
+            run.save(trainer)
             saved = time.perf_counter()
-            log.event("checkpoint", step=step, stall_seconds=saved - now)
+            run.event("checkpoint", step=step, stall_seconds=saved - now)
         if stop:
             raise Stopped(f"stopped by a signal after step {step} of {s.iterations}")
         if done:
@@ -845,161 +760,128 @@ def train(trainer: Trainer, corpus: Corpus, log: RunLog, saver: Checkpoints, tra
             meter.flush()
             machine.synchronize()
             pause = time.perf_counter()
-            validate(trainer, corpus, log, counters)
+            trainer.validate(corpus, run)
             counters.eval_seconds += time.perf_counter() - pause
-            began += time.perf_counter() - now
-        lr_mul = trace[step] if trace else lr_multiplier(s, step, seconds)
+            began += time.perf_counter() - pause
+        lr_mul = trace[step] if trace else lr_multiplier(s, step, counters.train_seconds)
         batch, crc32, wait = reader.next()
         stats = trainer.step(batch, step, lr_mul)
         counters.steps += 1
-        counters.batches_crc32 = (counters.batches_crc32 + crc32) % 2**32
+        counters.batches_crc32 += crc32
         counters.last_train_read_seconds = reader.last_read - began
-        elapsed = time.perf_counter() - began
-        meter.after_step(stats, step=step + 1, lr_mul=lr_mul, train_seconds=elapsed, data_wait_seconds=wait)
+        facts = {"step": step + 1, "lr_mul": lr_mul, "data_wait_seconds": wait}
+        meter.after_step(stats, facts | {"train_seconds": time.perf_counter() - began})
 
 
-# --- shards: 256 little-endian int32, then uint16 tokens (format: data/README.md) -------------------------
+# --- data: shards of 256 little-endian int32 and uint16 tokens (format: data/README.md) -------------------
 
-SHARD_MAGIC, EXTENSION_MAGIC, HEADER_BYTES = 20240520, 0x31464C47, 1024
-CLAIMS = {
-    "extension": 3,
-    "extension version": 4,
-    "vocabulary": 5,
-    "index": 12,
-    "shards": 13,
-    "split": 14,
-    "flags": 15,
-}
-LOSSY = 1  # a flag: the tokenizer does not give the text back
+WORDS = "magic version tokens extension extension_version vocabulary bos documents highest_id"
+INTS = [(word, "<u4") for word in WORDS.split()] + [("text_bytes", "<u8")]
+INTS += [(word, "<u4") for word in ("crc32", "index", "shards", "split", "flags")]
+HEADER = np.dtype([*INTS, ("tokenizer", "V32"), ("corpus", "V32"), ("unused", "V896")])
+SET = (
+    "vocabulary",
+    "index",
+    "shards",
+    "split",
+    "flags",
+    "tokenizer",
+    "corpus",
+)  # where there is an extension
+LOSSY = 1  # of the flags: the tokenizer does not give the text back
 GET_DATA = "python -m data.prepare demo makes the demo corpus, python -m data.download fetches FineWeb"
 
 
-def need(where: Any, what: str, found: Any, expected: Any, more: str = "") -> None:
+def need(where, what, found, expected, more=""):
     """Raise DataError unless what was found is what was expected."""
     if found != expected:
+        found, expected = (x.hex() if isinstance(x, bytes) else x for x in (found, expected))
         raise DataError(f"{where}: {what} is {found}, expected {expected}{more}")
 
 
-def read_file(name: str, path: str | Path) -> bytes:
-    """The bytes of a file. Raises DataError that begins with `name`."""
+def read_file(name, path, start=0, size=-1):
+    """Bytes of a file. Raises DataError that begins with `name`."""
     try:
-        return Path(path).read_bytes()
+        with open(path, "rb") as file:
+            file.seek(start)
+            return file.read(size)
     except OSError as error:
-        hint = f" (in the folder {os.getcwd()}): {error.strerror}; {GET_DATA}"
-        raise DataError(f"{name}{path} cannot be read{hint}") from None
-
-
-class Shard:
-    """A file of tokens, its header held against its size. Raises DataError."""
-
-    def __init__(self, path: Path):
-        hint = f"; see python -m data.shards inspect {path}"
-        self.path = path
-        self.header = self.read("<u4", 0, HEADER_BYTES // 4).tobytes()
-        ints = np.frombuffer(self.header, "<u4").tolist()
-        need(path, "magic", ints[0], SHARD_MAGIC, hint)
-        need(path, "version", ints[1], 1, hint)
-        self.tokens, self.extended = ints[2], ints[3] != 0
-        size = HEADER_BYTES + 2 * max(self.tokens, 1)
-        need(
-            path, "file size", path.stat().st_size, size, f" for the {self.tokens} tokens of its header{hint}"
-        )
-        self.text_bytes, self.crc32, self.flags = ints[9] + (ints[10] << 32), ints[11], ints[15]
-        self.claims: dict[str, Any] = {"extended header": self.extended}
-        if self.extended:
-            self.claims |= {what: ints[place] for what, place in CLAIMS.items()}
-            self.claims |= {"tokenizer": self.header[64:96].hex(), "corpus": self.header[96:128].hex()}
-
-    def read(self, kind: str, start: int, count: int) -> np.ndarray:
-        """So many numbers from byte `start` on. Raises DataError."""
-        try:
-            numbers = np.fromfile(self.path, kind, count, offset=start)
-        except OSError as error:
-            raise DataError(f"{self.path}: cannot be read: {error.strerror}; {GET_DATA}") from None
-        need(
-            self.path,
-            f"count of numbers from byte {start} on",
-            len(numbers),
-            count,
-            ": the file is cut short",
-        )
-        return numbers
-
-    def tokens_from(self, start: int, count: int) -> np.ndarray:
-        """uint16[count] from token `start` on. Raises DataError."""
-        return self.read("<u2", HEADER_BYTES + 2 * start, count)
-
-
-def find_shards(s: Settings, split: str, expected: dict[str, Any]) -> list[Shard]:
-    """All shards of a split, one whole set that meets the claims `expected`, which the first adds to."""
-    folder = Path(s.data_path)
-    shards = [Shard(path) for path in sorted(folder.glob(f"*_{split}_*.bin"))]
-    if not shards:
-        raise DataError(f"DATA_PATH={folder} (in the folder {os.getcwd()}): no *_{split}_*.bin; {GET_DATA}")
-    for at, shard in enumerate(shards):
-        here = {"index": at, "shards": len(shards), "split": ("val", "train").index(split)}
-        for what, found in shard.claims.items():
-            command = "upgrade" if what == "extended header" else "verify"
-            hint = f": these files are no whole set; python -m data.shards {command} {folder}"
-            need(shard.path, what, found, here.get(what, expected.setdefault(what, found)), hint)
-    return shards
+        raise DataError(f"{name}{path} (in {os.getcwd()}): {error.strerror}; {GET_DATA}") from None
 
 
 class TokenStream:
-    """The tokens of a set of shards, end to end and around again."""
+    """The tokens of all shards of a split, end to end and around again. Raises DataError."""
 
-    def __init__(self, shards: list[Shard], vocab_size: int):
-        self.shards, self.vocab_size, self.checked = shards, vocab_size, set()
-        self.starts = np.cumsum([0] + [shard.tokens for shard in shards])
+    def __init__(self, s, split, expected):
+        """expected: what the headers must claim; the first adds to it what the others must claim, too."""
+        folder, self.vocab_size, self.checked = Path(s.data_path), s.vocab_size, set()
+        self.paths = sorted(folder.glob(f"*_{split}_*.bin"))
+        if not self.paths:
+            raise DataError(f"DATA_PATH={folder} (in {os.getcwd()}): no *_{split}_*.bin; {GET_DATA}")
+        blobs = [read_file("", path, size=HEADER.itemsize) for path in self.paths]
+        self.headers = [np.frombuffer(blob.ljust(HEADER.itemsize), HEADER)[0] for blob in blobs]
+        self.sizes = [int(header["tokens"]) for header in self.headers]
+        here = {"magic": 20240520, "version": 1, "shards": len(blobs), "split": ("val", "train").index(split)}
+        for index, (path, header) in enumerate(zip(self.paths, self.headers)):
+            for what in ("magic", "version", "extension", *(SET if header["extension"] else ())):
+                found, here["index"] = header[what].item(), index
+                wanted = here.get(what, expected.setdefault(what, found))
+                command = "upgrade" if what == "extension" else "verify"
+                need(path, what, found, wanted, f"; see python -m data.shards {command} {folder}")
+            size, hint = HEADER.itemsize + 2 * max(self.sizes[index], 1), "; make or fetch it again"
+            need(path, "file size", path.stat().st_size, size, hint)
+        self.starts = np.cumsum([0, *self.sizes])
         self.total = int(self.starts[-1])
 
-    def read(self, start: int, length: int) -> np.ndarray:
-        """uint16[length] from token `start` on, the first token following the last. Raises DataError."""
+    def tokens(self, index, start, count):
+        """uint16[count] of a shard."""
+        blob = read_file("", self.paths[index], HEADER.itemsize + 2 * start, 2 * count)
+        need(self.paths[index], f"bytes from token {start} on", len(blob), 2 * count, ": the file was cut")
+        return np.frombuffer(blob, "<u2")
+
+    def read(self, start, length):
+        """uint16[length] from token `start` on, the first token following the last."""
         parts = []
         while length:
             start %= self.total
             index = int(np.searchsorted(self.starts, start, "right")) - 1
-            shard, offset = self.shards[index], start - int(self.starts[index])
-            if shard.extended and index not in self.checked:  # when it is first touched
-                crc32 = zlib.crc32(shard.tokens_from(0, shard.tokens))
-                need(
-                    shard.path, "crc32 of the tokens", crc32, shard.crc32, ": damaged, make or fetch it again"
-                )
+            path, size, header = self.paths[index], self.sizes[index], self.headers[index]
+            if header["extension"] and index not in self.checked:  # when it is first touched
+                found = zlib.crc32(self.tokens(index, 0, size))
+                need(path, "crc32 of the tokens", found, header["crc32"], ": damaged, make or fetch it again")
                 self.checked.add(index)
-            part = shard.tokens_from(offset, min(length, shard.tokens - offset))
+            offset = start - int(self.starts[index])
+            part = self.tokens(index, offset, min(length, size - offset))
             if part.max() >= self.vocab_size:
-                hint = f"below VOCAB_SIZE={self.vocab_size}; see python -m data.shards inspect {shard.path}"
-                raise DataError(f"{shard.path}: token {part.max()} from number {offset} on, expected {hint}")
+                hint = f"below VOCAB_SIZE={self.vocab_size}; see python -m data.shards inspect {path}"
+                raise DataError(f"{path}: token {part.max()} from number {offset} on, expected {hint}")
             parts.append(part)
             start += len(part)
             length -= len(part)
         return np.concatenate(parts)
 
 
-# --- batch order: a pure function of step and slot, so it is the same for every number of ranks -----------
-
-
 class BatchReader:
-    """Reads a rank's part of the coming batches in a thread."""
+    """Reads a rank's part of the coming batches in a thread. The order is a pure function of step and slot."""
 
-    def __init__(self, s: Settings, stream: TokenStream, machine: Machine, step: int):
+    def __init__(self, s, stream, machine, step):
         self.s, self.stream, self.machine, self.step = s, stream, machine, step
         self.length = s.slot_tokens + 1  # the last is a target only
-        if stream.total < self.length:
+        windows = stream.total // self.length
+        if not windows:
             least = f"expected the {self.length} of a slot at least; lower TRAIN_BATCH_TOKENS"
             raise DataError(f"DATA_PATH={s.data_path}: {stream.total} training tokens, {least}")
-        rng = np.random.Generator(np.random.Philox(key=s.seed))
-        self.windows = rng.permutation(stream.total // self.length)
+        self.order = np.random.Generator(np.random.Philox(key=s.seed)).permutation(windows)
         self.thread, self.coming = ThreadPoolExecutor(1, "batch reader"), []
         self.last_read = time.perf_counter()
 
-    def start(self, number: int) -> int:
+    def start(self, number):
         """First token of slot `number` = step * BATCH_SLOTS + slot: slots end to end, or in shuffled order."""
         if self.s.data_order == "sequential":
             return number * self.length % self.stream.total
-        return int(self.windows[number % len(self.windows)]) * self.length
+        return int(self.order[number % len(self.order)]) * self.length
 
-    def read(self, step: int) -> tuple[Any, int]:
+    def read(self, step):
         """This rank's slots of a step, int64[micro_steps, slot_tokens + 1] of the framework, and a checksum."""
         rows, crc32 = [], 0
         for slot in range(self.machine.rank, self.s.batch_slots, self.machine.world):
@@ -1009,7 +891,7 @@ class BatchReader:
         self.last_read = time.perf_counter()
         return self.machine.tensor(np.stack(rows).astype(np.int64)), crc32
 
-    def next(self) -> tuple[Any, int, float]:
+    def next(self):
         """(batch, its checksum, seconds waited for it). Raises what reading it raised."""
         while len(self.coming) < 4:
             self.coming.append(self.thread.submit(self.read, self.step))
@@ -1019,88 +901,72 @@ class BatchReader:
         return batch, crc32, time.perf_counter() - began
 
 
-# --- tokens and bytes: what each token of a text is worth -------------------------------------------------
+def byte_table(tokenizer):
+    """UTF-8 bytes that each token adds to the decoded text, int32[vocab]: after text, and after a control token.
 
-
-class ByteTable(NamedTuple):
-    """UTF-8 bytes that each token adds to the decoded text, int32[vocab]."""
-
-    inner: np.ndarray  # after text
-    first: np.ndarray  # after a control token, where a dummy prefix is dropped
-    control: np.ndarray  # bool: begin, end and padding marks
-
-
-def byte_table(tokenizer: sentencepiece.SentencePieceProcessor) -> ByteTable:
-    """What decoding makes of each token; a byte piece is one byte, control and unknown are nothing."""
+    There a dummy prefix is dropped. A byte piece is one byte, control and unknown are nothing. Third: bool[vocab],
+    which are control tokens.
+    """
     ids = range(tokenizer.vocab_size())
     control = np.array([tokenizer.is_control(i) for i in ids])
     silent = control | np.array([tokenizer.is_unknown(i) for i in ids])
     single = np.array([tokenizer.is_byte(i) for i in ids])
 
-    def sizes(prefix: list[int]) -> np.ndarray:
+    def sizes(prefix):
         texts = tokenizer.decode([[*prefix, i] for i in ids])
         return np.array([len(text.encode()) for text in texts], np.int32)
 
     first = sizes([])
-    usable = np.flatnonzero(~silent & (first > 0))
-    if not len(usable):
-        raise DataError("the tokenizer has no piece that decodes to text")
-    anchor = int(usable[0])
+    anchor = int(np.argmax(~silent & (first > 0)))  # any piece of text
     inner = np.where(single, 1, sizes([anchor]) - first[anchor])
-    return ByteTable(np.where(silent, 0, inner), np.where(silent, 0, np.where(single, 1, first)), control)
+    return np.where(silent, 0, inner), np.where(silent, 0, np.where(single, 1, first)), control
 
 
-def token_bytes(table: ByteTable, tokens: np.ndarray) -> np.ndarray:
+def token_bytes(tokenizer, tokens):
     """Bytes of each token of a stream, int32[n]; documents begin after a control token."""
-    after_control = np.concatenate([[True], table.control[tokens[:-1]]])
-    return np.where(after_control, table.first[tokens], table.inner[tokens])
+    inner, first, control = byte_table(tokenizer)
+    after_control = np.concatenate([[True], control[tokens[:-1]]])
+    return np.where(after_control, first[tokens], inner[tokens])
 
 
 class Corpus(NamedTuple):
-    """All data of a run, checked: training stream, validation tokens and the bytes each is worth."""
+    """All data of a run, checked."""
 
-    train: TokenStream
+    train: TokenStream | None
     val_tokens: np.ndarray  # uint16[n]
-    val_bytes: np.ndarray  # int[n]
+    val_bytes: np.ndarray  # int[n]: what each is worth
     notes: list[str]
     sha256: dict[str, str]  # of the training headers, the validation tokens, the tokenizer's file
 
 
-def load_corpus(s: Settings, with_train: bool = True) -> Corpus:
-    """Open and check tokenizer and shards. Raises DataError."""
+def load_corpus(s, with_train=True):
+    """The tokenizer and the shards, which must belong together. Raises DataError."""
     blob, where = read_file("TOKENIZER_PATH=", s.tokenizer_path), f"TOKENIZER_PATH={s.tokenizer_path}"
     try:
         tokenizer = sentencepiece.SentencePieceProcessor(model_proto=blob)
     except RuntimeError:
         raise DataError(f"{where} is no SentencePiece model; {GET_DATA}") from None
     need(where, "vocabulary", tokenizer.vocab_size(), s.vocab_size, " (VOCAB_SIZE)")
-    sha256 = {"tokenizer_sha256": hashlib.sha256(blob).hexdigest()}
-    expected = {"extension": EXTENSION_MAGIC, "extension version": 1, "vocabulary": s.vocab_size}
-    expected["tokenizer"] = sha256["tokenizer_sha256"]
-    val = find_shards(s, "val", expected)
-    train = find_shards(s, "train", expected) if with_train else []
-    stream = TokenStream(val, s.vocab_size)
-    tokens = stream.read(0, stream.total)
-    sha256["val_sha256"] = hashlib.sha256(tokens).hexdigest()
-    sha256["train_sha256"] = hashlib.sha256(b"".join(shard.header for shard in train)).hexdigest()
-    return Corpus(TokenStream(train, s.vocab_size), tokens, *count_bytes(val, tokens, tokenizer), sha256)
-
-
-def count_bytes(val: list[Shard], tokens: np.ndarray, tokenizer: Any) -> tuple[np.ndarray, list[str]]:
-    """Bytes of each validation token, held against the headers' count, and notes. Raises DataError."""
-    worth, place, notes = token_bytes(byte_table(tokenizer), tokens), val[0].path.parent, []
-    total, stated = int(worth.sum(dtype=np.int64)), sum(shard.text_bytes for shard in val)
+    expected = {"vocabulary": s.vocab_size, "tokenizer": hashlib.sha256(blob).digest()}
+    val = TokenStream(s, "val", expected)
+    train = TokenStream(s, "train", expected) if with_train else None
+    tokens = val.read(0, val.total)
+    worth, notes = token_bytes(tokenizer, tokens), []
+    total, stated = int(worth.sum(dtype=np.int64)), sum(int(header["text_bytes"]) for header in val.headers)
     if total < 100_000:
         notes.append(f"warning: {total} validation bytes: a score on so little text says little")
-    if not val[0].extended:
+    if not expected["extension"]:
         notes.append(f"note: legacy shards: {total} validation bytes by decoding, no header vouches for them")
-    elif val[0].flags & LOSSY:  # the text's true bytes, spread over the tokens
+    elif expected["flags"] & LOSSY:  # the text's true bytes, spread over the tokens
         worth = np.diff(np.cumsum(worth, dtype=np.int64) * stated // max(total, 1), prepend=0)
         notes.append(f"note: lossy tokenizer: {total} bytes decoded of {stated}")
     else:
-        hint = f" by the headers; see python -m data.shards verify {place}"
-        need(place, "byte count of the validation tokens", total, stated, hint)
-    return worth, notes
+        hint = f" by the headers; see python -m data.shards verify {s.data_path}"
+        need(s.data_path, "byte count of the validation tokens", total, stated, hint)
+    texts = {"train": b"".join(header.tobytes() for header in train.headers) if train else b"", "val": tokens}
+    hashes = {f"{name}_sha256": hashlib.sha256(text).hexdigest() for name, text in texts.items()}
+    hashes["tokenizer_sha256"] = expected["tokenizer"].hex()
+    return Corpus(train, tokens, worth, notes, hashes)
 
 
 # --- score: windows over the validation tokens, every token but the first scored exactly once -------------
@@ -1115,36 +981,27 @@ class Score(NamedTuple):
     val_bytes: int
     partial: bool
 
-    def line(self) -> str:
-        return f"val_loss:{self.val_loss:.4f} val_bpb:{self.val_bpb:.4f}{' partial' * self.partial}"
+    def __str__(self):
+        return f"val_loss:{self.val_loss:.4f} val_bpb:{self.val_bpb:.4f}" + " partial" * self.partial
 
 
-def eval_windows(total: int, window: int, stride: int) -> np.ndarray:
-    """int64[n, 3]: (start, first scored, end); the first window scores all it sees, later ones what is new."""
-    starts = np.arange(1 + max(0, -(-(total - 1 - window) // stride))) * stride
-    ends = np.minimum(starts + window, total - 1)
-    return np.stack([starts, np.concatenate([[1], ends[:-1] + 1]), ends], axis=1)
-
-
-def evaluate(s: Settings, nll: Callable, corpus: Corpus, machine: Machine, limit: int) -> Score:
-    """Score the first `limit` validation tokens, or all. Raises Stopped if a signal comes to a rank.
-
-    nll maps int64[B, T+1] and n to float32[B, n]: nats of the last n ids. Past its end a row repeats its last
-    token, which is not scored.
-    """
+def evaluate(s, nll, corpus, machine, limit):
+    """Score the first `limit` validation tokens, 0: all, with nll as GPT has it. Raises DataError, Stopped."""
     tokens = corpus.val_tokens[: limit or None]
-    need(s.data_path, "number of validation tokens", min(len(tokens), 2), 2, " at least")
     last = len(tokens) - 1
+    if last < 1:
+        raise DataError(f"DATA_PATH={s.data_path}: {len(tokens)} validation tokens, expected at least 2")
     window, stride = min(s.eval_window, last), min(s.eval_stride or s.eval_window, last)
-    windows = eval_windows(len(tokens), window, stride)
-    rows = max(1, min(s.val_batch_size // s.batch_slots // window, -(-len(windows) // machine.world)))
+    starts = np.arange(1 + max(0, -(-(last - window) // stride))) * stride
+    rows = max(1, min(s.val_batch_size // s.batch_slots // window, -(-len(starts) // machine.world)))
     nats = scored = 0.0
-    for at in range(machine.rank * rows, len(windows), machine.world * rows):
-        start, first, end = windows[at : at + rows].T[:, :, None]
+    for at in range(machine.rank * rows, len(starts), machine.world * rows):
+        start = starts[at : at + rows, None]
         place = start + np.arange(window + 1)
-        new = stride if at else window
-        is_scored = ((place >= first) & (place <= end))[:, -new:]
-        ids = tokens[np.minimum(place, end)].astype(np.int64)
+        new = stride if at else window  # the first window scores all it sees, later ones what is new
+        first = np.where(start, start - stride + window + 1, 1)
+        is_scored = ((place >= first) & (place <= last))[:, -new:]
+        ids = tokens[np.minimum(place, last)].astype(np.int64)
         ids = np.pad(ids, ((0, rows - len(ids)), (0, 0)))  # one shape, so that a model compiles once
         nats += float(nll(ids, new)[: len(is_scored)][is_scored].sum(dtype=np.float64))
         scored += is_scored.sum()
@@ -1165,17 +1022,17 @@ INT8_ABOVE = 65536  # elements: smaller tensors are not worth a scale for each r
 INT8_CLIP = 0.9999984  # quantile of |w| in a row that int8's 127 stands for
 
 
-def quantize_rows(matrix: np.ndarray) -> dict[str, np.ndarray]:
+def quantize_rows(matrix):
     """int8 by rows; scales are float16 where all fit, else float32, without a floor under small rows."""
-    limit = np.quantile(np.abs(matrix), INT8_CLIP, axis=-1)
-    scale, half = (limit / 127).astype(np.float32), np.finfo(np.float16)
+    scale = (np.quantile(np.abs(matrix), INT8_CLIP, axis=-1) / 127).astype(np.float32)
+    half = np.finfo(np.float16)
     if np.all((scale == 0) | (scale >= half.tiny) & (scale <= half.max)):
         scale = scale.astype(np.float16)
     divisor = np.where(scale > 0, scale, 1).astype(np.float32)[..., None]
     return {"": np.clip(np.rint(matrix / divisor), -127, 127).astype(np.int8), ".scale": scale}
 
 
-def dequantize_rows(stored: dict[str, np.ndarray]) -> np.ndarray:
+def dequantize_rows(stored):
     """float32 of what quantize_rows made."""
     return stored[""].astype(np.float32) * stored[".scale"].astype(np.float32)[..., None]
 
@@ -1188,39 +1045,41 @@ SCHEMES: dict[str, tuple[Callable, Callable]] = {
 }
 
 
-def scheme_of(param: Param) -> str:
+def scheme_of(param):
     """Large stacks of matrices int8 by rows, small ones float16, vectors (which steer) float32."""
     large = "int8 rows" if math.prod(param.shape) > INT8_ABOVE else "float16"
     return "float32" if param.group == "vector" else large
 
 
-def pack_tensors(tensors: dict[str, np.ndarray], about: dict[str, Any]) -> bytes:
+def pack_tensors(tensors, about):
     """A safetensors file. One metadata key only: safetensors writes several in no fixed order."""
     plain = {name: np.ascontiguousarray(array) for name, array in tensors.items()}  # stored as it lies
     return safetensors.numpy.save(plain, {"bytegolf": json.dumps(about, sort_keys=True)})
 
 
-def unpack_tensors(blob: bytes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def unpack_tensors(blob):
     """The tensors and what pack_tensors was told about them. Raises one of DAMAGED."""
     header = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
     return safetensors.numpy.load(blob), json.loads(header["__metadata__"]["bytegolf"])
 
 
-DAMAGED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
-DAMAGED += (zlib.error, safetensors.SafetensorError)
+DAMAGED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, zlib.error)
+DAMAGED += (safetensors.SafetensorError,)
 
 
-def encode_artifact(s: Settings, weights: dict[str, np.ndarray]) -> bytes:
+def encode_artifact(s, weights):
     """float32 weights by name -> the artifact's bytes."""
     schemes, tensors = {p.name: scheme_of(p) for p in parameter_table(s)}, {}
     for name, scheme in schemes.items():
-        tensors |= {name + part: array for part, array in SCHEMES[scheme][0](weights[name]).items()}
-    settings = {name: getattr(s, name) for name, row in ROWS.items() if not row.metadata.get("free")}
+        encode, _ = SCHEMES[scheme]
+        tensors |= {name + part: array for part, array in encode(weights[name]).items()}
+    settings = {name: getattr(s, name) for name, row in ROWS.items() if "free" not in row.metadata}
     return zlib.compress(pack_tensors(tensors, {"schemes": schemes, "settings": settings}), 9)
 
 
-def decode_artifact(blob: bytes, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Bytes of the file `name` -> its settings and float32 weights. Raises DataError if damaged."""
+def decode_artifact(path):
+    """An artifact's settings and float32 weights by name. Raises DataError if it is damaged."""
+    blob = read_file("", path)
     try:
         inflater = zlib.decompressobj()
         tensors, about = unpack_tensors(inflater.decompress(blob))
@@ -1230,25 +1089,24 @@ def decode_artifact(blob: bytes, name: str) -> tuple[dict[str, Any], dict[str, n
         s, weights = Settings(**settings), {}
         check_settings(s)
         for p in parameter_table(s):
-            stored = {
-                key[len(p.name) :]: tensors.pop(key) for key in [*tensors] if key.split(".")[0] == p.name
-            }
-            value = weights[p.name] = SCHEMES[about["schemes"][p.name]][1](stored)
+            parts = [key for key in tensors if key.partition(".")[0] == p.name]
+            _, decode = SCHEMES[about["schemes"][p.name]]
+            value = weights[p.name] = decode({key[len(p.name) :]: tensors.pop(key) for key in parts})
             if (value.shape, value.dtype) != (p.shape, np.float32) or not np.isfinite(value).all():
                 raise ValueError(f"{p.name} is {value.dtype}{value.shape}, expected finite float32{p.shape}")
         if tensors:
             raise ValueError(f"holds {min(tensors)!r}, which the model has no place for")
     except DAMAGED as error:
-        raise DataError(f"{name} is no whole artifact: {type(error).__name__}: {error}") from None
+        raise DataError(f"{path} is no whole artifact: {type(error).__name__}: {error}") from None
     return settings, weights
 
 
-def count_code(s: Settings, script: bytes) -> int:
+def count_code(s, script):
     """Bytes that the script counts."""
     return len(script) if s.code_bytes == "raw" else len(zlib.compress(script, 9))
 
 
-def dry_run(s: Settings, origins: dict[str, str], script: bytes) -> Iterator[str]:
+def dry_run(s, origins, script):
     """The lines of DRY_RUN=1: all settings, all parameters, the planned size. Needs no data or device."""
     for name, origin in origins.items():
         yield f"{name.upper()}={show(getattr(s, name))} ({origin})"
@@ -1257,20 +1115,34 @@ def dry_run(s: Settings, origins: dict[str, str], script: bytes) -> Iterator[str
         init = f"{p.scale:g}" if p.init == "constant" else f"{p.init} {p.scale:.6g}"
         optimizer = "muon" if p.group == "matrix" else "adam"
         yield f"{p.name} {'x'.join(map(str, p.shape))} float32 init {init} {optimizer} {p.group}"
-        row = SCHEMES[scheme_of(p)][0](np.zeros((1, p.shape[-1]), np.float32))
+        encode, _ = SCHEMES[scheme_of(p)]
+        row = encode(np.zeros((1, p.shape[-1]), np.float32))
         artifact += math.prod(p.shape[:-1]) * sum(array.nbytes for array in row.values())
         params += math.prod(p.shape)
-    yield f"params: {params}"
-    yield f"flops_per_token: {flops_per_token(s)}"
-    yield f"planned_artifact_bytes: {artifact} (before zlib)"
-    yield f"code_bytes: {code}"
+    yield f"params: {params}\nflops_per_token: {flops_per_token(s)}"
+    yield f"planned_artifact_bytes: {artifact} (before zlib)\ncode_bytes: {code}"
     yield f"budget: {'ok' if artifact + code <= s.budget_bytes else 'over before zlib'}"
 
 
-# --- a run's folder: train.log for people, metrics.jsonl for programs, checkpoints to go on from -----------
+# --- a run's folder: train.log for people, metrics.jsonl for programs, checkpoints to go on from ----------
 
 
-def write_whole(path: Path, blob: bytes) -> None:
+@dataclasses.dataclass
+class Counters:
+    """What a run has done and used so far; a checkpoint holds it."""
+
+    steps: int = 0
+    train_seconds: float = 0.0
+    eval_seconds: float = 0.0
+    data_wait_seconds: float = 0.0
+    last_train_read_seconds: float = 0.0
+    skipped_steps: int = 0
+    skipped_in_a_row: int = 0
+    batches_crc32: int = 0  # of this rank: the sum over all slots that it read
+    resumes: int = 0
+
+
+def write_whole(path, blob):
     """Write beside and rename, so that a file of this name is always whole."""
     beside = path.with_name(path.name + ".part")
     try:
@@ -1283,41 +1155,7 @@ def write_whole(path: Path, blob: bytes) -> None:
         beside.unlink(missing_ok=True)
 
 
-class RunLog:
-    """Rank 0 prints and, if there is a folder, writes."""
-
-    def __init__(self, folder: Path | None, speaks: bool):
-        self.folder, self.speaks = folder, speaks
-
-    def bar(self, **named: Any) -> tqdm:
-        """A progress bar, on a terminal only."""
-        return tqdm(file=sys.stdout, leave=False, disable=None if self.speaks else True, **named)
-
-    def write(self, name: str, text: str) -> None:
-        with open(self.folder / name, "a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text + "\n")
-
-    def line(self, *texts: str) -> None:
-        """Lines for people."""
-        if self.speaks:
-            with contextlib.suppress(OSError):  # of a terminal that was closed: the run goes on
-                tqdm.write("\n".join(texts), file=sys.stdout)
-                sys.stdout.flush()
-            if self.folder:
-                self.write("train.log", "\n".join(texts))
-
-    def event(self, event: str, **values: Any) -> None:
-        """An object for programs: floats exact, those that are not finite as text."""
-        if self.speaks and self.folder:
-            plain = {k: str(v) if v in (math.inf, -math.inf) or v != v else v for k, v in values.items()}
-            self.write("metrics.jsonl", json.dumps({"event": event, **plain}))
-
-    def warn(self, text: str, **facts: Any) -> None:
-        self.line(f"warning: {text}")
-        self.event("warning", text=text, **facts)
-
-
-def read_metrics(name: str, path: Path | str) -> list[dict[str, Any]]:
+def read_metrics(name, path):
     """The events of a metrics.jsonl; a line that a dying run left unfinished is none. Raises DataError."""
     events = []
     for line in read_file(name, path).splitlines():
@@ -1326,7 +1164,7 @@ def read_metrics(name: str, path: Path | str) -> list[dict[str, Any]]:
     return [event for event in events if isinstance(event, dict)]
 
 
-def read_lr_trace(path: str) -> list[float]:
+def read_lr_trace(path):
     """LR_TRACE: the learning rate multiplier of each step of a run. Raises DataError."""
     events = read_metrics("LR_TRACE=", path)
     found = {e.get("step"): e.get("lr_mul") for e in events if e.get("event") == "step"}
@@ -1336,78 +1174,100 @@ def read_lr_trace(path: str) -> list[float]:
     return rates
 
 
-class Checkpoints:
-    """The last two states of a run, each one file: safetensors, and the sha256 of that behind it."""
-
-    def __init__(self, folder: Path, about: dict[str, Any], counters: Counters, log: RunLog):
-        self.folder, self.about, self.counters, self.log = folder, about, counters, log
-        self.thread, self.writing = ThreadPoolExecutor(1, "checkpoint"), Future()
-        self.writing.set_result(None)
-
-    def save(self, trainer: Trainer) -> None:
-        """Begin to write the state as it is now; a collective operation."""
-        sums = trainer.machine.share(self.counters.batches_crc32)
-        counters = dataclasses.replace(self.counters, batches_crc32=int(sums.sum()) % 2**32)
-        if trainer.machine.rank == 0:
-            about = self.about | {"counters": dataclasses.asdict(counters)}
-            self.writing = self.thread.submit(self.write, trainer.machine, trainer.snapshot(), about)
-
-    def write(self, machine: Machine, state: dict[str, Any], about: dict[str, Any]) -> None:
-        """Runs in the thread. If the disk does not take it, the others stay and training goes on."""
-        steps = about["counters"]["steps"]
-        blob = pack_tensors({name: machine.numpy(tensor) for name, tensor in state.items()}, about)
-        try:
-            write_whole(self.folder / f"step_{steps:08}.ckpt", blob + hashlib.sha256(blob).digest())
-            for old in sorted(self.folder.glob("step_*.ckpt"))[:-2]:
-                old.unlink()
-        except OSError as error:
-            self.log.warn(f"no checkpoint of step {steps}: {error}")
-
-
-def load_checkpoint(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any], list[str]]:
-    """Arrays, facts and notes of the newest whole one, if there are any. Raises DataError if all are bad."""
-    notes, paths = [], sorted(folder.glob("step_*.ckpt"), reverse=True)
-    for path in paths:
-        blob = read_file("", path)
-        if hashlib.sha256(blob[:-32]).digest() == blob[-32:]:
-            return *unpack_tensors(blob[:-32]), [*notes, f"resumed from {path}"]
-        notes.append(f"warning: {path} is damaged; the one before is taken")
-        path.rename(path.with_suffix(".damaged"))
-    if paths:
-        raise DataError(f"{paths[0]} and all before it are damaged; to begin anew remove {folder}")
-    return {}, {}, notes
-
-
-def open_run(
-    s: Settings, about: dict[str, Any]
-) -> tuple[Path, dict[str, np.ndarray], dict[str, Any], list[str]]:
-    """logs/<RUN_ID>/, new or to go on from, locked; arrays, facts and notes of its newest checkpoint.
+def open_run(s, about):
+    """logs/<RUN_ID>/, new or to go on from, locked; arrays and facts of its newest whole checkpoint, and notes.
 
     Raises SettingError or DataError where `about`, what the run depends on, has changed.
     """
     folder = Path("logs", s.run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{s.preset}-{os.getpid()}")
     (folder / "checkpoint").mkdir(parents=True, exist_ok=True)
-    metrics, refusal = folder / "metrics.jsonl", f"RUN_ID={folder.name}: choose another: {folder} "
+    metrics, mend = folder / "metrics.jsonl", "choose another RUN_ID"
     try:
         fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the process ends
     except BlockingIOError:
-        raise SettingError(refusal + "is in use by another process") from None
+        raise SettingError(f"RUN_ID={folder.name}: {folder} is in use by another process; {mend}") from None
     if metrics.exists() and any(event.get("event") == "final" for event in read_metrics("", metrics)):
-        raise SettingError(refusal + "is a run that has ended and is never overwritten")
-    arrays, facts, notes = load_checkpoint(folder / "checkpoint")
+        raise SettingError(f"RUN_ID={folder.name}: {folder} has ended and is never overwritten; {mend}")
+    paths = sorted((folder / "checkpoint").glob("step_*.ckpt"), reverse=True)
+    arrays, facts, notes = {}, {}, []
+    for path in paths:
+        blob = path.read_bytes()
+        if hashlib.sha256(blob[:-32]).digest() == blob[-32:]:
+            arrays, facts = unpack_tensors(blob[:-32])
+            notes.append(f"resumed from {path}")
+            break
+        notes.append(f"warning: {path} is damaged; the one before is taken")
+        path.rename(path.with_suffix(".damaged"))
+    if paths and not facts:
+        raise DataError(f"{paths[0]} and all before it are damaged; to begin anew remove {folder}")
     for name, was in facts.get("settings", {}).items():
-        if not ROWS[name].metadata.get("free") and about["settings"][name] != was:
-            value = show(about["settings"][name])
-            raise SettingError(
-                f"{name.upper()}={value}: {folder} was begun with {show(was)}; set that or choose another RUN_ID"
-            )
+        value = about["settings"][name]
+        if "free" not in ROWS[name].metadata and value != was:
+            now = f"{name.upper()}={show(value)}"
+            raise SettingError(f"{now}: {folder} was begun with {show(was)}; set that or {mend}")
     for name, was in facts.get("sha256", {}).items():
         need(folder, name, about["sha256"][name], was, ", the data that the run was begun with")
-    for name, was in facts.get("environment", {}).items():
-        if was != about["environment"].get(name):
-            notes.append(f"note: {name} was {was}, is {about['environment'].get(name)}: bits may differ")
     write_whole(folder / "config.json", json.dumps(about, indent=1).encode())
     return folder, arrays, facts, notes
+
+
+class Run:
+    """What a run tells and keeps: rank 0 prints and, if there is a folder, writes."""
+
+    def __init__(self, machine, folder=None, about=None, counters=None):
+        self.machine, self.folder, self.about, self.counters = machine, folder, about, counters
+        self.thread, self.writing = ThreadPoolExecutor(1, "checkpoint"), Future()
+        self.writing.set_result(None)
+
+    def bar(self, **named):
+        """A progress bar, on a terminal only."""
+        return tqdm(file=sys.stdout, leave=False, disable=True if self.machine.rank else None, **named)
+
+    def write(self, name, text):
+        if self.folder and self.machine.rank == 0:
+            with open(self.folder / name, "a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text + "\n")
+
+    def line(self, *texts):
+        """Lines for people."""
+        if self.machine.rank == 0:
+            with contextlib.suppress(OSError):  # of a terminal that was closed: the run goes on
+                tqdm.write("\n".join(texts), file=sys.stdout)
+                sys.stdout.flush()
+        self.write("train.log", "\n".join(texts))
+
+    def event(self, event, **values):
+        """An object for programs: floats exact, those that are not finite as text."""
+        plain = {k: str(v) if v in (math.inf, -math.inf) or v != v else v for k, v in values.items()}
+        self.write("metrics.jsonl", json.dumps({"event": event, **plain}))
+
+    def warn(self, text, **facts):
+        self.line(f"warning: {text}")
+        self.event("warning", text=text, **facts)
+
+    def final(self, rows):
+        """The last lines, a `key: value` each."""
+        self.event("final", **rows)
+        self.line("---", *(f"{key}: {value}" for key, value in rows.items()))
+
+    def save(self, trainer):
+        """Begin to write a checkpoint of the state as it is now; a collective operation."""
+        crc32 = int(self.machine.share(self.counters.batches_crc32).sum())
+        counters = dataclasses.asdict(self.counters) | {"batches_crc32": crc32}
+        if self.machine.rank == 0:
+            self.writing = self.thread.submit(self.write_checkpoint, trainer.snapshot(), counters)
+
+    def write_checkpoint(self, state, counters):
+        """Runs in the thread: a safetensors file, and the sha256 of it behind. The last two are kept."""
+        arrays = {name: self.machine.numpy(tensor) for name, tensor in state.items()}
+        blob = pack_tensors(arrays, self.about | {"counters": counters})
+        path = self.folder / f"checkpoint/step_{counters['steps']:08}.ckpt"
+        try:
+            write_whole(path, blob + hashlib.sha256(blob).digest())
+            for old in sorted(path.parent.glob("step_*.ckpt"))[:-2]:
+                old.unlink()
+        except OSError as error:  # the others stay, and training goes on
+            self.warn(f"no checkpoint of step {counters['steps']}: {error}")
 
 
 # --- machine: device, ranks, number format, compiler ------------------------------------------------------
@@ -1425,31 +1285,23 @@ class Machine:
     compile: bool = False
     timeout: float = 60.0  # DIST_TIMEOUT
     watch: Any = None  # a process group for the search for lost ranks alone
-    say: Callable[[str], None] = print
     signals: list[int] = dataclasses.field(default_factory=list)  # those to stop that came
 
-    @property
-    def dtype_name(self) -> str:
-        return str(self.dtype).rpartition(".")[2]
-
-    def all(self, operation: Callable, *args: Any, **named: Any) -> None:
-        """A collective operation. If it fails: raises Stopped, on rank 0 with the names of the lost ranks."""
+    def all(self, operation, *args, **named):
+        """A collective operation. If it fails, raises Stopped; rank 0 names the ranks that are lost."""
         if self.world == 1:
             return
         try:
             operation(*args, **named)
         except RuntimeError as error:
-            why = str(error).split(". ")[0]
-        try:  # all that still live come here within the time-out of the collective operation
-            dist.monitored_barrier(
-                self.watch, datetime.timedelta(seconds=self.timeout / 2), wait_all_ranks=True
-            )
-            found = "none"
-        except RuntimeError as error:
-            found = re.findall(r"Ranks? ([\d, ]*\d) failed|from (rank \d+)", str(error))
-        raise Stopped(f"a rank is dead, or silent for DIST_TIMEOUT: {found} ({why})")
+            found, half = str(error), datetime.timedelta(seconds=self.timeout / 2)
+            try:  # all that still live come here within the time-out of the operation
+                dist.monitored_barrier(self.watch, half, wait_all_ranks=True)
+            except RuntimeError as absent:
+                found = str(absent)
+            raise Stopped(f"a rank is dead, or silent for DIST_TIMEOUT: {found.splitlines()[0]}") from None
 
-    def on_rank_0(self, function: Callable[[], Any]) -> Any:
+    def on_rank_0(self, function):
         """What a function returns on rank 0, on every rank; if it raises there, the others exit."""
         box = [None, True]
         try:
@@ -1458,23 +1310,23 @@ class Machine:
             self.all(dist.broadcast_object_list, box, device=torch.device("cpu"))
         return sys.exit(1) if box[1] else box[0]
 
-    def share(self, *numbers: float) -> np.ndarray:
+    def share(self, *numbers):
         """float64[world, n]: these numbers of every rank."""
         own = torch.tensor(numbers, dtype=torch.float64)
         everyone = [own.clone() for _ in range(self.world)]
         self.all(dist.all_gather, everyone, own)
         return torch.stack(everyone).numpy()
 
-    def tensor(self, array: np.ndarray) -> Tensor:
+    def tensor(self, array):
         """On the host, from where the device can fetch it."""
         tensor = torch.from_numpy(array)
         return tensor.pin_memory() if self.device.type == "cuda" else tensor
 
-    def numpy(self, tensor: Tensor) -> np.ndarray:
+    def numpy(self, tensor):
         return tensor.detach().cpu().numpy()
 
-    def report(self, stats: Tensor) -> Callable[[], list[float]]:
-        """Begin to copy numbers to the host; the function returned waits for them."""
+    def report(self, stats):
+        """Begin to copy numbers to the host; the function returned waits for them and gives a list."""
         if self.device.type != "cuda":
             return stats.tolist
         on_host = torch.empty_like(stats, device="cpu", pin_memory=True).copy_(stats, non_blocking=True)
@@ -1482,37 +1334,25 @@ class Machine:
         copied.record()
         return lambda: copied.synchronize() or on_host.tolist()
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def compiled(self, function: Callable) -> Callable:
-        """The function through torch.compile; after the first failure a line, and eager from then on."""
-        quick = torch.compile(function, dynamic=False)
+    def compiled(self, function):
+        """The function through torch.compile, where that works."""
+        return torch.compile(function, dynamic=False) if self.compile else function
 
-        def call(*args: Any) -> Any:
-            if self.compile:
-                try:
-                    return quick(*args)
-                except Exception as error:  # no C++ compiler, a broken one, no cache folder: eager runs
-                    self.compile, why = False, " ".join(f"{type(error).__name__}: {error}".split())
-                    self.say(f"compile:0 (failed, so eager and slower: {why[:200]})")
-            return function(*args)
-
-        return call
-
-    def choose_dtype(self, wanted: str) -> str:
-        """Set dtype and peak_flops; the returned line says what was measured. Rank 0 decides for all."""
-        names = [wanted]
-        if wanted == "auto":
-            names = ["bfloat16"] if self.device.type == "cuda" else ["bfloat16", "float32"]
+    def choose_dtype(self, wanted):
+        """Set dtype and peak_flops, on rank 0's word for all; returns a line for the log."""
+        names = ["bfloat16"] if self.device.type == "cuda" else ["bfloat16", "float32"]
+        names = names if wanted == "auto" else [wanted]
         flops = self.on_rank_0(lambda: {name: self.measure(getattr(torch, name)) for name in names})
         name = max(flops, key=flops.get)
         self.dtype, self.peak_flops = getattr(torch, name), flops[name]
         speeds = " ".join(f"{n}:{f / 1e9:.0f}GFLOP/s" for n, f in flops.items())
         return f"device:{self.device} dtype:{name} compile:{self.compile:d} {speeds}"
 
-    def measure(self, dtype: torch.dtype) -> float:
+    def measure(self, dtype):
         """Floating-point operations per second of a square product: the best of three, after one."""
         side, seconds = 8192 if self.device.type == "cuda" else 512, []
         a, b = torch.randn(2, side, side, device=self.device).to(dtype)
@@ -1524,38 +1364,27 @@ class Machine:
             seconds.append(time.perf_counter() - began)
         return 2 * side**3 / min(seconds[1:])
 
-    def peak_memory_mib(self) -> float:
-        """Of the GPU, else of this process."""
+    def facts(self):
+        """What bits may depend on, and the memory used so far, of the GPU or else of this process."""
+        gpu, memory = "none", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10
         if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated() / 2**20
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
-            2**20 if sys.platform == "darwin" else 2**10
-        )
-
-    def environment(self) -> dict[str, Any]:
-        """What bits may depend on beside settings and script."""
-        gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "none"
-        return {"torch": torch.__version__, "threads": torch.get_num_threads(), "gpu": gpu}
+            gpu, memory = torch.cuda.get_device_name(), torch.cuda.max_memory_allocated()
+        about = {"torch": torch.__version__, "threads": torch.get_num_threads(), "gpu": gpu}
+        return about | {"dtype": str(self.dtype).rpartition(".")[2], "peak_memory_mib": memory // 2**20}
 
 
-def open_machine(s: Settings) -> Machine:
-    """Device and process group. Raises SettingError for what is not there."""
-    names = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}
-    found = {name: os.environ.get(name, default) for name, default in names.items()}
-    if not all(number.isdigit() for number in found.values()):
-        raise SettingError(f"{found}: takes whole numbers, as torchrun sets them")
-    world, rank, local = map(int, found.values())
-    if not world or s.batch_slots % world:
+def open_machine(s):
+    """Device, process group and compiler. Raises SettingError for what is not there."""
+    names = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}  # as torchrun sets them
+    rank, world, local = (int(os.environ.get(name, default)) for name, default in names.items())
+    kind, gpus = s.device, torch.cuda.device_count()
+    if s.batch_slots % world:
         raise SettingError(f"WORLD_SIZE={world}: takes a divisor of BATCH_SLOTS={s.batch_slots}")
-    kind = s.device
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(kind, local) if kind == "cuda" else torch.device(kind)
-    if kind == "cuda" and local >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
-        raise SettingError(
-            f"DEVICE={s.device}: torch {torch.__version__} finds {count} GPUs, rank {rank} takes number {local}"
-        )
+    if kind == "cuda" and local >= gpus:
+        raise SettingError(f"DEVICE={s.device}: torch finds {gpus} GPUs, LOCAL_RANK={local} needs another")
+    device = torch.device(kind, local if kind == "cuda" else None)
     machine = Machine(device, rank, world, compile=s.compile, timeout=s.dist_timeout)
     keep_freed_memory()
     if kind == "cuda":
@@ -1564,10 +1393,16 @@ def open_machine(s: Settings) -> Machine:
         half = datetime.timedelta(seconds=s.dist_timeout / 2)  # the rest is for the search for the lost
         dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo", timeout=half)
         machine.watch = dist.new_group(backend="gloo")
+    try:
+        machine.compiled(torch.neg)(torch.zeros(2, device=device))
+    except Exception as error:  # no C++ compiler, a broken one, no folder for what it makes: eager runs
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        print(f"compile:0 (torch.compile fails, so eager and slower: {why})", flush=True)
+        machine.compile = False
     return machine
 
 
-def keep_freed_memory() -> None:
+def keep_freed_memory():
     """Let glibc keep freed memory: page faults of large temporaries slow a step. Elsewhere: nothing."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 2**26)) if mallopt else ():
@@ -1579,7 +1414,7 @@ def keep_freed_memory() -> None:
 
 def load_predictor(artifact: Path, device: str = "cpu") -> GPT:
     """What the referee calls: a model with vocab_size, max_len, nll and logprobs. Raises DataError."""
-    settings, weights = decode_artifact(read_file("", artifact), str(artifact))
+    settings, weights = decode_artifact(artifact)
     machine = Machine(torch.device(device), compile=True)
     keep_freed_memory()
     machine.choose_dtype(settings["dtype"])
@@ -1588,99 +1423,57 @@ def load_predictor(artifact: Path, device: str = "cpu") -> GPT:
     return trainer.model
 
 
-def environment(machine: Machine, script: bytes) -> dict[str, Any]:
-    """What a run depends on beside its settings and data."""
-    cpu = Path("/proc/cpuinfo").read_text() if sys.platform == "linux" else ""
-    return machine.environment() | {
-        "ranks": machine.world,
-        "dtype": machine.dtype_name,
-        "processor": re.search(r"model name\s*: (.*)|$", cpu)[1] or platform.processor(),
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "script_sha256": hashlib.sha256(script).hexdigest(),
-    }
-
-
-def score_artifact(trainer: Trainer, name: str, blob: bytes, corpus: Corpus, log: RunLog) -> dict[str, Any]:
-    """The result: what the weights of an artifact score. Raises NumericalError if that is no number."""
-    began = time.perf_counter()
-    trainer.load(decode_artifact(blob, name)[1])
-    log.line(f"scoring {name} on {trainer.s.val_tokens_limit or len(corpus.val_tokens)} tokens")
-    score = trainer.score(corpus, trainer.s.val_tokens_limit)
+def score_artifact(trainer, path, corpus, run):
+    """The result: what the artifact scores as it lies on the disk. Raises NumericalError if that is no number."""
+    began, limit = time.perf_counter(), trainer.s.val_tokens_limit
+    trainer.load(decode_artifact(path)[1])
+    run.line(f"scoring {path} on {limit or len(corpus.val_tokens)} tokens")
+    score = evaluate(trainer.s, trainer.model.nll, corpus, trainer.machine, limit)
     if not math.isfinite(score.val_loss):
-        raise NumericalError(f"{name}: scores {score.val_loss} nats a token")
-    rows = {
-        key: f"{value:.8f}" if key in ("val_loss", "val_bpb") else value
-        for key, value in score._asdict().items()
-    }
-    partial = " partial" * rows.pop("partial")
-    seconds = round(time.perf_counter() - began, 3)
-    return {key: f"{value}{partial}" for key, value in rows.items()} | {
-        "eval_seconds": seconds,
-        "artifact_bytes": len(blob),
-        "artifact_sha256": hashlib.sha256(blob).hexdigest(),
-    }
+        raise NumericalError(f"{path}: scores {score.val_loss} nats a token")
+    mark, blob = " partial" * score.partial, read_file("", path)
+    rows = {"val_loss": f"{score.val_loss:.8f}{mark}", "val_bpb": f"{score.val_bpb:.8f}{mark}"}
+    rows |= {"val_tokens": f"{score.val_tokens}{mark}", "val_bytes": f"{score.val_bytes}{mark}"}
+    rows |= {"artifact_bytes": len(blob), "artifact_sha256": hashlib.sha256(blob).hexdigest()}
+    return rows | {"eval_seconds": round(time.perf_counter() - began, 3)}
 
 
-def eval_only(s: Settings, origins: dict[str, str], machine: Machine, make: type[Trainer]) -> int:
+def eval_only(s, origins, machine, make):
     """EVAL_ONLY=path: score an artifact of any shape, write nothing. Window and stride can be overridden."""
-    blob = read_file("EVAL_ONLY=", s.eval_only)
-    carried, _ = decode_artifact(blob, s.eval_only)
+    carried, _ = decode_artifact(s.eval_only)
     own = {k for k in carried if k.startswith(("eval_", "val_", "dtype")) and origins[k] == "environment"}
     s = dataclasses.replace(s, **{k: v for k, v in carried.items() if k not in own})
     check_settings(s)
-    corpus, log = load_corpus(s, with_train=False), RunLog(None, machine.rank == 0)
-    log.line(machine.choose_dtype(s.dtype), *corpus.notes)
-    rows = score_artifact(make(s, machine), s.eval_only, blob, corpus, log) | corpus.sha256
-    log.line("---", *(f"{key}: {value}" for key, value in rows.items() if key != "train_sha256"))
+    corpus, run = load_corpus(s, with_train=False), Run(machine)
+    run.line(machine.choose_dtype(s.dtype), *corpus.notes)
+    run.final(score_artifact(make(s, machine), s.eval_only, corpus, run) | corpus.sha256)
     return 0
 
 
-def finish(trainer: Trainer, corpus: Corpus, log: RunLog, counters: Counters, script: bytes) -> int:
-    """Write the artifact, read it back from disk, score that: the result. Returns the exit code."""
-    s, machine, path, code = (
-        trainer.s,
-        trainer.machine,
-        log.folder / "model.ptz",
-        count_code(trainer.s, script),
-    )
-    state_sha256 = trainer.sha256(trainer.optimizer.state).hex()
-    trained = validate(trainer, corpus, log, counters)
-    blob = machine.on_rank_0(lambda: write_whole(path, trainer.export()) or path.read_bytes())
-    result = score_artifact(trainer, str(path), blob, corpus, log)
-    over = len(blob) + code > s.budget_bytes
-    rows = {
-        **result,
-        "val_bpb_unquantized": f"{trained:.8f}",
-        **dataclasses.asdict(counters),
-        "eval_seconds": round(counters.eval_seconds + result["eval_seconds"], 3),
-        "batches_crc32": f"{int(machine.share(counters.batches_crc32).sum()) % 2**32:08x}",
-        "tokens_seen": counters.steps * s.train_batch_tokens,
-        "params": trainer.size,
-        "peak_memory_mib": round(machine.peak_memory_mib()),
-        "code_bytes": code,
-        "total_bytes": len(blob) + code,
-        "budget_bytes": s.budget_bytes,
-        "budget": "over" if over else "ok",
-        "script_sha256": hashlib.sha256(script).hexdigest(),
-        **corpus.sha256,
-        "state_sha256": state_sha256,
-        "preset": s.preset,
-        "seed": s.seed,
-        "run_id": log.folder.name,
-        "device": str(machine.device),
-        "torch": torch.__version__,
-    }
-    log.event("final", **rows)
-    log.line("---", *(f"{key}: {value}" for key, value in rows.items()))
-    return 4 if over else 0
+def finish(trainer, corpus, run, script):
+    """Write the artifact, and score it: the result. Returns the exit code."""
+    s, machine, path = trainer.s, trainer.machine, run.folder / "model.ptz"
+    trained, state_sha256 = trainer.validate(corpus, run), trainer.sha256(*trainer.optimizer.state).hex()
+    machine.on_rank_0(lambda: write_whole(path, trainer.export()))
+    rows = score_artifact(trainer, path, corpus, run)
+    run.counters.eval_seconds += rows["eval_seconds"]
+    code = count_code(s, script)
+    total = rows["artifact_bytes"] + code
+    rows |= {"val_bpb_unquantized": f"{trained:.8f}"} | dataclasses.asdict(run.counters)
+    rows["batches_crc32"] = f"{int(machine.share(run.counters.batches_crc32).sum()) % 2**32:08x}"
+    rows |= {"tokens_seen": run.counters.steps * s.train_batch_tokens, "params": trainer.size}
+    rows |= {"code_bytes": code, "total_bytes": total, "budget_bytes": s.budget_bytes}
+    rows |= {"budget": "ok" if total <= s.budget_bytes else "over", "device": str(machine.device)}
+    rows |= {"script_sha256": hashlib.sha256(script).hexdigest(), "state_sha256": state_sha256}
+    rows |= {"preset": s.preset, "seed": s.seed, "run_id": run.folder.name}
+    run.final(rows | machine.facts() | corpus.sha256)
+    return 0 if total <= s.budget_bytes else 4
 
 
-def catch_signals(machine: Machine) -> None:
+def catch_signals(machine):
     """Note signals to stop; the second SIGINT kills, if no torchrun passes on what a terminal sent."""
 
-    def note(number: int, frame: Any) -> None:
+    def note(number, frame):
         machine.signals.append(number)
         if number == signal.SIGINT and "TORCHELASTIC_RUN_ID" not in os.environ:
             signal.signal(number, signal.SIG_DFL)
@@ -1690,7 +1483,7 @@ def catch_signals(machine: Machine) -> None:
             signal.signal(number, note)
 
 
-def run(s: Settings, origins: dict[str, str], script: bytes, machine: Machine, make: type[Trainer]) -> int:
+def run_all(s, origins, script, machine, make):
     """A whole run on this rank. Returns the exit code."""
     catch_signals(machine)
     if s.eval_only:
@@ -1699,18 +1492,24 @@ def run(s: Settings, origins: dict[str, str], script: bytes, machine: Machine, m
     if trace:  # not the clock but the trace says how far the run is
         s = dataclasses.replace(s, iterations=min(s.iterations, len(trace)), max_wallclock_seconds=0.0)
     BatchReader(s, corpus.train, machine, 0).read(0)  # damage shows before anything is made
-    speed = machine.choose_dtype(s.dtype)
-    about = {"settings": dataclasses.asdict(s) | {"dtype": machine.dtype_name}, "origins": origins}
-    about |= {"sha256": corpus.sha256, "environment": environment(machine, script)}
+    speed, cpu = machine.choose_dtype(s.dtype), platform.processor()
+    if sys.platform == "linux":
+        cpu = re.search(r"model name\s*: (.*)|$", Path("/proc/cpuinfo").read_text())[1]
+    environment = machine.facts() | {
+        "ranks": machine.world,
+        "processor": cpu,
+        "platform": platform.platform(),
+    }
+    environment["script_sha256"] = hashlib.sha256(script).hexdigest()
+    settings = dataclasses.asdict(s) | {"dtype": environment["dtype"]}
+    about = {"settings": settings, "sha256": corpus.sha256, "origins": origins, "environment": environment}
     folder, arrays, facts, notes = machine.on_rank_0(lambda: open_run(s, about))
-    counters, log = Counters(**facts.get("counters", {})), RunLog(folder, machine.rank == 0)
-    counters.batches_crc32 *= machine.rank == 0
-    machine.say = log.line
+    run = Run(machine, folder, about, Counters(**facts.get("counters", {})))
     trainer = make(s, machine)
-    given = {k.upper(): show(getattr(s, k)) for k in origins if origins[k] == "environment"}
-    log.line(
-        f"run:{folder} preset:{s.preset} " + " ".join(f"{k}={v}" for k, v in given.items()),
-        " ".join(f"{k}:{v}" for k, v in about["environment"].items()),
+    given = [f"{k.upper()}={show(getattr(s, k))}" for k in origins if origins[k] == "environment"]
+    run.line(
+        " ".join([f"run:{folder} preset:{s.preset}", *given]),
+        " ".join(f"{k}:{v}" for k, v in environment.items()),
         speed,
         f"params:{trainer.size} batch:{s.batch_slots}x{s.slot_tokens} train_tokens:{corpus.train.total} "
         f"val_tokens:{len(corpus.val_tokens)} val_bytes:{corpus.val_bytes.sum(dtype=np.int64)}",
@@ -1721,52 +1520,42 @@ def run(s: Settings, origins: dict[str, str], script: bytes, machine: Machine, m
     trainer.warm_up()
     if facts:
         trainer.restore(arrays)
-        counters.resumes += 1
-        log.event("resume", step=counters.steps, resumes=counters.resumes)
-    saver = Checkpoints(folder / "checkpoint", about, counters, log)
+        run.counters.resumes += 1
+        run.counters.batches_crc32 *= machine.rank == 0
+        run.event("resume", step=run.counters.steps, resumes=run.counters.resumes)
     try:
-        train(trainer, corpus, log, saver, trace)
-        return finish(trainer, corpus, log, counters, script)
+        train(trainer, corpus, run, trace)
+        return finish(trainer, corpus, run, script)
     except (Stopped, OSError) as error:
-        again = " ".join(f"{k}={shlex.quote(v)}" for k, v in (given | {"RUN_ID": folder.name}).items())
-        program = f"torchrun --standalone --nproc_per_node={machine.world}" if machine.world > 1 else "python"
-        raise Stopped(f"{error}; to go on: {again} {program} {shlex.quote(sys.argv[0])}") from error
+        raise Stopped(f"{error}; the same command with RUN_ID={folder.name} goes on") from error
     finally:
-        saver.writing.result()
+        run.writing.result()
 
 
-def main(open_machine: Callable[[Settings], Machine] = open_machine, make: type[Trainer] = Trainer) -> int:
+def main(open_machine=open_machine, make=Trainer):
     """The program, on this framework or the twin's. Returns the exit code."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by who started us
-            setattr(sys, name, open(os.devnull, "w"))
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
         getattr(sys, name).reconfigure(errors="backslashreplace")
     try:
-        s, origins = load_settings(
-            dict(os.environ), "10min_16mb" if torch.cuda.is_available() else "10min_floppy"
-        )
+        default = "10min_16mb" if torch.cuda.is_available() else "10min_floppy"
+        s, origins = load_settings(dict(os.environ), default)
         files = dict.fromkeys([__file__, inspect.getfile(make)])  # the twin counts with this file
         script = b"".join(Path(file).read_bytes() for file in files)
         if s.dry_run:
             print("\n".join(dry_run(s, origins, script)))
             return 0
-        return run(s, origins, script, open_machine(s), make)
+        return run_all(s, origins, script, open_machine(s), make)
     except (SettingError, DataError, NumericalError, Stopped, OSError, MemoryError, RuntimeError) as error:
         text, code = str(error), getattr(error, "exit_code", 16)
-        if isinstance(error, (MemoryError, RuntimeError)):
-            if "memory" not in text.lower() and not isinstance(error, MemoryError):
-                raise
-            text, code = (
-                f"out of memory: lower MODEL_DIM, TRAIN_BATCH_TOKENS or VAL_BATCH_SIZE ({text[:200]})",
-                2,
-            )
+        if "memory" in f"{type(error)} {text}".lower():
+            text, code = f"out of memory, lower MODEL_DIM or TRAIN_BATCH_TOKENS: {text[:200]}", 2
+        elif isinstance(error, RuntimeError) and not isinstance(error, dist.DistError):
+            raise
         rank = os.environ.get("RANK", "0")
-        if rank == "0" or not isinstance(error, SettingError):
-            print(
-                f"{Path(sys.argv[0]).name}: {text}" + f" (rank {rank})" * (rank != "0"),
-                file=sys.stderr,
-                flush=True,
-            )
+        if rank == "0" or code != 2:  # bad settings are so on all ranks
+            print(f"{Path(sys.argv[0]).name}: {text} (rank {rank})", file=sys.stderr, flush=True)
         if dist.is_initialized():
             os._exit(code)  # what waits for a rank which is gone would not end
         return code
