@@ -1,5 +1,6 @@
 """Fixtures of the trainer's tests: one tiny corpus and one finished run, made once."""
 
+import os
 import subprocess
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import settings
 
 from tests import helpers
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch loads; pytest -n runs files side by side
 settings.register_profile("here", deadline=None, database=None, derandomize=True)
 settings.load_profile("here")
 

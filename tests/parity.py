@@ -1,22 +1,26 @@
 """The model, its gradients and its optimizer told once more: numpy, float64, every derivative by hand.
 
-    python tests/parity.py          writes tests/golden/parity.npz anew: the same bytes on the same machine
+    python -m tests.parity          writes tests/golden/parity.npz anew: the same bytes on the same machine
 
-Told from SEED.md and DESIGN.md, matrix by matrix, for reading and not for speed; it imports neither script,
-both are held against it (test_parity.py). The file holds, for each case of CASES, under `<case>/`:
-settings (JSON of environment variables), start/<parameter> float32, tokens uint16[steps, slots, slot tokens
-+ 1], logits float64[rows, T, V] of the first slot of step 0, grad/<parameter> float64 of step 0's mean loss,
-before it is clipped, and of each step losses (nats), grad_norms, lr_muls and momenta, float64[steps].
+Told matrix by matrix, for reading and not for speed. It imports neither script: both are held against it
+(test_parity.py). A fork that changes the model changes it here, too, and writes the file anew.
+
+The file holds, for each case of CASES, under `<case>/`: settings (text, NAME=value words), start/<parameter>
+float32, tokens uint16[steps, slots, slot tokens + 1], logits float64[rows, T, V] of the first slot of step 0,
+grad/<parameter> float64 of step 0's mean loss before it is clipped, and, each float64[steps], losses (nats),
+grad_norms, lr_muls and momenta.
 
 Each function of the model returns its value and a function: from the gradient of the loss by the value to
 the gradients by the arguments. Letters: B batch, T tokens (S when they are keys), D width, H heads, G
 key-value heads, R = H / G, K head width, V vocabulary.
 """
+
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +34,7 @@ Weights = dict[str, Array]
 
 # --- layers: value, and gradients of the arguments --------------------------------------------------------
 
+
 def norm(x: Array) -> tuple[Array, Callable]:
     """y = x / sqrt(mean(x^2) + eps) over the last dimension (Zhang and Sennrich 2019)."""
     r = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + NORM_EPS)
@@ -39,8 +44,10 @@ def norm(x: Array) -> tuple[Array, Callable]:
 
 def linear(x: Array, w: Array) -> tuple[Array, Callable]:
     """x [..., in] times w [out, in]."""
+
     def back(dy: Array) -> tuple[Array, Array]:
         return dy @ w, dy.reshape(-1, len(w)).T @ x.reshape(-1, w.shape[1])
+
     return x @ w.T, back
 
 
@@ -58,7 +65,8 @@ def rotate(x: Array, base: float) -> tuple[Array, Callable]:
     def turn(x: Array, sin: Array) -> Array:
         first, second = np.split(x, 2, -1)
         return np.concatenate([first * cos + second * sin, -first * sin + second * cos], -1)
-    return turn(x, sin), lambda dy: turn(dy, -sin)      # the inverse of a rotation is its transpose
+
+    return turn(x, sin), lambda dy: turn(dy, -sin)  # the inverse of a rotation is its transpose
 
 
 def attention(q: Array, k: Array, v: Array) -> tuple[Array, Callable]:
@@ -76,6 +84,7 @@ def attention(q: Array, k: Array, v: Array) -> tuple[Array, Callable]:
         ds = p * (dp - (p * dp).sum(-1, keepdims=True)) / np.sqrt(K)
         dq = np.einsum("bgrts,bsgk->btgrk", ds, k).reshape(q.shape)
         return dq, np.einsum("bgrts,btgrk->bsgk", ds, grouped), np.einsum("bgrts,btgrk->bsgk", p, dy)
+
     return np.einsum("bgrts,bsgk->btgrk", p, v).reshape(q.shape), back
 
 
@@ -98,6 +107,7 @@ def cross_entropy(logits: Array, targets: Array) -> tuple[float, Array]:
 
 
 # --- model ------------------------------------------------------------------------------------------------
+
 
 def self_attention(s: Any, w: Weights, x: Array) -> tuple[Array, Callable]:
     """The attention half of a block, [B, T, D], without its residual."""
@@ -122,6 +132,7 @@ def self_attention(s: Any, w: Weights, x: Array) -> tuple[Array, Callable]:
         dnormed, d_qkv = project_back(dflat)
         # the gain is one number for all K of a head
         return norm_back(dnormed), {"qkv": d_qkv, "attn_out": d_attn_out, "q_gain": d_gain.sum(-1)}
+
     return out, back
 
 
@@ -136,6 +147,7 @@ def mlp(w: Weights, x: Array) -> tuple[Array, Callable]:
         dhidden, d_down = down_back(dy)
         dnormed, d_up = up_back(relu_back(dhidden))
         return norm_back(dnormed), {"mlp_up": d_up, "mlp_down": d_down}
+
     return down, back
 
 
@@ -157,8 +169,9 @@ def block(s: Any, w: Weights, x: Array, x0: Array) -> tuple[Array, Callable]:
         dmixed, d_attention = attention_back(dy)
         dmixed = dmixed + dmiddle
         (dx, d_mix_x), (dx0, d_mix_x0) = kept_back(dmixed), again_back(dmixed)
-        return dx, dx0, {**d_attention, **d_mlp, "mix_x": d_mix_x, "mix_x0": d_mix_x0,
-                         "attn_scale": d_attn_scale, "mlp_scale": d_mlp_scale}
+        grads = {**d_attention, **d_mlp, "mix_x": d_mix_x, "mix_x0": d_mix_x0}
+        return dx, dx0, grads | {"attn_scale": d_attn_scale, "mlp_scale": d_mlp_scale}
+
     return middle + more, back
 
 
@@ -181,7 +194,7 @@ def trunk(s: Any, w: Weights, ids: Array) -> tuple[Array, Callable]:
 
     def back(dx: Array) -> Weights:
         grads = {name: np.zeros_like(value) for name, value in w.items()}
-        dx0, later = 0.0, {}        # gradients that reach the output of a first-half block by its skip
+        dx0, later = 0.0, {}  # gradients that reach the output of a first-half block by its skip
         for i in reversed(range(s.num_layers)):
             dx, dx0_here, here = block_backs[i](dx + later.pop(i, 0.0))
             dx0 = dx0 + dx0_here
@@ -192,6 +205,7 @@ def trunk(s: Any, w: Weights, ids: Array) -> tuple[Array, Callable]:
                 later[pushed_by], grads["skip_weight"][i - half] = skip_back(dx)
         np.add.at(grads["tok_emb"], ids, embed_back(dx0 + dx))
         return grads
+
     return x, back
 
 
@@ -205,7 +219,7 @@ def logits_and_gradient(s: Any, w: Weights, ids: Array, targets: Array) -> tuple
     loss, dlogits = cross_entropy(logits, targets)
     dnormed, d_matrix = head_back(cap_back(dlogits))
     grads = trunk_back(norm_back(dnormed))
-    grads[matrix] += d_matrix       # of a tied embedding: what it gets as the input's table, too
+    grads[matrix] += d_matrix  # of a tied embedding: what it gets as the input's table, too
     return logits, loss, grads
 
 
@@ -216,6 +230,7 @@ def sequences(s: Any, slots: Array) -> tuple[Array, Array]:
 
 
 # --- schedules and optimizer ------------------------------------------------------------------------------
+
 
 def lr_multiplier(s: Any, step: int) -> float:
     """Linear rise, constant, linear fall to zero over the last WARMDOWN_ITERS steps (below 1: part)."""
@@ -250,16 +265,16 @@ class Optimizer:
         self.first, self.second = ({name: np.zeros_like(value) for name, value in w.items()} for _ in "12")
 
     def muon(self, w: Array, m: Array, g: Array, step: int, rate: float) -> None:
-        """One matrix [out, in] and its momentum, in place; Nesterov; no decay unless WEIGHT_DECAY says so."""
+        """One matrix [out, in] and its momentum, in place; Nesterov."""
         mu = muon_momentum(self.s, step)
         m[:] = mu * m + g
         update = newton_schulz(g + mu * m, self.s.muon_backend_steps)
-        w *= 1 - rate * self.s.weight_decay
         w -= rate * max(1.0, w.shape[0] / w.shape[1]) ** 0.5 * update
 
     def adam(self, name: str, g: Array, step: int, rate: float) -> None:
         """Kingma and Ba 2015."""
-        b1, b2, m, v = self.s.beta1, self.s.beta2, self.first[name], self.second[name]
+        b1, b2 = self.s.beta1, self.s.beta2
+        m, v = self.first[name], self.second[name]
         m[:] = b1 * m + (1 - b1) * g
         v[:] = b2 * v + (1 - b2) * g * g
         root = np.sqrt(v / (1 - b2 ** (step + 1)))
@@ -275,51 +290,71 @@ class Optimizer:
             if name not in MATRICES:
                 self.adam(name, g * shrink, step, multiplier * rates.get(name, s.scalar_lr))
                 continue
-            cuts = [s.model_dim, s.model_dim + kv_dim] if name == "qkv" else []     # q, k and v apart
+            cuts = [s.model_dim, s.model_dim + kv_dim] if name == "qkv" else []  # q, k and v apart
             for layer in zip(self.w[name], self.first[name], g * shrink):
-                for w, m, part in zip(*(np.split(stack, cuts) for stack in layer)):     # views
+                parts = zip(*(np.split(stack, cuts) for stack in layer))  # views
+                for w, m, part in parts:
                     self.muon(w, m, part, step, multiplier * s.matrix_lr)
         return size
 
 
 # --- golden file ------------------------------------------------------------------------------------------
 
-TRAINING = dict(        # every schedule is in motion within the ten steps
-    iterations=STEPS, warmdown_iters=0.4, lr_warmup_steps=3, embed_lr=0.05, head_lr=0.01, tied_embed_lr=0.02,
-    matrix_lr=0.02, scalar_lr=0.03, muon_momentum=0.95, muon_momentum_warmup_start=0.8,
-    muon_momentum_warmup_steps=6, muon_backend_steps=5, beta1=0.85, beta2=0.96, adam_eps=1e-8,
-    weight_decay=0.0, grad_clip_norm=0.0)
-SHAPE = dict(vocab_size=40, num_layers=3, model_dim=16, num_heads=4, num_kv_heads=2, mlp_mult=2,
-             tie_embeddings=True, rope_base=100.0, logit_softcap=4.0, qk_gain_init=1.5, train_seq_len=12,
-             batch_slots=2, train_batch_tokens=48)
-CASES = {       # in `fresh` the weights are as at a run's start: zero or one where they begin so
-    "tied": SHAPE | TRAINING,
-    "untied": SHAPE | TRAINING | dict(
-        tie_embeddings=False, num_layers=4, model_dim=12, num_heads=6, num_kv_heads=1, mlp_mult=3,
-        vocab_size=33, weight_decay=0.5, grad_clip_norm=0.2, muon_backend_steps=3, adam_eps=1e-4,
-        warmdown_iters=5.0, rope_base=10000.0, logit_softcap=30.0),
-    "fresh": SHAPE | TRAINING | dict(num_layers=2, model_dim=8, num_heads=2, num_kv_heads=2,
-                                     logit_softcap=30.0)}
+SHAPE = """
+    VOCAB_SIZE=40 NUM_LAYERS=3 MODEL_DIM=16 NUM_HEADS=4 NUM_KV_HEADS=2 MLP_MULT=2 TIE_EMBEDDINGS=1
+    ROPE_BASE=100 LOGIT_SOFTCAP=4 QK_GAIN_INIT=1.5 TRAIN_SEQ_LEN=12 BATCH_SLOTS=2 TRAIN_BATCH_TOKENS=48
+"""
+# Every schedule is in motion within the ten steps.
+TRAINING = """
+    ITERATIONS=10 WARMDOWN_ITERS=0.4 LR_WARMUP_STEPS=3 EMBED_LR=0.05 HEAD_LR=0.01 TIED_EMBED_LR=0.02
+    MATRIX_LR=0.02 SCALAR_LR=0.03 MUON_MOMENTUM=0.95 MUON_MOMENTUM_WARMUP_START=0.8
+    MUON_MOMENTUM_WARMUP_STEPS=6 MUON_BACKEND_STEPS=5 BETA1=0.85 BETA2=0.96 ADAM_EPS=1e-8 GRAD_CLIP_NORM=0
+"""
+UNTIED = """
+    TIE_EMBEDDINGS=0 NUM_LAYERS=4 MODEL_DIM=12 NUM_HEADS=6 NUM_KV_HEADS=1 MLP_MULT=3 VOCAB_SIZE=33
+    GRAD_CLIP_NORM=0.2 MUON_BACKEND_STEPS=3 ADAM_EPS=1e-4 WARMDOWN_ITERS=5 ROPE_BASE=10000 LOGIT_SOFTCAP=30
+"""
+FRESH = "NUM_LAYERS=2 MODEL_DIM=8 NUM_HEADS=2 NUM_KV_HEADS=2 LOGIT_SOFTCAP=30"
+# A later word counts. In `fresh` the weights are as at a run's start: zero or one where they begin so.
+CASES = {"tied": SHAPE + TRAINING, "untied": SHAPE + TRAINING + UNTIED, "fresh": SHAPE + TRAINING + FRESH}
+
+
+def read_settings(text: str) -> SimpleNamespace:
+    """The NAME=value words of a case as numbers by name in lower case."""
+    words = dict(word.lower().split("=") for word in text.split())
+    return SimpleNamespace(**{name: json.loads(value) for name, value in words.items()})
 
 
 def shapes(s: Any) -> dict[str, tuple[int, ...]]:
     """Of all parameters: stacks over the layers, matrices [out, in], qkv three of them."""
     L, D, kv_dim = s.num_layers, s.model_dim, s.model_dim // s.num_heads * s.num_kv_heads
-    named = {"qkv": (L, D + 2 * kv_dim, D), "attn_out": (L, D, D), "mlp_up": (L, s.mlp_mult * D, D),
-             "mlp_down": (L, D, s.mlp_mult * D), "tok_emb": (s.vocab_size, D), "head": (s.vocab_size, D),
-             "attn_scale": (L, D), "mlp_scale": (L, D), "mix_x": (L, D), "mix_x0": (L, D),
-             "q_gain": (L, s.num_heads), "skip_weight": (L // 2, D)}
+    named = {
+        "qkv": (L, D + 2 * kv_dim, D),
+        "attn_out": (L, D, D),
+        "mlp_up": (L, s.mlp_mult * D, D),
+        "mlp_down": (L, D, s.mlp_mult * D),
+        "tok_emb": (s.vocab_size, D),
+        "head": (s.vocab_size, D),
+        "attn_scale": (L, D),
+        "mlp_scale": (L, D),
+        "mix_x": (L, D),
+        "mix_x0": (L, D),
+        "q_gain": (L, s.num_heads),
+        "skip_weight": (L // 2, D),
+    }
     return {name: shape for name, shape in named.items() if name != "head" or not s.tie_embeddings}
 
 
 def start_weights(s: Any, rng: np.random.Generator, fresh: bool = False) -> Weights:
     """float32 by name; unless fresh, everything is moved away from where it starts, so that all has slope."""
-    ones, zeros = ("attn_scale", "mlp_scale", "mix_x", "skip_weight"), ("attn_out", "mlp_down", "mix_x0")
-    start, weights = dict.fromkeys(ones, 1.0) | {"q_gain": s.qk_gain_init}, {}
+    ones = dict.fromkeys(("attn_scale", "mlp_scale", "mix_x", "skip_weight"), 1.0)
+    zeros = dict.fromkeys(("attn_out", "mlp_down", "mix_x0"), 0.0)
+    constant, weights = ones | zeros | {"q_gain": s.qk_gain_init}, {}
     for name, shape in shapes(s).items():
-        spread = 0.3 if name not in (*MATRICES, "tok_emb", "head") else s.model_dim ** -0.5
-        spread = 0.0 if fresh and (name in start or name in zeros) else spread
-        value = start.get(name, 0.0) + 3 ** 0.5 * spread * (2 * rng.random(shape) - 1)
+        spread = s.model_dim**-0.5 if name in (*MATRICES, "tok_emb", "head") else 0.3
+        if fresh and name in constant:
+            spread = 0.0
+        value = constant.get(name, 0.0) + 3**0.5 * spread * (2 * rng.random(shape) - 1)
         weights[name] = value.astype(np.float32)
     return weights
 
@@ -335,25 +370,23 @@ def tell(s: Any, start: Weights, tokens: Array) -> dict[str, Array]:
         multiplier = lr_multiplier(s, step)
         steps.append((loss, optimizer.step(grads, step, multiplier), multiplier, muon_momentum(s, step)))
     rows = dict(zip(("losses", "grad_norms", "lr_muls", "momenta"), np.array(steps).T))
-    return {"logits": logits[:len(logits) // s.batch_slots], **told, **rows}
+    return {"logits": logits[: len(logits) // s.batch_slots], **told, **rows}
 
 
 def make() -> dict[str, Array]:
     """All arrays of the golden file by name."""
     arrays = {}
-    for seed, (case, values) in enumerate(CASES.items()):
-        s, rng = SimpleNamespace(**values), np.random.Generator(np.random.PCG64(seed))
+    for seed, (case, text) in enumerate(CASES.items()):
+        s, rng = read_settings(text), np.random.Generator(np.random.PCG64(seed))
         start = start_weights(s, rng, case == "fresh")
         slot = (s.batch_slots, s.train_batch_tokens // s.batch_slots + 1)
-        tokens = (s.vocab_size * rng.random((STEPS, *slot)) ** 2).astype(np.uint16)     # low ids are frequent
-        environment = {name.upper(): f"{value:g}" if isinstance(value, float) else str(int(value))
-                       for name, value in values.items()}
-        arrays[f"{case}/settings"] = np.array(json.dumps(environment))
+        tokens = (s.vocab_size * rng.random((STEPS, *slot)) ** 2).astype(np.uint16)  # low ids are frequent
+        arrays[f"{case}/settings"] = np.array(" ".join(text.split()))
         arrays |= {f"{case}/tokens": tokens} | {f"{case}/start/{name}": w for name, w in start.items()}
         arrays |= {f"{case}/{name}": value for name, value in tell(s, start, tokens).items()}
     return arrays
 
 
 if __name__ == "__main__":
-    np.savez(GOLDEN, **make())      # not compressed: the bytes depend on no version of zlib
+    np.savez(GOLDEN, **make())  # not compressed: the bytes depend on no version of zlib
     sys.stdout.write(f"{GOLDEN}: {GOLDEN.stat().st_size} bytes\n")
