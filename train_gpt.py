@@ -29,6 +29,7 @@ import resource
 import signal
 import sys
 import time
+import timeit
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -177,7 +178,6 @@ class Settings:
 
     @property
     def slot_tokens(self):
-        """Tokens of one rank's micro-step."""
         return self.train_batch_tokens // self.batch_slots
 
     @property
@@ -185,34 +185,31 @@ class Settings:
         return self.model_dim // self.num_heads
 
     @property
-    def kv_dim(self):
-        return self.head_dim * self.num_kv_heads
-
-    @property
     def eval_window(self):
         return self.eval_seq_len or self.train_seq_len
 
 
 ROWS = {row.name: row for row in dataclasses.fields(Settings)}
-KINDS = {"int": (int, "a whole number"), "float": (float, "a number"), "str": (str, "a text")}
-KINDS["bool"] = (lambda text: {"0": False, "1": True}[text], "0 or 1")
+TAKES = {"int": "a whole number", "float": "a number", "bool": "0 or 1", "str": "a text"}
 
 
 def parse_setting(row, text):
     """The value of one environment variable. Raises SettingError naming what it takes."""
     low, high, pick = row.metadata["low"], row.metadata["high"], row.metadata.get("pick")
-    read, takes = KINDS[row.type]
-    with contextlib.suppress(ValueError, KeyError):
-        value = read(text)
-        if row.type in ("str", "bool"):
-            good = not pick or value in pick
-        else:  # Python also reads 1_0, and digits of other scripts
+    value, good = text, not pick or text in pick
+    if row.type == "bool":
+        value, good = text == "1", text in ("0", "1")
+    elif row.type != "str":
+        try:  # Python also reads 1_0, and digits of other scripts
+            value = int(text) if row.type == "int" else float(text)
             good = low <= value <= high and text.isascii() and "_" not in text
-        if good:
-            return value
-    takes = "one of " + ", ".join(pick) if pick else takes
-    takes += f" from {low:g}" * (low > -1e300) + f" to {high:g}" * (high < 1e300)
-    raise SettingError(f"{row.name.upper()}={text!r}: takes {takes}")
+        except ValueError:
+            good = False
+    if not good:
+        takes = "one of " + ", ".join(pick) if pick else TAKES[row.type]
+        takes += f" from {low:g}" * (low > -1e300) + f" to {high:g}" * (high < 1e300)
+        raise SettingError(f"{row.name.upper()}={text!r}: takes {takes}")
+    return value
 
 
 def refuse_near_misses(env):
@@ -226,14 +223,14 @@ def refuse_near_misses(env):
 
 
 def load_settings(env, default_preset):
-    """The settings and the origin of each: 'preset' or 'environment'. Raises SettingError."""
+    """The settings, and the origin of each: 'preset' or 'environment'. Raises SettingError."""
     refuse_near_misses(env)
     preset = parse_setting(ROWS["preset"], env.get("PRESET", default_preset))
     texts = pairs(PRESETS[preset]) | {"PRESET": preset} | env
-    given = [row for row in ROWS.values() if row.name.upper() in texts]
-    settings = Settings(**{row.name: parse_setting(row, texts[row.name.upper()]) for row in given})
-    check_settings(settings)
-    return settings, {name: "environment" if name.upper() in env else "preset" for name in ROWS}
+    given = [row for name, row in ROWS.items() if name.upper() in texts]
+    s = Settings(**{row.name: parse_setting(row, texts[row.name.upper()]) for row in given})
+    check_settings(s)
+    return s, {name: "environment" if name.upper() in env else "preset" for name in ROWS}
 
 
 def check_settings(s):
@@ -241,19 +238,14 @@ def check_settings(s):
     unit = s.batch_slots * s.train_seq_len
     letters = "at most 100 letters, digits, '.', '_', '-', the first no '.'"
     for name, good, takes in [
-        ("num_heads", s.model_dim % s.num_heads == 0, f"a divisor of MODEL_DIM={s.model_dim}"),
-        ("num_heads", s.head_dim % 2 == 0, f"heads of even width, MODEL_DIM / NUM_HEADS is {s.head_dim}"),
+        ("num_heads", s.model_dim % (2 * s.num_heads) == 0, f"a divisor of half of MODEL_DIM={s.model_dim}"),
         ("num_kv_heads", s.num_heads % s.num_kv_heads == 0, f"a divisor of NUM_HEADS={s.num_heads}"),
-        (
-            "train_batch_tokens",
-            s.train_batch_tokens % unit == 0,
-            f"a multiple of {unit}, all slots' sequences",
-        ),
+        ("train_batch_tokens", s.train_batch_tokens % unit == 0, f"a multiple of {unit}, a sequence a slot"),
         ("eval_stride", s.eval_stride <= s.eval_window, f"at most the window, {s.eval_window}"),
         ("run_id", re.fullmatch(r"([\w-][\w.-]{0,99})?", s.run_id), letters),
     ]:
         if not good:
-            raise SettingError(f"{name.upper()}={show(getattr(s, name))}: takes {takes}")
+            raise SettingError(f"{name.upper()}={getattr(s, name)}: takes {takes}")
 
 
 def show(value):
@@ -281,9 +273,10 @@ class Param(NamedTuple):
 def parameter_table(s):
     """All parameters in storage order, matrices first; qkv holds three matrices, [out, in]."""
     layers, dim, hidden = s.num_layers, s.model_dim, s.mlp_mult * s.model_dim
+    kv_dim = s.head_dim * s.num_kv_heads
     vocab, bound = (s.vocab_size, dim), dim**-0.5  # uniform in +-1/sqrt(fan in): usual for a linear layer
     table = [
-        Param("qkv", (layers, dim + 2 * s.kv_dim, dim), "uniform", bound, "matrix", s.matrix_lr),
+        Param("qkv", (layers, dim + 2 * kv_dim, dim), "uniform", bound, "matrix", s.matrix_lr),
         Param("attn_out", (layers, dim, dim), "constant", 0.0, "matrix", s.matrix_lr),
         Param("mlp_up", (layers, hidden, dim), "uniform", bound, "matrix", s.matrix_lr),
         Param("mlp_down", (layers, dim, hidden), "constant", 0.0, "matrix", s.matrix_lr),
@@ -530,22 +523,19 @@ class Optimizer:
     def orthogonalize(self, stack):
         """Newton-Schulz on [layers, out, in], in place; ranks share the layers."""
         rank, world = self.machine.rank, self.machine.world
-        factor = max(1.0, stack.size(1) / stack.size(2)) ** 0.5
-        wide = stack.mT if stack.size(1) > stack.size(2) else stack
+        tall = stack.size(1) / stack.size(2)
+        wide = stack.mT if tall > 1 else stack
         share = -(-len(wide) // world)  # zeros fill up what the number of ranks does not divide
         whole = F.pad(wide.to(self.machine.dtype), (0, 0, 0, 0, 0, share * world - len(wide)))
         done = newton_schulz(whole[rank * share : (rank + 1) * share], self.s.muon_backend_steps)
         if world > 1:
             self.machine.all(dist.all_gather, list(whole.split(share)), done)
             done = whole
-        wide.copy_(done[: len(wide)]).mul_(factor)
+        wide.copy_(done[: len(wide)]).mul_(max(1.0, tall) ** 0.5)
 
     @torch.no_grad()
     def step(self, grad, step, multiplier, take):
-        """Update the weights from the flat gradient, float32, at learning rates times multiplier.
-
-        take: 1, or 0 with a gradient of zeros to leave everything as it is: the host need not know.
-        """
+        """Update the weights from the flat gradient, float32; where take is 0, from zeros, all stays as it is."""
         s, state, rate = self.s, self.state, self.rates * (take * multiplier)
         (matrix_grad, rest_grad), (matrix_rate, rest_rate) = self.split(grad), self.split(rate)
         matrices, rest = self.split(state["weights"])
@@ -554,7 +544,8 @@ class Optimizer:
         matrix_grad.add_(state["momentum"], alpha=momentum)  # Nesterov
         for param, view in zip(self.model.table, self.model.views(grad).values()):
             if param.group == "matrix":
-                parts = (s.model_dim, s.kv_dim, s.kv_dim) if param.name == "qkv" else param.shape[1]
+                kv_dim = s.head_dim * s.num_kv_heads
+                parts = (s.model_dim, kv_dim, kv_dim) if param.name == "qkv" else param.shape[1]
                 for stack in view.split(parts, dim=1):
                     self.orthogonalize(stack)
         matrices.sub_(matrix_grad * matrix_rate)
@@ -594,8 +585,7 @@ class Trainer:
     """Model and optimizer of one run on this rank. The twin on another framework derives from it."""
 
     def __init__(self, s, machine):
-        self.s, self.machine = s, machine
-        self.model = GPT(s, machine)
+        self.s, self.machine, self.model = s, machine, GPT(s, machine)
         self.size = sum(self.model.sizes)
         self.reset()
 
@@ -685,13 +675,8 @@ class Meter:
     def __init__(self, trainer, run):
         self.trainer, self.run, self.counters, self.pending = trainer, run, run.counters, None
         self.logged = run.counters.steps, run.counters.train_seconds, run.counters.data_wait_seconds
-        self.bar = run.bar(total=trainer.s.iterations, initial=run.counters.steps, unit="step")
-
-    def after_step(self, stats, facts):
-        """stats: of Trainer.step; facts: step, lr_mul, train_seconds, data_wait_seconds."""
-        report = self.trainer.machine.report(stats)
-        self.flush()
-        self.pending = report, facts
+        hide = True if trainer.machine.rank else None  # None: on a terminal only
+        self.bar = tqdm(total=trainer.s.iterations, initial=run.counters.steps, leave=False, disable=hide)
 
     def flush(self):
         """Report the step that is pending. Raises NumericalError after MAX_SKIPPED bad steps in a row."""
@@ -768,9 +753,10 @@ def train(trainer, corpus, run, trace):
         stats = trainer.step(batch, step, lr_mul)
         counters.steps += 1
         counters.batches_crc32 += crc32
-        counters.last_train_read_seconds = reader.last_read - began
-        facts = {"step": step + 1, "lr_mul": lr_mul, "data_wait_seconds": wait}
-        meter.after_step(stats, facts | {"train_seconds": time.perf_counter() - began})
+        report, elapsed = machine.report(stats), time.perf_counter() - began
+        meter.flush()
+        facts = {"step": step + 1, "lr_mul": lr_mul, "train_seconds": elapsed, "data_wait_seconds": wait}
+        meter.pending = report, facts
 
 
 # --- data: shards of 256 little-endian int32 and uint16 tokens (format: data/README.md) -------------------
@@ -873,7 +859,6 @@ class BatchReader:
             raise DataError(f"DATA_PATH={s.data_path}: {stream.total} training tokens, {least}")
         self.order = np.random.Generator(np.random.Philox(key=s.seed)).permutation(windows)
         self.thread, self.coming = ThreadPoolExecutor(1, "batch reader"), []
-        self.last_read = time.perf_counter()
 
     def start(self, number):
         """First token of slot `number` = step * BATCH_SLOTS + slot: slots end to end, or in shuffled order."""
@@ -888,7 +873,6 @@ class BatchReader:
             number = step * self.s.batch_slots + slot
             rows.append(self.stream.read(self.start(number), self.length))
             crc32 += zlib.crc32(rows[-1], number % 2**32)
-        self.last_read = time.perf_counter()
         return self.machine.tensor(np.stack(rows).astype(np.int64)), crc32
 
     def next(self):
@@ -902,11 +886,7 @@ class BatchReader:
 
 
 def byte_table(tokenizer):
-    """UTF-8 bytes that each token adds to the decoded text, int32[vocab]: after text, and after a control token.
-
-    There a dummy prefix is dropped. A byte piece is one byte, control and unknown are nothing. Third: bool[vocab],
-    which are control tokens.
-    """
+    """UTF-8 bytes that a token adds, int32[vocab]: after text; after a control token; bool: which are control."""
     ids = range(tokenizer.vocab_size())
     control = np.array([tokenizer.is_control(i) for i in ids])
     silent = control | np.array([tokenizer.is_unknown(i) for i in ids])
@@ -916,7 +896,7 @@ def byte_table(tokenizer):
         texts = tokenizer.decode([[*prefix, i] for i in ids])
         return np.array([len(text.encode()) for text in texts], np.int32)
 
-    first = sizes([])
+    first = sizes([])  # here a dummy prefix is dropped
     anchor = int(np.argmax(~silent & (first > 0)))  # any piece of text
     inner = np.where(single, 1, sizes([anchor]) - first[anchor])
     return np.where(silent, 0, inner), np.where(silent, 0, np.where(single, 1, first)), control
@@ -1135,7 +1115,6 @@ class Counters:
     train_seconds: float = 0.0
     eval_seconds: float = 0.0
     data_wait_seconds: float = 0.0
-    last_train_read_seconds: float = 0.0
     skipped_steps: int = 0
     skipped_in_a_row: int = 0
     batches_crc32: int = 0  # of this rank: the sum over all slots that it read
@@ -1155,56 +1134,56 @@ def write_whole(path, blob):
         beside.unlink(missing_ok=True)
 
 
-def read_metrics(name, path):
-    """The events of a metrics.jsonl; a line that a dying run left unfinished is none. Raises DataError."""
-    events = []
-    for line in read_file(name, path).splitlines():
-        with contextlib.suppress(ValueError):
-            events.append(json.loads(line))
-    return [event for event in events if isinstance(event, dict)]
-
-
 def read_lr_trace(path):
     """LR_TRACE: the learning rate multiplier of each step of a run. Raises DataError."""
-    events = read_metrics("LR_TRACE=", path)
-    found = {e.get("step"): e.get("lr_mul") for e in events if e.get("event") == "step"}
-    rates = [found.get(step) for step in range(1, len(found) + 1)]
-    if not rates or not all(isinstance(rate, float) and 0 <= rate < math.inf for rate in rates):
+    rates = {}
+    for line in read_file("LR_TRACE=", path).splitlines():
+        with contextlib.suppress(ValueError, TypeError, KeyError):  # a line that a dying run left unfinished
+            event = json.loads(line)
+            if event["event"] == "start":  # what an attempt did beyond its checkpoint is done again
+                rates = {step: rate for step, rate in rates.items() if step <= event["step"]}
+            elif event["event"] == "step":
+                rates[event["step"]] = float(event["lr_mul"])
+    if not rates or [*rates] != [*range(1, len(rates) + 1)]:
         raise DataError(f"LR_TRACE={path}: expected a metrics.jsonl with steps 1, 2, ... and their lr_mul")
-    return rates
+    return [*rates.values()]
+
+
+def newest_checkpoint(folder):
+    """Arrays, facts and notes of the newest whole one, if there is any. Raises DataError if all are damaged."""
+    notes, paths = [], sorted(folder.glob("step_*.ckpt"), reverse=True)
+    for at, path in enumerate(paths):
+        blob = read_file("", path)
+        if hashlib.sha256(blob[:-32]).digest() == blob[-32:]:
+            for damaged in paths[:at]:
+                damaged.rename(damaged.with_suffix(".damaged"))
+            return *unpack_tensors(blob[:-32]), [*notes, f"resumed from {path}"]
+        notes.append(f"warning: {path} is damaged; the one before is taken")
+    if paths:
+        raise DataError(f"{paths[0]} and all before it are damaged; to begin anew remove {folder.parent}")
+    return {}, {}, notes
 
 
 def open_run(s, about):
-    """logs/<RUN_ID>/, new or to go on from, locked; arrays and facts of its newest whole checkpoint, and notes.
+    """logs/<RUN_ID>/, new or to go on from, locked, and what newest_checkpoint gives.
 
     Raises SettingError or DataError where `about`, what the run depends on, has changed.
     """
     folder = Path("logs", s.run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{s.preset}-{os.getpid()}")
     (folder / "checkpoint").mkdir(parents=True, exist_ok=True)
-    metrics, mend = folder / "metrics.jsonl", "choose another RUN_ID"
+    metrics, refused = folder / "metrics.jsonl", f"RUN_ID={folder.name}: choose another, {folder}"
     try:
         fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the process ends
     except BlockingIOError:
-        raise SettingError(f"RUN_ID={folder.name}: {folder} is in use by another process; {mend}") from None
-    if metrics.exists() and any(event.get("event") == "final" for event in read_metrics("", metrics)):
-        raise SettingError(f"RUN_ID={folder.name}: {folder} has ended and is never overwritten; {mend}")
-    paths = sorted((folder / "checkpoint").glob("step_*.ckpt"), reverse=True)
-    arrays, facts, notes = {}, {}, []
-    for path in paths:
-        blob = path.read_bytes()
-        if hashlib.sha256(blob[:-32]).digest() == blob[-32:]:
-            arrays, facts = unpack_tensors(blob[:-32])
-            notes.append(f"resumed from {path}")
-            break
-        notes.append(f"warning: {path} is damaged; the one before is taken")
-        path.rename(path.with_suffix(".damaged"))
-    if paths and not facts:
-        raise DataError(f"{paths[0]} and all before it are damaged; to begin anew remove {folder}")
+        raise SettingError(f"{refused} is in use by another process") from None
+    if metrics.exists() and b'{"event": "final"' in metrics.read_bytes():
+        raise SettingError(f"{refused} is a run that has ended and is never overwritten")
+    arrays, facts, notes = newest_checkpoint(folder / "checkpoint")
     for name, was in facts.get("settings", {}).items():
-        value = about["settings"][name]
-        if "free" not in ROWS[name].metadata and value != was:
-            now = f"{name.upper()}={show(value)}"
-            raise SettingError(f"{now}: {folder} was begun with {show(was)}; set that or {mend}")
+        now = about["settings"][name]
+        if now != was and "free" not in ROWS[name].metadata and (name, s.dtype) != ("dtype", "auto"):
+            was = f"{folder} was begun with {show(was)}"
+            raise SettingError(f"{name.upper()}={show(now)}: {was}; set that or choose another RUN_ID")
     for name, was in facts.get("sha256", {}).items():
         need(folder, name, about["sha256"][name], was, ", the data that the run was begun with")
     write_whole(folder / "config.json", json.dumps(about, indent=1).encode())
@@ -1218,10 +1197,6 @@ class Run:
         self.machine, self.folder, self.about, self.counters = machine, folder, about, counters
         self.thread, self.writing = ThreadPoolExecutor(1, "checkpoint"), Future()
         self.writing.set_result(None)
-
-    def bar(self, **named):
-        """A progress bar, on a terminal only."""
-        return tqdm(file=sys.stdout, leave=False, disable=True if self.machine.rank else None, **named)
 
     def write(self, name, text):
         if self.folder and self.machine.rank == 0:
@@ -1246,9 +1221,9 @@ class Run:
         self.event("warning", text=text, **facts)
 
     def final(self, rows):
-        """The last lines, a `key: value` each."""
-        self.event("final", **rows)
+        """The last lines, a `key: value` each, and the event that marks the end of the run."""
         self.line("---", *(f"{key}: {value}" for key, value in rows.items()))
+        self.event("final", **rows)
 
     def save(self, trainer):
         """Begin to write a checkpoint of the state as it is now; a collective operation."""
@@ -1294,12 +1269,25 @@ class Machine:
         try:
             operation(*args, **named)
         except RuntimeError as error:
-            found, half = str(error), datetime.timedelta(seconds=self.timeout / 2)
-            try:  # all that still live come here within the time-out of the operation
-                dist.monitored_barrier(self.watch, half, wait_all_ranks=True)
-            except RuntimeError as absent:
-                found = str(absent)
-            raise Stopped(f"a rank is dead, or silent for DIST_TIMEOUT: {found.splitlines()[0]}") from None
+            lost = ", ".join(map(str, self.lost_ranks())) or "unknown"
+            why = str(error).splitlines()[0]
+            raise Stopped(f"lost rank {lost}: dead, or silent for DIST_TIMEOUT ({why})") from None
+
+    def lost_ranks(self):
+        """Who does not answer a call on connections that the failed operation has not used."""
+        until, calls = time.monotonic() + self.timeout / 2, {}
+        others = [rank for rank in range(self.world) if rank != self.rank]
+        for rank in others:
+            with contextlib.suppress(RuntimeError):  # it is dead
+                calls[rank] = [call(torch.zeros(1), rank, self.watch) for call in (dist.isend, dist.irecv)]
+        lost = [rank for rank in others if rank not in calls]
+        for rank, pair in calls.items():
+            try:
+                for call in pair:
+                    call.wait(datetime.timedelta(seconds=max(until - time.monotonic(), 1e-3)))
+            except RuntimeError:
+                lost.append(rank)
+        return sorted(lost)
 
     def on_rank_0(self, function):
         """What a function returns on rank 0, on every rank; if it raises there, the others exit."""
@@ -1354,14 +1342,9 @@ class Machine:
 
     def measure(self, dtype):
         """Floating-point operations per second of a square product: the best of three, after one."""
-        side, seconds = 8192 if self.device.type == "cuda" else 512, []
+        side = 8192 if self.device.type == "cuda" else 512
         a, b = torch.randn(2, side, side, device=self.device).to(dtype)
-        for _ in range(4):
-            self.synchronize()
-            began = time.perf_counter()
-            a @ b
-            self.synchronize()
-            seconds.append(time.perf_counter() - began)
+        seconds = timeit.repeat(lambda: (a @ b, self.synchronize()), self.synchronize, number=1, repeat=4)
         return 2 * side**3 / min(seconds[1:])
 
     def facts(self):
@@ -1390,8 +1373,8 @@ def open_machine(s):
     if kind == "cuda":
         torch.cuda.set_device(local)
     if world > 1:  # small decisions travel as CPU tensors over gloo: no GPU waits for them
-        half = datetime.timedelta(seconds=s.dist_timeout / 2)  # the rest is for the search for the lost
-        dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo", timeout=half)
+        third = datetime.timedelta(seconds=s.dist_timeout / 3)  # then half of it to search for the lost
+        dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo", timeout=third)
         machine.watch = dist.new_group(backend="gloo")
     try:
         machine.compiled(torch.neg)(torch.zeros(2, device=device))
@@ -1417,7 +1400,7 @@ def load_predictor(artifact: Path, device: str = "cpu") -> GPT:
     settings, weights = decode_artifact(artifact)
     machine = Machine(torch.device(device), compile=True)
     keep_freed_memory()
-    machine.choose_dtype(settings["dtype"])
+    machine.choose_dtype("auto" if settings["dtype"] == "bfloat16" else "float32")  # not all can do it fast
     trainer = Trainer(Settings(**settings), machine)
     trainer.load(weights)
     return trainer.model
@@ -1505,6 +1488,8 @@ def run_all(s, origins, script, machine, make):
     about = {"settings": settings, "sha256": corpus.sha256, "origins": origins, "environment": environment}
     folder, arrays, facts, notes = machine.on_rank_0(lambda: open_run(s, about))
     run = Run(machine, folder, about, Counters(**facts.get("counters", {})))
+    if facts:  # DTYPE=auto may have found another one this time
+        machine.choose_dtype(facts["settings"]["dtype"])
     trainer = make(s, machine)
     given = [f"{k.upper()}={show(getattr(s, k))}" for k in origins if origins[k] == "environment"]
     run.line(
@@ -1522,7 +1507,7 @@ def run_all(s, origins, script, machine, make):
         trainer.restore(arrays)
         run.counters.resumes += 1
         run.counters.batches_crc32 *= machine.rank == 0
-        run.event("resume", step=run.counters.steps, resumes=run.counters.resumes)
+    run.event("start", step=run.counters.steps, resumes=run.counters.resumes)
     try:
         train(trainer, corpus, run, trace)
         return finish(trainer, corpus, run, script)
