@@ -19,7 +19,6 @@ import difflib
 import fcntl
 import functools
 import hashlib
-import inspect
 import json
 import math
 import os
@@ -30,9 +29,10 @@ import signal
 import sys
 import time
 import timeit
+import types
 import zlib
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,7 +93,6 @@ ALIASES = """
 
 
 def pairs(text):
-    """The NAME=value words of a text; a later one counts."""
     return dict(word.split("=", 1) for word in text.split())
 
 
@@ -114,17 +113,14 @@ class Settings:
 
     preset: str = free("10min_16mb", "row of defaults; unset, without CUDA: 10min_floppy", pick=(*PRESETS,))
     dry_run: bool = free(False, "print settings, parameters and planned bytes, then stop")
-    # data
     data_path: str = free("./data/datasets/fineweb10B_sp1024", "folder of *_train_*.bin and *_val_*.bin")
     tokenizer_path: str = free("./data/tokenizers/fineweb_1024_bpe.model", "SentencePiece model file")
     data_order: str = var("shuffled", "of training windows", pick=("shuffled", "sequential"))
     run_id: str = free("", "name of the run's folder under logs/; empty: date, time and process id")
     seed: int = var(1337, "draws the start weights and the data order", 0)
-    # machine
     device: str = free("auto", "where to compute", pick=("auto", "cuda", "cpu"))
     dtype: str = var("auto", "of products; auto: the faster, measured", pick=("auto", "bfloat16", "float32"))
     compile: bool = free(True, "compile the model where that works")
-    # validation
     val_batch_size: int = free(524288, "validation tokens of one forward pass over all slots", 1)
     val_loss_every: int = free(1000, "steps between validations on the first eight batches; 0: at the end", 0)
     val_tokens_limit: int = var(0, "score only so many tokens and mark the result partial; 0: all", 0)
@@ -132,12 +128,10 @@ class Settings:
     eval_stride: int = var(0, "tokens by which the window moves; 0: EVAL_SEQ_LEN (no overlap)", 0)
     eval_only: str = free("", "path of an artifact to score; nothing is trained or written")
     train_log_every: int = free(200, "steps between log lines; the first ten steps are logged too", 1)
-    # safety
     ckpt_seconds: float = free(60.0, "between checkpoints; 0: at the end and on a signal only", 0)
     lr_trace: str = free("", "metrics.jsonl of a run whose length and learning rates are repeated")
     max_skipped: int = free(10, "steps in a row without finite numbers that end the run", 1)
     dist_timeout: float = free(60.0, "seconds after which a silent rank ends the others", 1)
-    # length
     iterations: int = var(20000, "optimizer steps at most", 1)
     max_wallclock_seconds: float = var(600.0, "training seconds at most on rank 0's clock; 0: no cap", 0)
     warmdown_iters: float = var(3000.0, "last steps, while the rate falls; below 1: part of the run", 0)
@@ -146,7 +140,6 @@ class Settings:
     train_batch_tokens: int = var(393216, "tokens of one optimizer step over all ranks", 1)
     train_seq_len: int = var(4096, "tokens of one training sequence", 1)
     batch_slots: int = var(8, "parts of a step's batch; the number of ranks must divide it", 1)
-    # shape
     vocab_size: int = var(1024, "pieces of the tokenizer", 2, 65536)
     num_layers: int = var(9, "blocks", 1)
     model_dim: int = var(512, "width of the residual stream", 1)
@@ -157,7 +150,6 @@ class Settings:
     rope_base: float = var(10000.0, "longest wavelength of the rotary positions over 2 pi", 1)
     logit_softcap: float = var(30.0, "c in c tanh(z / c)", 1e-3)
     qk_gain_init: float = var(1.5, "start of the learned gain of each query head")
-    # optimizers
     embed_lr: float = var(0.6, "Adam rate of an untied embedding", 0)
     head_lr: float = var(0.008, "Adam rate of an untied output matrix", 0)
     tied_embed_lr: float = var(0.03, "Adam rate of a tied embedding", 0)
@@ -172,7 +164,6 @@ class Settings:
     beta2: float = var(0.95, "Adam, second moment", 0, 0.99999)
     adam_eps: float = var(1e-8, "Adam, added to the root of the second moment", 0)
     grad_clip_norm: float = var(0.0, "largest norm of the whole gradient; 0: off", 0)
-    # artifact
     budget_bytes: int = var(16000000, "most bytes of artifact and code together", 1)
     code_bytes: str = var("raw", "how the script counts: its size, or at zlib level 9", pick=("raw", "zlib"))
 
@@ -237,13 +228,14 @@ def check_settings(s):
     """Refuse values that are possible alone but not together. Raises SettingError."""
     unit = s.batch_slots * s.train_seq_len
     letters = "at most 100 letters, digits, '.', '_', '-', the first no '.'"
-    for name, good, takes in [
+    for name, good, takes in (
         ("num_heads", s.model_dim % (2 * s.num_heads) == 0, f"a divisor of half of MODEL_DIM={s.model_dim}"),
         ("num_kv_heads", s.num_heads % s.num_kv_heads == 0, f"a divisor of NUM_HEADS={s.num_heads}"),
         ("train_batch_tokens", s.train_batch_tokens % unit == 0, f"a multiple of {unit}, a sequence a slot"),
         ("eval_stride", s.eval_stride <= s.eval_window, f"at most the window, {s.eval_window}"),
         ("run_id", re.fullmatch(r"([\w-][\w.-]{0,99})?", s.run_id), letters),
-    ]:
+        ("val_tokens_limit", s.val_tokens_limit != 1, "0 or at least 2: the first token is not scored"),
+    ):
         if not good:
             raise SettingError(f"{name.upper()}={getattr(s, name)}: takes {takes}")
 
@@ -437,21 +429,14 @@ class GPT:
         self.block, self.head_nll = machine.compiled(block), machine.compiled(head_nll)
 
     def views(self, flat):
-        """A flat tensor as views by parameter name."""
         return {p.name: part.view(p.shape) for p, part in zip(self.table, flat.split(self.sizes))}
 
     def weights(self):
         """By name, what the forward pass reads once, and what each layer reads; matrices in the compute dtype."""
-        once, layers = {}, [{} for _ in range(self.s.num_layers)]
-        for param, view in zip(self.table, self.views(self.flat).values()):
-            if param.group == "matrix":
-                view = view.to(self.machine.dtype)
-            if param.layered:
-                for layer, part in zip(layers, view.unbind(0)):
-                    layer[param.name] = part
-            else:
-                once[param.name] = view
-        return once, layers
+        views, dtype = self.views(self.flat), self.machine.dtype
+        read = {p.name: views[p.name].to(dtype if p.group == "matrix" else torch.float32) for p in self.table}
+        parts = {p.name: read.pop(p.name).unbind(0) for p in self.table if p.layered}
+        return read, [dict(zip(parts, layer)) for layer in zip(*parts.values())]
 
     def trunk(self, ids):
         """int64[B, T] -> the last block's output, [B, T, D] in the compute dtype, and the output matrix."""
@@ -474,7 +459,6 @@ class GPT:
         return self.head_nll(x[:, -targets.size(1) :], head, targets, self.s.logit_softcap, dtype)
 
     def loss(self, ids, targets):
-        """float32[]: what training minimises."""
         return self.token_nll(ids, targets, self.machine.dtype).mean()
 
     @torch.no_grad()
@@ -571,7 +555,6 @@ def lr_multiplier(s, step, elapsed):
 
 
 def muon_momentum(s, step):
-    """Linear rise from MUON_MOMENTUM_WARMUP_START to MUON_MOMENTUM."""
     done = min(1.0, step / s.muon_momentum_warmup_steps) if s.muon_momentum_warmup_steps else 1.0
     return (1 - done) * s.muon_momentum_warmup_start + done * s.muon_momentum
 
@@ -595,7 +578,6 @@ class Trainer:
         self.optimizer = Optimizer(self.s, self.model, self.machine)
 
     def load(self, weights):
-        """Take over float32 weights by name."""
         flat = np.concatenate([weights[p.name].ravel() for p in self.model.table])
         self.model.flat.data.copy_(torch.from_numpy(flat))
 
@@ -635,22 +617,15 @@ class Trainer:
         self.machine.synchronize()
         self.reset()
 
-    def snapshot(self):
-        """A copy of the optimizer's state, on the device."""
-        return {name: tensor.clone() for name, tensor in self.optimizer.state.items()}
-
     def restore(self, arrays):
-        """Take over the state of a checkpoint, float32 arrays by name."""
         for name, tensor in self.optimizer.state.items():
             tensor.copy_(torch.from_numpy(arrays[name]))
 
     def sha256(self, *names):
-        """Of tensors of the optimizer's state."""
         arrays = [self.machine.numpy(self.optimizer.state[name]) for name in names]
         return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).digest()
 
     def export(self):
-        """The artifact's bytes."""
         views = self.model.views(self.optimizer.state["weights"])
         weights = {name: self.machine.numpy(view) for name, view in views.items()}
         return encode_artifact(dataclasses.replace(self.s, dtype=self.machine.facts()["dtype"]), weights)
@@ -669,84 +644,33 @@ class Trainer:
         return score.val_bpb
 
 
-class Meter:
-    """Reports each step while the next one is under way, so that a GPU is never idle for it."""
-
-    def __init__(self, trainer, run):
-        self.trainer, self.run, self.counters, self.pending = trainer, run, run.counters, None
-        self.logged = run.counters.steps, run.counters.train_seconds, run.counters.data_wait_seconds
-        hide = True if trainer.machine.rank else None  # None: on a terminal only
-        self.bar = tqdm(total=trainer.s.iterations, initial=run.counters.steps, leave=False, disable=hide)
-
-    def flush(self):
-        """Report the step that is pending. Raises NumericalError after MAX_SKIPPED bad steps in a row."""
-        if not self.pending:
-            return
-        (report, facts), self.pending = self.pending, None
-        loss, norm, taken, *bad = report()
-        s, step, counters = self.trainer.s, facts["step"], self.counters
-        counters.data_wait_seconds += facts["data_wait_seconds"]
-        self.run.event("step", train_loss=loss, grad_norm=norm, **facts)
-        self.bar.update()
-        if taken:
-            counters.skipped_in_a_row = 0
-        else:
-            counters.skipped_steps += 1
-            counters.skipped_in_a_row += 1
-            ranks = [rank for rank, mark in enumerate(bad) if mark] or "all"
-            found = f"train_loss {loss}, gradient norm {norm}, from rank {ranks}"
-            self.run.warn(f"step {step} skipped, weights and optimizer are as before: {found}", step=step)
-        if counters.skipped_in_a_row == s.max_skipped:
-            mend = "MAX_SKIPPED bad steps in a row; lower MATRIX_LR, SCALAR_LR or TIED_EMBED_LR"
-            raise NumericalError(f"step {step}: train_loss {loss}, gradient norm {norm}, {mend}")
-        if step <= 10 or step % s.train_log_every == 0 or step == s.iterations:
-            self.line(loss, facts)
-
-    def line(self, loss, facts):
-        """A line of the log: averages since the line before."""
-        s, machine = self.trainer.s, self.trainer.machine
-        now = facts["step"], facts["train_seconds"], self.counters.data_wait_seconds
-        steps, spent, waited = (new - old for new, old in zip(now, self.logged))
-        self.logged = now
-        rate = steps * s.train_batch_tokens / max(spent, 1e-9)
-        mfu = rate * flops_per_token(s) / (machine.peak_flops * machine.world)
-        self.run.line(
-            f"step:{now[0]}/{s.iterations} train_loss:{loss:.4f} lr_mul:{facts['lr_mul']:.3f} "
-            f"train_time:{now[1] * 1e3:.0f}ms step_avg:{spent / steps * 1e3:.2f}ms "
-            f"tok_s:{rate:.0f} mfu:{mfu:.1%} data_wait:{waited / steps * 1e3:.1f}ms"
-        )
-
-
 def train(trainer, corpus, run, trace):
     """Step and validate until ITERATIONS, the cap or a signal (Stopped)."""
     s, machine, counters = trainer.s, trainer.machine, run.counters
-    meter = Meter(trainer, run)
     reader = BatchReader(s, corpus.train, machine, counters.steps)
+    hide = True if machine.rank else None  # None: on a terminal only
+    bar = tqdm(total=s.iterations, initial=counters.steps, leave=False, disable=hide, unit="step")
     saved = time.perf_counter()
     began = saved - counters.train_seconds  # validation moves it: its seconds do not count
     while True:
         now, step = time.perf_counter(), counters.steps
-        due = 0 < s.ckpt_seconds <= now - saved and run.writing.done()
+        due = 0 < s.ckpt_seconds <= now - saved
         shared = machine.share(now - began, due, len(machine.signals))
         counters.train_seconds, due, _ = shared[0].tolist()  # rank 0's clock decides for all ranks,
         stop = shared[:, 2].any()  # any rank's signal stops all
         done = step == s.iterations or 0 < s.max_wallclock_seconds <= counters.train_seconds
-        if done or due or stop:
-            meter.flush()
-            run.save(trainer)
-            saved = time.perf_counter()
-            run.event("checkpoint", step=step, stall_seconds=saved - now)
-        if stop:
-            raise Stopped(f"stopped by a signal after step {step} of {s.iterations}")
-        if done:
-            meter.bar.close()
-            return
-        if step and s.val_loss_every and step % s.val_loss_every == 0:
-            meter.flush()
+        due_score = step and s.val_loss_every and step % s.val_loss_every == 0
+        if done or due or stop or due_score:  # the clock stands still
+            run.flush()
             machine.synchronize()
             pause = time.perf_counter()
-            trainer.validate(corpus, run)
-            counters.eval_seconds += time.perf_counter() - pause
+            if done or due or stop:
+                run.save(trainer)
+                saved = time.perf_counter()
+            if done or stop:
+                break
+            if due_score:
+                trainer.validate(corpus, run)
             began += time.perf_counter() - pause
         lr_mul = trace[step] if trace else lr_multiplier(s, step, counters.train_seconds)
         batch, crc32, wait = reader.next()
@@ -754,9 +678,13 @@ def train(trainer, corpus, run, trace):
         counters.steps += 1
         counters.batches_crc32 += crc32
         report, elapsed = machine.report(stats), time.perf_counter() - began
-        meter.flush()
+        run.flush()
         facts = {"step": step + 1, "lr_mul": lr_mul, "train_seconds": elapsed, "data_wait_seconds": wait}
-        meter.pending = report, facts
+        run.pending = report, facts
+        bar.update()
+    bar.close()
+    if stop:
+        raise Stopped(f"stopped by a signal after step {step} of {s.iterations}")
 
 
 # --- data: shards of 256 little-endian int32 and uint16 tokens (format: data/README.md) -------------------
@@ -804,61 +732,55 @@ class TokenStream:
         self.paths = sorted(folder.glob(f"*_{split}_*.bin"))
         if not self.paths:
             raise DataError(f"DATA_PATH={folder} (in {os.getcwd()}): no *_{split}_*.bin; {GET_DATA}")
-        blobs = [read_file("", path, size=HEADER.itemsize) for path in self.paths]
-        self.headers = [np.frombuffer(blob.ljust(HEADER.itemsize), HEADER)[0] for blob in blobs]
-        self.sizes = [int(header["tokens"]) for header in self.headers]
+        blobs = [read_file("", path, 0, HEADER.itemsize) for path in self.paths]
+        self.headers = np.array(
+            [np.frombuffer(blob.ljust(HEADER.itemsize, b"\0"), HEADER)[0] for blob in blobs]
+        )
         here = {"magic": 20240520, "version": 1, "shards": len(blobs), "split": ("val", "train").index(split)}
         for index, (path, header) in enumerate(zip(self.paths, self.headers)):
             for what in ("magic", "version", "extension", *(SET if header["extension"] else ())):
                 found, here["index"] = header[what].item(), index
-                wanted = here.get(what, expected.setdefault(what, found))
                 command = "upgrade" if what == "extension" else "verify"
-                need(path, what, found, wanted, f"; see python -m data.shards {command} {folder}")
-            size, hint = HEADER.itemsize + 2 * max(self.sizes[index], 1), "; make or fetch it again"
-            need(path, "file size", path.stat().st_size, size, hint)
-        self.starts = np.cumsum([0, *self.sizes])
-        self.total = int(self.starts[-1])
-
-    def tokens(self, index, start, count):
-        """uint16[count] of a shard."""
-        blob = read_file("", self.paths[index], HEADER.itemsize + 2 * start, 2 * count)
-        need(self.paths[index], f"bytes from token {start} on", len(blob), 2 * count, ": the file was cut")
-        return np.frombuffer(blob, "<u2")
+                hint = f"; see python -m data.shards {command} {folder}"
+                need(path, what, found, here.get(what, expected.setdefault(what, found)), hint)
+            size = HEADER.itemsize + 2 * max(header["tokens"].item(), 1)
+            need(path, "file size", path.stat().st_size, size, "; make or fetch it again")
+        self.ends = np.cumsum(self.headers["tokens"].astype(np.int64))
+        self.total = int(self.ends[-1])
 
     def read(self, start, length):
         """uint16[length] from token `start` on, the first token following the last."""
-        parts = []
-        while length:
-            start %= self.total
-            index = int(np.searchsorted(self.starts, start, "right")) - 1
-            path, size, header = self.paths[index], self.sizes[index], self.headers[index]
-            if header["extension"] and index not in self.checked:  # when it is first touched
-                found = zlib.crc32(self.tokens(index, 0, size))
-                need(path, "crc32 of the tokens", found, header["crc32"], ": damaged, make or fetch it again")
-                self.checked.add(index)
-            offset = start - int(self.starts[index])
-            part = self.tokens(index, offset, min(length, size - offset))
-            if part.max() >= self.vocab_size:
-                hint = f"below VOCAB_SIZE={self.vocab_size}; see python -m data.shards inspect {path}"
-                raise DataError(f"{path}: token {part.max()} from number {offset} on, expected {hint}")
-            parts.append(part)
-            start += len(part)
-            length -= len(part)
-        return np.concatenate(parts)
+        start %= self.total
+        index = int(np.searchsorted(self.ends, start, "right"))
+        path, header, end = self.paths[index], self.headers[index], int(self.ends[index])
+        offset = start - end + int(header["tokens"])
+        count = min(length, end - start)
+        if header["extension"] and index not in self.checked:  # when it is first touched
+            found = zlib.crc32(read_file("", path, HEADER.itemsize))
+            need(path, "crc32 of the tokens", found, header["crc32"], ": damaged, make or fetch it again")
+            self.checked.add(index)
+        tokens = np.frombuffer(read_file("", path, HEADER.itemsize + 2 * offset, 2 * count), "<u2")
+        need(path, f"number of tokens from {offset} on", len(tokens), count, ": the file was cut")
+        if tokens.max() >= self.vocab_size:
+            hint = f"below VOCAB_SIZE={self.vocab_size}; see python -m data.shards inspect {path}"
+            raise DataError(f"{path}: token {tokens.max()} from number {offset} on, expected {hint}")
+        return tokens if count == length else np.append(tokens, self.read(start + count, length - count))
 
 
 class BatchReader:
-    """Reads a rank's part of the coming batches in a thread. The order is a pure function of step and slot."""
+    """Reads a rank's part of the next batch in a thread. The order is a pure function of step and slot."""
 
     def __init__(self, s, stream, machine, step):
         self.s, self.stream, self.machine, self.step = s, stream, machine, step
         self.length = s.slot_tokens + 1  # the last is a target only
-        windows = stream.total // self.length
-        if not windows:
+        if stream.total < self.length:
             least = f"expected the {self.length} of a slot at least; lower TRAIN_BATCH_TOKENS"
             raise DataError(f"DATA_PATH={s.data_path}: {stream.total} training tokens, {least}")
-        self.order = np.random.Generator(np.random.Philox(key=s.seed)).permutation(windows)
-        self.thread, self.coming = ThreadPoolExecutor(1, "batch reader"), []
+        self.order = np.random.Generator(np.random.Philox(key=s.seed)).permutation(
+            stream.total // self.length
+        )
+        self.thread = ThreadPoolExecutor(1, "batch reader")
+        self.coming = self.thread.submit(self.read, step)
 
     def start(self, number):
         """First token of slot `number` = step * BATCH_SLOTS + slot: slots end to end, or in shuffled order."""
@@ -877,11 +799,10 @@ class BatchReader:
 
     def next(self):
         """(batch, its checksum, seconds waited for it). Raises what reading it raised."""
-        while len(self.coming) < 4:
-            self.coming.append(self.thread.submit(self.read, self.step))
-            self.step += 1
         began = time.perf_counter()
-        batch, crc32 = self.coming.pop(0).result()
+        batch, crc32 = self.coming.result()
+        self.step += 1
+        self.coming = self.thread.submit(self.read, self.step)
         return batch, crc32, time.perf_counter() - began
 
 
@@ -932,7 +853,7 @@ def load_corpus(s, with_train=True):
     train = TokenStream(s, "train", expected) if with_train else None
     tokens = val.read(0, val.total)
     worth, notes = token_bytes(tokenizer, tokens), []
-    total, stated = int(worth.sum(dtype=np.int64)), sum(int(header["text_bytes"]) for header in val.headers)
+    total, stated = int(worth.sum(dtype=np.int64)), int(val.headers["text_bytes"].sum())
     if total < 100_000:
         notes.append(f"warning: {total} validation bytes: a score on so little text says little")
     if not expected["extension"]:
@@ -943,9 +864,8 @@ def load_corpus(s, with_train=True):
     else:
         hint = f" by the headers; see python -m data.shards verify {s.data_path}"
         need(s.data_path, "byte count of the validation tokens", total, stated, hint)
-    texts = {"train": b"".join(header.tobytes() for header in train.headers) if train else b"", "val": tokens}
+    texts = {"train": train.headers.tobytes() if train else b"", "val": tokens, "tokenizer": blob}
     hashes = {f"{name}_sha256": hashlib.sha256(text).hexdigest() for name, text in texts.items()}
-    hashes["tokenizer_sha256"] = expected["tokenizer"].hex()
     return Corpus(train, tokens, worth, notes, hashes)
 
 
@@ -1013,7 +933,6 @@ def quantize_rows(matrix):
 
 
 def dequantize_rows(stored):
-    """float32 of what quantize_rows made."""
     return stored[""].astype(np.float32) * stored[".scale"].astype(np.float32)[..., None]
 
 
@@ -1057,9 +976,8 @@ def encode_artifact(s, weights):
     return zlib.compress(pack_tensors(tensors, {"schemes": schemes, "settings": settings}), 9)
 
 
-def decode_artifact(path):
-    """An artifact's settings and float32 weights by name. Raises DataError if it is damaged."""
-    blob = read_file("", path)
+def decode_artifact(blob, path):
+    """The settings and float32 weights by name in the bytes of an artifact. Raises DataError if damaged."""
     try:
         inflater = zlib.decompressobj()
         tensors, about = unpack_tensors(inflater.decompress(blob))
@@ -1082,7 +1000,6 @@ def decode_artifact(path):
 
 
 def count_code(s, script):
-    """Bytes that the script counts."""
     return len(script) if s.code_bytes == "raw" else len(zlib.compress(script, 9))
 
 
@@ -1107,18 +1024,15 @@ def dry_run(s, origins, script):
 # --- a run's folder: train.log for people, metrics.jsonl for programs, checkpoints to go on from ----------
 
 
-@dataclasses.dataclass
-class Counters:
-    """What a run has done and used so far; a checkpoint holds it."""
-
-    steps: int = 0
-    train_seconds: float = 0.0
-    eval_seconds: float = 0.0
-    data_wait_seconds: float = 0.0
-    skipped_steps: int = 0
-    skipped_in_a_row: int = 0
-    batches_crc32: int = 0  # of this rank: the sum over all slots that it read
-    resumes: int = 0
+# what a run has done and used so far; a checkpoint holds it
+COUNTERS = {
+    "steps": 0,
+    "train_seconds": 0.0,
+    "eval_seconds": 0.0,
+    "data_wait_seconds": 0.0,
+    "skipped_steps": 0,
+}
+COUNTERS |= {"skipped_in_a_row": 0, "resumes": 0, "batches_crc32": 0}  # the sum over all slots this rank read
 
 
 def write_whole(path, blob):
@@ -1135,18 +1049,14 @@ def write_whole(path, blob):
 
 
 def read_lr_trace(path):
-    """LR_TRACE: the learning rate multiplier of each step of a run. Raises DataError."""
-    rates = {}
-    for line in read_file("LR_TRACE=", path).splitlines():
-        with contextlib.suppress(ValueError, TypeError, KeyError):  # a line that a dying run left unfinished
-            event = json.loads(line)
-            if event["event"] == "start":  # what an attempt did beyond its checkpoint is done again
-                rates = {step: rate for step, rate in rates.items() if step <= event["step"]}
-            elif event["event"] == "step":
-                rates[event["step"]] = float(event["lr_mul"])
-    if not rates or [*rates] != [*range(1, len(rates) + 1)]:
-        raise DataError(f"LR_TRACE={path}: expected a metrics.jsonl with steps 1, 2, ... and their lr_mul")
-    return [*rates.values()]
+    """LR_TRACE: the learning rate multiplier of each step of a run that has ended. Raises DataError."""
+    try:
+        events = [json.loads(line) for line in read_file("LR_TRACE=", path).splitlines()]
+        return [float(event["lr_mul"]) for event in events if event["event"] == "step"] or [
+            events[0]["lr_mul"]
+        ]
+    except (ValueError, TypeError, LookupError):
+        raise DataError(f"LR_TRACE={path}: expected the metrics.jsonl of a run that has ended") from None
 
 
 def newest_checkpoint(folder):
@@ -1172,11 +1082,12 @@ def open_run(s, about):
     folder = Path("logs", s.run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{s.preset}-{os.getpid()}")
     (folder / "checkpoint").mkdir(parents=True, exist_ok=True)
     metrics, refused = folder / "metrics.jsonl", f"RUN_ID={folder.name}: choose another, {folder}"
+    metrics.touch()
     try:
         fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the process ends
     except BlockingIOError:
         raise SettingError(f"{refused} is in use by another process") from None
-    if metrics.exists() and b'{"event": "final"' in metrics.read_bytes():
+    if b'{"event": "final"' in metrics.read_bytes():
         raise SettingError(f"{refused} is a run that has ended and is never overwritten")
     arrays, facts, notes = newest_checkpoint(folder / "checkpoint")
     for name, was in facts.get("settings", {}).items():
@@ -1186,6 +1097,7 @@ def open_run(s, about):
             raise SettingError(f"{name.upper()}={show(now)}: {was}; set that or choose another RUN_ID")
     for name, was in facts.get("sha256", {}).items():
         need(folder, name, about["sha256"][name], was, ", the data that the run was begun with")
+    os.truncate(metrics, facts.get("metrics_bytes", 0))  # the steps beyond are done again
     write_whole(folder / "config.json", json.dumps(about, indent=1).encode())
     return folder, arrays, facts, notes
 
@@ -1193,10 +1105,11 @@ def open_run(s, about):
 class Run:
     """What a run tells and keeps: rank 0 prints and, if there is a folder, writes."""
 
-    def __init__(self, machine, folder=None, about=None, counters=None):
-        self.machine, self.folder, self.about, self.counters = machine, folder, about, counters
-        self.thread, self.writing = ThreadPoolExecutor(1, "checkpoint"), Future()
-        self.writing.set_result(None)
+    def __init__(self, machine, s, folder=None, about=None, counters=()):
+        self.machine, self.s, self.folder, self.about = machine, s, folder, about
+        self.counters = types.SimpleNamespace(**COUNTERS | dict(counters))
+        self.logged = self.counters.steps, self.counters.train_seconds, self.counters.data_wait_seconds
+        self.pending = None  # the last step's report
 
     def write(self, name, text):
         if self.folder and self.machine.rank == 0:
@@ -1204,7 +1117,6 @@ class Run:
                 file.write(text + "\n")
 
     def line(self, *texts):
-        """Lines for people."""
         if self.machine.rank == 0:
             with contextlib.suppress(OSError):  # of a terminal that was closed: the run goes on
                 tqdm.write("\n".join(texts), file=sys.stdout)
@@ -1216,33 +1128,73 @@ class Run:
         plain = {k: str(v) if v in (math.inf, -math.inf) or v != v else v for k, v in values.items()}
         self.write("metrics.jsonl", json.dumps({"event": event, **plain}))
 
-    def warn(self, text, **facts):
+    def warn(self, text):
         self.line(f"warning: {text}")
-        self.event("warning", text=text, **facts)
+        self.event("warning", text=text)
 
     def final(self, rows):
         """The last lines, a `key: value` each, and the event that marks the end of the run."""
         self.line("---", *(f"{key}: {value}" for key, value in rows.items()))
         self.event("final", **rows)
 
-    def save(self, trainer):
-        """Begin to write a checkpoint of the state as it is now; a collective operation."""
-        crc32 = int(self.machine.share(self.counters.batches_crc32).sum())
-        counters = dataclasses.asdict(self.counters) | {"batches_crc32": crc32}
-        if self.machine.rank == 0:
-            self.writing = self.thread.submit(self.write_checkpoint, trainer.snapshot(), counters)
+    def flush(self):
+        """Report the step that is pending, while the next is under way: a GPU is never idle for it.
 
-    def write_checkpoint(self, state, counters):
-        """Runs in the thread: a safetensors file, and the sha256 of it behind. The last two are kept."""
-        arrays = {name: self.machine.numpy(tensor) for name, tensor in state.items()}
-        blob = pack_tensors(arrays, self.about | {"counters": counters})
-        path = self.folder / f"checkpoint/step_{counters['steps']:08}.ckpt"
+        Raises NumericalError after MAX_SKIPPED bad steps in a row.
+        """
+        if not self.pending:
+            return
+        (report, facts), self.pending = self.pending, None
+        loss, norm, taken, *bad = report()
+        s, step, counters = self.s, facts["step"], self.counters
+        counters.data_wait_seconds += facts["data_wait_seconds"]
+        counters.skipped_steps += not taken
+        counters.skipped_in_a_row = 0 if taken else counters.skipped_in_a_row + 1
+        self.event("step", train_loss=loss, grad_norm=norm, **facts)
+        if not taken:
+            ranks = [rank for rank, mark in enumerate(bad) if mark] or "all"
+            found = f"step {step} skipped: train_loss {loss}, gradient norm {norm}, from rank {ranks}"
+            self.warn(f"{found}; weights and optimizer are as before")
+            if counters.skipped_in_a_row == s.max_skipped:
+                mend = "lower MATRIX_LR, SCALAR_LR or TIED_EMBED_LR"
+                raise NumericalError(f"{found}, the last of MAX_SKIPPED in a row; {mend}")
+        if step <= 10 or step % s.train_log_every == 0 or step == s.iterations:
+            self.step_line(loss, facts)
+
+    def step_line(self, loss, facts):
+        """A line of the log: averages since the line before."""
+        s, now = self.s, (facts["step"], facts["train_seconds"], self.counters.data_wait_seconds)
+        steps, spent, waited = (new - old for new, old in zip(now, self.logged))
+        self.logged = now
+        rate = steps * s.train_batch_tokens / max(spent, 1e-9)
+        mfu = rate * flops_per_token(s) / (self.machine.peak_flops * self.machine.world)
+        self.line(
+            f"step:{now[0]}/{s.iterations} train_loss:{loss:.4f} lr_mul:{facts['lr_mul']:.3f} "
+            f"train_time:{now[1] * 1e3:.0f}ms step_avg:{spent / steps * 1e3:.2f}ms "
+            f"tok_s:{rate:.0f} mfu:{mfu:.1%} data_wait:{waited / steps * 1e3:.1f}ms"
+        )
+
+    def save(self, trainer):
+        """Write a checkpoint: safetensors, and the sha256 of that behind it. The last two are kept."""
+        counters = vars(self.counters) | {"batches_crc32": self.checksum()}
+        if self.machine.rank:
+            return
+        about = self.about | {
+            "counters": counters,
+            "metrics_bytes": (self.folder / "metrics.jsonl").stat().st_size,
+        }
+        state = {name: self.machine.numpy(tensor) for name, tensor in trainer.optimizer.state.items()}
+        blob, path = pack_tensors(state, about), self.folder / f"checkpoint/step_{counters['steps']:08}.ckpt"
         try:
             write_whole(path, blob + hashlib.sha256(blob).digest())
             for old in sorted(path.parent.glob("step_*.ckpt"))[:-2]:
                 old.unlink()
         except OSError as error:  # the others stay, and training goes on
-            self.warn(f"no checkpoint of step {counters['steps']}: {error}")
+            self.warn(f"no checkpoint: {error}")
+
+    def checksum(self):
+        """Of all training tokens that all ranks have seen, whatever their number."""
+        return int(self.machine.share(self.counters.batches_crc32).sum()) % 2**32
 
 
 # --- machine: device, ranks, number format, compiler ------------------------------------------------------
@@ -1306,7 +1258,6 @@ class Machine:
         return torch.stack(everyone).numpy()
 
     def tensor(self, array):
-        """On the host, from where the device can fetch it."""
         tensor = torch.from_numpy(array)
         return tensor.pin_memory() if self.device.type == "cuda" else tensor
 
@@ -1327,7 +1278,6 @@ class Machine:
             torch.cuda.synchronize()
 
     def compiled(self, function):
-        """The function through torch.compile, where that works."""
         return torch.compile(function, dynamic=False) if self.compile else function
 
     def choose_dtype(self, wanted):
@@ -1360,21 +1310,22 @@ def open_machine(s):
     """Device, process group and compiler. Raises SettingError for what is not there."""
     names = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}  # as torchrun sets them
     rank, world, local = (int(os.environ.get(name, default)) for name, default in names.items())
-    kind, gpus = s.device, torch.cuda.device_count()
-    if s.batch_slots % world:
+    if world < 1 or s.batch_slots % world:
         raise SettingError(f"WORLD_SIZE={world}: takes a divisor of BATCH_SLOTS={s.batch_slots}")
-    if kind == "auto":
-        kind = "cuda" if torch.cuda.is_available() else "cpu"
-    if kind == "cuda" and local >= gpus:
+    gpus, cuda = (
+        torch.cuda.device_count(),
+        s.device == "cuda" or (s.device == "auto" and torch.cuda.is_available()),
+    )
+    if cuda and local >= gpus:
         raise SettingError(f"DEVICE={s.device}: torch finds {gpus} GPUs, LOCAL_RANK={local} needs another")
-    device = torch.device(kind, local if kind == "cuda" else None)
+    device = torch.device("cuda", local) if cuda else torch.device("cpu")
     machine = Machine(device, rank, world, compile=s.compile, timeout=s.dist_timeout)
     keep_freed_memory()
-    if kind == "cuda":
+    if cuda:
         torch.cuda.set_device(local)
     if world > 1:  # small decisions travel as CPU tensors over gloo: no GPU waits for them
         third = datetime.timedelta(seconds=s.dist_timeout / 3)  # then half of it to search for the lost
-        dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo", timeout=third)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=third)
         machine.watch = dist.new_group(backend="gloo")
     try:
         machine.compiled(torch.neg)(torch.zeros(2, device=device))
@@ -1397,7 +1348,7 @@ def keep_freed_memory():
 
 def load_predictor(artifact: Path, device: str = "cpu") -> GPT:
     """What the referee calls: a model with vocab_size, max_len, nll and logprobs. Raises DataError."""
-    settings, weights = decode_artifact(artifact)
+    settings, weights = decode_artifact(read_file("", artifact), artifact)
     machine = Machine(torch.device(device), compile=True)
     keep_freed_memory()
     machine.choose_dtype("auto" if settings["dtype"] == "bfloat16" else "float32")  # not all can do it fast
@@ -1406,15 +1357,15 @@ def load_predictor(artifact: Path, device: str = "cpu") -> GPT:
     return trainer.model
 
 
-def score_artifact(trainer, path, corpus, run):
-    """The result: what the artifact scores as it lies on the disk. Raises NumericalError if that is no number."""
+def score_artifact(trainer, blob, path, corpus, run):
+    """The result: what the weights of an artifact score. Raises NumericalError if that is no number."""
     began, limit = time.perf_counter(), trainer.s.val_tokens_limit
-    trainer.load(decode_artifact(path)[1])
+    trainer.load(decode_artifact(blob, path)[1])
     run.line(f"scoring {path} on {limit or len(corpus.val_tokens)} tokens")
     score = evaluate(trainer.s, trainer.model.nll, corpus, trainer.machine, limit)
     if not math.isfinite(score.val_loss):
         raise NumericalError(f"{path}: scores {score.val_loss} nats a token")
-    mark, blob = " partial" * score.partial, read_file("", path)
+    mark = " partial" * score.partial
     rows = {"val_loss": f"{score.val_loss:.8f}{mark}", "val_bpb": f"{score.val_bpb:.8f}{mark}"}
     rows |= {"val_tokens": f"{score.val_tokens}{mark}", "val_bytes": f"{score.val_bytes}{mark}"}
     rows |= {"artifact_bytes": len(blob), "artifact_sha256": hashlib.sha256(blob).hexdigest()}
@@ -1423,13 +1374,14 @@ def score_artifact(trainer, path, corpus, run):
 
 def eval_only(s, origins, machine, make):
     """EVAL_ONLY=path: score an artifact of any shape, write nothing. Window and stride can be overridden."""
-    carried, _ = decode_artifact(s.eval_only)
+    blob = read_file("EVAL_ONLY=", s.eval_only)
+    carried, _ = decode_artifact(blob, s.eval_only)
     own = {k for k in carried if k.startswith(("eval_", "val_", "dtype")) and origins[k] == "environment"}
     s = dataclasses.replace(s, **{k: v for k, v in carried.items() if k not in own})
     check_settings(s)
-    corpus, run = load_corpus(s, with_train=False), Run(machine)
+    corpus, run = load_corpus(s, with_train=False), Run(machine, s)
     run.line(machine.choose_dtype(s.dtype), *corpus.notes)
-    run.final(score_artifact(make(s, machine), s.eval_only, corpus, run) | corpus.sha256)
+    run.final(score_artifact(make(s, machine), blob, s.eval_only, corpus, run) | corpus.sha256)
     return 0
 
 
@@ -1437,13 +1389,13 @@ def finish(trainer, corpus, run, script):
     """Write the artifact, and score it: the result. Returns the exit code."""
     s, machine, path = trainer.s, trainer.machine, run.folder / "model.ptz"
     trained, state_sha256 = trainer.validate(corpus, run), trainer.sha256(*trainer.optimizer.state).hex()
-    machine.on_rank_0(lambda: write_whole(path, trainer.export()))
-    rows = score_artifact(trainer, path, corpus, run)
+    blob = machine.on_rank_0(lambda: write_whole(path, trainer.export()) or path.read_bytes())
+    rows = score_artifact(trainer, blob, path, corpus, run)
     run.counters.eval_seconds += rows["eval_seconds"]
     code = count_code(s, script)
     total = rows["artifact_bytes"] + code
-    rows |= {"val_bpb_unquantized": f"{trained:.8f}"} | dataclasses.asdict(run.counters)
-    rows["batches_crc32"] = f"{int(machine.share(run.counters.batches_crc32).sum()) % 2**32:08x}"
+    rows |= {"val_bpb_unquantized": f"{trained:.8f}"} | vars(run.counters)
+    rows["batches_crc32"] = f"{run.checksum():08x}"
     rows |= {"tokens_seen": run.counters.steps * s.train_batch_tokens, "params": trainer.size}
     rows |= {"code_bytes": code, "total_bytes": total, "budget_bytes": s.budget_bytes}
     rows |= {"budget": "ok" if total <= s.budget_bytes else "over", "device": str(machine.device)}
@@ -1487,7 +1439,7 @@ def run_all(s, origins, script, machine, make):
     settings = dataclasses.asdict(s) | {"dtype": environment["dtype"]}
     about = {"settings": settings, "sha256": corpus.sha256, "origins": origins, "environment": environment}
     folder, arrays, facts, notes = machine.on_rank_0(lambda: open_run(s, about))
-    run = Run(machine, folder, about, Counters(**facts.get("counters", {})))
+    run = Run(machine, s, folder, about, facts.get("counters", {}))
     if facts:  # DTYPE=auto may have found another one this time
         machine.choose_dtype(facts["settings"]["dtype"])
     trainer = make(s, machine)
@@ -1513,20 +1465,18 @@ def run_all(s, origins, script, machine, make):
         return finish(trainer, corpus, run, script)
     except (Stopped, OSError) as error:
         raise Stopped(f"{error}; the same command with RUN_ID={folder.name} goes on") from error
-    finally:
-        run.writing.result()
 
 
 def main(open_machine=open_machine, make=Trainer):
     """The program, on this framework or the twin's. Returns the exit code."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by who started us
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
         getattr(sys, name).reconfigure(errors="backslashreplace")
     try:
         default = "10min_16mb" if torch.cuda.is_available() else "10min_floppy"
         s, origins = load_settings(dict(os.environ), default)
-        files = dict.fromkeys([__file__, inspect.getfile(make)])  # the twin counts with this file
+        files = dict.fromkeys([__file__, sys.modules[make.__module__].__file__])  # the twin counts with this
         script = b"".join(Path(file).read_bytes() for file in files)
         if s.dry_run:
             print("\n".join(dry_run(s, origins, script)))
