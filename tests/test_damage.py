@@ -258,7 +258,7 @@ def test_legacy_shards_are_taken_whatever_their_first_number_and_the_log_says_so
 
 
 def test_the_script_ends_with_exit_3_and_one_line_before_the_run_has_a_folder(broken, tmp_path):
-    """Damage behind a header of the training data, which no header tells: found by the first batch."""
+    """Damage behind the headers of the training data is found by the first batch."""
     for path in broken.data_path.glob("*_train_*"):
         flip(path, -1)
     run = helpers.run_script(tmp_path / "cwd", broken.env(RUN_ID="damaged"))
