@@ -71,7 +71,7 @@ def step(trainer: train_gpt.Trainer, batch: torch.Tensor, number: int, multiplie
 
 
 def state_sha256(trainer: train_gpt.Trainer) -> str:
-    return trainer.sha256(trainer.optimizer.state).hex()
+    return trainer.sha256(*trainer.optimizer.state).hex()
 
 
 def gradient(trainer: train_gpt.Trainer, batch: torch.Tensor) -> torch.Tensor:
