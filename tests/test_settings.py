@@ -90,8 +90,8 @@ def test_a_bad_value_is_refused_by_name_with_what_it_takes(name, value):
 
 # environment: how the line begins that refuses it
 IMPOSSIBLE = {
-    "NUM_HEADS=7": "NUM_HEADS=7: takes a divisor of MODEL_DIM=512",
-    "MODEL_DIM=24 NUM_HEADS=8": "NUM_HEADS=8: takes heads of even width",
+    "NUM_HEADS=7": "NUM_HEADS=7: takes a divisor of half of MODEL_DIM=512",
+    "MODEL_DIM=24 NUM_HEADS=8": "NUM_HEADS=8: takes a divisor of half of MODEL_DIM=24",
     "NUM_KV_HEADS=3": "NUM_KV_HEADS=3: takes a divisor of NUM_HEADS=8",
     "NUM_KV_HEADS=16": "NUM_KV_HEADS=16: takes a divisor of NUM_HEADS=8",
     "TRAIN_BATCH_TOKENS=393217": "TRAIN_BATCH_TOKENS=393217: takes a multiple of ",

@@ -64,13 +64,15 @@ def test_a_script_stays_short_and_is_not_packed(name):
     assert len(words) / len(code_lines) <= density
 
 
-@pytest.mark.parametrize("name", PYTHON)
-def test_no_function_is_longer_than_80_lines_and_no_error_is_swallowed(name):
-    for node in ast.walk(tree_of(name)):
-        if isinstance(node, ast.FunctionDef):
-            assert node.end_lineno - node.lineno < 80, node.name
-        if isinstance(node, ast.ExceptHandler):
-            assert node.type is not None and not isinstance(node.body[0], ast.Pass), f"{name}:{node.lineno}"
+def test_no_function_is_longer_than_80_lines_and_no_error_is_swallowed():
+    bad = []
+    for name in PYTHON:
+        for node in ast.walk(tree_of(name)):
+            if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= 79:
+                bad.append(f"{name}:{node.lineno}: {node.name} has 80 lines or more")
+            if isinstance(node, ast.ExceptHandler) and (not node.type or isinstance(node.body[0], ast.Pass)):
+                bad.append(f"{name}:{node.lineno}: an error is swallowed")
+    assert not bad
 
 
 @pytest.mark.parametrize("name", LIMITS)
@@ -100,9 +102,9 @@ def test_the_trainer_is_one_file_and_the_twin_needs_nothing_else():
     assert imported("train_gpt_mlx.py") - sys.stdlib_module_names == TWIN_IMPORTS
 
 
-@pytest.mark.parametrize("name", [name for name in PYTHON if name.startswith(("data/", "records/"))])
-def test_data_tools_and_referee_know_nothing_of_the_trainer_and_the_tests(name):
-    assert imported(name) & RINGS <= {"data", "records"}
+def test_data_tools_and_referee_know_nothing_of_the_trainer_and_the_tests():
+    tools = [name for name in PYTHON if name.startswith(("data/", "records/"))]
+    assert len(tools) > 10 and not [name for name in tools if imported(name) & RINGS - {"data", "records"}]
 
 
 IMPORTING = """
