@@ -15,37 +15,59 @@ Settings are taken from the environment, the rest is the shape of SHAPE; `step -
 PRESET. Prints one `key: value` a line, then the same as one line of JSON. Limits are measured in the same
 process before and after, and the larger one counts.
 """
+
 from __future__ import annotations
 
 import argparse
-import contextlib
+import functools
+import importlib.util
 import json
 import math
 import os
 import re
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-ROOT = Path(os.environ.pop("BENCH_ROOT", Path(__file__).resolve().parent.parent))
-sys.path.insert(0, str(ROOT))
-import train_gpt  # noqa: E402
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPT = Path(os.environ.pop("BENCH_SCRIPT", ROOT / "train_gpt.py"))  # another commit's is given by --against
+DEMO = {
+    "DATA_PATH": str(ROOT / "data/datasets/demo_sp1024"),
+    "TOKENIZER_PATH": str(ROOT / "data/tokenizers/demo_1024_bpe.model"),
+}
 
-SHAPE = dict(NUM_LAYERS="6", MODEL_DIM="256", NUM_HEADS="4", NUM_KV_HEADS="2", MLP_MULT="2",
-             VOCAB_SIZE="1024", TRAIN_SEQ_LEN="512", TRAIN_BATCH_TOKENS="16384", BATCH_SLOTS="8",
-             VAL_BATCH_SIZE="32768")
+
+def load_script(path: Path) -> ModuleType:
+    """The trainer at a path, as the module train_gpt."""
+    spec = importlib.util.spec_from_file_location("train_gpt", path)
+    module = sys.modules["train_gpt"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+train_gpt = load_script(SCRIPT)
+IS_OLD = hasattr(train_gpt, "Weights")  # until c4979eb: names and arguments were others
+SHAPE = """
+    NUM_LAYERS=6 MODEL_DIM=256 NUM_HEADS=4 NUM_KV_HEADS=2 MLP_MULT=2 VOCAB_SIZE=1024
+    TRAIN_SEQ_LEN=512 TRAIN_BATCH_TOKENS=16384 BATCH_SLOTS=8 VAL_BATCH_SIZE=32768
+"""
+SHAPE = dict(word.split("=") for word in SHAPE.split())
 SETTING_NAMES = {name.upper() for name in vars(train_gpt.Settings())}
 
 
 # --- limits of the machine --------------------------------------------------------------------------------
+
 
 def median_seconds(call: Callable[[], Any], repeats: int, warm: int = 1) -> float:
     """Median seconds of a call, after some that do not count."""
@@ -61,10 +83,22 @@ def all_seconds(call: Callable[[], Any], repeats: int, warm: int = 1) -> list[fl
     return seconds[warm:]
 
 
-def peak_flops(side: int = 2048, dtype: torch.dtype = torch.bfloat16) -> float:
-    """Operations per second of a square product, median of nine."""
-    a, b = torch.randn(2, side, side).to(dtype)
-    return 2 * side ** 3 / median_seconds(lambda: a @ b, 9, 2)
+def peak_flops(side: int = 2048, dtype: torch.dtype | None = None) -> float:
+    """Operations per second of a square product, median of nine; in the faster format if none is named."""
+    a, b = torch.randn(2, side, side).to(dtype or faster_dtype())
+    return 2 * side**3 / median_seconds(lambda: a @ b, 9, 2)
+
+
+@functools.cache
+def faster_dtype() -> torch.dtype:
+    """bfloat16, which some processors only emulate, or float32."""
+    return max((torch.bfloat16, torch.float32), key=lambda dtype: peak_flops(512, dtype))
+
+
+def peak_memory_mib() -> int:
+    """Of this process."""
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    return math.ceil(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit)
 
 
 def copy_bandwidth(mib: int = 256) -> float:
@@ -76,6 +110,7 @@ def copy_bandwidth(mib: int = 256) -> float:
 
 # --- what is measured -------------------------------------------------------------------------------------
 
+
 def settings(**named: str) -> train_gpt.Settings:
     """Settings of the benchmark: what the caller names, then what the environment says."""
     given = {name: value for name, value in os.environ.items() if name in SETTING_NAMES}
@@ -85,10 +120,17 @@ def settings(**named: str) -> train_gpt.Settings:
 def make_trainer(s: train_gpt.Settings) -> tuple[train_gpt.Trainer, torch.Tensor]:
     """A trainer on this process alone, and a batch of random tokens."""
     train_gpt.keep_freed_memory()
-    dtype = torch.float32 if s.dtype == "float32" else torch.bfloat16
+    dtype = faster_dtype() if s.dtype == "auto" else getattr(torch, s.dtype)
     trainer = train_gpt.Trainer(s, train_gpt.Machine(torch.device("cpu"), dtype=dtype, compile=s.compile))
     tokens = np.random.default_rng(0).integers(0, s.vocab_size, (s.batch_slots, s.slot_tokens + 1))
     return trainer, torch.from_numpy(tokens)
+
+
+def batch_reader(s: train_gpt.Settings, stream: train_gpt.TokenStream) -> train_gpt.BatchReader:
+    """Of a process alone, from the first step on."""
+    if IS_OLD:
+        return train_gpt.BatchReader(s, stream, 0, 1, 0, [0] * s.batch_slots, torch.from_numpy)
+    return train_gpt.BatchReader(s, stream, train_gpt.Machine(torch.device("cpu")), 0)
 
 
 def plain_attention(q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor) -> torch.Tensor:
@@ -98,8 +140,10 @@ def plain_attention(q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Te
 
 
 def shape_of(s: train_gpt.Settings) -> str:
-    return (f"L{s.num_layers} D{s.model_dim} H{s.num_heads} KV{s.num_kv_heads} MLP{s.mlp_mult} "
-            f"V{s.vocab_size} T{s.train_seq_len} batch {s.train_batch_tokens}")
+    return (
+        f"L{s.num_layers} D{s.model_dim} H{s.num_heads} KV{s.num_kv_heads} MLP{s.mlp_mult} "
+        f"V{s.vocab_size} T{s.train_seq_len} batch {s.train_batch_tokens}"
+    )
 
 
 def step(args: argparse.Namespace) -> dict[str, Any]:
@@ -109,74 +153,87 @@ def step(args: argparse.Namespace) -> dict[str, Any]:
     s = settings(**{} if args.preset_shape else SHAPE)
     trainer, batch = make_trainer(s)
     first = sum(all_seconds(lambda: trainer.step(batch, 0, 1.0), 2, 0))
-    peaks = [peak_flops()]
+    peaks = [peak_flops(dtype=trainer.machine.dtype)]
     seconds = all_seconds(lambda: trainer.step(batch, 1, 1.0), args.repeats, 0)
-    peaks.append(peak_flops())
+    peaks.append(peak_flops(dtype=trainer.machine.dtype))
     rate, peak = s.train_batch_tokens / statistics.median(seconds), max(peaks)
-    return {"figure": round(rate / peak * 1e9, 2), "unit": "tokens/s per peak GFLOP/s", "shape": shape_of(s),
-            "attention": "scaled_dot_product_attention" if args.reference else "the trainer's",
-            "step_ms_min_median_max": [round(f(seconds) * 1e3) for f in (min, statistics.median, max)],
-            "tokens_per_second": round(rate), "peak_gflops_before_after": [round(p / 1e9) for p in peaks],
-            "mfu": round(rate * train_gpt.flops_per_token(s) / peak, 3),
-            "first_two_steps_seconds": round(first, 1),
-            "peak_memory_mib": math.ceil(trainer.machine.peak_memory_mib())}
+    return {
+        "figure": round(rate / peak * 1e9, 2),
+        "unit": "tokens/s per peak GFLOP/s",
+        "shape": shape_of(s),
+        "attention": "scaled_dot_product_attention" if args.reference else "the trainer's",
+        "step_ms_min_median_max": [round(f(seconds) * 1e3) for f in (min, statistics.median, max)],
+        "tokens_per_second": round(rate),
+        "peak_gflops_before_after": [round(p / 1e9) for p in peaks],
+        "mfu": round(rate * train_gpt.flops_per_token(s) / peak, 3),
+        "first_two_steps_seconds": round(first, 1),
+        "peak_memory_mib": peak_memory_mib(),
+    }
 
 
 def evaluation(args: argparse.Namespace) -> dict[str, Any]:
     """Tokens scored a second, plain and with stride = window / 8, against tokens trained a second; beside it
-    plain with the head's product in bfloat16, and what plain would be if products took all the time and all
-    ran at their peak, the head's at that of float32."""
+    what plain would be if products took all the time and ran at their peak, the head's at that of float32."""
     s = settings(**SHAPE)
     trainer, batch = make_trainer(s)
     window, rows = s.train_seq_len, max(1, s.val_batch_size // s.batch_slots // s.train_seq_len)
     ids = np.random.default_rng(0).integers(0, s.vocab_size, (rows, window + 1))
+    nll = trainer.predictor.nll if IS_OLD else trainer.model.nll
 
-    def training() -> None:
-        trainer.step(batch, 1, 1.0)
+    training = functools.partial(trainer.step, batch, 1, 1.0)
     trained = s.train_batch_tokens / median_seconds(training, args.repeats, 2)
-    plain, sliding = (rows * new / median_seconds(lambda: trainer.predictor.nll(ids, new), args.repeats, 2)
-                      for new in (window, window // 8))
-    inputs, targets = torch.from_numpy(ids[:, :-1]), torch.from_numpy(ids[:, 1:])
-
-    def half() -> None:
-        with torch.no_grad():
-            trainer.model.nll(inputs, targets, torch.bfloat16)
-    lower = rows * window / median_seconds(half, args.repeats, 2)
+    plain, sliding = (
+        rows * new / median_seconds(functools.partial(nll, ids, new), args.repeats, 2)
+        for new in (window, window // 8)
+    )
     head, forward = 2 * s.model_dim * s.vocab_size, train_gpt.flops_per_token(s) / 3
     limit = 1 / ((forward - head) / peak_flops() + head / peak_flops(dtype=torch.float32))
     again = s.train_batch_tokens / median_seconds(training, args.repeats, 0)
     trained = (trained + again) / 2
-    return {"figure": round(plain / trained, 2), "unit": "plain evaluation rate / training rate",
-            "shape": shape_of(s), "rows": rows, "training_tokens_per_second": round(trained),
-            "plain_tokens_per_second": round(plain), "sliding_tokens_per_second": round(sliding),
-            "sliding_cost_against_plain": round(plain / sliding, 2),
-            "plain_with_a_bfloat16_head": round(lower / trained, 2),
-            "plain_at_the_peak_of_products": round(limit / trained, 2)}
+    return {
+        "figure": round(plain / trained, 2),
+        "unit": "plain evaluation rate / training rate",
+        "shape": shape_of(s),
+        "rows": rows,
+        "training_tokens_per_second": round(trained),
+        "plain_tokens_per_second": round(plain),
+        "sliding_tokens_per_second": round(sliding),
+        "sliding_cost_against_plain": round(plain / sliding, 2),
+        "plain_at_the_peak_of_products": round(limit / trained, 2),
+    }
 
 
 def export(args: argparse.Namespace) -> dict[str, Any]:
     """Quantise, compress and read back trained-like weights of the reference model."""
     s = settings(PRESET="10min_16mb")
     rng, bandwidth = np.random.default_rng(0), copy_bandwidth()
-    weights = {p.name: rng.standard_normal(p.shape, dtype=np.float32) * np.float32(0.02)
-               for p in train_gpt.parameter_table(s)}
+    weights = {
+        p.name: rng.standard_normal(p.shape, dtype=np.float32) * np.float32(0.02)
+        for p in train_gpt.parameter_table(s)
+    }
     sizes = []
 
     def whole() -> None:
         blob = train_gpt.encode_artifact(s, weights)
         train_gpt.decode_artifact(blob, "benchmark")
         sizes.append(len(blob))
+
     seconds = median_seconds(whole, args.repeats)
     floats = 4 * sum(value.size for value in weights.values())
-    return {"figure": round(seconds, 2), "unit": "seconds for encode and decode",
-            "params": floats // 4, "artifact_bytes": sizes[0],
-            "copy_gb_per_second": round(bandwidth / 1e9, 1),
-            "times_a_copy_of_the_weights": round(seconds / (floats / bandwidth)),
-            "peak_memory_mib": math.ceil(train_gpt.Machine(torch.device("cpu")).peak_memory_mib())}
+    return {
+        "figure": round(seconds, 2),
+        "unit": "seconds for encode and decode",
+        "params": floats // 4,
+        "artifact_bytes": sizes[0],
+        "copy_gb_per_second": round(bandwidth / 1e9, 1),
+        "times_a_copy_of_the_weights": round(seconds / (floats / bandwidth)),
+        "peak_memory_mib": peak_memory_mib(),
+    }
 
 
 class SlowStream(train_gpt.TokenStream):
     """A token stream behind a disk of so many bytes a second."""
+
     rate = math.inf
 
     def read(self, start: int, length: int) -> np.ndarray:
@@ -198,33 +255,37 @@ def loader(args: argparse.Namespace) -> dict[str, Any]:
         def waits(rate: float, pause: float, steps: int) -> list[float]:
             stream = SlowStream([train_gpt.Shard(path)], s.vocab_size)
             stream.rate = rate
-            reader = train_gpt.BatchReader(s, stream, 0, 1, 0, [0] * s.batch_slots, lambda tokens: tokens)
+            reader = batch_reader(s, stream)
             seconds = []
             for _ in range(steps):
                 seconds.append(reader.next()[2])
                 time.sleep(pause)
             reader.thread.shutdown(cancel_futures=True)
-            return seconds[1:]      # the first batch is read before the clock starts to matter
+            return seconds[1:]  # the first batch is read before the clock starts to matter
+
         began = time.perf_counter()
         waits(math.inf, 0.0, 40)
         rate = 39 * s.train_batch_tokens / (time.perf_counter() - began)
         pause = args.step_ms / 1e3
         warm, slow = (sum(waits(speed, pause, 60)) / (59 * pause) for speed in (math.inf, 200e6))
-    return {"figure": round(rate / 1e6, 1), "unit": "million tokens/s read, checksummed and widened",
-            "step_ms": args.step_ms, "data_wait_warm": f"{warm:.3%}",
-            "data_wait_200_mb_per_second": f"{slow:.3%}", "copy_gb_per_second": round(bandwidth / 1e9, 1),
-            "of_copy_bandwidth": round(10 * rate / bandwidth, 3)}      # 2 bytes read, 8 written a token
+    return {
+        "figure": round(rate / 1e6, 1),
+        "unit": "million tokens/s read, checksummed and widened",
+        "step_ms": args.step_ms,
+        "data_wait_warm": f"{warm:.3%}",
+        "data_wait_200_mb_per_second": f"{slow:.3%}",
+        "copy_gb_per_second": round(bandwidth / 1e9, 1),
+        "of_copy_bandwidth": round(10 * rate / bandwidth, 3),
+    }  # 2 bytes read, 8 written a token
 
 
 def run_seconds(env: dict[str, str], cwd: str, ranks: int = 0) -> tuple[float, list[str]]:
     """Seconds from the command to the line of step 1, and all lines."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks else []
     began, first, lines = time.perf_counter(), math.nan, []
-    data = ROOT / "data"
-    named = {"DATA_PATH": str(data / "datasets" / "demo_sp1024"), "VAL_TOKENS_LIMIT": "8192",
-             "TOKENIZER_PATH": str(data / "tokenizers" / "demo_1024_bpe.model"), "MAX_WALLCLOCK_SECONDS": "0"}
-    with subprocess.Popen([sys.executable, *torchrun, str(ROOT / "train_gpt.py")], cwd=cwd, text=True,
-                          env={**os.environ, **named, **env}, stdout=subprocess.PIPE) as process:
+    command = [sys.executable, *torchrun, str(SCRIPT)]
+    env = {**os.environ, **DEMO, "VAL_TOKENS_LIMIT": "8192", "MAX_WALLCLOCK_SECONDS": "0", **env}
+    with subprocess.Popen(command, cwd=cwd, text=True, env=env, stdout=subprocess.PIPE) as process:
         for line in process.stdout:
             lines.append(line)
             if line.startswith("step:1/"):
@@ -242,35 +303,47 @@ def start(args: argparse.Namespace) -> dict[str, Any]:
         first, *again = (run_seconds(env, folder)[0] for _ in range(4))
         eager = run_seconds({**env, "COMPILE": "0"}, folder)[0]
         smoke = [run_seconds({**env, "PRESET": "smoke"}, folder)[0] for _ in range(3)]
-    return {"figure": round(statistics.median(smoke), 1), "unit": "seconds to the first step, smoke",
-            "floppy_cache_full_seconds": [round(seconds, 1) for seconds in again],
-            "floppy_cache_empty_seconds": round(first, 1), "floppy_eager_seconds": round(eager, 1)}
+    return {
+        "figure": round(statistics.median(smoke), 1),
+        "unit": "seconds to the first step, smoke",
+        "floppy_cache_full_seconds": [round(seconds, 1) for seconds in again],
+        "floppy_cache_empty_seconds": round(first, 1),
+        "floppy_eager_seconds": round(eager, 1),
+    }
 
 
 def exponents(repeats: int) -> dict[str, Any]:
     """Step time as one dimension doubles twice, with the fitted exponent against the arithmetic's."""
     table = {}
-    axes = {"width": [dict(MODEL_DIM=str(d), NUM_HEADS=str(d // 64), NUM_KV_HEADS=str(d // 128))
-                      for d in (128, 256, 512)],
-            "depth": [dict(NUM_LAYERS=str(n)) for n in (2, 4, 8)],
-            "context": [dict(TRAIN_SEQ_LEN=str(n)) for n in (256, 512, 1024)],
-            "vocabulary": [dict(VOCAB_SIZE=str(n)) for n in (1024, 4096, 16384)],
-            "batch": [dict(TRAIN_BATCH_TOKENS=str(n)) for n in (8192, 16384, 32768)]}
+    axes = {
+        "width": [
+            {"MODEL_DIM": str(d), "NUM_HEADS": str(d // 64), "NUM_KV_HEADS": str(d // 128)}
+            for d in (128, 256, 512)
+        ],
+        "depth": [{"NUM_LAYERS": str(n)} for n in (2, 4, 8)],
+        "context": [{"TRAIN_SEQ_LEN": str(n)} for n in (256, 512, 1024)],
+        "vocabulary": [{"VOCAB_SIZE": str(n)} for n in (1024, 4096, 16384)],
+        "batch": [{"TRAIN_BATCH_TOKENS": str(n)} for n in (8192, 16384, 32768)],
+    }
     for axis, changes in axes.items():
         times, work, peaks = [], [], []
         for change in changes:
-            s = settings(**SHAPE | dict(NUM_LAYERS="4") | change)
+            s = settings(**SHAPE | {"NUM_LAYERS": "4"} | change)
             trainer, batch = make_trainer(s)
-            times.append(median_seconds(lambda: trainer.step(batch, 1, 1.0), repeats, 2))
+            times.append(median_seconds(functools.partial(trainer.step, batch, 1, 1.0), repeats, 2))
             peaks.append(peak_flops())
             work.append(train_gpt.flops_per_token(s) * s.train_batch_tokens)
             torch.compiler.reset()
         doublings = np.arange(3) * (2 if axis == "vocabulary" else 1)
-        fitted, arithmetic = (np.polyfit(doublings, np.log2(y), 1)[0]
-                              for y in (np.multiply(times, peaks), work))
-        table[axis] = {"step_ms": [round(t * 1e3) for t in times], "exponent": round(fitted, 2),
-                       "arithmetic": round(arithmetic, 2),
-                       "mfu": [round(w / t / p, 2) for w, t, p in zip(work, times, peaks)]}
+        fitted, arithmetic = (
+            np.polyfit(doublings, np.log2(y), 1)[0] for y in (np.multiply(times, peaks), work)
+        )
+        table[axis] = {
+            "step_ms": [round(t * 1e3) for t in times],
+            "exponent": round(fitted, 2),
+            "arithmetic": round(arithmetic, 2),
+            "mfu": [round(w / t / p, 2) for w, t, p in zip(work, times, peaks)],
+        }
     return table
 
 
@@ -285,8 +358,10 @@ def volume(s: train_gpt.Settings, world: int) -> dict[str, float]:
         counts[key] = counts.get(key, 0) + layers
     for (rows, columns), count in counts.items():
         gathered += 2 * rows * columns * -(-count // world) * (world - 1)
-    return {"gradient_mb": round(2 * 4 * (params + 1) * (world - 1) / world / 1e6, 1),
-            "updates_mb": round(gathered / 1e6, 1)}
+    return {
+        "gradient_mb": round(2 * 4 * (params + 1) * (world - 1) / world / 1e6, 1),
+        "updates_mb": round(gathered / 1e6, 1),
+    }
 
 
 def scale(args: argparse.Namespace) -> dict[str, Any]:
@@ -301,19 +376,29 @@ def scale(args: argparse.Namespace) -> dict[str, Any]:
                 found = (re.match(r"step:[23]0/.* tok_s:(\d+)", line) for line in lines)
                 name = f"{ranks} ranks x {threads} threads"
                 rates.setdefault(name, []).append(statistics.mean(float(rate[1]) for rate in found if rate))
-    two, whole, half = (statistics.median(rates[name]) for name in
-                        ("2 ranks x 1 threads", "1 ranks x 2 threads", "1 ranks x 1 threads"))
-    paper = {f"{preset}, {world} ranks": volume(settings(PRESET=preset), world)
-             for preset in ("10min_floppy", "10min_16mb") for world in (2, 8, 64)}
-    return {"figure": round(two / whole, 2), "unit": "2 ranks x 1 thread / 1 rank x 2 threads, tokens/s",
-            "two_ranks_against_one_of_one_thread": round(two / half, 2),
-            "tokens_per_second": {name: [round(rate) for rate in all_] for name, all_ in rates.items()},
-            "sent_by_a_rank_each_step": paper, **exponents(args.repeats)}
+    two, whole, half = (
+        statistics.median(rates[name])
+        for name in ("2 ranks x 1 threads", "1 ranks x 2 threads", "1 ranks x 1 threads")
+    )
+    paper = {
+        f"{preset}, {world} ranks": volume(settings(PRESET=preset), world)
+        for preset in ("10min_floppy", "10min_16mb")
+        for world in (2, 8, 64)
+    }
+    return {
+        "figure": round(two / whole, 2),
+        "unit": "2 ranks x 1 thread / 1 rank x 2 threads, tokens/s",
+        "two_ranks_against_one_of_one_thread": round(two / half, 2),
+        "tokens_per_second": {name: [round(rate) for rate in all_] for name, all_ in rates.items()},
+        "sent_by_a_rank_each_step": paper,
+        **exponents(args.repeats),
+    }
 
 
 def profile(args: argparse.Namespace) -> dict[str, Any]:
     """Where the time of a step goes: the own time of each operation, Inductor's kernels apart."""
     import torch._inductor.config as inductor
+
     inductor.cpp.enable_kernel_profile = True
     if args.reference:
         train_gpt.attention = plain_attention
@@ -323,20 +408,29 @@ def profile(args: argparse.Namespace) -> dict[str, Any]:
     peak, steps = peak_flops(), 3
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as found:
         seconds = all_seconds(lambda: trainer.step(batch, 1, 1.0), steps, 0)
-    groups = {"weight products (mm)": r"aten::(mm|addmm)$", "attention products (bmm)": r"aten::bmm$",
-              "Newton-Schulz, second and third product (baddbmm)": r"aten::baddbmm",
-              "attention (torch's)": r"aten::_scaled_dot_product", "elementwise, compiled": r".*cpp_fused",
-              "elementwise, eager": r"aten::(copy_|add_?|mul_?|sub_?|div_?|cat|lerp_|sum|fill_)$"}
+    groups = {
+        "weight products (mm)": r"aten::(mm|addmm)$",
+        "attention products (bmm)": r"aten::bmm$",
+        "Newton-Schulz, second and third product (baddbmm)": r"aten::baddbmm",
+        "attention (torch's)": r"aten::_scaled_dot_product",
+        "elementwise, compiled": r".*cpp_fused",
+        "elementwise, eager": r"aten::(copy_|add_?|mul_?|sub_?|div_?|cat|lerp_|sum|fill_)$",
+    }
     shares, total = dict.fromkeys((*groups, "dispatch and other"), 0.0), 0.0
     for event in found.key_averages():
-        name = next((name for name, pattern in groups.items() if re.match(pattern, event.key)),
-                    "dispatch and other")
+        name = next(
+            (name for name, pattern in groups.items() if re.match(pattern, event.key)), "dispatch and other"
+        )
         shares[name] += event.self_cpu_time_total
         total += event.self_cpu_time_total
     rate = s.train_batch_tokens / statistics.median(seconds)
-    return {"figure": round(rate * train_gpt.flops_per_token(s) / peak, 3), "unit": "MFU while profiled",
-            "shape": shape_of(s), "step_ms": [round(x * 1e3) for x in seconds],
-            **{name: f"{share / total:.1%}" for name, share in shares.items()}}
+    return {
+        "figure": round(rate * train_gpt.flops_per_token(s) / peak, 3),
+        "unit": "MFU while profiled",
+        "shape": shape_of(s),
+        "step_ms": [round(x * 1e3) for x in seconds],
+        **{name: f"{share / total:.1%}" for name, share in shares.items()},
+    }
 
 
 def losses(args: argparse.Namespace) -> dict[str, Any]:
@@ -347,51 +441,75 @@ def losses(args: argparse.Namespace) -> dict[str, Any]:
     def run(attention: Callable, **named: str) -> np.ndarray:
         train_gpt.attention = attention
         torch.compiler.reset()
-        s = settings(**dict(PRESET="smoke", COMPILE="1", ITERATIONS="200", TRAIN_SEQ_LEN="256") | named)
+        usual = {"PRESET": "smoke", "COMPILE": "1", "ITERATIONS": "200", "TRAIN_SEQ_LEN": "256"}
+        s = settings(**DEMO | usual | named)
         trainer, stream = make_trainer(s)[0], train_gpt.load_corpus(s).train
-        reader = train_gpt.BatchReader(s, stream, 0, 1, 0, [0] * s.batch_slots, torch.from_numpy)
-        found = [trainer.step(reader.next()[0], i, train_gpt.lr_multiplier(s, i, 0.0))[0].item()
-                 for i in range(s.iterations)]
+        reader = batch_reader(s, stream)
+        found = [
+            trainer.step(reader.next()[0], i, train_gpt.lr_multiplier(s, i, 0.0))[0].item()
+            for i in range(s.iterations)
+        ]
         reader.thread.shutdown(cancel_futures=True)
         return np.array(found)
-    data = dict(DATA_PATH=str(ROOT / "data/datasets/demo_sp1024"),
-                TOKENIZER_PATH=str(ROOT / "data/tokenizers/demo_1024_bpe.model"))
-    base = run(plain_attention, **data)
-    others = {"trainers_attention": run(ours, **data),
-              "float32": run(plain_attention, DTYPE="float32", **data),
-              "another_seed": run(plain_attention, SEED="1338", **data)}
-    rows = {name: {"largest": round(float(np.abs(loss - base).max()), 5),
-                   "mean_abs": round(float(np.abs(loss - base).mean()), 5),
-                   "mean_of_last_50": round(float((loss - base)[-50:].mean()), 5)}
-            for name, loss in others.items()}
-    return {"figure": rows["trainers_attention"]["mean_abs"], "unit": "nats, mean difference of 200 losses",
-            "first_and_last_loss": [round(float(base[i]), 4) for i in (0, -1)],
-            "difference_from_torchs_attention_in_bfloat16": rows}
+
+    base = run(plain_attention)
+    others = {
+        "trainers_attention": run(ours),
+        "float32": run(plain_attention, DTYPE="float32"),
+        "another_seed": run(plain_attention, SEED="1338"),
+    }
+    rows = {
+        name: {
+            "largest": round(float(np.abs(loss - base).max()), 5),
+            "mean_abs": round(float(np.abs(loss - base).mean()), 5),
+            "mean_of_last_50": round(float((loss - base)[-50:].mean()), 5),
+        }
+        for name, loss in others.items()
+    }
+    return {
+        "figure": rows["trainers_attention"]["mean_abs"],
+        "unit": "nats, mean difference of 200 losses",
+        "first_and_last_loss": [round(float(base[i]), 4) for i in (0, -1)],
+        "difference_from_torchs_attention": rows,
+    }
 
 
 # --- another commit ---------------------------------------------------------------------------------------
 
+
 def against(revision: str, args: argparse.Namespace) -> dict[str, Any]:
     """Run the same measurement of this tree and of another commit in turns; the ratio of their figures."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        tree = folder + "/tree"
-        subprocess.run(["git", "-C", ROOT, "worktree", "add", "-q", "--detach", tree, revision], check=True)
-        stack.callback(subprocess.run, ["git", "-C", ROOT, "worktree", "remove", "--force", tree])
-        command = [sys.executable, __file__, args.what, "--repeats", str(args.repeats)]
-        command += ["--preset-shape"] * args.preset_shape
-        figures: dict[str, list[float]] = {"this": [], revision: []}
+    command = [sys.executable, __file__, args.what, "--repeats", str(args.repeats)]
+    command += ["--preset-shape"] * args.preset_shape
+    show = ["git", "-C", str(ROOT), "show", f"{revision}:train_gpt.py"]
+    figures: dict[str, list[float]] = {"this": [], revision: []}
+    with tempfile.TemporaryDirectory() as folder:
+        other = Path(folder, "train_gpt.py")
+        other.write_bytes(subprocess.run(show, check=True, stdout=subprocess.PIPE).stdout)
         for _ in range(args.pairs):
-            for name, root in (("this", ROOT), (revision, tree)):
-                env = {**os.environ, "BENCH_ROOT": str(root)}
+            for name, script in (("this", SCRIPT), (revision, other)):
+                env = {**os.environ, "BENCH_SCRIPT": str(script)}
                 out = subprocess.run(command, env=env, check=True, text=True, stdout=subprocess.PIPE).stdout
                 figures[name].append(json.loads(out.splitlines()[-1])["figure"])
     ratios = [a / b for a, b in zip(*figures.values())]
-    return {"figure": round(statistics.median(ratios), 3), "unit": f"this tree / {revision}, {args.what}",
-            "ratios": [round(ratio, 3) for ratio in ratios], **figures}
+    return {
+        "figure": round(statistics.median(ratios), 3),
+        "unit": f"this tree / {revision}, {args.what}",
+        "ratios": [round(ratio, 3) for ratio in ratios],
+        **figures,
+    }
 
 
-WHAT = {"step": step, "eval": evaluation, "export": export, "loader": loader, "start": start, "scale": scale,
-        "profile": profile, "losses": losses}
+WHAT = {
+    "step": step,
+    "eval": evaluation,
+    "export": export,
+    "loader": loader,
+    "start": start,
+    "scale": scale,
+    "profile": profile,
+    "losses": losses,
+}
 
 
 def main() -> None:

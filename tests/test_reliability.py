@@ -20,9 +20,9 @@ from tests.campaign import Campaign
 from tests.launch import Launch
 
 # what may differ on a resume: it changes no result, or (paths, device) is compared by what came of it
-FREE = {
+FREE = {"preset", "dry_run", "data_path", "tokenizer_path", "run_id", "device", "compile", "eval_only"}
     "preset",
-    "dry_run",
+FREE |= {"lr_trace", "max_skipped", "dist_timeout", "dtype"}
     "data_path",
     "tokenizer_path",
     "run_id",

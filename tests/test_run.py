@@ -1,4 +1,5 @@
 """Whole runs of the real script: what they leave behind, exit codes, ranks, EVAL_ONLY, compiled and eager."""
+
 import fcntl
 import hashlib
 import json
@@ -19,21 +20,22 @@ import numpy as np
 import pytest
 import torch
 
-import helpers
 import train_gpt
-from helpers import Run
-from test_batches import told_shuffled
+from tests import helpers, launch
+from tests.helpers import Run
+from tests.test_batches import told_checksum, told_shuffled
 
 NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here: other presets and numbers")
-LINE = {    # DESIGN.md, A run's files
+LINE = {
     "step": r"step:\d+/\d+ train_loss:\d+\.\d{4} lr_mul:\d\.\d{3} train_time:\d+ms step_avg:\d+\.\d{2}ms "
-            r"tok_s:\d+ mfu:\d+\.\d% data_wait:\d+\.\dms",
-    "val": r"step:\d+/\d+ val_loss:\d+\.\d{4} val_bpb:\d+\.\d{4}( partial)? train_time:\d+ms"}
+    r"tok_s:\d+ mfu:\d+\.\d% data_wait:\d+\.\dms",
+    "val": r"step:\d+/\d+ val_loss:\d+\.\d{4} val_bpb:\d+\.\d{4}( partial)? train_time:\d+ms",
+}
 FINAL = """
     val_loss val_bpb val_bpb_unquantized val_tokens val_bytes steps tokens_seen params train_seconds
     eval_seconds last_train_read_seconds data_wait_seconds peak_memory_mib artifact_bytes code_bytes
     total_bytes budget_bytes budget artifact_sha256 script_sha256 train_sha256 val_sha256 tokenizer_sha256
-    state_sha256 batches_crc32 preset seed run_id device torch skipped_steps resumes""".split()
+    state_sha256 batches_crc32 preset seed run_id device torch skipped_steps resumes"""
 
 
 def lines(run: Run, kind: str) -> list[str]:
@@ -50,14 +52,17 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def strict_json(text: str):
     """NaN and Infinity are no JSON."""
+
     def refuse(word):
         raise ValueError(word)
+
     return json.loads(text, parse_constant=refuse)
 
 
 # --- what a run leaves behind -----------------------------------------------------------------------------
 
-def test_a_run_ends_with_the_block_of_the_design(base_run, corpus):
+
+def test_a_run_ends_with_the_promised_block(base_run, corpus):
     assert (base_run.code, base_run.err) == (0, "")
     final, folder = base_run.final, base_run.folder
     assert set(FINAL) <= set(final)
@@ -67,11 +72,12 @@ def test_a_run_ends_with_the_block_of_the_design(base_run, corpus):
     assert numbers["val_tokens"] == len(corpus.tokens["val"]) - 1
     assert numbers["val_bytes"] == corpus.val_bytes(), "the first token is a begin mark, worth nothing"
     assert numbers["val_bpb"] == pytest.approx(
-        numbers["val_loss"] / math.log(2) * numbers["val_tokens"] / numbers["val_bytes"], abs=2e-8)
+        numbers["val_loss"] / math.log(2) * numbers["val_tokens"] / numbers["val_bytes"], abs=2e-8
+    )
     assert numbers["val_bpb"] == pytest.approx(numbers["val_bpb_unquantized"], abs=0.01)
-    blob, script = (folder / "model.int8.ptz").read_bytes(), helpers.SCRIPT.read_bytes()
+    blob, script = (folder / "model.ptz").read_bytes(), helpers.SCRIPT.read_bytes()
     assert numbers["artifact_bytes"] == len(blob)
-    assert numbers["code_bytes"] == len(zlib.compress(script, 9))       # what smoke says
+    assert numbers["code_bytes"] == len(zlib.compress(script, 9))  # what smoke says
     assert numbers["total_bytes"] == numbers["artifact_bytes"] + numbers["code_bytes"]
     assert numbers["total_bytes"] < numbers["budget_bytes"] == 1_474_560 and final["budget"] == "ok"
     assert final["run_id"] == folder.name and final["preset"] == "smoke"
@@ -85,16 +91,17 @@ def test_a_run_ends_with_the_block_of_the_design(base_run, corpus):
 
 
 def test_the_run_learns(base_run):
-    first, last = (event["val_bpb"] for event in (base_run.events("val")[0], base_run.events("val")[-1]))
-    assert base_run.events("val")[0]["val_loss"] == pytest.approx(math.log(400), abs=0.05)
-    assert last < 0.6 * first
+    losses_at = [event["train_loss"] for event in base_run.events("step")]
+    assert losses_at[0] == pytest.approx(math.log(400), abs=0.05)
+    middle, last = (event["val_loss"] for event in base_run.events("val"))
+    assert last < middle < 0.9 * losses_at[0]
 
 
-def test_the_log_has_the_lines_of_the_design(base_run):
+def test_the_log_has_the_promised_lines(base_run):
     assert (base_run.folder / "train.log").read_text(encoding="utf-8") == base_run.out
     steps = [int(re.match(r"step:(\d+)/20 ", line)[1]) for line in lines(base_run, "step")]
     assert steps == [*range(1, 11), 15, 20], "the first ten, then every TRAIN_LOG_EVERY"
-    assert [line.split()[0] for line in lines(base_run, "val")] == ["step:0/20", "step:10/20", "step:20/20"]
+    assert [line.split()[0] for line in lines(base_run, "val")] == ["step:10/20", "step:20/20"]
     assert "\r" not in base_run.out and "%|" not in base_run.out, "no progress bar in a file"
     assert base_run.out.count("\n---\n") == 1
     for words in ("device:cpu", "dtype:float32", "compile:0", "preset:smoke"):
@@ -104,7 +111,7 @@ def test_the_log_has_the_lines_of_the_design(base_run):
 def test_metrics_are_strict_json_with_exact_floats(base_run):
     text = (base_run.folder / "metrics.jsonl").read_text(encoding="utf-8")
     events = [strict_json(line) for line in text.splitlines()]
-    kinds = ["val", *["step"] * 10, "val", *["step"] * 10, "checkpoint", "val", "final"]
+    kinds = ["start", *["step"] * 10, "val", *["step"] * 10, "val", "final"]
     assert [event["event"] for event in events] == kinds
     steps = [event for event in events if event["event"] == "step"]
     assert [event["step"] for event in steps] == list(range(1, 21))
@@ -114,8 +121,11 @@ def test_metrics_are_strict_json_with_exact_floats(base_run):
     seconds = [event["train_seconds"] for event in steps]
     assert seconds == sorted(seconds)
     printed = {line.split()[0]: line for line in lines(base_run, "step")}
-    assert all(f"train_loss:{event['train_loss']:.4f} " in printed[f"step:{event['step']}/20"]
-               for event in steps if f"step:{event['step']}/20" in printed)
+    assert all(
+        f"train_loss:{event['train_loss']:.4f} " in printed[f"step:{event['step']}/20"]
+        for event in steps
+        if f"step:{event['step']}/20" in printed
+    )
     final = events[-1]
     assert {name: str(final[name]) for name in base_run.final} == base_run.final
 
@@ -126,31 +136,21 @@ def test_the_config_tells_settings_origins_and_environment(base_run, corpus):
     assert config["settings"]["data_path"] == str(corpus.data_path)
     assert config["origins"]["iterations"] == "environment" and config["origins"]["beta1"] == "preset"
     about = config["environment"]
-    assert about["torch"] == torch.__version__ and about["numpy"] == np.__version__
-    assert about["threads"] == 1 and about["ranks"] == 1 and about["python"] == sys.version.split()[0]
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=helpers.ROOT, capture_output=True)
-    if commit.returncode == 0:
-        assert re.fullmatch(r"[0-9a-f]{40}(\+dirty)?", about["git"])
+    assert about["torch"] == torch.__version__ and about["threads"] == 1 and about["ranks"] == 1
 
 
 def test_the_batches_of_a_run_are_those_of_the_told_order(base_run, corpus):
-    told = told_shuffled(corpus.tokens["train"].tolist(), 8, 64, 20, seed=1337)
-    crcs = [zlib.crc32(np.array([batch[slot] for batch in told], "<u2").tobytes()) for slot in range(8)]
-    assert base_run.final["batches_crc32"] == f"{zlib.crc32(np.array(crcs, '<u4').tobytes()):08x}"
-
-
-def test_the_exported_model_speaks_at_the_end(base_run):
-    """Of issue 2: a short text, sampled from the artifact, because people want to see it speak."""
-    text = re.search("(?s)the model writes: (.*)\n---\n", base_run.out)[1]
-    assert 20 < len(text) < 1000
+    told = told_shuffled(corpus.tokens["train"].tolist(), 8, 65, 20, seed=1337)
+    assert base_run.final["batches_crc32"] == f"{told_checksum(told, 0) % 2**32:08x}"
 
 
 def test_a_run_needs_no_network(base_run, offline):
     if not offline:
         pytest.skip("this system does not let us take the network away")
-    assert base_run.code == 0       # it ran under `unshare --net`
+    assert base_run.code == 0  # it ran under `unshare --net`
 
 
+@pytest.mark.slow
 def test_the_same_run_again_gives_the_same_bytes(base_run, corpus, tmp_path):
     """By a copy of the script alone, elsewhere, from data under other names, after a warm-up."""
     here = tmp_path / "ein Ordner, ü 数据"
@@ -163,28 +163,36 @@ def test_the_same_run_again_gives_the_same_bytes(base_run, corpus, tmp_path):
     same = [name for name in FINAL if re.search("sha256|crc32|loss|bpb|_bytes", name)]
     assert {name: run.final[name] for name in same} == {name: base_run.final[name] for name in same}
     assert losses(run) == losses(base_run)
-    assert "warmup_steps:2" in run.out
+    assert "warming up: 2 untimed steps" in run.out
     assert sorted(os.listdir(run.folder)) == sorted(os.listdir(base_run.folder))
     assert re.fullmatch(r"\d{8}-\d{6}-smoke-\d+", run.final["run_id"])
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_a_progress_bar(corpus, tmp_path):
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 40, 120, 0, 0))
-    process = subprocess.Popen(helpers.command(), cwd=tmp_path, stdout=theirs, stderr=theirs, close_fds=True,
-                               env=helpers.clean_environment(**corpus.env(RUN_ID="bar", ITERATIONS=12)))
+    process = subprocess.Popen(
+        helpers.command(),
+        cwd=tmp_path,
+        stdout=theirs,
+        stderr=theirs,
+        close_fds=True,
+        env=helpers.clean_environment(**corpus.env(RUN_ID="bar", ITERATIONS=12)),
+    )
     os.close(theirs)
     shown = b""
     try:
         while part := os.read(ours, 65536):
             shown += part
-    except OSError:         # Linux says so when the other end is closed
+    except OSError:  # Linux says so when the other end is closed
         assert process.wait(60) == 0
     assert b"/12 [" in shown and b"\r" in shown
     assert "\r" not in (tmp_path / "logs/bar/train.log").read_text(encoding="utf-8")
 
 
 # --- refused, untouched -----------------------------------------------------------------------------------
+
 
 def test_a_run_that_exists_is_refused_and_untouched(base_run, corpus):
     before = contents(base_run.cwd)
@@ -196,8 +204,14 @@ def test_a_run_that_exists_is_refused_and_untouched(base_run, corpus):
 def test_eval_only_gives_exactly_the_score_of_the_run_and_writes_nothing(base_run, corpus):
     """Without any setting of the run: the artifact knows its shape."""
     before = contents(base_run.cwd)
-    env = dict(DATA_PATH=str(corpus.data_path), TOKENIZER_PATH=str(corpus.tokenizer_path), DTYPE="float32",
-               EVAL_ONLY=str(base_run.folder / "model.int8.ptz"), COMPILE="0", VAL_BATCH_SIZE="4096")
+    env = {
+        "DATA_PATH": str(corpus.data_path),
+        "TOKENIZER_PATH": str(corpus.tokenizer_path),
+        "DTYPE": "float32",
+        "EVAL_ONLY": str(base_run.folder / "model.ptz"),
+        "COMPILE": "0",
+        "VAL_BATCH_SIZE": "4096",
+    }
     run = helpers.run_script(base_run.cwd, env)
     assert (run.code, run.err) == (0, "")
     for name in ("val_bpb", "val_loss", "val_tokens", "val_bytes", "artifact_sha256", "artifact_bytes"):
@@ -208,12 +222,14 @@ def test_eval_only_gives_exactly_the_score_of_the_run_and_writes_nothing(base_ru
 def test_load_predictor_scores_the_artifact_as_the_run_did(base_run, corpus):
     """The referee's way in: every validation token in windows without overlap, over the raw bytes, in the
     number format of the run, which the artifact carries."""
-    predictor = train_gpt.load_predictor(base_run.folder / "model.int8.ptz", "cpu")
+    predictor = train_gpt.load_predictor(base_run.folder / "model.ptz", "cpu")
     tokens, window = corpus.tokens["val"].astype(np.int64), predictor.max_len
     assert (predictor.vocab_size, window) == (400, 32)
-    assert predictor.model.machine.dtype is torch.float32
-    nats = sum(float(predictor.nll(tokens[None, at:at + window + 1]).sum(dtype=np.float64))
-               for at in range(0, len(tokens) - 1, window))
+    assert predictor.machine.dtype is torch.float32
+    nats = sum(
+        float(predictor.nll(tokens[None, at : at + window + 1]).sum(dtype=np.float64))
+        for at in range(0, len(tokens) - 1, window)
+    )
     bpb = nats / np.log(2) / int(base_run.final["val_bytes"])
     assert abs(bpb - float(base_run.final["val_bpb"])) < 1e-6
     with pytest.raises(train_gpt.DataError, match="no-such"):
@@ -222,38 +238,25 @@ def test_load_predictor_scores_the_artifact_as_the_run_did(base_run, corpus):
 
 # --- exit codes; 2 and 3 are provoked in test_settings.py and test_damage.py ------------------------------
 
+
+@pytest.mark.slow
 def test_exit_4_over_the_budget_with_all_files_written(corpus, tmp_path):
     run = helpers.run_script(tmp_path, corpus.env(RUN_ID="big", BUDGET_BYTES=100_000, CODE_BYTES="raw"))
     assert (run.code, run.final["budget"]) == (4, "over")
     assert int(run.final["code_bytes"]) == helpers.SCRIPT.stat().st_size
     total = int(run.final["code_bytes"]) + int(run.final["artifact_bytes"])
     assert int(run.final["total_bytes"]) == total > 100_000
-    assert {"config.json", "metrics.jsonl", "model.int8.ptz", "train.log"} <= set(os.listdir(run.folder))
+    assert {"config.json", "metrics.jsonl", "model.ptz", "train.log"} <= set(os.listdir(run.folder))
 
 
-def start(cwd: Path, env: dict[str, str], ranks: int = 0) -> subprocess.Popen:
-    return subprocess.Popen(helpers.command(ranks), cwd=cwd, env=helpers.clean_environment(**env), text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
-
-
-def interrupted(process: subprocess.Popen, cwd: Path, number: int) -> Run:
-    """The run after a signal that it got in its eighth step or so."""
-    out = ""
-    while "step:8/" not in out:
-        line = process.stdout.readline()
-        assert line, process.stderr.read()
-        out += line
-    process.send_signal(number)
-    rest, err = process.communicate(timeout=120)
-    return Run(process.returncode, out + rest, err, cwd)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("number, ranks", [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGTERM, 2)])
-def test_exit_16_after_a_signal_with_a_checkpoint_and_a_command_to_go_on(corpus, tmp_path, number, ranks):
-    run = interrupted(start(tmp_path, corpus.env(RUN_ID="long", ITERATIONS=10**6), ranks), tmp_path, number)
-    # torchrun has an exit code of its own
-    assert run.code == (16 if not ranks else 1) and "Traceback" not in run.err.split("torch/distributed")[0]
-    told = re.search(r"stopped by a signal after step (\d+) of 1000000; to go on: (.*)", run.err)
+def test_exit_16_after_a_signal_with_a_checkpoint_and_the_way_on(corpus, tmp_path, number, ranks):
+    run = launch.Launch(tmp_path, corpus.env(RUN_ID="long", ITERATIONS=10**6), launch.command(ranks))
+    run.wait(until=lambda: "step:8/" in run.out)
+    run.process.send_signal(number)
+    run.need(16 if not ranks else 1)  # torchrun has an exit code of its own
+    told = re.search(r"stopped by a signal after step (\d+) of 1000000; (.*) goes on", run.err)
     assert 8 <= int(told[1]) < 10**6 and "RUN_ID=long" in told[2]
     assert (tmp_path / f"logs/long/checkpoint/step_{int(told[1]):08}.ckpt").exists()
 
@@ -262,38 +265,67 @@ def test_exit_17_when_the_loss_is_no_number(corpus, tmp_path):
     env = corpus.env(RUN_ID="nan", ITERATIONS=50, SCALAR_LR=1e30, LR_WARMUP_STEPS=0)
     run = helpers.run_script(tmp_path, env)
     assert run.code == 17 and "---" not in run.out.splitlines()
-    assert re.fullmatch(r"train_gpt\.py: step 1\d: .*MAX_SKIPPED.*\n", run.err)
-    assert not (tmp_path / "logs/nan/model.int8.ptz").exists()
+    assert re.fullmatch(r"train_gpt\.py: step 1\d .*MAX_SKIPPED.*\n", run.err)
+    assert not (tmp_path / "logs/nan/model.ptz").exists()
     for line in (tmp_path / "logs/nan/metrics.jsonl").read_text(encoding="utf-8").splitlines():
         strict_json(line)
 
 
+@pytest.mark.slow
+def test_exit_17_when_the_score_is_no_number(corpus, tmp_path):
+    run = helpers.run_script(tmp_path, corpus.env(ITERATIONS=1, QK_GAIN_INIT=-1e38))
+    assert run.code == 17 and re.fullmatch(r"train_gpt\.py: .*nan nats.*\n", run.err), run.err
+
+
+# --- surroundings: one line at most, and no traceback -----------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", ">/dev/full", "<&-"])
+def test_closed_outputs_do_not_stop_a_run(corpus, tmp_path, closed):
+    run = helpers.run_script(tmp_path, corpus.env(RUN_ID="run"), prefix=("sh", "-c", f'"$@" {closed}', "sh"))
+    assert (run.code, run.err) == (0, "")
+    log = (tmp_path / "logs/run/train.log").read_text(encoding="utf-8")
+    assert "val_bpb: " in log.split("\n---\n")[1], "the files have it all"
+
+
+@pytest.mark.slow
+def test_a_locale_of_ascii_does_not_stop_a_run(corpus, tmp_path):
+    run = helpers.run_script(tmp_path, corpus.env(RUN_ID="run", LC_ALL="C", PYTHONUTF8=0))
+    assert (run.code, run.err) == (0, "")
+
+
+@pytest.mark.slow
+def test_a_path_without_programs_does_not_stop_a_run(corpus, tmp_path):
+    run = helpers.run_script(tmp_path, corpus.env(RUN_ID="run", PATH="/nonexistent"))
+    assert (run.code, run.err) == (0, "")
+
+
+def test_a_model_that_does_not_fit_into_memory_is_told_in_one_line(corpus, tmp_path):
+    run = helpers.run_script(tmp_path, corpus.env(MODEL_DIM=1048576))
+    assert run.code == 2
+    assert re.fullmatch(r"train_gpt\.py: out of memory, lower MODEL_DIM .*\n", run.err), run.err
+
+
+def test_a_relative_path_is_told_with_the_folder_that_it_was_sought_in(corpus, tmp_path):
+    run = helpers.run_script(tmp_path, corpus.env(DATA_PATH="data/datasets/nothing"))
+    assert run.code == 3 and run.err.count("\n") == 1
+    assert "DATA_PATH=data/datasets/nothing" in run.err and str(tmp_path) in run.err
+
+
+def test_a_tiny_validation_text_is_warned_of(base_run):
+    assert re.search(r"^warning: \d+ validation bytes", base_run.out, re.MULTILINE)
+
+
 # --- ranks ------------------------------------------------------------------------------------------------
 
-# the real script's main, which tells after training what each rank holds: weights, moments, momentum
-TELLING = """
-import os, sys
-import train_gpt
-real = train_gpt.train
-def train(trainer, *rest):
-    rows = real(trainer, *rest)
-    print(f"replica {os.environ['RANK']} {trainer.optimizer.sha256(20)}\\n", end="", flush=True)
-    return rows
-train_gpt.train = train
-sys.exit(train_gpt.main())
-"""
 
-
-def on_ranks(cwd: Path, ranks: int, env: dict[str, str]) -> Run:
-    cwd.mkdir(exist_ok=True)
-    (cwd / "telling.py").write_text(TELLING)
-    return helpers.run_script(cwd, dict(env, PYTHONPATH=str(helpers.ROOT)), ranks, script=cwd / "telling.py")
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_any_number_of_ranks_trains_the_same_model(base_run, corpus, tmp_path, ranks):
     env = corpus.env(RUN_ID="ranks", ITERATIONS=20, VAL_LOSS_EVERY=10, TRAIN_LOG_EVERY=5)
-    run = on_ranks(tmp_path, ranks, env)
+    env |= {"PROVOKE": "tell@20", "PYTHONPATH": str(helpers.ROOT)}
+    run = helpers.run_script(tmp_path, env, ranks, script=launch.FAULTS)
     assert run.code == 0, run.err
     for name in ("batches_crc32", "tokens_seen", "val_tokens", "val_bytes", "train_sha256", "params"):
         assert run.final[name] == base_run.final[name]
@@ -301,12 +333,12 @@ def test_any_number_of_ranks_trains_the_same_model(base_run, corpus, tmp_path, r
     for found, expected in zip(run.events("val"), base_run.events("val")):
         assert found["val_loss"] == pytest.approx(expected["val_loss"], rel=1e-4)
     assert float(run.final["val_bpb"]) == pytest.approx(float(base_run.final["val_bpb"]), rel=1e-3)
-    replicas = dict(re.findall(r"replica (\d) ([0-9a-f]{64})", run.out))
+    replicas = dict(re.findall(r"state before step 20 on rank (\d): ([0-9a-f]{64})", run.out))
     assert len(replicas) == ranks and len(set(replicas.values())) == 1
-    assert replicas["0"] == run.final["state_sha256"]
     assert run.out.count("\n---\n") == 1, "one rank speaks"
 
 
+@pytest.mark.slow
 def test_ranks_that_do_not_divide_the_slots_are_refused_by_name(corpus, tmp_path):
     run = helpers.run_script(tmp_path, corpus.env(RUN_ID="three"), ranks=3)
     assert run.code != 0 and "exitcode  : 2" in run.err
@@ -315,12 +347,19 @@ def test_ranks_that_do_not_divide_the_slots_are_refused_by_name(corpus, tmp_path
     assert not (tmp_path / "logs").exists()
 
 
+@pytest.mark.slow
 def test_damage_that_one_rank_alone_reads_is_told(corpus, tmp_path, tokenizer_path):
     """Each slot of the first step is a shard here: rank 1 reads the second, rank 0 never does."""
-    tokens = corpus.tokens["train"][:16 * 65].reshape(16, 65)
+    tokens = corpus.tokens["train"][: 16 * 65].reshape(16, 65)
     shutil.copytree(corpus.data_path, tmp_path / "data", ignore=shutil.ignore_patterns("*_train_*"))
-    helpers.write_shards(tmp_path / "data", "train", list(tokens), vocabulary=400, corpus=helpers.CORPUS,
-                         tokenizer=helpers.sha256(tokenizer_path))
+    helpers.write_shards(
+        tmp_path / "data",
+        "train",
+        list(tokens),
+        vocabulary=400,
+        corpus=helpers.CORPUS,
+        tokenizer=helpers.sha256(tokenizer_path),
+    )
     damaged = tmp_path / "data/tiny_train_000001.bin"
     damaged.write_bytes(damaged.read_bytes()[:-2] + b"\0\0")
     env = corpus.env(DATA_PATH=tmp_path / "data", DATA_ORDER="sequential", RUN_ID="one")
@@ -332,10 +371,12 @@ def test_damage_that_one_rank_alone_reads_is_told(corpus, tmp_path, tokenizer_pa
 
 # --- compiled or eager ------------------------------------------------------------------------------------
 
+
 @NO_CUDA
+@pytest.mark.slow
 def test_compiled_and_eager_runs_agree(base_run, corpus, tmp_path):
     env = corpus.env(RUN_ID="compiled", ITERATIONS=20, COMPILE=1)
-    run = helpers.run_script(tmp_path, env | dict(TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache")))
+    run = helpers.run_script(tmp_path, env | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")})
     assert (run.code, run.err) == (0, "")
     if "compile:1" not in run.out:
         pytest.skip("no compiler here: " + re.search(r"compile:0.*", run.out)[0])
@@ -344,9 +385,10 @@ def test_compiled_and_eager_runs_agree(base_run, corpus, tmp_path):
 
 
 @NO_CUDA
+@pytest.mark.slow
 def test_without_a_compiler_one_line_says_so_and_the_run_is_eager(base_run, corpus, tmp_path):
     env = corpus.env(RUN_ID="eager", ITERATIONS=20, COMPILE=1)
-    broken = dict(CXX="/nonexistent/c++", TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))
+    broken = {"CXX": "/nonexistent/c++", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     run = helpers.run_script(tmp_path, env | broken)
     assert (run.code, run.err) == (0, "")
     told = [line for line in run.out.splitlines() if "compile:0" in line]
@@ -368,41 +410,56 @@ for env in json.loads(sys.argv[1]):
         del os.environ[name]
 """
 VARIANTS = {
-    "base": {}, "ema": dict(EMA_DECAY=0.9), "decay": dict(WEIGHT_DECAY=2), "clip": dict(GRAD_CLIP_NORM=0.1),
-    "untied": dict(TIE_EMBEDDINGS=0), "sequential": dict(DATA_ORDER="sequential"), "seed": dict(SEED=7),
-    "bfloat16": dict(DTYPE="bfloat16"), "sliding": dict(EVAL_SEQ_LEN=32, EVAL_STRIDE=8),
-    "partial": dict(VAL_TOKENS_LIMIT=1000), "capped": dict(MAX_WALLCLOCK_SECONDS=1.5, ITERATIONS=10**6),
-    "slots": dict(BATCH_SLOTS=4), "softcap": dict(LOGIT_SOFTCAP=3),
-    "length": dict(TRAIN_SEQ_LEN=25, TRAIN_BATCH_TOKENS=600),       # no divisor of the reference's batch
-    # wide enough for matrices in int8
-    "int8": dict(MODEL_DIM=192, NUM_HEADS=2), "std": dict(MODEL_DIM=192, NUM_HEADS=2, CLIP_STD=2)}
+    "base": {},
+    "clip": {"GRAD_CLIP_NORM": 0.1},
+    "untied": {"TIE_EMBEDDINGS": 0},
+    "sequential": {"DATA_ORDER": "sequential"},
+    "seed": {"SEED": 7},
+    "bfloat16": {"DTYPE": "bfloat16"},
+    "sliding": {"EVAL_SEQ_LEN": 32, "EVAL_STRIDE": 8},
+    "partial": {"VAL_TOKENS_LIMIT": 1000},
+    "capped": {"MAX_WALLCLOCK_SECONDS": 1.5, "ITERATIONS": 10**6},
+    "slots": {"BATCH_SLOTS": 4},
+    "softcap": {"LOGIT_SOFTCAP": 3},
+    "length": {"TRAIN_SEQ_LEN": 25, "TRAIN_BATCH_TOKENS": 600},  # no divisor of the reference's batch
+    "int8": {"MODEL_DIM": 192, "NUM_HEADS": 2},  # wide enough for matrices in int8
+}
 
 
 @pytest.fixture(scope="module")
 def variants(tmp_path_factory, corpus) -> dict[str, Run]:
     """A run of ten steps for each variant, by its name."""
     cwd = tmp_path_factory.mktemp("variants")
-    envs = [corpus.env(**dict(RUN_ID=name, ITERATIONS=10) | more) for name, more in VARIANTS.items()]
-    done = subprocess.run([sys.executable, "-c", REPEATED, json.dumps(envs)], cwd=cwd, text=True, timeout=280,
-                          env=helpers.clean_environment(PYTHONPATH=str(helpers.ROOT)), capture_output=True)
+    envs = [corpus.env(**{"RUN_ID": name, "ITERATIONS": 10} | more) for name, more in VARIANTS.items()]
+    done = subprocess.run(
+        [sys.executable, "-c", REPEATED, json.dumps(envs)],
+        cwd=cwd,
+        text=True,
+        timeout=280,
+        env=helpers.clean_environment(PYTHONPATH=str(helpers.ROOT)),
+        capture_output=True,
+    )
     told = re.findall(r"(.*?)^exit (\w+) (\d+)$\n", done.stderr, re.MULTILINE | re.DOTALL)
     assert [name for _, name, _ in told] == list(VARIANTS), done.stderr
-    return {name: Run(int(code), (cwd / f"logs/{name}/train.log").read_text(encoding="utf-8"), err, cwd)
-            for err, name, code in told}
+    return {
+        name: Run(int(code), (cwd / f"logs/{name}/train.log").read_text(encoding="utf-8"), err, cwd)
+        for err, name, code in told
+    }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_runs_through_and_learns(variants, name):
     run = variants[name]
     assert (run.code, run.err) == (0, "")
-    first, last = run.events("val")[0]["val_bpb"], float(run.final["val_bpb"].split()[0])
-    assert last < first - 0.3
+    assert losses(run)[-1] < losses(run)[0] - 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in VARIANTS if name != "base"])
 def test_every_variant_changes_what_it_should(variants, name):
-    base, run = variants["int8" if name == "std" else "base"], variants[name]
-    same_training = name in ("ema", "sliding", "partial", "std")
+    base, run = variants["base"], variants[name]
+    same_training = name in ("sliding", "partial")
     assert (losses(run) == losses(base)) == same_training
     assert (run.final["artifact_sha256"] == base.final["artifact_sha256"]) == (name == "partial")
     assert run.final["val_bpb"] != base.final["val_bpb"]
@@ -411,17 +468,19 @@ def test_every_variant_changes_what_it_should(variants, name):
     assert (run.final["params"] == base.final["params"]) == (name not in ("untied", "int8"))
 
 
+@pytest.mark.slow
 def test_a_partial_score_says_so_in_every_line(variants):
     run = variants["partial"]
-    assert [line.count(" partial ") for line in lines(run, "val")] == [1, 1]
+    assert [line.count(" partial ") for line in lines(run, "val")] == [1]
     for name in ("val_loss", "val_bpb", "val_bpb_unquantized", "val_tokens", "val_bytes"):
         assert run.final[name].endswith(" partial"), name
     assert run.final["val_tokens"] == "999 partial"
     told = [line for line in run.out.splitlines() if re.match(r"(step:\S+ )?val_(?!sha)", line)]
-    assert all("partial" in line for line in told) and len(told) >= 7
+    assert all("partial" in line for line in told) and len(told) >= 6
     assert "partial" not in "".join(lines(variants["base"], "val")) + variants["base"].final["val_bpb"]
 
 
+@pytest.mark.slow
 def test_the_clock_ends_a_run_at_a_rate_near_zero(variants):
     run = variants["capped"]
     steps = run.events("step")
@@ -432,5 +491,5 @@ def test_the_clock_ends_a_run_at_a_rate_near_zero(variants):
 
 @NO_CUDA
 def test_without_a_preset_a_machine_without_cuda_takes_the_floppy(tmp_path):
-    run = helpers.run_script(tmp_path, dict(DRY_RUN="1"))
+    run = helpers.run_script(tmp_path, {"DRY_RUN": "1"})
     assert run.code == 0 and "PRESET=10min_floppy (preset)" in run.out.splitlines()
