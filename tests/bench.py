@@ -133,9 +133,10 @@ def batch_reader(s: train_gpt.Settings, stream: train_gpt.TokenStream) -> train_
     return train_gpt.BatchReader(s, stream, train_gpt.Machine(torch.device("cpu")), 0)
 
 
-def plain_attention(q_BTHK: torch.Tensor, k_BTGK: torch.Tensor, v_BTGK: torch.Tensor) -> torch.Tensor:
-    """What the reference run uses: scaled_dot_product_attention, whatever the device."""
-    q, k, v = (x.transpose(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
+def plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """scaled_dot_product_attention, whatever the device; takes and gives what train_gpt.attention does."""
+    q = q if IS_OLD else q.flatten(2, 3)  # [B, T, H, K]
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2).flatten(2)
 
 

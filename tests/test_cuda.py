@@ -1,14 +1,15 @@
 """What only a GPU shows; skipped where there is none. `python -m pytest -m cuda tests` runs these alone."""
+
 import math
 
 import numpy as np
 import pytest
 import torch
 
-import helpers
 import train_gpt
-from test_model import attention_case, math_attention
-from test_run import losses
+from tests import helpers
+from tests.test_model import attention_case, math_attention
+from tests.test_run import losses
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
 
@@ -17,9 +18,13 @@ pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available()
 def runs(tmp_path_factory, corpus) -> dict[str, helpers.Run]:
     """The same 20 steps on the CPU and on the GPU, there in both number formats and compiled."""
     cwd = tmp_path_factory.mktemp("cuda")
-    kinds = {"cpu": dict(DEVICE="cpu"), "cuda": dict(DEVICE="cuda"), "again": dict(DEVICE="cuda"),
-             "bfloat16": dict(DEVICE="cuda", DTYPE="bfloat16"),
-             "compiled": dict(DEVICE="cuda", DTYPE="bfloat16", COMPILE=1, WARMUP_STEPS=2)}
+    kinds = {
+        "cpu": {"DEVICE": "cpu"},
+        "cuda": {"DEVICE": "cuda"},
+        "again": {"DEVICE": "cuda"},
+        "bfloat16": {"DEVICE": "cuda", "DTYPE": "bfloat16"},
+        "compiled": {"DEVICE": "cuda", "DTYPE": "bfloat16", "COMPILE": 1, "WARMUP_STEPS": 2},
+    }
     done = {}
     for name, more in kinds.items():
         env = corpus.env(RUN_ID=name, ITERATIONS=20, VAL_LOSS_EVERY=10, **more)
@@ -41,8 +46,10 @@ def test_the_gpu_trains_what_the_cpu_trains(runs, name, tolerance):
 
 
 def test_an_artifact_scores_alike_on_both(runs, corpus, tmp_path):
-    envs = [corpus.env(EVAL_ONLY=runs["bfloat16"].folder / "model.int8.ptz", DEVICE=device)
-            for device in ("cpu", "cuda")]
+    envs = [
+        corpus.env(EVAL_ONLY=runs["bfloat16"].folder / "model.ptz", DEVICE=device)
+        for device in ("cpu", "cuda")
+    ]
     scores = [float(helpers.run_script(tmp_path, env).final["val_bpb"]) for env in envs]
     assert scores[0] == pytest.approx(scores[1], rel=1e-4)
     assert scores[1] == pytest.approx(float(runs["bfloat16"].final["val_bpb"]), rel=2e-3)
@@ -52,23 +59,21 @@ def test_the_gpu_gives_the_same_losses_twice(runs):
     np.testing.assert_allclose(losses(runs["again"]), losses(runs["cuda"]), rtol=1e-5)
 
 
-@pytest.mark.parametrize("dtype, out_error, grad_error",
-                         [(torch.float32, 2e-3, 4e-3), (torch.bfloat16, 0.02, 0.04)])
+@pytest.mark.parametrize("dtype, error", [(torch.float32, 4e-3), (torch.bfloat16, 0.04)])
 @pytest.mark.parametrize("case", [(2, 256, 4, 2, 16), (2, 130, 4, 4, 64), (1, 1000, 8, 2, 64)], ids=str)
-def test_attention_on_the_gpu_is_pytorchs_in_float64(case, dtype, out_error, grad_error):
-    parts, weight = attention_case(*case, dtype, gain=1.5)
-    parts = [part.detach().cuda().requires_grad_() for part in parts]
-    for function in (train_gpt.attention, train_gpt.block_causal_attention):
-        out, told = function(*parts), math_attention(*parts)
-        assert (out.double() - told).abs().max() < out_error * told.abs().max()
-        grads = torch.autograd.grad((out.float() * weight.cuda()).sum(), parts)
-        expected = torch.autograd.grad((told * weight.cuda()).sum(), parts)
-        for grad, want in zip(grads, expected):
-            assert (grad.double() - want).abs().max() < grad_error * want.abs().max()
+def test_attention_on_the_gpu_is_pytorchs_in_float64(case, dtype, error):
+    parts = [part.detach().cuda().requires_grad_() for part in attention_case(*case, dtype, gain=1.5)]
+    out, told = train_gpt.attention(*parts), math_attention(*parts)
+    assert (out.double() - told).abs().max() < error / 2 * told.abs().max()
+    weight = torch.randn(told.shape, generator=torch.Generator().manual_seed(0)).cuda()
+    found = torch.autograd.grad((out.float() * weight).sum(), parts)
+    expected = torch.autograd.grad((told * weight).sum(), parts)
+    for grad, want in zip(found, expected):
+        assert (grad.double() - want).abs().max() < error * want.abs().max()
 
 
 def test_without_a_setting_a_gpu_takes_the_reference_preset_bf16_and_itself(tmp_path, corpus):
-    dry = helpers.run_script(tmp_path, dict(DRY_RUN="1"))
+    dry = helpers.run_script(tmp_path, {"DRY_RUN": "1"})
     assert dry.code == 0 and "PRESET=10min_16mb (preset)" in dry.out.splitlines()
     env = corpus.env(RUN_ID="auto")
     del env["DTYPE"]
@@ -77,9 +82,10 @@ def test_without_a_setting_a_gpu_takes_the_reference_preset_bf16_and_itself(tmp_
 
 
 def test_the_reference_shape_takes_a_step_on_the_gpu(tmp_path, tokenizer_path, corpus):
-    """Sequences of 4096, 393,216 tokens a step; the pieces of the tokenizer are fewer."""
-    env = corpus.env(PRESET="10min_16mb", MODEL_DIM=512, NUM_LAYERS=9, TRAIN_SEQ_LEN=4096, DTYPE="bfloat16",
-                     TRAIN_BATCH_TOKENS=98304, VAL_BATCH_SIZE=32768, ITERATIONS=2, RUN_ID="large")
+    """Sequences of 4096 at the preset's width; the pieces of the tokenizer are fewer."""
+    shape = {"PRESET": "10min_16mb", "MODEL_DIM": 512, "NUM_LAYERS": 9, "TRAIN_SEQ_LEN": 4096}
+    sizes = {"TRAIN_BATCH_TOKENS": 98304, "VAL_BATCH_SIZE": 32768, "ITERATIONS": 2, "DTYPE": "bfloat16"}
+    env = corpus.env(**shape | sizes, RUN_ID="large")
     run = helpers.run_script(tmp_path, env)
     assert run.code == 0, run.err
     assert losses(run)[0] == pytest.approx(math.log(400), abs=0.1)

@@ -252,20 +252,12 @@ def test_half_of_a_final_event_is_no_end(copy):
 # --- LR_TRACE ---------------------------------------------------------------------------------------------
 
 
-def step_line(step, rate) -> str:
-    return json.dumps({"event": "step", "step": step, "lr_mul": rate}) + "\n"
-
-
 TRACES = {
     "empty": "",
     "noise": "\x00\x01\n{}",
     "no steps": '{"event": "val", "step": 0}\n',
-    "a gap": step_line(1, 0.5) + step_line(3, 0.5),
-    "from the middle": step_line(2, 0.5),
     "no rate": '{"event": "step", "step": 1}\n',
-    "negative": step_line(1, -0.5),
-    "NaN": step_line(1, float("nan")),
-    "infinite": step_line(1, float("inf")),
+    "cut": '{"event": "step", "step": 1, "lr_mul": 1.0}\n{"event": "st',
 }
 
 
