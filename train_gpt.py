@@ -31,7 +31,6 @@ import time
 import timeit
 import types
 import zlib
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,9 +39,7 @@ import numpy as np
 import safetensors.numpy
 import sentencepiece
 
-if (
-    __name__ == "__main__"
-):  # read when torch loads: threads that wait soon sleep, for the sake of other programs
+if __name__ == "__main__":  # read when torch loads: waiting threads soon sleep, for other programs' sake
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 import torch
 import torch.distributed as dist
@@ -417,6 +414,9 @@ def head_nll(x, matrix, targets, softcap, dtype):
     return total[..., 0] - (logits * hit).sum(-1)  # a gather's backward, a scatter, is slow
 
 
+compile_static = functools.partial(torch.compile, dynamic=False)
+
+
 class GPT:
     """A U-Net of transformer blocks, all parameters of which lie in one flat float32 tensor."""
 
@@ -426,13 +426,14 @@ class GPT:
         self.sizes = [math.prod(p.shape) for p in self.table]
         self.flat = torch.zeros(sum(self.sizes), device=machine.device, requires_grad=True)
         self.positions = functools.cache(functools.partial(rope_tables, s, machine.device))
-        self.block, self.head_nll = machine.compiled(block), machine.compiled(head_nll)
+        parts = block, head_nll
+        self.block, self.head_nll = map(compile_static, parts) if machine.compile else parts
 
     def views(self, flat):
         return {p.name: part.view(p.shape) for p, part in zip(self.table, flat.split(self.sizes))}
 
     def weights(self):
-        """By name, what the forward pass reads once, and what each layer reads; matrices in the compute dtype."""
+        """By name, what is read once, and what each layer reads; matrices in the compute dtype."""
         views, dtype = self.views(self.flat), self.machine.dtype
         read = {p.name: views[p.name].to(dtype if p.group == "matrix" else torch.float32) for p in self.table}
         parts = {p.name: read.pop(p.name).unbind(0) for p in self.table if p.layered}
@@ -477,14 +478,15 @@ class GPT:
 # --- optimizer and schedules: Muon for the block matrices, Adam for everything else -----------------------
 
 
-def newton_schulz(x, steps):
-    """Singular values of a stack [n, rows <= cols] to 0.7 to 1.2: Muon's quintic (Jordan et al. 2024)."""
+def newton_schulz(stack, steps, dtype):
+    """Singular values of [n, rows, cols] to 0.7 to 1.2, in dtype: Muon's quintic (Jordan et al. 2024)."""
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = x / (torch.linalg.matrix_norm(x.float(), keepdim=True) + 1e-7).to(x.dtype)
+    x = (stack.mT if stack.size(1) > stack.size(2) else stack).to(dtype)
+    x = x / (torch.linalg.matrix_norm(x.float(), keepdim=True) + 1e-7).to(dtype)
     for _ in range(steps):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x
+    return x.mT if stack.size(1) > stack.size(2) else x
 
 
 class Optimizer:
@@ -504,22 +506,9 @@ class Optimizer:
         """A flat tensor's matrices, which stand first, and the rest."""
         return flat.tensor_split([self.num_matrix])
 
-    def orthogonalize(self, stack):
-        """Newton-Schulz on [layers, out, in], in place; ranks share the layers."""
-        rank, world = self.machine.rank, self.machine.world
-        tall = stack.size(1) / stack.size(2)
-        wide = stack.mT if tall > 1 else stack
-        share = -(-len(wide) // world)  # zeros fill up what the number of ranks does not divide
-        whole = F.pad(wide.to(self.machine.dtype), (0, 0, 0, 0, 0, share * world - len(wide)))
-        done = newton_schulz(whole[rank * share : (rank + 1) * share], self.s.muon_backend_steps)
-        if world > 1:
-            self.machine.all(dist.all_gather, list(whole.split(share)), done)
-            done = whole
-        wide.copy_(done[: len(wide)]).mul_(max(1.0, tall) ** 0.5)
-
     @torch.no_grad()
     def step(self, grad, step, multiplier, take):
-        """Update the weights from the flat gradient, float32; where take is 0, from zeros, all stays as it is."""
+        """Update the weights from the flat gradient, float32; where take is 0, and it too, they stay."""
         s, state, rate = self.s, self.state, self.rates * (take * multiplier)
         (matrix_grad, rest_grad), (matrix_rate, rest_rate) = self.split(grad), self.split(rate)
         matrices, rest = self.split(state["weights"])
@@ -531,7 +520,8 @@ class Optimizer:
                 kv_dim = s.head_dim * s.num_kv_heads
                 parts = (s.model_dim, kv_dim, kv_dim) if param.name == "qkv" else param.shape[1]
                 for stack in view.split(parts, dim=1):
-                    self.orthogonalize(stack)
+                    done = newton_schulz(stack, s.muon_backend_steps, self.machine.dtype)
+                    stack.copy_(done).mul_(max(1.0, stack.size(1) / stack.size(2)) ** 0.5)
         matrices.sub_(matrix_grad * matrix_rate)
         state["moment1"].lerp_(rest_grad, take * (1 - s.beta1))  # Adam (Kingma and Ba 2015)
         state["moment2"].lerp_(rest_grad.square(), take * (1 - s.beta2))
@@ -582,7 +572,7 @@ class Trainer:
         self.model.flat.data.copy_(torch.from_numpy(flat))
 
     def gradient(self, batch):
-        """float32[size + 1]: gradient of the mean loss of int64[micro_steps, slot_tokens + 1], and the loss."""
+        """float32[size + 1]: gradient of the mean loss of int64[n, slot_tokens + 1], and that loss."""
         total = torch.zeros(self.size + 1, device=self.machine.device)
         together = math.gcd(len(batch), max(1, MICRO_TOKENS // self.s.slot_tokens))
         for slots in batch.to(self.machine.device, non_blocking=True).split(together):
@@ -614,7 +604,6 @@ class Trainer:
         tokens = np.random.Generator(np.random.PCG64(0)).integers(0, self.s.vocab_size, shape)
         for step in range(self.s.warmup_steps):
             self.step(self.machine.tensor(tokens), step, 1.0)
-        self.machine.synchronize()
         self.reset()
 
     def restore(self, arrays):
@@ -639,7 +628,8 @@ class Trainer:
             raise NumericalError(f"step {step}: the weights of rank {odd} differ from the others'")
         limit = min(8 * s.val_batch_size, s.val_tokens_limit or len(corpus.val_tokens))
         score = evaluate(s, self.model.nll, corpus, self.machine, limit)
-        run.line(f"step:{step}/{s.iterations} {score} train_time:{seconds * 1e3:.0f}ms")
+        found = f"val_loss:{score.val_loss:.4f} val_bpb:{score.val_bpb:.4f}" + " partial" * score.partial
+        run.line(f"step:{step}/{s.iterations} {found} train_time:{seconds * 1e3:.0f}ms")
         run.event("val", step=step, train_seconds=seconds, **score._asdict())
         return score.val_bpb
 
@@ -783,13 +773,13 @@ class BatchReader:
         self.coming = self.thread.submit(self.read, step)
 
     def start(self, number):
-        """First token of slot `number` = step * BATCH_SLOTS + slot: slots end to end, or in shuffled order."""
+        """First token of slot `number` = step * BATCH_SLOTS + slot: slots end to end, or shuffled."""
         if self.s.data_order == "sequential":
             return number * self.length % self.stream.total
         return int(self.order[number % len(self.order)]) * self.length
 
     def read(self, step):
-        """This rank's slots of a step, int64[micro_steps, slot_tokens + 1] of the framework, and a checksum."""
+        """This rank's slots of a step, int64[n, slot_tokens + 1] of the framework, and a checksum."""
         rows, crc32 = [], 0
         for slot in range(self.machine.rank, self.s.batch_slots, self.machine.world):
             number = step * self.s.batch_slots + slot
@@ -807,7 +797,7 @@ class BatchReader:
 
 
 def byte_table(tokenizer):
-    """UTF-8 bytes that a token adds, int32[vocab]: after text; after a control token; bool: which are control."""
+    """UTF-8 bytes that a token adds, int32[vocab]: after text; after a control token; which are control."""
     ids = range(tokenizer.vocab_size())
     control = np.array([tokenizer.is_control(i) for i in ids])
     silent = control | np.array([tokenizer.is_unknown(i) for i in ids])
@@ -881,12 +871,9 @@ class Score(NamedTuple):
     val_bytes: int
     partial: bool
 
-    def __str__(self):
-        return f"val_loss:{self.val_loss:.4f} val_bpb:{self.val_bpb:.4f}" + " partial" * self.partial
-
 
 def evaluate(s, nll, corpus, machine, limit):
-    """Score the first `limit` validation tokens, 0: all, with nll as GPT has it. Raises DataError, Stopped."""
+    """Score the first `limit` validation tokens, 0: all, by the nll of GPT. Raises DataError, Stopped."""
     tokens = corpus.val_tokens[: limit or None]
     last = len(tokens) - 1
     if last < 1:
@@ -932,15 +919,14 @@ def quantize_rows(matrix):
     return {"": np.clip(np.rint(matrix / divisor), -127, 127).astype(np.int8), ".scale": scale}
 
 
-def dequantize_rows(stored):
-    return stored[""].astype(np.float32) * stored[".scale"].astype(np.float32)[..., None]
-
-
 # name: (float32 array -> arrays by what is added to the tensor's name, and back)
-SCHEMES: dict[str, tuple[Callable, Callable]] = {
-    "int8 rows": (quantize_rows, dequantize_rows),
-    "float16": (lambda x: {"": x.astype(np.float16)}, lambda stored: stored[""].astype(np.float32)),
-    "float32": (lambda x: {"": x}, lambda stored: stored[""]),
+SCHEMES = {
+    "int8 rows": (
+        quantize_rows,
+        lambda y: y[""].astype(np.float32) * y[".scale"].astype(np.float32)[..., None],
+    ),
+    "float16": (lambda x: {"": x.astype(np.float16)}, lambda y: y[""].astype(np.float32)),
+    "float32": (lambda x: {"": x}, lambda y: y[""]),
 }
 
 
@@ -971,7 +957,10 @@ def encode_artifact(s, weights):
     schemes, tensors = {p.name: scheme_of(p) for p in parameter_table(s)}, {}
     for name, scheme in schemes.items():
         encode, _ = SCHEMES[scheme]
-        tensors |= {name + part: array for part, array in encode(weights[name]).items()}
+        parts = encode(weights[name])
+        if not all(np.isfinite(array).all() for array in parts.values()):
+            raise NumericalError(f"{name} is not finite, or too large for {scheme}: nothing was exported")
+        tensors |= {name + part: array for part, array in parts.items()}
     settings = {name: getattr(s, name) for name, row in ROWS.items() if "free" not in row.metadata}
     return zlib.compress(pack_tensors(tensors, {"schemes": schemes, "settings": settings}), 9)
 
@@ -1060,7 +1049,7 @@ def read_lr_trace(path):
 
 
 def newest_checkpoint(folder):
-    """Arrays, facts and notes of the newest whole one, if there is any. Raises DataError if all are damaged."""
+    """Arrays, facts and notes of the newest whole one, if any. Raises DataError if all are damaged."""
     notes, paths = [], sorted(folder.glob("step_*.ckpt"), reverse=True)
     for at, path in enumerate(paths):
         blob = read_file("", path)
@@ -1158,18 +1147,15 @@ class Run:
             if counters.skipped_in_a_row == s.max_skipped:
                 mend = "lower MATRIX_LR, SCALAR_LR or TIED_EMBED_LR"
                 raise NumericalError(f"{found}, the last of MAX_SKIPPED in a row; {mend}")
-        if step <= 10 or step % s.train_log_every == 0 or step == s.iterations:
-            self.step_line(loss, facts)
-
-    def step_line(self, loss, facts):
-        """A line of the log: averages since the line before."""
-        s, now = self.s, (facts["step"], facts["train_seconds"], self.counters.data_wait_seconds)
+        if step > 10 and step % s.train_log_every and step != s.iterations:
+            return
+        now = step, facts["train_seconds"], counters.data_wait_seconds  # the line has averages since the last
         steps, spent, waited = (new - old for new, old in zip(now, self.logged))
         self.logged = now
         rate = steps * s.train_batch_tokens / max(spent, 1e-9)
         mfu = rate * flops_per_token(s) / (self.machine.peak_flops * self.machine.world)
         self.line(
-            f"step:{now[0]}/{s.iterations} train_loss:{loss:.4f} lr_mul:{facts['lr_mul']:.3f} "
+            f"step:{step}/{s.iterations} train_loss:{loss:.4f} lr_mul:{facts['lr_mul']:.3f} "
             f"train_time:{now[1] * 1e3:.0f}ms step_avg:{spent / steps * 1e3:.2f}ms "
             f"tok_s:{rate:.0f} mfu:{mfu:.1%} data_wait:{waited / steps * 1e3:.1f}ms"
         )
@@ -1227,19 +1213,17 @@ class Machine:
 
     def lost_ranks(self):
         """Who does not answer a call on connections that the failed operation has not used."""
-        until, calls = time.monotonic() + self.timeout / 2, {}
-        others = [rank for rank in range(self.world) if rank != self.rank]
+        others, calls, lost = [rank for rank in range(self.world) if rank != self.rank], {}, []
         for rank in others:
             with contextlib.suppress(RuntimeError):  # it is dead
                 calls[rank] = [call(torch.zeros(1), rank, self.watch) for call in (dist.isend, dist.irecv)]
-        lost = [rank for rank in others if rank not in calls]
-        for rank, pair in calls.items():
+        for rank in others:
             try:
-                for call in pair:
-                    call.wait(datetime.timedelta(seconds=max(until - time.monotonic(), 1e-3)))
-            except RuntimeError:
+                for call in calls[rank]:
+                    call.wait(datetime.timedelta(seconds=self.timeout / 2))
+            except (RuntimeError, KeyError):
                 lost.append(rank)
-        return sorted(lost)
+        return lost
 
     def on_rank_0(self, function):
         """What a function returns on rank 0, on every rank; if it raises there, the others exit."""
@@ -1277,39 +1261,38 @@ class Machine:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def compiled(self, function):
-        return torch.compile(function, dynamic=False) if self.compile else function
-
     def choose_dtype(self, wanted):
         """Set dtype and peak_flops, on rank 0's word for all; returns a line for the log."""
-        names = ["bfloat16"] if self.device.type == "cuda" else ["bfloat16", "float32"]
-        names = names if wanted == "auto" else [wanted]
-        flops = self.on_rank_0(lambda: {name: self.measure(getattr(torch, name)) for name in names})
+        side, flops = 8192 if self.device.type == "cuda" else 512, {}
+        for name in ["bfloat16", "float32"] if wanted == "auto" else [wanted]:
+            a, b = torch.randn(2, side, side, device=self.device).to(getattr(torch, name))
+            seconds = timeit.repeat(lambda a=a, b=b: (a @ b, self.synchronize()), number=1, repeat=4)
+            flops[name] = 2 * side**3 / min(seconds[1:])
+        flops = self.on_rank_0(lambda: flops)
         name = max(flops, key=flops.get)
         self.dtype, self.peak_flops = getattr(torch, name), flops[name]
         speeds = " ".join(f"{n}:{f / 1e9:.0f}GFLOP/s" for n, f in flops.items())
         return f"device:{self.device} dtype:{name} compile:{self.compile:d} {speeds}"
 
-    def measure(self, dtype):
-        """Floating-point operations per second of a square product: the best of three, after one."""
-        side = 8192 if self.device.type == "cuda" else 512
-        a, b = torch.randn(2, side, side, device=self.device).to(dtype)
-        seconds = timeit.repeat(lambda: (a @ b, self.synchronize()), self.synchronize, number=1, repeat=4)
-        return 2 * side**3 / min(seconds[1:])
-
     def facts(self):
-        """What bits may depend on, and the memory used so far, of the GPU or else of this process."""
-        gpu, memory = "none", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10
+        """What bits may depend on."""
+        gpu = torch.cuda.get_device_name() if self.device.type == "cuda" else "none"
+        dtype = str(self.dtype).rpartition(".")[2]
+        return {"torch": torch.__version__, "threads": torch.get_num_threads(), "gpu": gpu, "dtype": dtype}
+
+    def peak_memory_mib(self):
+        """Of the GPU, else of this process; macOS counts it in bytes."""
         if self.device.type == "cuda":
-            gpu, memory = torch.cuda.get_device_name(), torch.cuda.max_memory_allocated()
-        about = {"torch": torch.__version__, "threads": torch.get_num_threads(), "gpu": gpu}
-        return about | {"dtype": str(self.dtype).rpartition(".")[2], "peak_memory_mib": memory // 2**20}
+            return torch.cuda.max_memory_allocated() // 2**20
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (
+            2**20 if sys.platform == "darwin" else 2**10
+        )
 
 
 def open_machine(s):
     """Device, process group and compiler. Raises SettingError for what is not there."""
-    names = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}  # as torchrun sets them
-    rank, world, local = (int(os.environ.get(name, default)) for name, default in names.items())
+    world = int(os.environ.get("WORLD_SIZE", "1"))  # as torchrun sets them
+    rank, local = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
     if world < 1 or s.batch_slots % world:
         raise SettingError(f"WORLD_SIZE={world}: takes a divisor of BATCH_SLOTS={s.batch_slots}")
     gpus, cuda = (
@@ -1319,7 +1302,7 @@ def open_machine(s):
     if cuda and local >= gpus:
         raise SettingError(f"DEVICE={s.device}: torch finds {gpus} GPUs, LOCAL_RANK={local} needs another")
     device = torch.device("cuda", local) if cuda else torch.device("cpu")
-    machine = Machine(device, rank, world, compile=s.compile, timeout=s.dist_timeout)
+    machine = Machine(device, rank, world, compile=s.compile and can_compile(device), timeout=s.dist_timeout)
     keep_freed_memory()
     if cuda:
         torch.cuda.set_device(local)
@@ -1327,13 +1310,18 @@ def open_machine(s):
         third = datetime.timedelta(seconds=s.dist_timeout / 3)  # then half of it to search for the lost
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=third)
         machine.watch = dist.new_group(backend="gloo")
+    return machine
+
+
+def can_compile(device):
+    """Whether torch.compile works; if not, a line says why."""
     try:
-        machine.compiled(torch.neg)(torch.zeros(2, device=device))
+        compile_static(torch.neg)(torch.zeros(2, device=device))
     except Exception as error:  # no C++ compiler, a broken one, no folder for what it makes: eager runs
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         print(f"compile:0 (torch.compile fails, so eager and slower: {why})", flush=True)
-        machine.compile = False
-    return machine
+        return False
+    return True
 
 
 def keep_freed_memory():
@@ -1349,7 +1337,7 @@ def keep_freed_memory():
 def load_predictor(artifact: Path, device: str = "cpu") -> GPT:
     """What the referee calls: a model with vocab_size, max_len, nll and logprobs. Raises DataError."""
     settings, weights = decode_artifact(read_file("", artifact), artifact)
-    machine = Machine(torch.device(device), compile=True)
+    machine = Machine(torch.device(device), compile=can_compile(device))
     keep_freed_memory()
     machine.choose_dtype("auto" if settings["dtype"] == "bfloat16" else "float32")  # not all can do it fast
     trainer = Trainer(Settings(**settings), machine)
@@ -1359,15 +1347,15 @@ def load_predictor(artifact: Path, device: str = "cpu") -> GPT:
 
 def score_artifact(trainer, blob, path, corpus, run):
     """The result: what the weights of an artifact score. Raises NumericalError if that is no number."""
-    began, limit = time.perf_counter(), trainer.s.val_tokens_limit
+    began = time.perf_counter()
     trainer.load(decode_artifact(blob, path)[1])
-    run.line(f"scoring {path} on {limit or len(corpus.val_tokens)} tokens")
-    score = evaluate(trainer.s, trainer.model.nll, corpus, trainer.machine, limit)
+    run.line(f"scoring {path}")
+    score = evaluate(trainer.s, trainer.model.nll, corpus, trainer.machine, trainer.s.val_tokens_limit)
     if not math.isfinite(score.val_loss):
         raise NumericalError(f"{path}: scores {score.val_loss} nats a token")
     mark = " partial" * score.partial
     rows = {"val_loss": f"{score.val_loss:.8f}{mark}", "val_bpb": f"{score.val_bpb:.8f}{mark}"}
-    rows |= {"val_tokens": f"{score.val_tokens}{mark}", "val_bytes": f"{score.val_bytes}{mark}"}
+    rows |= {"val_tokens": score.val_tokens, "val_bytes": score.val_bytes}
     rows |= {"artifact_bytes": len(blob), "artifact_sha256": hashlib.sha256(blob).hexdigest()}
     return rows | {"eval_seconds": round(time.perf_counter() - began, 3)}
 
@@ -1399,9 +1387,9 @@ def finish(trainer, corpus, run, script):
     rows |= {"tokens_seen": run.counters.steps * s.train_batch_tokens, "params": trainer.size}
     rows |= {"code_bytes": code, "total_bytes": total, "budget_bytes": s.budget_bytes}
     rows |= {"budget": "ok" if total <= s.budget_bytes else "over", "device": str(machine.device)}
+    rows |= {"preset": s.preset, "seed": s.seed, "run_id": run.folder.name, "torch": torch.__version__}
     rows |= {"script_sha256": hashlib.sha256(script).hexdigest(), "state_sha256": state_sha256}
-    rows |= {"preset": s.preset, "seed": s.seed, "run_id": run.folder.name}
-    run.final(rows | machine.facts() | corpus.sha256)
+    run.final(rows | {"peak_memory_mib": machine.peak_memory_mib()} | corpus.sha256)
     return 0 if total <= s.budget_bytes else 4
 
 
@@ -1428,13 +1416,9 @@ def run_all(s, origins, script, machine, make):
         s = dataclasses.replace(s, iterations=min(s.iterations, len(trace)), max_wallclock_seconds=0.0)
     BatchReader(s, corpus.train, machine, 0).read(0)  # damage shows before anything is made
     speed, cpu = machine.choose_dtype(s.dtype), platform.processor()
-    if sys.platform == "linux":
+    if os.path.exists("/proc/cpuinfo"):
         cpu = re.search(r"model name\s*: (.*)|$", Path("/proc/cpuinfo").read_text())[1]
-    environment = machine.facts() | {
-        "ranks": machine.world,
-        "processor": cpu,
-        "platform": platform.platform(),
-    }
+    environment = machine.facts() | {"ranks": machine.world, "processor": cpu}
     environment["script_sha256"] = hashlib.sha256(script).hexdigest()
     settings = dataclasses.asdict(s) | {"dtype": environment["dtype"]}
     about = {"settings": settings, "sha256": corpus.sha256, "origins": origins, "environment": environment}
@@ -1445,7 +1429,7 @@ def run_all(s, origins, script, machine, make):
     trainer = make(s, machine)
     given = [f"{k.upper()}={show(getattr(s, k))}" for k in origins if origins[k] == "environment"]
     run.line(
-        " ".join([f"run:{folder} preset:{s.preset}", *given]),
+        f"run:{folder} preset:{s.preset} {' '.join(given)}",
         " ".join(f"{k}:{v}" for k, v in environment.items()),
         speed,
         f"params:{trainer.size} batch:{s.batch_slots}x{s.slot_tokens} train_tokens:{corpus.train.total} "
@@ -1459,7 +1443,6 @@ def run_all(s, origins, script, machine, make):
         trainer.restore(arrays)
         run.counters.resumes += 1
         run.counters.batches_crc32 *= machine.rank == 0
-    run.event("start", step=run.counters.steps, resumes=run.counters.resumes)
     try:
         train(trainer, corpus, run, trace)
         return finish(trainer, corpus, run, script)
@@ -1483,7 +1466,7 @@ def main(open_machine=open_machine, make=Trainer):
             return 0
         return run_all(s, origins, script, open_machine(s), make)
     except (SettingError, DataError, NumericalError, Stopped, OSError, MemoryError, RuntimeError) as error:
-        text, code = str(error), getattr(error, "exit_code", 16)
+        text, code = f"{error}", getattr(error, "exit_code", 16)
         if "memory" in f"{type(error)} {text}".lower():
             text, code = f"out of memory, lower MODEL_DIM or TRAIN_BATCH_TOKENS: {text[:200]}", 2
         elif isinstance(error, RuntimeError) and not isinstance(error, dist.DistError):
