@@ -9,7 +9,7 @@ import sentencepiece
 import train_gpt
 from tests import helpers
 
-COUNT = 10_000
+COUNT = 3000
 SPACE_MARK = "\u2581"  # SentencePiece's own sign for a space: no identity normaliser gives it back
 ALPHABET = sorted(set("".join(helpers.SENTENCES)) | set(" \n\t"))
 USER_SYMBOLS = [text.replace(" ", SPACE_MARK) for text in ["<a>", "  x ", "x", "    ", "\n", "é"]]

@@ -257,6 +257,7 @@ def test_legacy_shards_are_taken_whatever_their_first_number_and_the_log_says_so
 # --- through the script -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_script_ends_with_exit_3_and_one_line_before_the_run_has_a_folder(broken, tmp_path):
     """Damage behind the headers of the training data is found by the first batch."""
     for path in broken.data_path.glob("*_train_*"):

@@ -252,6 +252,7 @@ def test_a_dry_run_prints_the_golden_output(preset):
     assert golden_lines(preset) == (GOLDEN / f"dry_run_{preset}.txt").read_text()
 
 
+@pytest.mark.slow
 def test_dry_run_needs_an_empty_folder_and_no_environment(tmp_path):
     command = [sys.executable, str(helpers.SCRIPT)]
     env = {"DRY_RUN": "1", "PRESET": "smoke"}

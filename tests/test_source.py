@@ -128,6 +128,7 @@ assert before == after, [name for name in before if before[name] != after[name]]
 """
 
 
+@pytest.mark.slow
 def test_importing_the_trainer_has_no_side_effect(tmp_path):
     """No file, thread, signal handler, seed or default changes, even with settings that would stop a run."""
     env = {"PYTHONPATH": helpers.ROOT, "PYTHONDONTWRITEBYTECODE": 1, "ITERATION": "typo", "PRESET": "none"}
