@@ -21,18 +21,8 @@ from tests.launch import Launch
 
 # what may differ on a resume: it changes no result, or (paths, device) is compared by what came of it
 FREE = {"preset", "dry_run", "data_path", "tokenizer_path", "run_id", "device", "compile", "eval_only"}
-    "preset",
-FREE |= {"lr_trace", "max_skipped", "dist_timeout", "dtype"}
-    "data_path",
-    "tokenizer_path",
-    "run_id",
-    "device",
-    "compile",
-    "eval_only",
-    "dtype",
-}
 FREE |= {"val_batch_size", "val_loss_every", "train_log_every", "warmup_steps", "ckpt_seconds"}
-FREE |= {"lr_trace", "max_skipped", "dist_timeout"}
+FREE |= {"lr_trace", "max_skipped", "dist_timeout", "dtype"}
 
 
 # --- the campaign in small --------------------------------------------------------------------------------
