@@ -318,17 +318,11 @@ class Trainer(train_gpt.Trainer):
         mx.async_eval(stats, self.optimizer.state)
         return stats
 
-    def snapshot(self):
-        """The optimizer's state. Arrays never change, so to keep them is to copy them."""
-        state = self.optimizer.state
-        mx.eval(state)  # here, because another thread reads them
-        return state
-
     def restore(self, arrays):
         """Take over the state of a checkpoint, float32 arrays by name."""
-        moments = {name: mx.array(array) for name, array in arrays.items()}
-        self.model.flat = moments.pop("weights")
-        self.optimizer.moments = moments
+        self.model.flat = mx.array(arrays["weights"])
+        for name in self.optimizer.moments:
+            self.optimizer.moments[name] = mx.array(arrays[name])
 
 
 # --- machine: device, ranks, number format, compiler ------------------------------------------------------
