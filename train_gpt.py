@@ -28,7 +28,6 @@ import resource
 import signal
 import sys
 import time
-import timeit
 import types
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -638,8 +637,9 @@ def train(trainer, corpus, run, trace):
     """Step and validate until ITERATIONS, the cap or a signal (Stopped)."""
     s, machine, counters = trainer.s, trainer.machine, run.counters
     reader = BatchReader(s, corpus.train, machine, counters.steps)
-    hide = True if machine.rank else None  # None: on a terminal only
-    bar = tqdm(total=s.iterations, initial=counters.steps, leave=False, disable=hide, unit="step")
+    end, cap = (len(trace), 0) if trace else (s.iterations, s.max_wallclock_seconds)
+    # None: on a terminal only
+    bar = tqdm(total=end, initial=counters.steps, leave=False, disable=machine.rank > 0 or None)
     saved = time.perf_counter()
     began = saved - counters.train_seconds  # validation moves it: its seconds do not count
     while True:
@@ -648,7 +648,7 @@ def train(trainer, corpus, run, trace):
         shared = machine.share(now - began, due, len(machine.signals))
         counters.train_seconds, due, _ = shared[0].tolist()  # rank 0's clock decides for all ranks,
         stop = shared[:, 2].any()  # any rank's signal stops all
-        done = step == s.iterations or 0 < s.max_wallclock_seconds <= counters.train_seconds
+        done = step == end or 0 < cap <= counters.train_seconds
         due_score = step and s.val_loss_every and step % s.val_loss_every == 0
         if done or due or stop or due_score:  # the clock stands still
             run.flush()
@@ -692,7 +692,6 @@ SET = (
     "tokenizer",
     "corpus",
 )  # where there is an extension
-LOSSY = 1  # of the flags: the tokenizer does not give the text back
 GET_DATA = "python -m data.prepare demo makes the demo corpus, python -m data.download fetches FineWeb"
 
 
@@ -848,7 +847,7 @@ def load_corpus(s, with_train=True):
         notes.append(f"warning: {total} validation bytes: a score on so little text says little")
     if not expected["extension"]:
         notes.append(f"note: legacy shards: {total} validation bytes by decoding, no header vouches for them")
-    elif expected["flags"] & LOSSY:  # the text's true bytes, spread over the tokens
+    elif expected["flags"] & 1:  # the tokenizer does not give the text back: its true bytes, spread
         worth = np.diff(np.cumsum(worth, dtype=np.int64) * stated // max(total, 1), prepend=0)
         notes.append(f"note: lossy tokenizer: {total} bytes decoded of {stated}")
     else:
@@ -880,7 +879,7 @@ def evaluate(s, nll, corpus, machine, limit):
         raise DataError(f"DATA_PATH={s.data_path}: {len(tokens)} validation tokens, expected at least 2")
     window, stride = min(s.eval_window, last), min(s.eval_stride or s.eval_window, last)
     starts = np.arange(1 + max(0, -(-(last - window) // stride))) * stride
-    rows = max(1, min(s.val_batch_size // s.batch_slots // window, -(-len(starts) // machine.world)))
+    rows = max(1, s.val_batch_size // s.batch_slots // window)
     nats = scored = 0.0
     for at in range(machine.rank * rows, len(starts), machine.world * rows):
         start = starts[at : at + rows, None]
@@ -1076,7 +1075,8 @@ def open_run(s, about):
         fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the process ends
     except BlockingIOError:
         raise SettingError(f"{refused} is in use by another process") from None
-    if b'{"event": "final"' in metrics.read_bytes():
+    told = metrics.read_bytes()
+    if b'{"event": "final"' in told and told.endswith(b"}\n"):
         raise SettingError(f"{refused} is a run that has ended and is never overwritten")
     arrays, facts, notes = newest_checkpoint(folder / "checkpoint")
     for name, was in facts.get("settings", {}).items():
@@ -1086,7 +1086,7 @@ def open_run(s, about):
             raise SettingError(f"{name.upper()}={show(now)}: {was}; set that or choose another RUN_ID")
     for name, was in facts.get("sha256", {}).items():
         need(folder, name, about["sha256"][name], was, ", the data that the run was begun with")
-    os.truncate(metrics, facts.get("metrics_bytes", 0))  # the steps beyond are done again
+    os.truncate(metrics, min(facts.get("metrics_bytes", 0), len(told)))  # steps beyond are done again
     write_whole(folder / "config.json", json.dumps(about, indent=1).encode())
     return folder, arrays, facts, notes
 
@@ -1208,8 +1208,7 @@ class Machine:
             operation(*args, **named)
         except RuntimeError as error:
             lost = ", ".join(map(str, self.lost_ranks())) or "unknown"
-            why = str(error).splitlines()[0]
-            raise Stopped(f"lost rank {lost}: dead, or silent for DIST_TIMEOUT ({why})") from None
+            raise Stopped(f"lost rank {lost}: dead, or silent for DIST_TIMEOUT") from error
 
     def lost_ranks(self):
         """Who does not answer a call on connections that the failed operation has not used."""
@@ -1266,7 +1265,12 @@ class Machine:
         side, flops = 8192 if self.device.type == "cuda" else 512, {}
         for name in ["bfloat16", "float32"] if wanted == "auto" else [wanted]:
             a, b = torch.randn(2, side, side, device=self.device).to(getattr(torch, name))
-            seconds = timeit.repeat(lambda a=a, b=b: (a @ b, self.synchronize()), number=1, repeat=4)
+            seconds = []
+            for _ in range(4):
+                began = time.perf_counter()
+                a @ b
+                self.synchronize()
+                seconds.append(time.perf_counter() - began)
             flops[name] = 2 * side**3 / min(seconds[1:])
         flops = self.on_rank_0(lambda: flops)
         name = max(flops, key=flops.get)
@@ -1412,8 +1416,6 @@ def run_all(s, origins, script, machine, make):
     if s.eval_only:
         return eval_only(s, origins, machine, make)
     corpus, trace = load_corpus(s), read_lr_trace(s.lr_trace) if s.lr_trace else []
-    if trace:  # not the clock but the trace says how far the run is
-        s = dataclasses.replace(s, iterations=min(s.iterations, len(trace)), max_wallclock_seconds=0.0)
     BatchReader(s, corpus.train, machine, 0).read(0)  # damage shows before anything is made
     speed, cpu = machine.choose_dtype(s.dtype), platform.processor()
     if os.path.exists("/proc/cpuinfo"):
@@ -1438,7 +1440,12 @@ def run_all(s, origins, script, machine, make):
         *notes,
         f"warming up: {s.warmup_steps} untimed steps, then forgotten",
     )
-    trainer.warm_up()
+    try:
+        trainer.warm_up()
+    except RuntimeError:
+        if machine.signals:  # they reached the compiler, too
+            raise Stopped("stopped by a signal while compiling") from None
+        raise
     if facts:
         trainer.restore(arrays)
         run.counters.resumes += 1
@@ -1450,8 +1457,8 @@ def run_all(s, origins, script, machine, make):
         raise Stopped(f"{error}; the same command with RUN_ID={folder.name} goes on") from error
 
 
-def main(open_machine=open_machine, make=Trainer):
-    """The program, on this framework or the twin's. Returns the exit code."""
+def main(open_machine=open_machine, make=Trainer, file=__file__):
+    """The program, on this framework or the twin's, whose file counts, too. Returns the exit code."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by who started us
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
@@ -1459,8 +1466,7 @@ def main(open_machine=open_machine, make=Trainer):
     try:
         default = "10min_16mb" if torch.cuda.is_available() else "10min_floppy"
         s, origins = load_settings(dict(os.environ), default)
-        files = dict.fromkeys([__file__, sys.modules[make.__module__].__file__])  # the twin counts with this
-        script = b"".join(Path(file).read_bytes() for file in files)
+        script = b"".join(Path(path).read_bytes() for path in dict.fromkeys([__file__, file]))
         if s.dry_run:
             print("\n".join(dry_run(s, origins, script)))
             return 0
