@@ -173,11 +173,15 @@ class GPT:
 # --- optimizer: Muon for the block matrices, Adam for everything else -------------------------------------
 
 
-def newton_schulz(x, steps):
-    """Singular values of a stack [n, rows <= cols] to 0.7 to 1.2: Muon's quintic (Jordan et al. 2024)."""
+def newton_schulz(stack, steps, dtype):
+    """Singular values of [n, rows, cols] to 0.7 to 1.2, in dtype: Muon's quintic (Jordan et al. 2024)."""
+    if stack.shape[1] > stack.shape[2]:
+        done = newton_schulz(stack.swapaxes(1, 2), steps, dtype)
+        return done.swapaxes(1, 2)
     a, b, c = 3.4445, -4.7750, 2.0315
+    x = stack.astype(dtype)
     norm = mx.linalg.norm(x.astype(mx.float32), axis=(1, 2), keepdims=True)
-    x = x / (norm + 1e-7).astype(x.dtype)
+    x = x / (norm + 1e-7).astype(dtype)
     for _ in range(steps):
         gram = x @ x.swapaxes(1, 2)
         even = mx.addmm(gram, gram, gram, alpha=c, beta=b)
@@ -212,18 +216,21 @@ class Optimizer:
         """A flat array's matrices, which stand first, and the rest."""
         return mx.split(flat, [self.num_matrix])
 
-    def orthogonalize(self, stack):
-        """Newton-Schulz on [layers, out, in], float32; ranks share the layers."""
-        layers, rows, cols = stack.shape
-        if rows > cols:
-            done = self.orthogonalize(stack.swapaxes(1, 2))
-            return done.swapaxes(1, 2) * (rows / cols) ** 0.5
-        share = -(-layers // self.machine.world)
-        filler = share * self.machine.world - layers  # zeros fill up what the ranks do not divide
-        whole = mx.pad(stack.astype(self.machine.mx_dtype), [(0, filler), (0, 0), (0, 0)])
-        first = self.machine.rank * share
-        own = newton_schulz(whole[first : first + share], self.s.muon_backend_steps)
-        return self.machine.all_gather(own.astype(mx.float32))[:layers]
+    def orthogonalize(self, flat):
+        """Newton-Schulz on a flat array's matrices, times sqrt(max(1, out / in)); flat, without the rest."""
+        s, views = self.s, self.model.views(flat)
+        updates = []
+        for param in self.model.table:
+            if param.group == "matrix":
+                keys = s.model_dim + s.head_dim * s.num_kv_heads  # where they end
+                cuts = (s.model_dim, keys) if param.name == "qkv" else ()
+                done = []
+                for stack in mx.split(views[param.name], cuts, axis=1):
+                    factor = max(1.0, stack.shape[1] / stack.shape[2]) ** 0.5
+                    x = newton_schulz(stack, s.muon_backend_steps, self.machine.mx_dtype)
+                    done.append(x.astype(mx.float32) * factor)
+                updates.append(mx.concatenate(done, axis=1).flatten())
+        return mx.concatenate(updates)
 
     def adam(self, state, grad, rate, numbers):
         """Weights and moments after a step (Kingma and Ba 2015); what changes with the step: float32[3]."""
@@ -236,10 +243,7 @@ class Optimizer:
         return {"weights": weights, "moment1": moment1, "moment2": moment2}
 
     def step(self, grad, step, multiplier, take):
-        """Update the weights from the flat gradient, float32, at learning rates times multiplier.
-
-        take: 1, or 0 with a gradient of zeros to leave everything as it is: the host need not know.
-        """
+        """Update the weights from the flat gradient, float32; where take is 0, and it too, they stay."""
         s = self.s
         matrices, rest = self.split(self.model.flat)
         matrix_grad, rest_grad = self.split(grad)
@@ -248,16 +252,8 @@ class Optimizer:
         kept = self.moments["momentum"] * mx.where(take > 0, momentum, 1.0)
         self.moments["momentum"] = kept + matrix_grad
         nesterov = matrix_grad + momentum * self.moments["momentum"]
-        views = self.model.views(mx.concatenate([nesterov, rest_grad]))
-        updates = []
-        for param in self.model.table:
-            if param.group == "matrix":
-                keys = s.model_dim + s.head_dim * s.num_kv_heads  # where they end
-                cuts = (s.model_dim, keys) if param.name == "qkv" else ()
-                parts = mx.split(views[param.name], cuts, axis=1)
-                done = [self.orthogonalize(stack) for stack in parts]
-                updates.append(mx.concatenate(done, axis=1).flatten())
-        matrices = matrices - mx.concatenate(updates) * matrix_rate
+        update = self.orthogonalize(mx.concatenate([nesterov, rest_grad]))
+        matrices = matrices - update * matrix_rate
         unbias = mx.array([1 - beta ** (step + 1) for beta in (s.beta1, s.beta2)])
         numbers = mx.concatenate([take[None], unbias])
         new = self.adam(self.moments | {"weights": rest}, rest_grad, rest_rate, numbers)
@@ -290,7 +286,7 @@ class Trainer(train_gpt.Trainer):
         self.model.flat = mx.array(flat)
 
     def gradient(self, batch):
-        """float32[size + 1]: gradient of the mean loss of int64[slots, slot_tokens + 1], and the loss."""
+        """float32[size + 1]: gradient of the mean loss of int64[n, slot_tokens + 1], and that loss."""
         total = mx.zeros(self.size + 1)
         ids = batch[:, :-1].reshape(-1, self.s.train_seq_len)
         targets = batch[:, 1:].reshape(-1, self.s.train_seq_len)
@@ -348,15 +344,6 @@ class Machine(train_gpt.Machine):
         self.all(dist.all_reduce, tensor)
         return mx.array(tensor.numpy())
 
-    def all_gather(self, x):
-        """All ranks' arrays, float32[n, ...] each, end to end."""
-        if self.world == 1:
-            return x
-        own = torch.from_numpy(np.array(x))
-        everyone = [torch.empty_like(own) for _ in range(self.world)]
-        self.all(dist.all_gather, everyone, own)
-        return mx.array(torch.cat(everyone).numpy())
-
     def tensor(self, array):
         return mx.array(array)
 
@@ -374,27 +361,36 @@ class Machine(train_gpt.Machine):
         """The function through mx.compile, where that works."""
         return mx.compile(function) if self.compile else function
 
-    def measure(self, dtype):
-        """Floating-point operations per second of a square product: the best of three, after one."""
+    def choose_dtype(self, wanted):
+        """Set dtype and peak_flops, on rank 0's word for all; returns a line for the log."""
         side = 512 if self.device.type == "cpu" else 4096
-        self.dtype = dtype
-        a, b = mx.random.normal((2, side, side)).astype(self.mx_dtype)
-        seconds = []
-        for _ in range(4):
-            mx.eval(a, b)
-            began = time.perf_counter()
-            mx.eval(a @ b)
-            seconds.append(time.perf_counter() - began)
-        return 2 * side**3 / min(seconds[1:])
+        flops = {}
+        for name in ["bfloat16", "float32"] if wanted == "auto" else [wanted]:
+            a, b = mx.random.normal((2, side, side)).astype(getattr(mx, name))
+            seconds = []
+            for _ in range(4):
+                mx.eval(a, b)
+                began = time.perf_counter()
+                mx.eval(a @ b)
+                seconds.append(time.perf_counter() - began)
+            flops[name] = 2 * side**3 / min(seconds[1:])
+        flops = self.on_rank_0(lambda: flops)
+        name = max(flops, key=flops.get)
+        self.dtype, self.peak_flops = getattr(torch, name), flops[name]
+        speeds = " ".join(f"{n}:{f / 1e9:.0f}GFLOP/s" for n, f in flops.items())
+        return f"device:{self.device} dtype:{name} compile:{self.compile:d} {speeds}"
 
     def facts(self):
-        """What bits may depend on, and the memory that MLX has used so far."""
+        """What bits may depend on."""
         gpu = "none"
         if self.device.type != "cpu":
             gpu = mx.device_info().get("device_name", "of no name")
-        about = {"mlx": mx.__version__, "torch": torch.__version__, "gpu": gpu}
-        about["dtype"] = str(self.dtype).removeprefix("torch.")
-        return about | {"peak_memory_mib": mx.get_peak_memory() // 2**20}
+        dtype = str(self.dtype).removeprefix("torch.")
+        return {"mlx": mx.__version__, "torch": torch.__version__, "gpu": gpu, "dtype": dtype}
+
+    def peak_memory_mib(self):
+        """Of MLX's arrays."""
+        return mx.get_peak_memory() // 2**20
 
 
 def open_machine(s):
@@ -408,23 +404,22 @@ def open_machine(s):
     mx.set_default_device(mx.cpu if kind == "cpu" else mx.gpu)
     listen_to_mlx_launch()
     ranks = train_gpt.open_machine(dataclasses.replace(s, device="cpu", compile=False))
-    machine = Machine(**vars(ranks) | {"device": torch.device(kind)})
-    why = why_not_compile(kind) if s.compile else ""
-    if why:
-        print(f"compile:0 (mx.compile fails, so eager and slower: {why})", flush=True)
-    machine.compile = s.compile and not why
-    return machine
+    compile = s.compile and can_compile(kind)
+    return Machine(**vars(ranks) | {"device": torch.device(kind), "compile": compile})
 
 
-def why_not_compile(kind):
-    """In words, or nothing if mx.compile works."""
+def can_compile(kind):
+    """Whether mx.compile works; if not, a line says why."""
+    why = ""
     if kind == "cpu" and not shutil.which("g++"):  # MLX would do without it and not say so
-        return "no g++"
+        why = "no g++"
     try:
         mx.eval(mx.compile(lambda x: mx.exp(x) * x)(mx.ones(3)))
     except RuntimeError as error:
-        return " ".join(str(error).split())[:200]
-    return ""
+        why = " ".join(str(error).split())[:200]
+    if why:
+        print(f"compile:0 (mx.compile fails, so eager and slower: {why})", flush=True)
+    return not why
 
 
 def listen_to_mlx_launch():
