@@ -205,6 +205,7 @@ def test_another_number_format_is_refused(copy):
         reopen(copy, dtype="bfloat16")
 
 
+@pytest.mark.slow
 def test_other_data_is_refused(copy, corpus, tmp_path, tokenizer_path):
     """Through the script: a corpus of other documents under the same name."""
     helpers.make_corpus(tmp_path / "data", tokenizer_path, train_docs=400)
@@ -259,6 +260,7 @@ def test_a_bad_trace_is_refused(tmp_path, kind):
         train_gpt.read_lr_trace(str(path))
 
 
+@pytest.mark.slow
 def test_the_script_refuses_a_missing_trace_before_it_makes_a_folder(corpus, tmp_path):
     run = helpers.run_script(tmp_path, corpus.env(LR_TRACE=tmp_path))
     assert run.code == 3 and re.fullmatch(r"train_gpt\.py: LR_TRACE=.*\n", run.err), run.err

@@ -36,6 +36,7 @@ FINAL = """
     eval_seconds last_train_read_seconds data_wait_seconds peak_memory_mib artifact_bytes code_bytes
     total_bytes budget_bytes budget artifact_sha256 script_sha256 train_sha256 val_sha256 tokenizer_sha256
     state_sha256 batches_crc32 preset seed run_id device torch skipped_steps resumes"""
+FINAL = FINAL.split()
 
 
 def lines(run: Run, kind: str) -> list[str]:
@@ -219,6 +220,7 @@ def test_eval_only_gives_exactly_the_score_of_the_run_and_writes_nothing(base_ru
     assert contents(base_run.cwd) == before and "train_loss" not in run.out
 
 
+@pytest.mark.slow
 def test_load_predictor_scores_the_artifact_as_the_run_did(base_run, corpus):
     """The referee's way in: every validation token in windows without overlap, over the raw bytes, in the
     number format of the run, which the artifact carries."""
@@ -261,6 +263,7 @@ def test_exit_16_after_a_signal_with_a_checkpoint_and_the_way_on(corpus, tmp_pat
     assert (tmp_path / f"logs/long/checkpoint/step_{int(told[1]):08}.ckpt").exists()
 
 
+@pytest.mark.slow
 def test_exit_17_when_the_loss_is_no_number(corpus, tmp_path):
     env = corpus.env(RUN_ID="nan", ITERATIONS=50, SCALAR_LR=1e30, LR_WARMUP_STEPS=0)
     run = helpers.run_script(tmp_path, env)
@@ -307,6 +310,7 @@ def test_a_model_that_does_not_fit_into_memory_is_told_in_one_line(corpus, tmp_p
     assert re.fullmatch(r"train_gpt\.py: out of memory, lower MODEL_DIM .*\n", run.err), run.err
 
 
+@pytest.mark.slow
 def test_a_relative_path_is_told_with_the_folder_that_it_was_sought_in(corpus, tmp_path):
     run = helpers.run_script(tmp_path, corpus.env(DATA_PATH="data/datasets/nothing"))
     assert run.code == 3 and run.err.count("\n") == 1
@@ -490,6 +494,7 @@ def test_the_clock_ends_a_run_at_a_rate_near_zero(variants):
 
 
 @NO_CUDA
+@pytest.mark.slow
 def test_without_a_preset_a_machine_without_cuda_takes_the_floppy(tmp_path):
     run = helpers.run_script(tmp_path, {"DRY_RUN": "1"})
     assert run.code == 0 and "PRESET=10min_floppy (preset)" in run.out.splitlines()
