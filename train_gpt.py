@@ -348,9 +348,8 @@ class BlockCausal(torch.autograd.Function):
         ctx.blocks = [slice(at, min(at + tokens, length)) for at in range(0, length, tokens)]
         outs, saved = [], []
         for part in ctx.blocks:
-            turned = [
-                x.transpose(1, 2).contiguous() for x in (q[:, part], k[:, : part.stop], v[:, : part.stop])
-            ]
+            heads = q[:, part], k[:, : part.stop], v[:, : part.stop]
+            turned = [x.transpose(1, 2).contiguous() for x in heads]
             qs, ks, vs = (x.flatten(0, 1).flatten(1, -2) for x in turned)  # [B * G, t (* R), K]
             rows = torch.arange(qs.size(1), dtype=torch.int32, device=q.device)[:, None]
             keys = torch.arange(ks.size(1), dtype=torch.int32, device=q.device)
@@ -626,7 +625,9 @@ class Trainer:
         if odd:
             raise NumericalError(f"step {step}: the weights of rank {odd} differ from the others'")
         limit = min(8 * s.val_batch_size, s.val_tokens_limit or len(corpus.val_tokens))
+        began = time.perf_counter()
         score = evaluate(s, self.model.nll, corpus, self.machine, limit)
+        run.counters.eval_seconds += time.perf_counter() - began
         found = f"val_loss:{score.val_loss:.4f} val_bpb:{score.val_bpb:.4f}" + " partial" * score.partial
         run.line(f"step:{step}/{s.iterations} {found} train_time:{seconds * 1e3:.0f}ms")
         run.event("val", step=step, train_seconds=seconds, **score._asdict())
@@ -683,15 +684,7 @@ WORDS = "magic version tokens extension extension_version vocabulary bos documen
 INTS = [(word, "<u4") for word in WORDS.split()] + [("text_bytes", "<u8")]
 INTS += [(word, "<u4") for word in ("crc32", "index", "shards", "split", "flags")]
 HEADER = np.dtype([*INTS, ("tokenizer", "V32"), ("corpus", "V32"), ("unused", "V896")])
-SET = (
-    "vocabulary",
-    "index",
-    "shards",
-    "split",
-    "flags",
-    "tokenizer",
-    "corpus",
-)  # where there is an extension
+BASE, SET = "magic version extension", "vocabulary index shards split flags tokenizer corpus"
 GET_DATA = "python -m data.prepare demo makes the demo corpus, python -m data.download fetches FineWeb"
 
 
@@ -722,12 +715,11 @@ class TokenStream:
         if not self.paths:
             raise DataError(f"DATA_PATH={folder} (in {os.getcwd()}): no *_{split}_*.bin; {GET_DATA}")
         blobs = [read_file("", path, 0, HEADER.itemsize) for path in self.paths]
-        self.headers = np.array(
-            [np.frombuffer(blob.ljust(HEADER.itemsize, b"\0"), HEADER)[0] for blob in blobs]
-        )
+        whole = [blob.ljust(HEADER.itemsize, b"\0") for blob in blobs]
+        self.headers = np.frombuffer(b"".join(whole), HEADER)
         here = {"magic": 20240520, "version": 1, "shards": len(blobs), "split": ("val", "train").index(split)}
         for index, (path, header) in enumerate(zip(self.paths, self.headers)):
-            for what in ("magic", "version", "extension", *(SET if header["extension"] else ())):
+            for what in f"{BASE} {SET}".split() if header["extension"] else BASE.split():
                 found, here["index"] = header[what].item(), index
                 command = "upgrade" if what == "extension" else "verify"
                 hint = f"; see python -m data.shards {command} {folder}"
@@ -765,9 +757,8 @@ class BatchReader:
         if stream.total < self.length:
             least = f"expected the {self.length} of a slot at least; lower TRAIN_BATCH_TOKENS"
             raise DataError(f"DATA_PATH={s.data_path}: {stream.total} training tokens, {least}")
-        self.order = np.random.Generator(np.random.Philox(key=s.seed)).permutation(
-            stream.total // self.length
-        )
+        rng = np.random.Generator(np.random.Philox(key=s.seed))
+        self.order = rng.permutation(stream.total // self.length)
         self.thread = ThreadPoolExecutor(1, "batch reader")
         self.coming = self.thread.submit(self.read, step)
 
@@ -922,7 +913,7 @@ def quantize_rows(matrix):
 SCHEMES = {
     "int8 rows": (
         quantize_rows,
-        lambda y: y[""].astype(np.float32) * y[".scale"].astype(np.float32)[..., None],
+        lambda y: y[""].astype(np.float32) * y[".scale"][..., None].astype(np.float32),
     ),
     "float16": (lambda x: {"": x.astype(np.float16)}, lambda y: y[""].astype(np.float32)),
     "float32": (lambda x: {"": x}, lambda y: y[""]),
@@ -1013,14 +1004,8 @@ def dry_run(s, origins, script):
 
 
 # what a run has done and used so far; a checkpoint holds it
-COUNTERS = {
-    "steps": 0,
-    "train_seconds": 0.0,
-    "eval_seconds": 0.0,
-    "data_wait_seconds": 0.0,
-    "skipped_steps": 0,
-}
-COUNTERS |= {"skipped_in_a_row": 0, "resumes": 0, "batches_crc32": 0}  # the sum over all slots this rank read
+TIMES = {"train_seconds": 0.0, "eval_seconds": 0.0, "data_wait_seconds": 0.0}
+COUNTERS = TIMES | {"steps": 0, "skipped_steps": 0, "skipped_in_a_row": 0, "resumes": 0, "batches_crc32": 0}
 
 
 def write_whole(path, blob):
@@ -1040,11 +1025,12 @@ def read_lr_trace(path):
     """LR_TRACE: the learning rate multiplier of each step of a run that has ended. Raises DataError."""
     try:
         events = [json.loads(line) for line in read_file("LR_TRACE=", path).splitlines()]
-        return [float(event["lr_mul"]) for event in events if event["event"] == "step"] or [
-            events[0]["lr_mul"]
-        ]
+        rates = [float(event["lr_mul"]) for event in events if event["event"] == "step"]
     except (ValueError, TypeError, LookupError):
-        raise DataError(f"LR_TRACE={path}: expected the metrics.jsonl of a run that has ended") from None
+        rates = []
+    if not rates:
+        raise DataError(f"LR_TRACE={path}: expected the metrics.jsonl of a run that has ended")
+    return rates
 
 
 def newest_checkpoint(folder):
@@ -1165,10 +1151,8 @@ class Run:
         counters = vars(self.counters) | {"batches_crc32": self.checksum()}
         if self.machine.rank:
             return
-        about = self.about | {
-            "counters": counters,
-            "metrics_bytes": (self.folder / "metrics.jsonl").stat().st_size,
-        }
+        size = (self.folder / "metrics.jsonl").stat().st_size
+        about = self.about | {"counters": counters, "metrics_bytes": size}
         state = {name: self.machine.numpy(tensor) for name, tensor in trainer.optimizer.state.items()}
         blob, path = pack_tensors(state, about), self.folder / f"checkpoint/step_{counters['steps']:08}.ckpt"
         try:
@@ -1288,9 +1272,8 @@ class Machine:
         """Of the GPU, else of this process; macOS counts it in bytes."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated() // 2**20
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (
-            2**20 if sys.platform == "darwin" else 2**10
-        )
+        unit = 2**20 if sys.platform == "darwin" else 2**10
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // unit
 
 
 def open_machine(s):
@@ -1299,10 +1282,8 @@ def open_machine(s):
     rank, local = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
     if world < 1 or s.batch_slots % world:
         raise SettingError(f"WORLD_SIZE={world}: takes a divisor of BATCH_SLOTS={s.batch_slots}")
-    gpus, cuda = (
-        torch.cuda.device_count(),
-        s.device == "cuda" or (s.device == "auto" and torch.cuda.is_available()),
-    )
+    gpus = torch.cuda.device_count()
+    cuda = s.device == "cuda" or (s.device == "auto" and torch.cuda.is_available())
     if cuda and local >= gpus:
         raise SettingError(f"DEVICE={s.device}: torch finds {gpus} GPUs, LOCAL_RANK={local} needs another")
     device = torch.device("cuda", local) if cuda else torch.device("cpu")
@@ -1323,7 +1304,7 @@ def can_compile(device):
         compile_static(torch.neg)(torch.zeros(2, device=device))
     except Exception as error:  # no C++ compiler, a broken one, no folder for what it makes: eager runs
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        print(f"compile:0 (torch.compile fails, so eager and slower: {why})", flush=True)
+        print(f"compile:0 (torch.compile fails, so eager and slower: {why})")
         return False
     return True
 
@@ -1479,7 +1460,7 @@ def main(open_machine=open_machine, make=Trainer, file=__file__):
             raise
         rank = os.environ.get("RANK", "0")
         if rank == "0" or code != 2:  # bad settings are so on all ranks
-            print(f"{Path(sys.argv[0]).name}: {text} (rank {rank})", file=sys.stderr, flush=True)
+            print(f"{Path(sys.argv[0]).name}: {text} (rank {rank})", file=sys.stderr)
         if dist.is_initialized():
             os._exit(code)  # what waits for a rank which is gone would not end
         return code
