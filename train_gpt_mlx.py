@@ -404,8 +404,10 @@ def open_machine(s):
     mx.set_default_device(mx.cpu if kind == "cpu" else mx.gpu)
     listen_to_mlx_launch()
     ranks = train_gpt.open_machine(dataclasses.replace(s, device="cpu", compile=False))
-    compile = s.compile and can_compile(kind)
-    return Machine(**vars(ranks) | {"device": torch.device(kind), "compile": compile})
+    machine = Machine(**vars(ranks))
+    machine.device = torch.device(kind)
+    machine.compile = s.compile and can_compile(kind)
+    return machine
 
 
 def can_compile(kind):
@@ -443,4 +445,4 @@ def listen_to_mlx_launch():
 
 
 if __name__ == "__main__":
-    sys.exit(train_gpt.main(open_machine, Trainer))
+    sys.exit(train_gpt.main(open_machine, Trainer, __file__))
