@@ -1,0 +1,221 @@
+"""The patches of tests/ideas: each is short, applies to train_gpt.py, trains, scores and is in effect.
+
+After a change of train_gpt.py a patch may no longer apply. Then `git apply --3way tests/ideas/NAME.patch`
+merges it, and `git diff HEAD -U1 train_gpt.py` prints its new body.
+"""
+
+import dataclasses
+import importlib.util
+import shutil
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+
+from tests import helpers
+from tests.helpers import Run
+
+PATCHES = {path.stem: path for path in sorted((helpers.ROOT / "tests/ideas").glob("*.patch"))}
+MOST_LINES = 40
+
+
+def apply(patch: Path, folder: Path) -> Path:
+    """The script in `folder`, patched."""
+    folder.mkdir()
+    script = folder / "train_gpt.py"
+    shutil.copy(helpers.SCRIPT, script)
+    # found within a repository, git would take the paths from its top and skip them without a word
+    env = helpers.clean_environment(GIT_CEILING_DIRECTORIES=folder.parent)
+    done = subprocess.run(["git", "apply", patch], cwd=folder, env=env, text=True, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, ""), patch.name
+    return script
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory) -> dict[str, Path]:
+    """A patched script of each idea."""
+    folder = tmp_path_factory.mktemp("ideas")
+    return {name: apply(patch, folder / name) for name, patch in PATCHES.items()}
+
+
+@dataclasses.dataclass
+class Fork:
+    """A patched script, imported, and a run of it that wrote a checkpoint after each step."""
+
+    script: Path
+    module: ModuleType
+    env: dict[str, str]
+    run: Run
+
+    @property
+    def artifact(self) -> bytes:
+        return (self.run.folder / "model.ptz").read_bytes()
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """By name, as the artifact gives them back."""
+        return self.module.decode_artifact(self.artifact, "model.ptz")[1]
+
+    def states(self) -> list[dict[str, np.ndarray]]:
+        """The optimizer's state in the last two checkpoints, the newest last."""
+        blobs = [path.read_bytes() for path in sorted(self.run.folder.glob("checkpoint/*.ckpt"))]
+        return [self.module.unpack_tensors(blob[:-32])[0] for blob in blobs]
+
+    def model(self):
+        """A model of the run's shape, on the CPU in float32."""
+        s, _ = self.module.load_settings(self.env, "smoke")
+        return self.module.GPT(s, self.module.Machine(torch.device("cpu")))
+
+
+def load(name: str, script: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"idea_{name}", script)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def forks(scripts, corpus):
+    """A function that gives the Fork of an idea, trained when it is first asked for."""
+    env, made = corpus.env(RUN_ID="fork", ITERATIONS=20, CKPT_SECONDS=1e-9), {}
+
+    def fork(name: str) -> Fork:
+        if name not in made:
+            script = scripts[name]
+            run = helpers.run_script(script.parent, env, script=script)
+            assert (run.code, run.err) == (0, "")
+            made[name] = Fork(script, load(name, script), env, run)
+        return made[name]
+
+    return fork
+
+
+def losses(run: Run) -> list[float]:
+    return [event["train_loss"] for event in run.events("step")]
+
+
+def stored(artifact: bytes) -> dict[str, np.ndarray]:
+    """The tensors in an artifact, as they lie in it."""
+    return safetensors.numpy.load(zlib.decompress(artifact))
+
+
+# --- all ideas --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PATCHES)
+def test_a_patch_is_short_and_says_what_it_does(name):
+    head, _, body = PATCHES[name].read_text(encoding="utf-8").partition("diff --git ")
+    signs = ("+", "-")
+    changed = [
+        line for line in body.splitlines() if line.startswith(signs) and line[:3] not in ("+++", "---")
+    ]
+    assert 0 < len(changed) <= MOST_LINES
+    assert 3 <= len(head.strip().splitlines()) <= 4 and f"{len(changed)} lines: " in head
+
+
+@pytest.mark.parametrize("command", ["check", "format --check"])
+def test_patched_scripts_are_tidy(scripts, command):
+    folders = [script.parent for script in scripts.values()]
+    ruff = [sys.executable, "-m", "ruff", *command.split(), "--no-cache", "--config", ".ruff.toml", *folders]
+    done = subprocess.run(ruff, cwd=helpers.ROOT, text=True, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PATCHES)
+def test_a_fork_learns_and_its_artifact_gives_the_same_score_again(forks, corpus, name):
+    fork = forks(name)
+    assert float(fork.run.final["val_loss"]) < 0.8 * losses(fork.run)[0]
+    env = corpus.env(EVAL_ONLY=fork.run.folder / "model.ptz")
+    again = helpers.run_script(fork.script.parent, env, script=fork.script)
+    assert (again.code, again.err) == (0, "")
+    for key in ("val_bpb", "val_loss", "artifact_sha256"):
+        assert again.final[key] == fork.run.final[key]
+
+
+# --- each is in effect ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_smear_gates_start_closed_and_are_learned(forks, base_run):
+    """No gradient would reach a gate that the model does not use."""
+    fork = forks("smear_gate")
+    assert losses(fork.run)[0] == pytest.approx(losses(base_run)[0], rel=1e-6)
+    assert fork.weights()["smear"].all()
+
+
+@pytest.mark.slow
+def test_value_embeddings_start_unread_and_are_learned(forks, base_run):
+    fork = forks("value_embeddings")
+    assert losses(fork.run)[0] == pytest.approx(losses(base_run)[0], rel=1e-6)
+    assert fork.weights()["value_share"].all()
+    model = fork.model()
+    start = {p.name: fork.module.draw(p, model.s.seed) for p in model.table}["value_emb"]
+    assert np.abs(fork.weights()["value_emb"] - start).max() > 0.1
+
+
+@pytest.mark.slow
+def test_int6_levels_are_what_the_model_computes_with_and_what_is_stored(forks, base_run):
+    fork = forks("int6_qat")
+    tensors, weights, model = stored(fork.artifact), fork.weights(), fork.model()
+    trained = torch.from_numpy(fork.states()[-1]["weights"])
+    rounded = trained.clone()
+    for name in ("qkv", "attn_out", "mlp_up", "mlp_down"):
+        assert tensors[name].nbytes == weights[name].size * 3 // 4, "four weights in three bytes"
+        row = weights[name][0, 0]
+        assert len(np.unique(row)) > 10 and np.abs(row / tensors[name + ".scale"][0, 0]).max() == 31
+        model.views(rounded)[name].copy_(torch.from_numpy(weights[name]))
+    assert not torch.equal(trained, rounded)
+    ids, found = np.arange(64).reshape(2, 32), []
+    for flat in (trained, rounded):
+        model.flat.data.copy_(flat)
+        found.append(model.logprobs(ids))
+    assert np.array_equal(*found)
+    assert len(fork.artifact) < 0.8 * int(base_run.final["artifact_bytes"])
+
+
+@pytest.mark.slow
+def test_the_average_is_the_mean_over_the_cool_down_and_is_exported(forks):
+    """Of 20 steps the rate is below its height in the last 9: WARMDOWN_ITERS is half of the run in smoke."""
+    fork = forks("cooldown_average")
+    before, last = fork.states()
+    assert (before["averaged"], last["averaged"]) == (8, 9)
+    mean = (8 * before["average"] + last["weights"]) / 9
+    assert np.allclose(last["average"], mean, atol=1e-6)
+    assert np.abs(last["average"] - last["weights"]).max() > 0.01
+    model, exported = fork.model(), fork.weights()
+    for name, view in model.views(torch.from_numpy(last["average"])).items():
+        assert np.allclose(exported[name], view, rtol=1e-3, atol=1e-6), name  # float16
+    score, unquantized = (float(fork.run.final[key]) for key in ("val_bpb", "val_bpb_unquantized"))
+    assert unquantized == pytest.approx(score, abs=1e-4), "the score on the way is the mean's, too"
+
+
+@pytest.mark.slow
+def test_the_average_survives_a_resume(forks, tmp_path):
+    fork = forks("cooldown_average")
+    kept = sorted(fork.run.folder.glob("checkpoint/*.ckpt"))[0]
+    folder = tmp_path / "logs/fork/checkpoint"
+    folder.mkdir(parents=True)
+    shutil.copy(kept, folder)
+    again = helpers.run_script(tmp_path, fork.env, script=fork.script)
+    assert (again.code, again.final["resumes"]) == (0, "1")
+    for key in ("artifact_sha256", "state_sha256"):
+        assert again.final[key] == fork.run.final[key]
+
+
+@pytest.mark.slow
+def test_the_token_after_next_steers_training_and_leaves_no_values_behind(forks, base_run):
+    fork = forks("next_token_after")
+    first, *later = losses(fork.run)
+    base_first, *base_later = losses(base_run)
+    assert first == pytest.approx(base_first, rel=1e-6), "what is logged is the next token's loss"
+    assert np.abs(np.subtract(later, base_later)).min() > 0
+    tensors, base = stored(fork.artifact), stored((base_run.folder / "model.ptz").read_bytes())
+    assert tensors.pop("ahead").nbytes == 0
+    shapes, base_shapes = ({name: x.shape for name, x in part.items()} for part in (tensors, base))
+    assert shapes == base_shapes
