@@ -1292,8 +1292,8 @@ def open_machine(s):
     if cuda:
         torch.cuda.set_device(local)
     if world > 1:  # small decisions travel as CPU tensors over gloo: no GPU waits for them
-        third = datetime.timedelta(seconds=s.dist_timeout / 3)  # then half of it to search for the lost
-        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=third)
+        patience = datetime.timedelta(seconds=0.45 * s.dist_timeout)  # then half for the search for the lost
+        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=patience)
         machine.watch = dist.new_group(backend="gloo")
     return machine
 
