@@ -90,9 +90,11 @@ def test_commands_name_modules_and_scripts_that_exist(paper):
 def test_options_in_commands_are_options_of_our_tools(paper):
     for line in commands_of(paper):
         for module, rest in OURS.findall(line):
+            if module.startswith("tests."):  # some of them work at once, whatever they are told
+                continue
             words = rest.split()
             told = help_of(module) + (help_of(module, words[0]) if words and words[0].isalpha() else "")
-            for option in re.findall(r"(?<!\S)--[\w-]+", rest):
+            for option in re.findall(r"(?<!\S)--[a-z][\w-]*", rest):
                 assert not told or option in told, line
 
 
