@@ -33,7 +33,7 @@ LINE = {
 }
 FINAL = """
     val_loss val_bpb val_bpb_unquantized val_tokens val_bytes steps tokens_seen params train_seconds
-    eval_seconds last_train_read_seconds data_wait_seconds peak_memory_mib artifact_bytes code_bytes
+    eval_seconds data_wait_seconds peak_memory_mib artifact_bytes code_bytes
     total_bytes budget_bytes budget artifact_sha256 script_sha256 train_sha256 val_sha256 tokenizer_sha256
     state_sha256 batches_crc32 preset seed run_id device torch skipped_steps resumes"""
 FINAL = FINAL.split()
@@ -88,7 +88,6 @@ def test_a_run_ends_with_the_promised_block(base_run, corpus):
     assert final["val_sha256"] == hashlib.sha256(corpus.tokens["val"].astype("<u2").tobytes()).hexdigest()
     assert 50 < numbers["peak_memory_mib"] < 2048 and 0 < numbers["train_seconds"] < 60
     assert numbers["data_wait_seconds"] < numbers["train_seconds"]
-    assert 0 < numbers["last_train_read_seconds"] <= numbers["train_seconds"]
 
 
 def test_the_run_learns(base_run):
@@ -284,7 +283,7 @@ def test_exit_17_when_the_score_is_no_number(corpus, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", ">/dev/full", "<&-"])
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&-"])
 def test_closed_outputs_do_not_stop_a_run(corpus, tmp_path, closed):
     run = helpers.run_script(tmp_path, corpus.env(RUN_ID="run"), prefix=("sh", "-c", f'"$@" {closed}', "sh"))
     assert (run.code, run.err) == (0, "")
@@ -465,7 +464,7 @@ def test_every_variant_changes_what_it_should(variants, name):
     base, run = variants["base"], variants[name]
     same_training = name in ("sliding", "partial")
     assert (losses(run) == losses(base)) == same_training
-    assert (run.final["artifact_sha256"] == base.final["artifact_sha256"]) == (name == "partial")
+    assert run.final["artifact_sha256"] != base.final["artifact_sha256"], "it carries its settings"
     assert run.final["val_bpb"] != base.final["val_bpb"]
     same_batches = name not in ("sequential", "seed", "capped", "slots", "length")
     assert (run.final["batches_crc32"] == base.final["batches_crc32"]) == same_batches
