@@ -337,8 +337,8 @@ def disk_full(campaign: Campaign, task: Try) -> list[float]:
 
 
 def file_limit(campaign: Campaign, task: Try) -> list[float]:
-    """A quota: no file may grow beyond so many KiB. Below the size of metrics.jsonl the run cannot end."""
-    limit = task.rng.choice((task.rng.randint(1, 30), task.rng.randint(70, 300)))
+    """A quota: no file may grow beyond so many KiB. Below metrics.jsonl's size the run cannot end."""
+    limit = task.rng.choice((task.rng.randint(1, 20), task.rng.randint(70, 180)))
     limited = ["bash", "-c", f'ulimit -f {limit}; exec "$0" "$@"', *launch.command()]
     run = Launch(task.folder, campaign.env(), limited)
     run.need(0, 16)
@@ -482,12 +482,14 @@ def lost_node(campaign: Campaign, task: Try) -> list[float]:
         launches = launch_nodes(campaign, task.folder, names, timeout)
         others, dead = all_ranks(launches, 2), []
         launches[0].wait(task.rng.uniform(0, 0.4))
+        began = time.monotonic()
         if kind == "link":
             as_root("ip", "-n", names[0], "link", "set", "veth0", "down")
         else:
             dead = [others.pop(lost)]
             launches[lost].kill()
-        seconds = watch_the_others(dead, others, timeout)
+        watch_the_others(dead, others, timeout)
+        seconds = time.monotonic() - began
         for each in launches:
             each.kill()  # torchrun itself may wait for the other node
         told = launches[1 - lost].err

@@ -121,11 +121,11 @@ def environment_of(folder: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_the_same_command_goes_on(copy):
-    before = launch.by_step(launch.events(copy), "step")
+    before = launch.without_seconds(launch.events(copy), "step")
     run = helpers.run_script(copy.parents[1], environment_of(copy))
     assert run.code == 0, run.err
     told = launch.events(copy)
-    steps = launch.by_step(told, "step")
+    steps = launch.without_seconds(told, "step")
     assert [event["step"] for event in steps] == list(range(1, 61))
     assert steps[: len(before)] == before, "to the last digit"
     assert (told[-1]["event"], told[-1]["resumes"]) == ("final", 1)
@@ -276,7 +276,7 @@ def test_a_run_under_a_cap_that_was_killed_is_repeated_by_its_trace(corpus, tmp_
     slow = ",".join(f"sleep@{step}:seconds=0.2" for step in range(1, 20))
     Launch(tmp_path, env | {"PROVOKE": slow}, launch.command(provoke="sleep")).need(0)
     trace = tmp_path / "logs/run/metrics.jsonl"
-    steps = len(launch.by_step(launch.events(trace.parent), "step"))
+    steps = len(launch.without_seconds(launch.events(trace.parent), "step"))
     assert steps < 30
     Launch(tmp_path / "again", env | {"LR_TRACE": str(trace)}, launch.command()).need(0)
     launch.check_same(launch.end_of(tmp_path / "again/logs/run"), launch.end_of(tmp_path / "logs/run"))

@@ -111,7 +111,7 @@ def test_the_log_has_the_promised_lines(base_run):
 def test_metrics_are_strict_json_with_exact_floats(base_run):
     text = (base_run.folder / "metrics.jsonl").read_text(encoding="utf-8")
     events = [strict_json(line) for line in text.splitlines()]
-    kinds = ["start", *["step"] * 10, "val", *["step"] * 10, "val", "final"]
+    kinds = [*["step"] * 10, "val", *["step"] * 10, "val", "final"]
     assert [event["event"] for event in events] == kinds
     steps = [event for event in events if event["event"] == "step"]
     assert [event["step"] for event in steps] == list(range(1, 21))
