@@ -80,6 +80,7 @@ SMOKE = """
     MATRIX_LR=0.02 MUON_MOMENTUM_WARMUP_STEPS=30 COMPILE=0
 """
 PRESETS = {"10min_16mb": "", "10min_floppy": FLOPPY, "smoke": FLOPPY + SMOKE}
+LARGE = 1e300  # no limit
 # what other programs call our settings: such a variable was probably meant for us
 ALIASES = """
     LR=MATRIX_LR LEARNING_RATE=MATRIX_LR MAX_STEPS=ITERATIONS NUM_STEPS=ITERATIONS SEQ_LEN=TRAIN_SEQ_LEN
@@ -90,9 +91,6 @@ ALIASES = """
 
 def pairs(text):
     return dict(word.split("=", 1) for word in text.split())
-
-
-LARGE = 1e300
 
 
 def var(default, doc, low=-LARGE, high=LARGE, **flags):
@@ -871,7 +869,7 @@ def evaluate(s, nll, corpus, machine, limit):
     window, stride = min(s.eval_window, last), min(s.eval_stride or s.eval_window, last)
     starts = np.arange(1 + max(0, -(-(last - window) // stride))) * stride
     rows = max(1, s.val_batch_size // s.batch_slots // window)
-    nats = scored = 0.0
+    nats = 0.0
     for at in range(machine.rank * rows, len(starts), machine.world * rows):
         start = starts[at : at + rows, None]
         place = start + np.arange(window + 1)
@@ -881,13 +879,11 @@ def evaluate(s, nll, corpus, machine, limit):
         ids = tokens[np.minimum(place, last)].astype(np.int64)
         ids = np.pad(ids, ((0, rows - len(ids)), (0, 0)))  # one shape, so that a model compiles once
         nats += float(nll(ids, new)[: len(is_scored)][is_scored].sum(dtype=np.float64))
-        scored += is_scored.sum()
         if machine.signals:
             break
-    nats, scored, signals = machine.share(nats, scored, len(machine.signals)).sum(0).tolist()
+    nats, signals = machine.share(nats, len(machine.signals)).sum(0).tolist()
     if signals:
         raise Stopped("stopped by a signal during an evaluation")
-    assert scored == last, "every token but the first is scored once"
     scored_bytes = int(corpus.val_bytes[1 : last + 1].sum(dtype=np.int64))
     bpb = nats / math.log(2) / max(scored_bytes, 1)
     return Score(nats / last, bpb, last, scored_bytes, len(tokens) < len(corpus.val_tokens))
@@ -1280,7 +1276,7 @@ def open_machine(s):
     """Device, process group and compiler. Raises SettingError for what is not there."""
     world = int(os.environ.get("WORLD_SIZE", "1"))  # as torchrun sets them
     rank, local = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
-    if world < 1 or s.batch_slots % world:
+    if s.batch_slots % world:
         raise SettingError(f"WORLD_SIZE={world}: takes a divisor of BATCH_SLOTS={s.batch_slots}")
     gpus = torch.cuda.device_count()
     cuda = s.device == "cuda" or (s.device == "auto" and torch.cuda.is_available())
@@ -1428,7 +1424,10 @@ def run_all(s, origins, script, machine, make):
             raise Stopped("stopped by a signal while compiling") from None
         raise
     if facts:
-        trainer.restore(arrays)
+        try:
+            trainer.restore(arrays)
+        except (KeyError, RuntimeError):
+            raise DataError(f"{folder}: its checkpoint is another script's; choose another RUN_ID") from None
         run.counters.resumes += 1
         run.counters.batches_crc32 *= machine.rank == 0
     try:
@@ -1460,7 +1459,7 @@ def main(open_machine=open_machine, make=Trainer, file=__file__):
             raise
         rank = os.environ.get("RANK", "0")
         if rank == "0" or code != 2:  # bad settings are so on all ranks
-            print(f"{Path(sys.argv[0]).name}: {text} (rank {rank})", file=sys.stderr)
+            print(f"{Path(sys.argv[0]).name}: {text}" + f" (rank {rank})" * (rank != "0"), file=sys.stderr)
         if dist.is_initialized():
             os._exit(code)  # what waits for a rank which is gone would not end
         return code
