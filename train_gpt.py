@@ -666,9 +666,10 @@ def train(trainer, corpus, run, trace):
         stats = trainer.step(batch, step, lr_mul)
         counters.steps += 1
         counters.batches_crc32 += crc32
-        report, elapsed = machine.report(stats), time.perf_counter() - began
+        facts = {"step": step + 1, "lr_mul": lr_mul, "data_wait_seconds": wait}
+        facts["train_seconds"] = time.perf_counter() - began
+        report = machine.report(stats)
         run.flush()
-        facts = {"step": step + 1, "lr_mul": lr_mul, "train_seconds": elapsed, "data_wait_seconds": wait}
         run.pending = report, facts
         bar.update()
     bar.close()
@@ -1109,10 +1110,7 @@ class Run:
         self.event("final", **rows)
 
     def flush(self):
-        """Report the step that is pending, while the next is under way: a GPU is never idle for it.
-
-        Raises NumericalError after MAX_SKIPPED bad steps in a row.
-        """
+        """Report the pending step while the next is under way. Raises NumericalError after MAX_SKIPPED bad ones."""
         if not self.pending:
             return
         (report, facts), self.pending = self.pending, None
@@ -1338,7 +1336,7 @@ def score_artifact(trainer, blob, path, corpus, run):
     rows = {"val_loss": f"{score.val_loss:.8f}{mark}", "val_bpb": f"{score.val_bpb:.8f}{mark}"}
     rows |= {"val_tokens": score.val_tokens, "val_bytes": score.val_bytes}
     rows |= {"artifact_bytes": len(blob), "artifact_sha256": hashlib.sha256(blob).hexdigest()}
-    return rows | {"eval_seconds": round(time.perf_counter() - began, 3)}
+    return rows | {"eval_seconds": time.perf_counter() - began}
 
 
 def eval_only(s, origins, machine, make):
@@ -1450,7 +1448,7 @@ def main(open_machine=open_machine, make=Trainer, file=__file__):
         if s.dry_run:
             print("\n".join(dry_run(s, origins, script)))
             return 0
-        return run_all(s, origins, script, open_machine(s), make)
+        code = run_all(s, origins, script, open_machine(s), make)
     except (SettingError, DataError, NumericalError, Stopped, OSError, MemoryError, RuntimeError) as error:
         text, code = f"{error}", getattr(error, "exit_code", 16)
         if "memory" in f"{type(error)} {text}".lower():
@@ -1460,9 +1458,10 @@ def main(open_machine=open_machine, make=Trainer, file=__file__):
         rank = os.environ.get("RANK", "0")
         if rank == "0" or code != 2:  # bad settings are so on all ranks
             print(f"{Path(sys.argv[0]).name}: {text}" + f" (rank {rank})" * (rank != "0"), file=sys.stderr)
-        if dist.is_initialized():
-            os._exit(code)  # what waits for a rank which is gone would not end
-        return code
+    if dist.is_initialized():  # what waits for a rank which is gone would not end
+        sys.stdout.flush()
+        os._exit(code)
+    return code
 
 
 if __name__ == "__main__":

@@ -351,7 +351,7 @@ def check_train_seconds(record: Record) -> Check:
     for run in record.runs.values():
         ends = [0.0, *(step.get("train_seconds", 0.0) for step in run.kind("step"))]
         last_step = ends[-1] - ends[-2] if len(ends) > 1 else 0.0
-        seconds = max(run.value("train_seconds"), float(run.final.get("last_train_read_seconds", 0)))
+        seconds = run.value("train_seconds")
         over.append(seconds - last_step - limit)
         texts.append(f"{seconds:.1f} s, the last step {last_step:.1f} s of them")
     worst = int(np.argmax(over))
