@@ -1110,7 +1110,7 @@ class Run:
         self.event("final", **rows)
 
     def flush(self):
-        """Report the pending step while the next is under way. Raises NumericalError after MAX_SKIPPED bad ones."""
+        """Report the pending step while the next is under way. Raises NumericalError after MAX_SKIPPED."""
         if not self.pending:
             return
         (report, facts), self.pending = self.pending, None
