@@ -418,7 +418,7 @@ class GPT:
 
     def __init__(self, s, machine):
         self.s, self.machine, self.table = s, machine, parameter_table(s)
-        self.vocab_size, self.max_len = s.vocab_size, max(s.train_seq_len, s.eval_window)
+        self.vocab_size, self.max_len = s.vocab_size, s.eval_window
         self.sizes = [math.prod(p.shape) for p in self.table]
         self.flat = torch.zeros(sum(self.sizes), device=machine.device, requires_grad=True)
         self.positions = functools.cache(functools.partial(rope_tables, s, machine.device))
@@ -595,11 +595,10 @@ class Trainer:
         return torch.cat((loss, norm, take, bad))
 
     def warm_up(self):
-        """Compile and touch everything with WARMUP_STEPS steps on random tokens, then forget them."""
+        """Compile and touch everything with WARMUP_STEPS steps on dummy tokens, then forget them."""
         shape = (self.s.batch_slots // self.machine.world, self.s.slot_tokens + 1)
-        tokens = np.random.Generator(np.random.PCG64(0)).integers(0, self.s.vocab_size, shape)
         for step in range(self.s.warmup_steps):
-            self.step(self.machine.tensor(tokens), step, 1.0)
+            self.step(self.machine.tensor(np.zeros(shape, np.int64)), step, 1.0)
         self.reset()
 
     def restore(self, arrays):
@@ -622,7 +621,7 @@ class Trainer:
         odd = [rank for rank, found in enumerate(hashes) if found != max(hashes, key=hashes.count)]
         if odd:
             raise NumericalError(f"step {step}: the weights of rank {odd} differ from the others'")
-        limit = min(8 * s.val_batch_size, s.val_tokens_limit or len(corpus.val_tokens))
+        limit = min(8 * s.val_batch_size, s.val_tokens_limit or 2**63)
         began = time.perf_counter()
         score = evaluate(s, self.model.nll, corpus, self.machine, limit)
         run.counters.eval_seconds += time.perf_counter() - began
@@ -653,9 +652,8 @@ def train(trainer, corpus, run, trace):
             run.flush()
             machine.synchronize()
             pause = time.perf_counter()
-            if done or due or stop:
-                run.save(trainer)
-                saved = time.perf_counter()
+            run.save(trainer)
+            saved = time.perf_counter()
             if done or stop:
                 break
             if due_score:
@@ -786,7 +784,7 @@ class BatchReader:
 
 
 def byte_table(tokenizer):
-    """UTF-8 bytes that a token adds, int32[vocab]: after text; after a control token; which are control."""
+    """UTF-8 bytes that a token adds, int64[vocab]: after text; after a control token; which are control."""
     ids = range(tokenizer.vocab_size())
     control = np.array([tokenizer.is_control(i) for i in ids])
     silent = control | np.array([tokenizer.is_unknown(i) for i in ids])
@@ -794,7 +792,7 @@ def byte_table(tokenizer):
 
     def sizes(prefix):
         texts = tokenizer.decode([[*prefix, i] for i in ids])
-        return np.array([len(text.encode()) for text in texts], np.int32)
+        return np.array([len(text.encode()) for text in texts])
 
     first = sizes([])  # here a dummy prefix is dropped
     anchor = int(np.argmax(~silent & (first > 0)))  # any piece of text
@@ -803,7 +801,7 @@ def byte_table(tokenizer):
 
 
 def token_bytes(tokenizer, tokens):
-    """Bytes of each token of a stream, int32[n]; documents begin after a control token."""
+    """Bytes of each token of a stream, int64[n]; documents begin after a control token."""
     inner, first, control = byte_table(tokenizer)
     after_control = np.concatenate([[True], control[tokens[:-1]]])
     return np.where(after_control, first[tokens], inner[tokens])
@@ -985,9 +983,9 @@ def dry_run(s, origins, script):
         yield f"{name.upper()}={show(getattr(s, name))} ({origin})"
     params, artifact, code = 0, 0, count_code(s, script)
     for p in parameter_table(s):
-        init = f"{p.scale:g}" if p.init == "constant" else f"{p.init} {p.scale:.6g}"
-        optimizer = "muon" if p.group == "matrix" else "adam"
-        yield f"{p.name} {'x'.join(map(str, p.shape))} float32 init {init} {optimizer} {p.group}"
+        init = f"{'' if p.init == 'constant' else p.init + ' '}{p.scale:.6g}"
+        init += " muon" if p.group == "matrix" else " adam"
+        yield f"{p.name} {'x'.join(map(str, p.shape))} float32 init {init} {p.group}"
         encode, _ = SCHEMES[scheme_of(p)]
         row = encode(np.zeros((1, p.shape[-1]), np.float32))
         artifact += math.prod(p.shape[:-1]) * sum(array.nbytes for array in row.values())
@@ -1059,7 +1057,7 @@ def open_run(s, about):
     except BlockingIOError:
         raise SettingError(f"{refused} is in use by another process") from None
     told = metrics.read_bytes()
-    if b'{"event": "final"' in told and told.endswith(b"}\n"):
+    if b'{"event": "final"' in told.rpartition(b"\n")[0]:
         raise SettingError(f"{refused} is a run that has ended and is never overwritten")
     arrays, facts, notes = newest_checkpoint(folder / "checkpoint")
     for name, was in facts.get("settings", {}).items():
@@ -1276,10 +1274,9 @@ def open_machine(s):
     rank, local = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
     if s.batch_slots % world:
         raise SettingError(f"WORLD_SIZE={world}: takes a divisor of BATCH_SLOTS={s.batch_slots}")
-    gpus = torch.cuda.device_count()
     cuda = s.device == "cuda" or (s.device == "auto" and torch.cuda.is_available())
-    if cuda and local >= gpus:
-        raise SettingError(f"DEVICE={s.device}: torch finds {gpus} GPUs, LOCAL_RANK={local} needs another")
+    if cuda and local >= torch.cuda.device_count():
+        raise SettingError(f"DEVICE={s.device}: torch finds no GPU of number LOCAL_RANK={local}")
     device = torch.device("cuda", local) if cuda else torch.device("cpu")
     machine = Machine(device, rank, world, compile=s.compile and can_compile(device), timeout=s.dist_timeout)
     keep_freed_memory()
@@ -1287,7 +1284,10 @@ def open_machine(s):
         torch.cuda.set_device(local)
     if world > 1:  # small decisions travel as CPU tensors over gloo: no GPU waits for them
         patience = datetime.timedelta(seconds=0.45 * s.dist_timeout)  # then half for the search for the lost
-        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=patience)
+        store, *_ = next(dist.rendezvous("env://"))  # outlives torchrun's restarts
+        store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+        kind = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+        dist.init_process_group(kind, timeout=patience, store=store, rank=rank, world_size=world)
         machine.watch = dist.new_group(backend="gloo")
     return machine
 
@@ -1381,7 +1381,7 @@ def catch_signals(machine):
             signal.signal(number, signal.SIG_DFL)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup does with SIGHUP
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # not under nohup
             signal.signal(number, note)
 
 
@@ -1451,13 +1451,13 @@ def main(open_machine=open_machine, make=Trainer, file=__file__):
         code = run_all(s, origins, script, open_machine(s), make)
     except (SettingError, DataError, NumericalError, Stopped, OSError, MemoryError, RuntimeError) as error:
         text, code = f"{error}", getattr(error, "exit_code", 16)
-        if "memory" in f"{type(error)} {text}".lower():
-            text, code = f"out of memory, lower MODEL_DIM or TRAIN_BATCH_TOKENS: {text[:200]}", 2
+        if "emory" in f"{type(error)} {text}":  # MemoryError, OutOfMemoryError, can't allocate memory
+            text, code = "out of memory: lower MODEL_DIM or TRAIN_BATCH_TOKENS", 2
         elif isinstance(error, RuntimeError) and not isinstance(error, dist.DistError):
             raise
         rank = os.environ.get("RANK", "0")
         if rank == "0" or code != 2:  # bad settings are so on all ranks
-            print(f"{Path(sys.argv[0]).name}: {text}" + f" (rank {rank})" * (rank != "0"), file=sys.stderr)
+            print(f"{Path(file).name}: {text}" + f" (rank {rank})" * (rank != "0"), file=sys.stderr)
     if dist.is_initialized():  # what waits for a rank which is gone would not end
         sys.stdout.flush()
         os._exit(code)

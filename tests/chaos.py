@@ -551,18 +551,18 @@ def second_copy(campaign: Campaign, task: Try) -> list[float]:
 
 STEP, END = "to the first new step", "until the others had ended"
 ROWS = [
-    Row("kill", "SIGKILL at random moments, resumed until done: bit-exact end", STEP, 100, 3, 5, killed),
-    Row("signal", "SIGTERM, SIGINT, SIGHUP: exit 16, bit-exact end", STEP, 30, 2, 5, signalled),
-    Row("checkpoint", "checkpoint damaged: the one before, or refused", STEP, 300, 30, 30, bad_checkpoint),
-    Row("artifact", "artifact damaged: refused, or the same weights", "", 600, 100, 100, bad_artifact),
-    Row("numbers", "NaN or infinity: step skipped, rank named, state untouched", "", 50, 10, 10, not_finite),
+    Row("kill", "SIGKILL at random moments, resumed until done: bit-exact end", STEP, 60, 3, 5, killed),
+    Row("signal", "SIGTERM, SIGINT, SIGHUP: exit 16, bit-exact end", STEP, 20, 2, 5, signalled),
+    Row("checkpoint", "checkpoint damaged: the one before, or refused", STEP, 180, 30, 30, bad_checkpoint),
+    Row("artifact", "artifact damaged: refused, or the same weights", "", 400, 100, 100, bad_artifact),
+    Row("numbers", "NaN or infinity: step skipped, rank named, state untouched", "", 30, 10, 10, not_finite),
     Row("endless", "MAX_SKIPPED bad steps in a row: exit 17", "", 2, 1, 1, endless_nan),
-    Row("disk", "disk full, file limit, read-only: told, bit-exact end", STEP, 12, 2, 1, disks),
-    Row("world", "resumed on other numbers of ranks (1, 2, 4, 8): same batches", STEP, 12, 1, 1, other_world),
-    Row("rank", "a rank stopped or killed (DIST_TIMEOUT=6): named in time", END, 12, 1, 1, lost_rank),
+    Row("disk", "disk full, file limit, read-only: told, bit-exact end", STEP, 8, 2, 1, disks),
+    Row("world", "resumed on other numbers of ranks (1, 2, 4, 8): same batches", STEP, 6, 1, 1, other_world),
+    Row("rank", "a rank stopped or killed (DIST_TIMEOUT=6): named in time", END, 8, 1, 1, lost_rank),
     Row("node", "two nodes, one or the link lost: named in time, bit-exact end", END, 3, 1, 1, lost_node),
     Row("replica", "a replica's weights changed: exit 17, rank named", "", 4, 1, 1, drifted),
-    Row("replay", "a run under a wall-clock cap, repeated by LR_TRACE: same bits", "", 8, 1, 1, replayed),
+    Row("replay", "a run under a wall-clock cap, repeated by LR_TRACE: same bits", "", 4, 1, 1, replayed),
     Row("copy", "a second copy of a running run: refused, the first undisturbed", "", 3, 1, 1, second_copy),
     Row("restart", "torchrun --max-restarts: a rank killed, bit-exact end", STEP, 2, 0, 1, restarted),
 ]
