@@ -1,6 +1,6 @@
 """The campaign: kills, signals, damage, full disks and lost machines against the real script, counted.
 
-    python -m tests.chaos                      all cases, about 25 minutes on two cores
+    python -m tests.chaos                      all cases, about a quarter of an hour on two cores
     python -m tests.chaos --quick              a few tries of each, about two minutes
     python -m tests.chaos --only kill,disk     some rows; --seed N: other moments
     python -m tests.chaos --write              all cases, written to tests/RELIABILITY.md and README.md
