@@ -1284,7 +1284,7 @@ def open_machine(s):
         torch.cuda.set_device(local)
     if world > 1:  # small decisions travel as CPU tensors over gloo: no GPU waits for them
         patience = datetime.timedelta(seconds=0.45 * s.dist_timeout)  # then half for the search for the lost
-        store, *_ = next(dist.rendezvous("env://"))  # outlives torchrun's restarts
+        store, *_ = next(dist.rendezvous("env://", timeout=patience))  # outlives torchrun's restarts
         store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
         kind = "cpu:gloo,cuda:nccl" if cuda else "gloo"
         dist.init_process_group(kind, timeout=patience, store=store, rank=rank, world_size=world)
