@@ -1277,7 +1277,7 @@ def open_machine(s):
     cuda = s.device == "cuda" or (s.device == "auto" and torch.cuda.is_available())
     if cuda and local >= torch.cuda.device_count():
         raise SettingError(f"DEVICE={s.device}: torch finds no GPU of number LOCAL_RANK={local}")
-    device = torch.device("cuda", local) if cuda else torch.device("cpu")
+    device = torch.device(f"cuda:{local}" if cuda else "cpu")
     machine = Machine(device, rank, world, compile=s.compile and can_compile(device), timeout=s.dist_timeout)
     keep_freed_memory()
     if cuda:
