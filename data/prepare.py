@@ -13,13 +13,10 @@ All of it grows in a hidden folder beside the target. A second run continues fro
 """
 
 import argparse
-import base64
 import contextlib
-import errno
 import hashlib
 import importlib.metadata
 import io
-import itertools
 import json
 import os
 import re
@@ -27,19 +24,19 @@ import shutil
 import signal
 import struct
 import sys
+import tempfile
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
 
 import filelock
 import numpy as np
 from tqdm import tqdm
 
-from data import command, shards
+from data import command, copies, shards
 from data.command import REPO, DataError, UsageError, say
 from data.shards import SPLIT_NAMES, TRAIN, VAL
 from data.sources import MAX_DOCUMENT, READERS, Document, Source, find_files
@@ -53,10 +50,12 @@ class Plan:
 
     name: str
     vocab_size: int = 1024
-    model_type: str = "bpe"  # or "unigram"; of a tokenizer that was given also "word" or "char"
+    model_type: str = "bpe"  # or "unigram", or "given" of a tokenizer that was
     given_tokenizer: str = ""  # sha256 of a tokenizer that was given, else empty
     val_fraction: float = 0.01
     val_docs: int = 0  # if not 0, this many documents instead of the fraction
+    val_max_bytes: int = MAX_DOCUMENT  # larger documents are for training, so that none decides a score
+    train_names: str = ""  # regular expression: documents whose names begin so are for training alone
     second_fraction: float = 0.0  # kept out of both splits: the referee's second text
     shard_tokens: int = 100_000_000
     lossy_ok: bool = False
@@ -122,11 +121,12 @@ BUCKETS = 64  # by the first bits of the hash; macOS allows 256 open files, two 
 
 # Where a document lies in its bucket: its name (of that many bytes) stands at `offset`, its text after it.
 # The hash as four numbers, because numpy sorts numbers and not bytes with zeros at the end.
-PLACE = np.dtype([("hash", ">u8", 4), ("offset", "<u8"), ("name", "<u4"), ("size", "<u4")])
-_PLACE = struct.Struct("<32sQII")
+# train: whether it is for training alone.
+PLACE = np.dtype([("hash", ">u8", 4), ("offset", "<u8"), ("name", "<u4"), ("size", "<u4"), ("train", "?")])
+_PLACE = struct.Struct("<32sQII?")
 
 
-def spool(documents: Iterable[Document], folder: Path) -> None:
+def spool(documents: Iterable[Document], plan: Plan, folder: Path) -> None:
     """Put all documents into `folder`, which appears only when it is whole. Empty ones are left out."""
     partial = shards.beside(folder)
     shutil.rmtree(partial, ignore_errors=True)
@@ -142,7 +142,9 @@ def spool(documents: Iterable[Document], folder: Path) -> None:
             digest = hashlib.sha256(text).digest()
             label = name.encode(errors="replace")
             bucket = digest[0] * BUCKETS // 256
-            places[bucket].write(_PLACE.pack(digest, texts[bucket].tell(), len(label), len(text)))
+            train = len(text) > plan.val_max_bytes
+            train |= bool(plan.train_names and re.match(plan.train_names, name))
+            places[bucket].write(_PLACE.pack(digest, texts[bucket].tell(), len(label), len(text), train))
             texts[bucket].write(label + text)
             bar.update(len(text))
     duplicates = sum(sort_bucket(partial / f"{b:02x}.places") for b in range(BUCKETS))
@@ -154,7 +156,7 @@ def sort_bucket(path: Path) -> int:
     """Order a bucket by hash and drop exact duplicates; how many there were."""
     places = np.fromfile(path, PLACE)
     h = places["hash"]
-    places = places[np.lexsort((places["offset"], h[:, 3], h[:, 2], h[:, 1], h[:, 0]))]
+    places = places[np.lexsort((~places["train"], h[:, 3], h[:, 2], h[:, 1], h[:, 0]))]
     new = np.ones(len(places), bool)
     new[1:] = (places["hash"][1:] != places["hash"][:-1]).any(axis=1)
     places[new].tofile(path)
@@ -171,7 +173,7 @@ class Corpus:
     in the split is decided by the whole sha256. Two parts, so that the order within a split is a shuffle.
     """
 
-    def __init__(self, folder: Path, plan: Plan):
+    def __init__(self, folder: Path, plan: Plan, expected: str | None = None):
         self.folder = folder
         self.dropped = shards.read_json(folder / "dropped.json")
         identity = hashlib.sha256()
@@ -179,17 +181,23 @@ class Corpus:
         documents = 0
         at_least = max(plan.val_docs, 1)
         for bucket in range(BUCKETS):
-            hashes = self.places(bucket)["hash"]
-            identity.update(hashes.tobytes())
-            smallest = np.sort(np.concatenate([smallest, hashes[:, 1].astype(np.uint64)]))[:at_least]
-            documents += len(hashes)
-        if documents < at_least + 1:
+            places = self.places(bucket)
+            identity.update(places["hash"].tobytes())
+            keys = places["hash"][~places["train"], 1].astype(np.uint64)
+            smallest = np.sort(np.concatenate([smallest, keys]))[:at_least]
+            documents += len(places)
+        if documents <= at_least or len(smallest) < at_least:
             raise DataError(
-                f"the text has {documents} distinct documents that are not empty, expected at "
-                f"least {at_least + 1}: {at_least} for validation and one to train on"
-                " (--separator LINE splits .txt files)"
+                f"the text has {documents} distinct documents that are not empty, expected at least "
+                f"{at_least + 1}: one to train on and {at_least} for validation, of at most "
+                f"{plan.val_max_bytes} bytes (--separator LINE splits .txt files)"
             )
         self.sha256 = identity.digest()
+        if expected not in (None, self.sha256.hex()):
+            raise DataError(
+                f"the corpus has sha256 {self.sha256.hex()}, expected {expected}; to mend changed "
+                "packages: pip install --force-reinstall --no-deps -r requirements.txt"
+            )
         self.last_keys = np.array(plan.last_keys(int(smallest[-1])), np.uint64)
         self.count_splits()
         if not self.text_bytes["train"]:
@@ -199,13 +207,15 @@ class Corpus:
             )
 
     def count_splits(self) -> None:
-        """Bytes of text of each split, and the sha256 over its documents' sha256 digests, in order."""
+        """Bytes of text of each split and of its largest document, sha256 over its documents' digests."""
         self.text_bytes = dict.fromkeys(SPLITS, 0)
+        self.largest = dict.fromkeys(SPLITS, 0)
         digests = {split: hashlib.sha256() for split in SPLITS}
         for bucket in range(BUCKETS):
             for split in SPLITS:
                 places = self.places(bucket, split)
                 self.text_bytes[split] += int(places["size"].sum(dtype=np.int64))
+                self.largest[split] = max(self.largest[split], int(places["size"].max(initial=0)))
                 digests[split].update(places["hash"].tobytes())
         self.split_sha256 = {split: digest.hexdigest() for split, digest in digests.items()}
 
@@ -214,7 +224,9 @@ class Corpus:
         places = np.fromfile(self.folder / f"{bucket:02x}.places", PLACE)
         if split is None:
             return places
-        return places[np.searchsorted(self.last_keys, places["hash"][:, 1]) == SPLITS.index(split)]
+        sides = np.searchsorted(self.last_keys, places["hash"][:, 1])
+        sides[places["train"]] = SPLITS.index("train")
+        return places[sides == SPLITS.index(split)]
 
     def read(self, split: str, skip: int = 0) -> Iterator[Document]:
         """The documents of a split, in order of their hashes, without the first `skip`."""
@@ -225,7 +237,7 @@ class Corpus:
             if not todo:
                 continue
             with open(self.folder / f"{bucket:02x}.text", "rb") as file:
-                for _, offset, name, size in todo:
+                for _, offset, name, size, _ in todo:
                     file.seek(offset)
                     yield file.read(name).decode(), file.read(size)
 
@@ -251,6 +263,7 @@ def train_tokenizer(texts: Iterable[bytes], plan: Plan) -> bytes:
     """
     import sentencepiece  # 0.1 s that reading the demo's documents need not pay
 
+    say(f"training a tokenizer: {plan.vocab_size} pieces, {plan.model_type}")
     starts = sample(texts, SAMPLE_CHARS[plan.model_type])
     model = io.BytesIO()
     try:
@@ -322,41 +335,6 @@ def sentences(texts: list[str], vocab_size: int) -> Iterator[str]:
             yield from cut.split(window) if cut else [window]
 
 
-MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
-TRAINER_SPEC = 2  # numbers of the fields of sentencepiece_model.proto
-MODEL_TYPE = 3
-
-
-def model_type(model: bytes) -> str:
-    """Of which type a SentencePiece model says that it is; nothing said means unigram."""
-    spec = fields(model).get(TRAINER_SPEC, b"")
-    return MODEL_TYPES.get(fields(spec).get(MODEL_TYPE), "unigram")
-
-
-def fields(message: bytes) -> dict[int, int | bytes]:
-    """The last value of each field of a protocol buffers message: numbers, or bytes."""
-    found = {}
-    file = io.BytesIO(message)
-    while file.tell() < len(message):
-        number, kind = divmod(read_varint(file), 8)
-        if kind == 0:
-            found[number] = read_varint(file)
-        else:
-            size = {1: 8, 5: 4}.get(kind) or read_varint(file)
-            found[number] = file.read(size)
-    return found
-
-
-def read_varint(file: BinaryIO) -> int:
-    """The next number: seven bits a byte, the lowest first, the eighth set in all bytes but the last."""
-    value = 0
-    for shift in itertools.count(0, 7):
-        (byte,) = file.read(1)
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value
-
-
 # --- encoding --------------------------------------------------------------------------------------------
 
 BATCH_BYTES = 300_000
@@ -408,14 +386,14 @@ def text_lost(name: str, text: bytes, decoded: bytes) -> DataError:
     )
 
 
-def batches(documents: Iterator[Document]) -> Iterator[tuple[list[Document], int]]:
-    """Group documents into lists of about BATCH_BYTES, each with its size."""
+def batches(documents: Iterator[Document], least: int) -> Iterator[tuple[list[Document], int]]:
+    """Group documents into lists of `least` bytes or a little more, each with its size."""
     batch = []
     size = 0
     for document in documents:
         batch.append(document)
         size += len(document[1])
-        if size >= BATCH_BYTES:
+        if size >= least:
             yield batch, size
             batch = []
             size = 0
@@ -435,7 +413,7 @@ def encode(
     running = deque()
     running_bytes = 0
     try:
-        for batch, size in batches(documents):
+        for batch, size in batches(documents, BATCH_BYTES):
             while running and (running_bytes + size > RUNNING_BYTES or running[0][0].done()):
                 future, done_bytes = running.popleft()
                 yield from future.result()
@@ -482,6 +460,34 @@ def write_split(split: int, job: Job, corpus: Corpus, tokenizer: shards.Tokenize
         writer.close()
 
 
+# --- the validation text: does one document decide the score, is it known from training? ------------------
+
+# At most so many bytes of validation text are looked for in so many of training text: 40 seconds and 200 MB.
+# Both are samples, since documents come in the order of their hashes.
+LOOKED_FOR = 4 << 20
+LOOKED_IN = 1 << 30
+
+
+def judge_validation(corpus: Corpus) -> dict:
+    """What part of the validation text is one document, and what part stands in the training text."""
+    say("looking for validation text in the training text")
+    documents, looked_for = next(batches(corpus.read("val"), LOOKED_FOR))
+    # Neither byte is UTF-8: no window that reaches over two documents is found.
+    search = copies.Search(b"\xff".join(text for _, text in documents))
+    looked_in = 0
+    for documents, size in batches(corpus.read("train"), BATCH_BYTES):
+        search.look_in(b"\xfe".join(text for _, text in documents))
+        looked_in += size
+        if looked_in >= LOOKED_IN:
+            break
+    return {
+        "largest_document": round(corpus.largest["val"] / corpus.text_bytes["val"], 4),
+        "repeated": round(search.covered() / looked_for, 4),
+        "looked_for": looked_for,
+        "looked_in": looked_in,
+    }
+
+
 # --- the pipeline ----------------------------------------------------------------------------------------
 
 
@@ -520,11 +526,8 @@ def remove(work: Path) -> None:
     """Remove the hidden folder, the lock last: whoever waits for it finds it gone and makes a new one."""
     clear(work)
     (work / "lock").unlink()
-    try:
+    with contextlib.suppress(OSError):  # another run may have begun there
         work.rmdir()
-    except OSError as error:
-        if error.errno != errno.ENOTEMPTY:  # else another run has begun there
-            raise
 
 
 def finished(job: Job, corpus_sha256: str | None) -> dict | None:
@@ -538,9 +541,10 @@ def finished(job: Job, corpus_sha256: str | None) -> dict | None:
         manifest = shards.load_manifest(job.target) or {}
         same = manifest.get("options") == asdict(job.plan)
         if not same or corpus_sha256 not in (None, manifest["corpus_sha256"]):
+            both = job.target if job.given else f"{job.target} {job.tokenizer}"
             raise UsageError(
                 f"{job.target}: exists and was made from other text or with other options, expected "
-                f"a free place; remove it or choose another --name: rm -r {job.target}"
+                f"a free place; choose another --name, or remove it: rm -r {both}"
             )
         if corpus_sha256 is None:
             return None
@@ -559,18 +563,17 @@ def build(job: Job) -> dict:
     model = job.work / "tokenizer.model"
     if not documents.exists():
         say("reading the documents")
-        spool(job.documents, documents)
-    corpus = Corpus(documents, job.plan)
-    if job.expected not in (None, corpus.sha256.hex()):
-        raise DataError(f"the corpus has sha256 {corpus.sha256.hex()}, expected {job.expected}")
+        spool(job.documents, job.plan, documents)
+    corpus = Corpus(documents, job.plan, job.expected)
     if manifest := finished(job, corpus.sha256.hex()):
         return manifest
     if not model.exists():
-        shards.write_beside(model, job.given or new_tokenizer(job.plan, corpus))
+        texts = (text for _, text in corpus.read("train"))
+        shards.write_beside(model, job.given or train_tokenizer(texts, job.plan))
     if job.tokenizer.exists() and job.tokenizer.read_bytes() != model.read_bytes():
         raise UsageError(
-            f"{job.tokenizer}: another tokenizer has this name, expected a free place; remove "
-            "it or choose another --name"
+            f"{job.tokenizer}: another tokenizer has this name, expected a free place; choose "
+            f"another --name, or remove it: rm {job.tokenizer}"
         )
     tokenizer = shards.Tokenizer(model)
     dataset.mkdir(exist_ok=True)
@@ -591,12 +594,6 @@ def begin(job: Job) -> None:
         shards.write_beside(plan, job_json.encode())
 
 
-def new_tokenizer(plan: Plan, corpus: Corpus) -> bytes:
-    """A tokenizer trained on the training documents."""
-    say(f"training a tokenizer: {plan.vocab_size} pieces, {plan.model_type}")
-    return train_tokenizer((text for _, text in corpus.read("train")), plan)
-
-
 def seal(folder: Path, job: Job, corpus: Corpus, tokenizer: shards.Tokenizer) -> dict:
     """Complete the headers, write the manifest, verify all.
 
@@ -612,10 +609,9 @@ def seal(folder: Path, job: Job, corpus: Corpus, tokenizer: shards.Tokenizer) ->
             file.write(shards.pack(replace(header, count=len(splits[header.split]), flags=flags)))
             shards.sync(file)
     manifest = make_manifest(job, corpus, tokenizer, headers)
+    manifest["validation"] = judge_validation(corpus)
     if flags:
-        # The splits have no text in common, since the texts' hashes decide. Tokens they may have in common.
         manifest["lossy"] = True
-        manifest["equal_tokens"] = len(shards.documents_in_both(splits, tokenizer.bos_id)[0])
     shards.write_beside(folder / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
     shards.raise_failed(shards.verify_folder(folder, tokenizer))
     return manifest
@@ -667,6 +663,8 @@ def publish(job: Job, dataset: Path, model: Path) -> None:
 
 FEW_DOCUMENTS = 10  # a validation text of fewer, or of fewer bytes, says little about other texts
 FEW_BYTES = 100_000
+LARGE = 0.05  # of the bytes: one document that a model does well or badly on moves the score by hundredths
+REPEATED = 0.3  # the demo has 0.18: licences, imports and idioms of source code; beyond that there are copies
 
 
 def report(job: Job, manifest: dict) -> None:
@@ -681,17 +679,40 @@ def report(job: Job, manifest: dict) -> None:
     if manifest["lossy"]:
         say("LOSSY: the tokens do not give back all of the text exactly")
     say(f"tokenizer: {job.tokenizer}")
+    for line in judgements(manifest):
+        say(line)
+    say("To train on it:")
+    say(command.training_command(job.target, job.tokenizer, job.plan.vocab_size))
+
+
+def judgements(manifest: dict) -> Iterator[str]:
+    """What the validation text is worth: a line of facts, and warnings of what spoils a score."""
     val = [entry for entry in manifest["files"] if entry["split"] == "val"]
     documents = sum(entry["documents"] for entry in val)
     size = sum(entry["bytes"] for entry in val)
+    facts = manifest["validation"]
+    largest, repeated = facts["largest_document"], facts["repeated"]
+    yield f"validation text: the largest of {documents:,} documents has {largest:.1%} of the bytes"
+    yield (
+        f"validation text: {repeated:.1%} of {facts['looked_for']:,} bytes stand in the training text too, "
+        f"in copies of {copies.WINDOW} bytes or more (searched: {facts['looked_in']:,} bytes)"
+    )
+    more = "--val-docs and --val-fraction take more"
     if documents < FEW_DOCUMENTS or size < FEW_BYTES:
-        say(
+        yield (
             f"warning: the validation text is small (documents: {documents}, bytes: {size}); below "
-            f"{FEW_DOCUMENTS} documents or {FEW_BYTES:,} bytes a score depends on chance: "
-            "--val-docs and --val-fraction take more"
+            f"{FEW_DOCUMENTS} documents or {FEW_BYTES:,} bytes a score depends on chance: {more}"
         )
-    say("To train on it:")
-    say(command.training_command(job.target, job.tokenizer, job.plan.vocab_size))
+    elif largest > LARGE:
+        yield (
+            f"warning: a score depends on one document, which has more than {LARGE:.0%} of the validation "
+            f"text: --val-max-bytes leaves large ones to training, {more}"
+        )
+    if repeated > REPEATED:
+        yield (
+            f"warning: a score rewards learning by heart, since more than {REPEATED:.0%} of the validation "
+            "text stands in the training text too: leave out documents that nearly repeat others"
+        )
 
 
 # --- the demo corpus: sources of the pinned packages -----------------------------------------------------
@@ -714,11 +735,18 @@ DEMO_PACKAGES = [
     "tqdm",
 ]
 DEMO_SHA256 = "71cb47296fc2e2a3251d45f4feeb834cfbee06084025c421a6b297bf7298a28b"
-DEMO_PLAN = Plan("demo", val_fraction=0.03, second_fraction=0.01)
+# Packages that torch imports, so every record sees their modules; and the folders that nobody imports from.
+# What a record can see is text to train on.
+IMPORTED = ["filelock", "fsspec", "jinja2", "mpmath", "networkx", "packaging", "sympy", "tqdm"]
+NOT_IMPORTED = ["tests", "benchmarks", "testing"]
+TRAIN_NAMES = f"({'|'.join(IMPORTED)})/(?!(.*/)?({'|'.join(NOT_IMPORTED)})/)"
+DEMO_PLAN = Plan(
+    "demo", val_fraction=0.17, val_max_bytes=32 << 10, train_names=TRAIN_NAMES, second_fraction=0.08
+)
 
 
 def demo_sources() -> Iterator[Document]:
-    """The .py files of the pinned packages, each checked against the hash that its package recorded.
+    """The .py files of the pinned packages; whoever takes them compares the sha256 of them all.
 
     All of them are UTF-8, none holds NUL or U+2581, which a SentencePiece model cannot give back.
     """
@@ -737,43 +765,21 @@ def demo_sources() -> Iterator[Document]:
         for file in distribution.files or ():
             # in the package's own folder: installers write elsewhere, as into ../../bin, and bytecode
             if file.suffix == ".py" and len(file.parts) > 1 and file.parts[0] != ".." and file.hash:
-                yield str(file), read_recorded(file, mend)
-
-
-def read_recorded(file: importlib.metadata.PackagePath, mend: str) -> bytes:
-    """Bytes of an installed file, as its package's RECORD has them. Raises DataError."""
-    path = Path(file.locate())
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}): {mend}") from error
-    digest = hashlib.new(file.hash.mode, text).digest()
-    found = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
-    if found != file.hash.value:
-        raise DataError(
-            f"{path}: {file.hash.mode} is {found}, expected {file.hash.value}, as the package "
-            f"recorded it: {mend}"
-        )
-    return text
+                try:
+                    yield str(file), Path(file.locate()).read_bytes()
+                except OSError as error:
+                    raise DataError(f"{file}: cannot be read ({error.strerror}): {mend}") from error
 
 
 def demo_documents(split: str) -> list[Document]:
     """Documents of the demo corpus in order: split is val, train, or second, which is in no shard.
 
-    Read from the installed packages, without spool or shards, for the referee. Raises DataError.
+    Read from the installed packages, for the referee, who needs no shards. Raises DataError.
     """
-    texts = {hashlib.sha256(text).digest(): (name, text) for name, text in demo_sources() if text}
-    found = hashlib.sha256(b"".join(sorted(texts))).hexdigest()
-    if found != DEMO_SHA256:
-        raise DataError(f"the demo corpus has sha256 {found}, expected {DEMO_SHA256}")
-    last_val, last_second = DEMO_PLAN.last_keys(0)
-    chosen = []
-    for digest in sorted(texts):
-        key = int.from_bytes(digest[8:16])
-        place = (key > last_val) + (key > last_second)
-        if SPLITS[place] == split:
-            chosen.append(texts[digest])
-    return chosen
+    with tempfile.TemporaryDirectory() as folder:
+        documents = Path(folder, "documents")
+        spool(demo_sources(), DEMO_PLAN, documents)
+        return list(Corpus(documents, DEMO_PLAN, DEMO_SHA256).read(split))
 
 
 # --- command line ----------------------------------------------------------------------------------------
@@ -796,9 +802,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         add = added.add_argument
         add("--vocab-size", type=count, metavar="V", help="260 (bytes) to 65536 (1024, or the tokenizer's)")
         add("--model-type", choices=["bpe", "unigram"], help="of the tokenizer (bpe)")
-        add(
-            "--shard-tokens", type=count, default=Plan.shard_tokens, metavar="N", help="at most (%(default)s)"
-        )
+        add("--shard-tokens", type=count, default=Plan.shard_tokens, metavar="N", help="most (%(default)s)")
         add("--workers", type=count, default=cores(), metavar="N", help="threads that encode (%(default)s)")
         add("--root", type=Path, default=REPO, help="write into ROOT/data (this repo)")
     return parser.parse_args(joined(argv, "--separator"))
@@ -812,8 +816,11 @@ def add_text_arguments(parser: argparse.ArgumentParser) -> None:
     add("--separator", metavar="LINE", help="line between documents in .txt; '' for an empty one")
     add("--tokenizer", type=Path, metavar="FILE", help="take this SentencePiece model")
     add("--lossy-ok", action="store_true", help="accept loss of text; the headers tell of it")
+    count = command.whole(1)
+    largest = "larger documents are for training (%(default)s)"
+    add("--val-max-bytes", type=count, default=Plan.val_max_bytes, metavar="N", help=largest)
     add = parser.add_mutually_exclusive_group().add_argument
-    add("--val-docs", type=command.whole(1), default=0, metavar="N", help="validation documents, by hash")
+    add("--val-docs", type=count, default=0, metavar="N", help="validation documents, by hash")
     share = "share of validation documents, by hash (%(default)s)"
     add("--val-fraction", type=command.fraction, default=Plan.val_fraction, metavar="F", help=share)
 
@@ -828,36 +835,26 @@ def joined(argv: list[str], option: str) -> list[str]:
 
 def make_job(args: argparse.Namespace) -> Job:
     """What the arguments ask for. Raises DataError, UsageError."""
-    plan = Plan(
-        DEMO_PLAN.name if args.command == "demo" else args.name,
-        vocab_size=args.vocab_size or Plan.vocab_size,
-        model_type=args.model_type or Plan.model_type,
-        shard_tokens=args.shard_tokens,
-    )
+    options = asdict(DEMO_PLAN).keys()
+    fields = {name: value for name, value in vars(args).items() if name in options and value is not None}
     common = {"root": args.root, "workers": args.workers}
     if args.command == "demo":
-        shares = {"val_fraction": DEMO_PLAN.val_fraction, "second_fraction": DEMO_PLAN.second_fraction}
-        plan = replace(plan, **shares)
+        plan = replace(DEMO_PLAN, **fields)
         return Job(plan, demo_sources(), [DEMO_SHA256], expected=DEMO_SHA256, **common)
-    plan = replace(plan, val_docs=args.val_docs, val_fraction=args.val_fraction, lossy_ok=args.lossy_ok)
+    plan = Plan(**fields)
     given = None
     if args.tokenizer:
         tokenizer = shards.Tokenizer(args.tokenizer)
         given = tokenizer.model
-        plan = with_tokenizer(plan, tokenizer, args)
+        if args.model_type or args.vocab_size not in (None, tokenizer.vocab_size):
+            raise UsageError(
+                f"{args.tokenizer}: has {tokenizer.vocab_size} pieces and a type of its own, expected no "
+                "--model-type and no other --vocab-size beside --tokenizer"
+            )
+        decided = {"vocab_size": tokenizer.vocab_size, "given_tokenizer": tokenizer.sha256.hex()}
+        plan = replace(plan, model_type="given", **decided)
     source = Source(find_files(args.paths), args.field, args.separator)
     return Job(plan, source.documents(), source.state(), given=given, **common)
-
-
-def with_tokenizer(plan: Plan, tokenizer: shards.Tokenizer, args: argparse.Namespace) -> Plan:
-    """The plan with what a given tokenizer decides. Raises UsageError where an argument says otherwise."""
-    decided = {"vocab_size": tokenizer.vocab_size, "model_type": model_type(tokenizer.model)}
-    for name, value in decided.items():
-        asked = getattr(args, name)
-        if asked not in (None, value):
-            option = "--" + name.replace("_", "-")
-            raise UsageError(f"{option} is {asked}, expected {value}, as {tokenizer.path} has it")
-    return replace(plan, given_tokenizer=tokenizer.sha256.hex(), **decided)
 
 
 def work(args: argparse.Namespace) -> int:

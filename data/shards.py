@@ -2,7 +2,6 @@
 
 python -m data.shards inspect FILE|FOLDER...
 python -m data.shards verify  FILE|FOLDER... [--tokenizer MODEL]
-python -m data.shards upgrade FILE|FOLDER...  --tokenizer MODEL
 """
 
 import argparse
@@ -11,11 +10,9 @@ import itertools
 import json
 import os
 import re
-import shutil
 import statistics
 import struct
 import sys
-import time
 import zlib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -164,12 +161,11 @@ def open_shard(path: Path) -> tuple[Header, np.ndarray]:
 
 
 def read_shard(path: Path) -> np.ndarray:
-    """Tokens of one shard in memory, uint16 [tokens]: header, size and checksum hold. Raises DataError.
+    """Memory-mapped tokens of a shard, uint16 [tokens]: header, size and checksum hold. Raises DataError.
 
     A legacy shard has no checksum.
     """
-    header, mapped = open_shard(path)
-    tokens = np.array(mapped)
+    header, tokens = open_shard(path)
     crc32 = zlib.crc32(tokens)
     if not header.legacy and crc32 != header.crc32:
         raise DataError(f"{path}: crc32 is {crc32:08x}, expected {header.crc32:08x}: make or fetch it again")
@@ -316,7 +312,7 @@ class Tokenizer:
         """Bytes of text of a whole shard; `histogram` counts its tokens."""
         total = int(histogram @ self.piece_bytes.astype(np.int64))
         if self.drops_first_space:
-            first = find(tokens, self.bos_id) + 1
+            first = np.flatnonzero(tokens == self.bos_id) + 1
             first = first[first < len(tokens)]
             total -= int(self.opens_with_space[tokens[first]].sum())
         return total
@@ -338,14 +334,6 @@ def count_ids(tokens: np.ndarray) -> np.ndarray:
 
 def highest_id(histogram: np.ndarray) -> int:
     return int(np.flatnonzero(histogram)[-1])
-
-
-def find(tokens: np.ndarray, token: int) -> np.ndarray:
-    """Where an id stands in uint16 tokens: int64 [matches]."""
-    found = [np.zeros(0, np.int64)]
-    for start in range(0, len(tokens), CHUNK):
-        found.append(np.flatnonzero(tokens[start : start + CHUNK] == token) + start)
-    return np.concatenate(found)
 
 
 # --- documents in payloads -------------------------------------------------------------------------------
@@ -389,7 +377,7 @@ def read_runs(paths: list[Path], bos_id: int) -> Iterator[Run]:
     begun = None
     for path in paths:
         _, tokens = open_shard(path)
-        starts = find(tokens, bos_id)
+        starts = np.flatnonzero(tokens == bos_id)
         if not len(starts):
             raise DataError(f"{path}: holds no token {bos_id}, expected this BOS before every document")
         first, last = starts[[0, -1]]
@@ -482,8 +470,6 @@ def raise_failed(lines: Iterable[str]) -> None:
 
 def verify(paths: list[Path], given: Path | None) -> Iterator[str]:
     """Check datasets (folders) and single shards."""
-    start = time.perf_counter()
-    size = 0
     for path in paths:
         folder = path if path.is_dir() else path.parent
         try:
@@ -491,11 +477,8 @@ def verify(paths: list[Path], given: Path | None) -> Iterator[str]:
             if tokenizer is None:
                 yield f"note {folder}: tokenizer unknown, so text is not counted; --tokenizer MODEL tells it"
             yield from verify_folder(path, tokenizer) if path.is_dir() else verify_shard(path, tokenizer)
-            size += sum(file.stat().st_size for file in expand([path]))
         except DataError as error:
             yield f"FAIL {error}"
-    seconds = time.perf_counter() - start
-    yield f"note {size} bytes in {seconds:.2f} s, {size / seconds / 1e6:.0f} MB/s"
 
 
 def find_tokenizer(folder: Path, given: Path | None) -> Tokenizer | None:
@@ -513,9 +496,10 @@ def verify_folder(folder: Path, tokenizer: Tokenizer | None) -> Iterator[str]:
         yield f"FAIL {folder}: holds no shards, expected *_train_*.bin and *_val_*.bin"
         return
     failed = False
-    for line in verify_files(paths, tokenizer):
-        failed |= line.startswith("FAIL")
-        yield line
+    with ThreadPoolExecutor(THREADS) as pool:
+        for lines in pool.map(lambda path: verify_shard(path, tokenizer), paths):
+            yield from lines
+            failed |= any(line.startswith("FAIL") for line in lines)
     if failed:
         yield f"note {folder}: not checked as a set while single shards fail"
         return
@@ -527,13 +511,6 @@ def verify_folder(folder: Path, tokenizer: Tokenizer | None) -> Iterator[str]:
     else:
         yield f"note {folder}: no manifest.json of data.prepare"
     yield from verify_documents(folder, by_split(paths), tokenizer, manifest)
-
-
-def verify_files(paths: list[Path], tokenizer: Tokenizer | None) -> Iterator[str]:
-    """Check each shard alone, several at a time."""
-    with ThreadPoolExecutor(THREADS) as pool:
-        for lines in pool.map(lambda path: verify_shard(path, tokenizer), paths):
-            yield from lines
 
 
 def verify_shard(path: Path, tokenizer: Tokenizer | None) -> list[str]:
@@ -563,7 +540,7 @@ def verify_claims(path: Path, header: Header, tokens: np.ndarray, histogram: np.
         check(path, f"highest id below the vocabulary's {header.vocab_size}", inside, True),
         check(path, "documents (BOS tokens)", int(histogram[header.bos_id]), header.documents),
     ]
-    if header.corpus != UNKNOWN:  # an upgraded shard may begin within a document
+    if header.corpus != UNKNOWN:  # a shard upgraded by older tools may begin within a document
         lines.append(check(path, "first token", tokens[:1].tolist(), [header.bos_id]))
     if name := parse_name(path):
         lines.append(check(path, "split", header.split, name[1]))
@@ -601,8 +578,7 @@ def verify_set(folder: Path, headers: dict[Path, Header]) -> Iterator[str]:
     if 0 < len(legacy) < len(named):
         yield (
             f"FAIL {folder}: {len(legacy)} of {len(named)} shards are legacy, such as {legacy[0].name}, "
-            f"expected all or none; to fill in their headers: "
-            f"python -m data.shards upgrade {folder} --tokenizer MODEL"
+            "expected all or none: fetch or make the whole set anew"
         )
     for name, paths in zip(SPLIT_NAMES, splits):
         where = f"{folder}: {name}"
@@ -666,7 +642,7 @@ def verify_documents(
     """Check the validation text, and that none of its documents stands in the training shards.
 
     One tokenizer makes one sequence of tokens of one text, so equal texts are equal sequences. A lossy
-    tokenizer makes equal sequences of different texts too: the manifest has their number.
+    tokenizer makes equal sequences of different texts too: these are counted, and do not fail.
     """
     if manifest and tokenizer and not manifest["lossy"]:
         digest = val_text_sha256(splits[VAL], tokenizer)
@@ -682,15 +658,11 @@ def verify_documents(
     found, documents = documents_in_both(splits, bos_id)
     names = ", ".join(sorted({path.name for path in found}))
     where = f" (in {names})" if names else ""
-    if not header.lossy:
-        what = f"validation documents among {documents} training documents"
-        yield check(folder, what, len(found), 0) + where
-        return
-    what = "training documents have the tokens of a validation document"
-    if manifest:
-        yield check(folder, f"{what}:", len(found), manifest.get("equal_tokens", 0)) + where
+    what = f"validation documents among {documents} training documents"
+    if header.lossy:
+        yield f"note {folder}: tokens of {what}: {len(found)}{where}; LOSSY, so the texts may differ"
     else:
-        yield f"note {folder}: {len(found)} of {documents} {what}; as these are LOSSY, the texts may differ"
+        yield check(folder, what, len(found), 0) + where
 
 
 def val_text_sha256(val: list[Path], tokenizer: Tokenizer) -> str:
@@ -703,7 +675,7 @@ def val_text_sha256(val: list[Path], tokenizer: Tokenizer) -> str:
     return total.hexdigest()
 
 
-# --- inspect, upgrade ------------------------------------------------------------------------------------
+# --- inspect ---------------------------------------------------------------------------------------------
 
 
 def inspect(path: Path) -> str:
@@ -713,7 +685,7 @@ def inspect(path: Path) -> str:
     except DataError as error:
         return f"FAIL {error}\n"
     if header.legacy:
-        return f"{path}\n  tokens {header.tokens}\n  legacy: nothing else is known; upgrade fills it in\n"
+        return f"{path}\n  tokens {header.tokens}\n  legacy: nothing else is known\n"
     values = asdict(header) | {
         "split": SPLIT_NAMES[header.split],
         "tokenizer": header.tokenizer.hex(),
@@ -725,82 +697,9 @@ def inspect(path: Path) -> str:
     return "\n".join([str(path), *(f"  {key} {value}" for key, value in values.items())]) + "\n"
 
 
-def extended_header(path: Path, siblings: list[Path], tokenizer: Tokenizer) -> Header:
-    """What the extended header of a legacy shard must say; `siblings` are all shards of its split."""
-    header, tokens = open_shard(path)
-    histogram = count_ids(tokens)
-    highest = highest_id(histogram)
-    if highest >= tokenizer.vocab_size:
-        raise DataError(
-            f"{path}: highest id is {highest}, expected below {tokenizer.vocab_size}, the "
-            f"vocabulary of {tokenizer.path}; --tokenizer takes the one that made the shard"
-        )
-    if not header.legacy and header.tokenizer != tokenizer.sha256:
-        raise DataError(
-            f"{path}: made with the tokenizer of sha256 {header.tokenizer.hex()}, expected "
-            f"{tokenizer.sha256.hex()}, that of {tokenizer.path}"
-        )
-    return Header(
-        tokens=header.tokens,
-        vocab_size=tokenizer.vocab_size,
-        bos_id=tokenizer.bos_id,
-        documents=int(histogram[tokenizer.bos_id]),
-        max_id=highest,
-        text_bytes=tokenizer.text_bytes(tokens, histogram),
-        crc32=zlib.crc32(tokens),
-        index=siblings.index(path),
-        count=len(siblings),
-        split=parse_name(path)[1],
-        tokenizer=tokenizer.sha256,
-    )
-
-
-def siblings_of(path: Path) -> list[Path]:
-    """All shards of the set and split of `path`, in order. Raises DataError where one is missing."""
-    name = parse_name(path)
-    if name is None:
-        raise DataError(f"{path}: the name is no shard's, expected <set>_train_<number>.bin or _val_")
-    set_name, split, _ = name
-    siblings = by_split(path.parent.glob("*.bin"))[split]
-    siblings = [sibling for sibling in siblings if parse_name(sibling)[0] == set_name]
-    raise_failed(verify_numbers(str(path.parent), siblings))
-    return siblings
-
-
-def upgrade(paths: list[Path], tokenizer: Tokenizer) -> Iterator[str]:
-    """Fill in the headers of legacy shards; all are checked before the first is changed. Raises DataError.
-
-    Each is copied, the copy gets the header and then the name: at any moment the old shard or the new one is
-    there, and a link into a download cache is replaced, not written through. The corpus stays unknown, since
-    a part of it may be all that was downloaded; so a second call, with more shards there, counts anew.
-    """
-    headers = {}
-    yield f"note {len(paths)} shards: counting what their headers will say"
-    for path in paths:
-        if read_header(path).corpus == UNKNOWN:
-            headers[path] = extended_header(path, siblings_of(path), tokenizer)
-        else:
-            yield f"ok   {path}: has the header of data.prepare, left as it is"
-    for path, header in headers.items():
-        partial = beside(path)
-        try:
-            shutil.copyfile(path, partial)
-            with open(partial, "r+b") as file:
-                file.write(pack(header))
-                sync(file)
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)  # of a disk that was full
-        yield f"ok   {path}: {header.documents} documents, {header.text_bytes} bytes of text"
-
-
 # --- command line ----------------------------------------------------------------------------------------
 
-COMMANDS = {
-    "inspect": "print headers",
-    "verify": "check everything; exit code 3 if a check fails",
-    "upgrade": "fill in the extended header of legacy shards, payload untouched",
-}
+COMMANDS = {"inspect": "print headers", "verify": "check everything; exit code 3 if a check fails"}
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -809,12 +708,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     for name, what in COMMANDS.items():
         added = commands.add_parser(name, help=what, description=what)
         added.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="shards, or folders of them")
-        if name == "inspect":
-            continue
-        about = "the SentencePiece model that made the shards"
-        if name == "verify":
-            about += " (default: the manifest's)"
-        added.add_argument("--tokenizer", type=Path, metavar="MODEL", required=name == "upgrade", help=about)
+    about = "the model that made the shards (default: the manifest's)"
+    added.add_argument("--tokenizer", type=Path, metavar="MODEL", help=about)
     return parser.parse_args(argv)
 
 
@@ -831,12 +726,8 @@ def expand(paths: list[Path]) -> list[Path]:
 
 def work(args: argparse.Namespace) -> int:
     """Do what the arguments ask for, a line at a time; the exit code."""
-    if args.command == "inspect":
-        lines = map(inspect, expand(args.paths))
-    elif args.command == "verify":
-        lines = verify(args.paths, args.tokenizer)
-    else:
-        lines = upgrade(expand(args.paths), Tokenizer(args.tokenizer))
+    inspecting = args.command == "inspect"
+    lines = map(inspect, expand(args.paths)) if inspecting else verify(args.paths, args.tokenizer)
     failed = 0
     for line in lines:
         print(line, flush=True)
