@@ -68,7 +68,8 @@ FLOPPY = """
     DATA_PATH=./data/datasets/demo_sp1024 TOKENIZER_PATH=./data/tokenizers/demo_1024_bpe.model
     NUM_LAYERS=4 MODEL_DIM=192 NUM_HEADS=3 NUM_KV_HEADS=3 QK_GAIN_INIT=4
     TRAIN_SEQ_LEN=512 TRAIN_BATCH_TOKENS=8192 BATCH_SLOTS=4 VAL_BATCH_SIZE=16384
-    ITERATIONS=100000 WARMDOWN_ITERS=0.6 WARMUP_STEPS=2 LR_WARMUP_STEPS=20
+    ITERATIONS=100000 MAX_WALLCLOCK_SECONDS=0 MAX_FLOPS=1e14
+    WARMDOWN_ITERS=0.6 WARMUP_STEPS=2 LR_WARMUP_STEPS=20
     MATRIX_LR=0.06 MUON_MOMENTUM=0.95 MUON_MOMENTUM_WARMUP_START=0.85 MUON_MOMENTUM_WARMUP_STEPS=300
     BUDGET_BYTES=1474560 CODE_BYTES=zlib
 """
@@ -76,21 +77,12 @@ SMOKE = """
     NUM_LAYERS=3 MODEL_DIM=64 NUM_HEADS=2 NUM_KV_HEADS=1 QK_GAIN_INIT=1.5
     TRAIN_SEQ_LEN=128 TRAIN_BATCH_TOKENS=4096 BATCH_SLOTS=8
     VAL_LOSS_EVERY=0 VAL_TOKENS_LIMIT=65536 TRAIN_LOG_EVERY=10
-    ITERATIONS=60 MAX_WALLCLOCK_SECONDS=60 WARMDOWN_ITERS=0.5 WARMUP_STEPS=1 LR_WARMUP_STEPS=5
+    ITERATIONS=60 MAX_WALLCLOCK_SECONDS=60 MAX_FLOPS=0
+    WARMDOWN_ITERS=0.5 WARMUP_STEPS=1 LR_WARMUP_STEPS=5
     MATRIX_LR=0.02 MUON_MOMENTUM_WARMUP_STEPS=30 COMPILE=0
 """
-PRESETS = {"10min_16mb": "", "10min_floppy": FLOPPY, "smoke": FLOPPY + SMOKE}
+PRESETS = {"10min_16mb": "", "floppy": FLOPPY, "smoke": FLOPPY + SMOKE}
 LARGE = 1e300  # no limit
-# what other programs call our settings: such a variable was probably meant for us
-ALIASES = """
-    LR=MATRIX_LR LEARNING_RATE=MATRIX_LR MAX_STEPS=ITERATIONS NUM_STEPS=ITERATIONS SEQ_LEN=TRAIN_SEQ_LEN
-    CONTEXT_LENGTH=TRAIN_SEQ_LEN BATCH_SIZE=TRAIN_BATCH_TOKENS BATCH_TOKENS=TRAIN_BATCH_TOKENS
-    MAX_WALLCLOCK=MAX_WALLCLOCK_SECONDS KV_HEADS=NUM_KV_HEADS GRAD_CLIP=GRAD_CLIP_NORM
-"""
-
-
-def pairs(text):
-    return dict(word.split("=", 1) for word in text.split())
 
 
 def var(default, doc, low=-LARGE, high=LARGE, **flags):
@@ -105,7 +97,7 @@ free = functools.partial(var, free=True)
 class Settings:
     """Every setting, read once. Its environment variable is the field's name in upper case."""
 
-    preset: str = free("10min_16mb", "row of defaults; unset, without CUDA: 10min_floppy", pick=(*PRESETS,))
+    preset: str = free("10min_16mb", "row of defaults; unset, without CUDA: floppy", pick=(*PRESETS,))
     dry_run: bool = free(False, "print settings, parameters and planned bytes, then stop")
     data_path: str = free("./data/datasets/fineweb10B_sp1024", "folder of *_train_*.bin and *_val_*.bin")
     tokenizer_path: str = free("./data/tokenizers/fineweb_1024_bpe.model", "SentencePiece model file")
@@ -123,11 +115,11 @@ class Settings:
     eval_only: str = free("", "path of an artifact to score; nothing is trained or written")
     train_log_every: int = free(200, "steps between log lines; the first ten steps are logged too", 1)
     ckpt_seconds: float = free(60.0, "between checkpoints; 0: at the end and on a signal only", 0)
-    lr_trace: str = free("", "metrics.jsonl of a run whose length and learning rates are repeated")
     max_skipped: int = free(10, "steps in a row without finite numbers that end the run", 1)
     dist_timeout: float = free(60.0, "seconds after which a silent rank ends the others", 1)
     iterations: int = var(20000, "optimizer steps at most", 1)
     max_wallclock_seconds: float = var(600.0, "training seconds at most on rank 0's clock; 0: no cap", 0)
+    max_flops: float = var(0.0, "operations of training at most, in products; 0: no cap", 0)
     warmdown_iters: float = var(3000.0, "last steps, while the rate falls; below 1: part of the run", 0)
     warmup_steps: int = free(20, "untimed steps on dummy tokens before the start, then forgotten", 0)
     lr_warmup_steps: int = var(10, "steps over which the learning rate rises linearly", 0)
@@ -173,6 +165,11 @@ class Settings:
     def eval_window(self):
         return self.eval_seq_len or self.train_seq_len
 
+    @property
+    def steps(self):
+        """The number of the last step."""
+        return min(self.iterations, int(self.max_flops // step_flops(self) if self.max_flops else LARGE))
+
 
 ROWS = {row.name: row for row in dataclasses.fields(Settings)}
 TAKES = {"int": "a whole number", "float": "a number", "bool": "0 or 1", "str": "a text"}
@@ -198,20 +195,18 @@ def parse_setting(row, text):
 
 
 def refuse_near_misses(env):
-    """Stop at a variable that was probably meant as a setting (ITERATION, LR, num_layers)."""
+    """Stop at a variable that was probably meant as a setting (ITERATION, num_layers)."""
     names = {name.upper() for name in ROWS}
     for name in sorted(env.keys() - names - {"COMPILER", "MODEL_DIR"}):  # other programs' own
-        close = difflib.get_close_matches(name.upper(), names, 1, cutoff=0.85)
-        meant = close or [pairs(ALIASES).get(name.upper())]
-        if meant[0]:
-            raise SettingError(f"{name}={env[name]!r} is no setting, {meant[0]} is: write that or unset it")
+        for meant in difflib.get_close_matches(name.upper(), names, 1, cutoff=0.85):
+            raise SettingError(f"{name}={env[name]!r} is no setting, {meant} is: write that or unset it")
 
 
 def load_settings(env, default_preset):
     """The settings, and the origin of each: 'preset' or 'environment'. Raises SettingError."""
     refuse_near_misses(env)
     preset = parse_setting(ROWS["preset"], env.get("PRESET", default_preset))
-    texts = pairs(PRESETS[preset]) | {"PRESET": preset} | env
+    texts = dict(word.split("=") for word in PRESETS[preset].split()) | {"PRESET": preset} | env
     given = [row for name, row in ROWS.items() if name.upper() in texts]
     s = Settings(**{row.name: parse_setting(row, texts[row.name.upper()]) for row in given})
     check_settings(s)
@@ -232,6 +227,9 @@ def check_settings(s):
     ):
         if not good:
             raise SettingError(f"{name.upper()}={getattr(s, name)}: takes {takes}")
+    if s.steps < 1:
+        takes = f"0 or at least those of a step, {step_flops(s)}"
+        raise SettingError(f"MAX_FLOPS={show(s.max_flops)}: takes {takes}")
 
 
 def show(value):
@@ -291,10 +289,36 @@ def draw(param, seed):
     return np.full(param.shape, param.scale, np.float32)
 
 
-def flops_per_token(s):
-    """Operations of one training token: 6 for each weight of a product, 6 D T a layer for attention."""
-    matrices = sum(math.prod(p.shape) for p in parameter_table(s) if p.group == "matrix")
-    return 6 * (matrices + s.vocab_size * s.model_dim) + 6 * s.num_layers * s.model_dim * s.train_seq_len
+def part_rows(s, param):
+    """Rows of each of the matrices that stand in a layer of a parameter."""
+    kv_dim = s.head_dim * s.num_kv_heads
+    return (s.model_dim, kv_dim, kv_dim) if param.name == "qkv" else (param.shape[1],)
+
+
+def query_block(ratio):
+    """Queries that are multiplied at once with the keys up to their last: 256 rows fill a product's tiles."""
+    return max(128, 256 // ratio)
+
+
+@functools.cache
+def step_flops(s):
+    """Operations of a training step: 2 m n k for each product, forward, backward and of the optimizer.
+
+    A weight takes part in three products of a token, a pair of query and key in six. Newton-Schulz is counted
+    once, not on every rank.
+    """
+    weights, newton_schulz = s.vocab_size * s.model_dim, 0
+    for param in parameter_table(s):
+        if param.group == "matrix":
+            weights += math.prod(param.shape)
+            for rows in part_rows(s, param):
+                low, high = sorted((rows, param.shape[2]))
+                newton_schulz += s.num_layers * (4 * low * low * high + 2 * low**3)
+    length, size = s.train_seq_len, query_block(s.num_heads // s.num_kv_heads)
+    whole, rest = divmod(length, size)
+    pairs = size * size * whole * (whole + 1) // 2 + rest * length
+    sequence = 6 * weights * length + 12 * s.num_layers * s.model_dim * pairs
+    return s.train_batch_tokens // length * sequence + s.muon_backend_steps * newton_schulz
 
 
 # --- model: B batch, T tokens, D width, H heads, G key-value heads, R = H / G, K head width, V vocabulary --
@@ -326,60 +350,42 @@ def norm_and_rotate(x, cos, sin):
 def attention(q_BTGRK, k_BTGK, v_BTGK):
     """Causal grouped-query softmax attention at scale 1 / sqrt(K): [B, T, H * K]."""
     if q_BTGRK.device.type == "cpu":
-        scale = q_BTGRK.size(-1) ** -0.5 * math.log2(math.e)
-        return BlockCausal.apply(q_BTGRK * scale, k_BTGK, v_BTGK).flatten(2)
+        return attention_by_blocks(q_BTGRK, k_BTGK, v_BTGK)
     q, k, v = (x.transpose(1, 2) for x in (q_BTGRK.flatten(2, 3), k_BTGK, v_BTGK))
     out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     return out.transpose(1, 2).flatten(2)
 
 
-class BlockCausal(torch.autograd.Function):
-    """Blocks of queries on the keys up to their last; q holds the scale and log2(e), for powers of 2.
-
-    The gradient is by hand: autograd would take the powers again and transpose the gradient of k. The R query
-    heads of a group are rows of one product, whose operands are contiguous, or it would copy them.
-    """
-
-    @staticmethod
-    def forward(ctx, q, k, v):
-        length, tokens = q.size(1), max(128, 256 // q.size(3))  # 256 rows at least fill a product's tiles
-        ctx.blocks = [slice(at, min(at + tokens, length)) for at in range(0, length, tokens)]
-        outs, saved = [], []
-        for part in ctx.blocks:
-            heads = q[:, part], k[:, : part.stop], v[:, : part.stop]
-            turned = [x.transpose(1, 2).contiguous() for x in heads]
-            qs, ks, vs = (x.flatten(0, 1).flatten(1, -2) for x in turned)  # [B * G, t (* R), K]
-            rows = torch.arange(qs.size(1), dtype=torch.int32, device=q.device)[:, None]
-            keys = torch.arange(ks.size(1), dtype=torch.int32, device=q.device)
-            causal = keys <= rows // q.size(3) + part.start
-            scores = torch.bmm(qs, ks.mT).float().where(causal, -math.inf)
-            weight = torch.exp2(scores - scores.amax(-1, keepdim=True)).to(v.dtype)
-            total = weight.sum(-1, dtype=torch.float32).view_as(turned[0][..., :1])
-            outs.append((torch.bmm(weight, vs).view_as(turned[0]).float() / total).to(v.dtype))
-            saved += qs, ks, vs, weight, total
-        out = torch.cat(outs, 2).transpose(1, 2)
-        ctx.save_for_backward(out, *saved)
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        out, *saved = ctx.saved_tensors
-        dq, dk, dv = [], 0.0, 0.0
-        for at, part in enumerate(ctx.blocks):
-            qs, ks, vs, weight, total = saved[5 * at : 5 * at + 5]
-            g = grad[:, part].transpose(1, 2).float() / total
-            shift = (g * out[:, part].transpose(1, 2)).sum(-1).view_as(weight[..., :1])
-            g = g.to(vs.dtype).contiguous().view_as(qs)
-            slope = (weight * (torch.bmm(g, vs.mT).float() - shift) * math.log(2)).to(vs.dtype)  # of scores
-            dq.append(torch.bmm(slope, ks).view(*total.shape[:4], -1).transpose(1, 2))
-            later = (0, 0, 0, grad.size(1) - part.stop)
-            dk = dk + F.pad(torch.bmm(slope.mT, qs), later).float()
-            dv = dv + F.pad(torch.bmm(weight.mT, g), later).float()
-        dk, dv = (x.to(grad.dtype).unflatten(0, total.shape[:2]).transpose(1, 2) for x in (dk, dv))
-        return torch.cat(dq, 1), dk, dv
+def attention_by_blocks(q_BTGRK, k_BTGK, v_BTGK):
+    """attention for CPUs: blocks of queries, the R heads of a group as rows, on the keys up to their last."""
+    scale = q_BTGRK.size(-1) ** -0.5 * math.log2(math.e)
+    q, k, v = (x.transpose(1, 2).contiguous() for x in (q_BTGRK * scale, k_BTGK, v_BTGK))  # or bmm copies
+    outs, end = [], 0
+    for block_BGtRK in q.split(query_block(q.size(3)), dim=2):
+        start, end = end, end + block_BGtRK.size(2)
+        keys, values = k[:, :, :end].flatten(0, 1), v[:, :, :end].flatten(0, 1)
+        queries = block_BGtRK.flatten(2, 3).flatten(0, 1)
+        rows = torch.arange(queries.size(1), dtype=torch.int32, device=q.device)[:, None]
+        causal = torch.arange(end, dtype=torch.int32, device=q.device) <= rows // q.size(3) + start
+        scores = torch.bmm(queries, keys.mT).float().where(causal, -math.inf)
+        weight = torch.exp2(scores - scores.detach().amax(-1, keepdim=True)).to(v.dtype)
+        total = weight.sum(-1, keepdim=True, dtype=torch.float32)
+        out = torch.bmm(weight, values).float() / total
+        outs.append(out.to(v.dtype).view_as(block_BGtRK))
+    return torch.cat(outs, 2).transpose(1, 2).flatten(2)
 
 
-def block(x, x0, cos, sin, w, head_dim):
+def cached_attention(q_BTGRK, k_BTGK, v_BTGK, cache, start):
+    """attention of one position, or several from 0 on; cache: [2, B, G, T, K], the keys and values so far."""
+    end = start + q_BTGRK.size(1)
+    cache[:, :, :, start:end] = torch.stack((k_BTGK, v_BTGK)).transpose(2, 3)
+    if start == 0:
+        return attention(q_BTGRK, k_BTGK, v_BTGK)
+    out_BGRK = F.scaled_dot_product_attention(q_BTGRK[:, 0], *cache[:, :, :, :end])
+    return out_BGRK.flatten(1)[:, None]
+
+
+def block(x, x0, cos, sin, w, head_dim, past=None):
     """One pre-norm transformer block, [B, T, D] to the same; vectors among its weights act in float32."""
     dtype, heads = x.dtype, x.size(2) // head_dim
     x = w["mix_x"] * x + w["mix_x0"] * x0
@@ -388,7 +394,8 @@ def block(x, x0, cos, sin, w, head_dim):
     q, k, v = qkv.split((heads, groups, groups), dim=2)
     q = q.unflatten(2, (groups, -1))  # (G, R): over H Inductor vectorizes no loop
     q = norm_and_rotate(q, cos[:, None], sin[:, None]) * w["q_gain"].view(groups, -1, 1)
-    y = attention(q.to(dtype), norm_and_rotate(k, cos, sin).to(dtype), v)
+    q, k = q.to(dtype), norm_and_rotate(k, cos, sin).to(dtype)
+    y = cached_attention(q, k, v, *past) if past else attention(q, k, v)
     x = x + w["attn_scale"] * F.linear(y, w["attn_out"])
     y = F.relu(F.linear(rms_norm(x).to(dtype), w["mlp_up"])).square()  # relu squared: So et al. 2021
     return (x + w["mlp_scale"] * F.linear(y, w["mlp_down"])).to(dtype)
@@ -410,20 +417,18 @@ def head_nll(x, matrix, targets, softcap, dtype):
     return total[..., 0] - (logits * hit).sum(-1)  # a gather's backward, a scatter, is slow
 
 
-compile_static = functools.partial(torch.compile, dynamic=False)
-
-
 class GPT:
     """A U-Net of transformer blocks, all parameters of which lie in one flat float32 tensor."""
 
     def __init__(self, s, machine):
         self.s, self.machine, self.table = s, machine, parameter_table(s)
-        self.vocab_size, self.max_len = s.vocab_size, s.eval_window
         self.sizes = [math.prod(p.shape) for p in self.table]
         self.flat = torch.zeros(sum(self.sizes), device=machine.device, requires_grad=True)
         self.positions = functools.cache(functools.partial(rope_tables, s, machine.device))
         parts = block, head_nll
-        self.block, self.head_nll = map(compile_static, parts) if machine.compile else parts
+        if machine.compile:
+            parts = (torch.compile(part, dynamic=False) for part in parts)
+        self.block, self.head_nll = parts
 
     def views(self, flat):
         return {p.name: part.view(p.shape) for p, part in zip(self.table, flat.split(self.sizes))}
@@ -435,40 +440,36 @@ class GPT:
         parts = {p.name: read.pop(p.name).unbind(0) for p in self.table if p.layered}
         return read, [dict(zip(parts, layer)) for layer in zip(*parts.values())]
 
-    def trunk(self, ids):
+    def trunk(self, ids, cache=None, start=0):
         """int64[B, T] -> the last block's output, [B, T, D] in the compute dtype, and the output matrix."""
         once, layers = self.weights()
-        cos, sin = self.positions(ids.size(1))
+        end = start + ids.size(1)
+        cos, sin = (table[start:end] for table in self.positions(max(end, self.s.eval_window)))
         x0 = rms_norm(F.embedding(ids, once["tok_emb"])).to(self.machine.dtype)
         x = x0.view_as(x0)  # were it x0 itself, the block would be compiled once more for that case
         half, outputs = len(layers) // 2, []
         for i, layer in enumerate(layers):
             if i >= half and outputs:  # the second half takes up what the first left, last in first out
                 x = x + (once["skip_weight"][i - half] * outputs.pop()).to(x.dtype)
-            x = self.block(x, x0, cos, sin, layer, self.s.head_dim)
+            past = None if cache is None else (cache[i], start)
+            x = self.block(x, x0, cos, sin, layer, self.s.head_dim, past)
             if i < half:
                 outputs.append(x)
         return x, once.get("head", once["tok_emb"])
 
     def token_nll(self, ids, targets, dtype):
-        """int64[B, T] and targets [B, n] of the last n positions -> float32[B, n], nats; product in dtype."""
+        """int64[B, T] and their targets -> float32[B, T], nats; the last product in dtype."""
         x, head = self.trunk(ids)
-        return self.head_nll(x[:, -targets.size(1) :], head, targets, self.s.logit_softcap, dtype)
+        return self.head_nll(x, head, targets, self.s.logit_softcap, dtype)
 
     def loss(self, ids, targets):
         return self.token_nll(ids, targets, self.machine.dtype).mean()
 
     @torch.no_grad()
-    def nll(self, ids, last=0):
-        """int64[B, T+1] -> float32[B, T]: nats of ids[:, 1:] given what stands left; of the last, if > 0."""
+    def nll(self, ids):
+        """int64[B, T+1] -> float32[B, T]: nats of ids[:, 1:], each given what stands left of it."""
         tensor = torch.from_numpy(ids).to(self.machine.device)
-        return self.token_nll(tensor[:, :-1], tensor[:, 1:][:, -last:], torch.float32).cpu().numpy()
-
-    @torch.no_grad()
-    def logprobs(self, ids):
-        """int64[B, T] -> float32[B, T, V]: nats of every next token at each position."""
-        x, head = self.trunk(torch.from_numpy(ids).to(self.machine.device))
-        return head_logits(x, head, self.s.logit_softcap, torch.float32).log_softmax(-1).cpu().numpy()
+        return self.token_nll(tensor[:, :-1], tensor[:, 1:], torch.float32).cpu().numpy()
 
 
 # --- optimizer and schedules: Muon for the block matrices, Adam for everything else -----------------------
@@ -490,32 +491,27 @@ class Optimizer:
 
     def __init__(self, s, model, machine):
         self.s, self.model, self.machine = s, model, machine
-        self.num_matrix = sum(math.prod(p.shape) for p in model.table if p.group == "matrix")
-        matrices, rest = self.split(model.flat.detach())
+        matrix = sum(math.prod(p.shape) for p in model.table if p.group == "matrix")
+        self.sizes = matrix, len(model.flat) - matrix  # of the matrices, which stand first, and of the rest
+        matrices, rest = model.flat.detach().split(self.sizes)
         self.state = {"weights": model.flat.detach(), "momentum": torch.zeros_like(matrices)}
         self.state |= {"moment1": torch.zeros_like(rest), "moment2": torch.zeros_like(rest)}
         self.rates = torch.empty_like(model.flat)
         for param, view in zip(model.table, model.views(self.rates).values()):
             view.fill_(param.lr)
 
-    def split(self, flat):
-        """A flat tensor's matrices, which stand first, and the rest."""
-        return flat.tensor_split([self.num_matrix])
-
     @torch.no_grad()
     def step(self, grad, step, multiplier, take):
         """Update the weights from the flat gradient, float32; where take is 0, and it too, they stay."""
         s, state, rate = self.s, self.state, self.rates * (take * multiplier)
-        (matrix_grad, rest_grad), (matrix_rate, rest_rate) = self.split(grad), self.split(rate)
-        matrices, rest = self.split(state["weights"])
+        (matrix_grad, rest_grad), (matrix_rate, rest_rate) = grad.split(self.sizes), rate.split(self.sizes)
+        matrices, rest = state["weights"].split(self.sizes)
         momentum = muon_momentum(s, step)
         state["momentum"].mul_(torch.where(take > 0, momentum, 1.0)).add_(matrix_grad)
         matrix_grad.add_(state["momentum"], alpha=momentum)  # Nesterov
         for param, view in zip(self.model.table, self.model.views(grad).values()):
             if param.group == "matrix":
-                kv_dim = s.head_dim * s.num_kv_heads
-                parts = (s.model_dim, kv_dim, kv_dim) if param.name == "qkv" else param.shape[1]
-                for stack in view.split(parts, dim=1):
+                for stack in view.split(part_rows(s, param), dim=1):
                     done = newton_schulz(stack, s.muon_backend_steps, self.machine.dtype)
                     stack.copy_(done).mul_(max(1.0, stack.size(1) / stack.size(2)) ** 0.5)
         matrices.sub_(matrix_grad * matrix_rate)
@@ -526,18 +522,13 @@ class Optimizer:
         rest.sub_(rest_rate * moment1 / root)
 
 
-def progress(s, step, elapsed):
-    """How far the run is: by steps or by the clock (elapsed seconds), whichever is further."""
-    by_clock = elapsed / s.max_wallclock_seconds if s.max_wallclock_seconds else 0.0
-    return min(1.0, max(step / s.iterations, by_clock))
-
-
 def lr_multiplier(s, step, elapsed):
-    """Linear rise over LR_WARMUP_STEPS, constant, then linear fall to 0 over the last part of the run."""
+    """Linear rise, constant, linear fall to 0 over the last part of the run, by its steps or its seconds."""
+    by_clock = elapsed / s.max_wallclock_seconds if s.max_wallclock_seconds else 0.0
+    progress = min(1.0, max(step / s.steps, by_clock))
     rise = min(1.0, (step + 1) / s.lr_warmup_steps) if s.lr_warmup_steps else 1.0
-    part = s.warmdown_iters if s.warmdown_iters < 1 else s.warmdown_iters / s.iterations
-    fall = min(1.0, (1.0 - progress(s, step, elapsed)) / part) if part else 1.0
-    return rise * fall
+    part = s.warmdown_iters if s.warmdown_iters < 1 else s.warmdown_iters / s.steps
+    return rise * (min(1.0, (1.0 - progress) / part) if part else 1.0)
 
 
 def muon_momentum(s, step):
@@ -614,30 +605,33 @@ class Trainer:
         weights = {name: self.machine.numpy(view) for name, view in views.items()}
         return encode_artifact(dataclasses.replace(self.s, dtype=self.machine.facts()["dtype"]), weights)
 
-    def validate(self, corpus, run):
-        """Compare the replicas, score the first eight batches: bits per byte. Raises NumericalError."""
+    def validate(self, corpus, run, limit):
+        """Compare the replicas, score `limit` tokens, 0: all; bits per byte. Raises NumericalError."""
         s, step, seconds = self.s, run.counters.steps, run.counters.train_seconds
         hashes = self.machine.share(*self.sha256("weights")).tolist()
         odd = [rank for rank, found in enumerate(hashes) if found != max(hashes, key=hashes.count)]
         if odd:
             raise NumericalError(f"step {step}: the weights of rank {odd} differ from the others'")
-        limit = min(8 * s.val_batch_size, s.val_tokens_limit or 2**63)
+        if not len(corpus.val_tokens):
+            return None
         began = time.perf_counter()
         score = evaluate(s, self.model.nll, corpus, self.machine, limit)
         run.counters.eval_seconds += time.perf_counter() - began
-        found = f"val_loss:{score.val_loss:.4f} val_bpb:{score.val_bpb:.4f}" + " partial" * score.partial
-        run.line(f"step:{step}/{s.iterations} {found} train_time:{seconds * 1e3:.0f}ms")
-        run.event("val", step=step, train_seconds=seconds, **score._asdict())
-        return score.val_bpb
+        found = (
+            f"val_loss:{score['val_loss']:.4f} val_bpb:{score['val_bpb']:.4f}" + " partial" * score["partial"]
+        )
+        run.line(f"step:{step}/{s.steps} {found} train_time:{seconds * 1e3:.0f}ms")
+        run.event("val", step=step, train_seconds=seconds, **score)
+        return score["val_bpb"]
 
 
-def train(trainer, corpus, run, trace):
-    """Step and validate until ITERATIONS, the cap or a signal (Stopped)."""
+def train(trainer, corpus, run):
+    """Step and validate until the last step, the clock's cap or a signal (Stopped)."""
     s, machine, counters = trainer.s, trainer.machine, run.counters
     reader = BatchReader(s, corpus.train, machine, counters.steps)
-    end, cap = (len(trace), 0) if trace else (s.iterations, s.max_wallclock_seconds)
+    score_every = s.val_loss_every if len(corpus.val_tokens) else 0
     # None: on a terminal only
-    bar = tqdm(total=end, initial=counters.steps, leave=False, disable=machine.rank > 0 or None)
+    bar = tqdm(total=s.steps, initial=counters.steps, leave=False, disable=machine.rank > 0 or None)
     saved = time.perf_counter()
     began = saved - counters.train_seconds  # validation moves it: its seconds do not count
     while True:
@@ -646,8 +640,8 @@ def train(trainer, corpus, run, trace):
         shared = machine.share(now - began, due, len(machine.signals))
         counters.train_seconds, due, _ = shared[0].tolist()  # rank 0's clock decides for all ranks,
         stop = shared[:, 2].any()  # any rank's signal stops all
-        done = step == end or 0 < cap <= counters.train_seconds
-        due_score = step and s.val_loss_every and step % s.val_loss_every == 0
+        done = step == s.steps or 0 < s.max_wallclock_seconds <= counters.train_seconds
+        due_score = step and score_every and step % score_every == 0
         if done or due or stop or due_score:  # the clock stands still
             run.flush()
             machine.synchronize()
@@ -657,22 +651,22 @@ def train(trainer, corpus, run, trace):
             if done or stop:
                 break
             if due_score:
-                trainer.validate(corpus, run)
+                trainer.validate(corpus, run, min(8 * s.val_batch_size, s.val_tokens_limit or 2**63))
             began += time.perf_counter() - pause
-        lr_mul = trace[step] if trace else lr_multiplier(s, step, counters.train_seconds)
+        lr_mul = lr_multiplier(s, step, counters.train_seconds)
         batch, crc32, wait = reader.next()
         stats = trainer.step(batch, step, lr_mul)
         counters.steps += 1
         counters.batches_crc32 += crc32
         facts = {"step": step + 1, "lr_mul": lr_mul, "data_wait_seconds": wait}
-        facts["train_seconds"] = time.perf_counter() - began
+        facts |= {"train_seconds": time.perf_counter() - began, "train_flops": (step + 1) * step_flops(s)}
         report = machine.report(stats)
         run.flush()
         run.pending = report, facts
         bar.update()
     bar.close()
     if stop:
-        raise Stopped(f"stopped by a signal after step {step} of {s.iterations}")
+        raise Stopped(f"stopped by a signal after step {step} of {s.steps}")
 
 
 # --- data: shards of 256 little-endian int32 and uint16 tokens (format: data/README.md) -------------------
@@ -718,8 +712,7 @@ class TokenStream:
         for index, (path, header) in enumerate(zip(self.paths, self.headers)):
             for what in f"{BASE} {SET}".split() if header["extension"] else BASE.split():
                 found, here["index"] = header[what].item(), index
-                command = "upgrade" if what == "extension" else "verify"
-                hint = f"; see python -m data.shards {command} {folder}"
+                hint = f"; see python -m data.shards verify {folder}"
                 need(path, what, found, here.get(what, expected.setdefault(what, found)), hint)
             size = HEADER.itemsize + 2 * max(header["tokens"].item(), 1)
             need(path, "file size", path.stat().st_size, size, "; make or fetch it again")
@@ -817,6 +810,10 @@ class Corpus(NamedTuple):
     sha256: dict[str, str]  # of the training headers, the validation tokens, the tokenizer's file
 
 
+def data_hashes(**texts):
+    return {f"{name}_sha256": hashlib.sha256(text).hexdigest() for name, text in texts.items()}
+
+
 def load_corpus(s, with_train=True):
     """The tokenizer and the shards, which must belong together. Raises DataError."""
     blob, where = read_file("TOKENIZER_PATH=", s.tokenizer_path), f"TOKENIZER_PATH={s.tokenizer_path}"
@@ -826,13 +823,14 @@ def load_corpus(s, with_train=True):
         raise DataError(f"{where} is no SentencePiece model; {GET_DATA}") from None
     need(where, "vocabulary", tokenizer.vocab_size(), s.vocab_size, " (VOCAB_SIZE)")
     expected = {"vocabulary": s.vocab_size, "tokenizer": hashlib.sha256(blob).digest()}
-    val = TokenStream(s, "val", expected)
     train = TokenStream(s, "train", expected) if with_train else None
+    if with_train and not any(Path(s.data_path).glob("*_val_*.bin")):
+        none, notes = np.zeros(0, np.uint16), ["note: no validation text: this run is not scored"]
+        return Corpus(train, none, none, notes, data_hashes(train=train.headers, tokenizer=blob))
+    val = TokenStream(s, "val", expected)
     tokens = val.read(0, val.total)
     worth, notes = token_bytes(tokenizer, tokens), []
     total, stated = int(worth.sum(dtype=np.int64)), int(val.headers["text_bytes"].sum())
-    if total < 100_000:
-        notes.append(f"warning: {total} validation bytes: a score on so little text says little")
     if not expected["extension"]:
         notes.append(f"note: legacy shards: {total} validation bytes by decoding, no header vouches for them")
     elif expected["flags"] & 1:  # the tokenizer does not give the text back: its true bytes, spread
@@ -841,51 +839,36 @@ def load_corpus(s, with_train=True):
     else:
         hint = f" by the headers; see python -m data.shards verify {s.data_path}"
         need(s.data_path, "byte count of the validation tokens", total, stated, hint)
-    texts = {"train": train.headers.tobytes() if train else b"", "val": tokens, "tokenizer": blob}
-    hashes = {f"{name}_sha256": hashlib.sha256(text).hexdigest() for name, text in texts.items()}
+    headers = train.headers if train else b""
+    hashes = data_hashes(train=headers, val=tokens, tokenizer=blob)
     return Corpus(train, tokens, worth, notes, hashes)
 
 
 # --- score: windows over the validation tokens, every token but the first scored exactly once -------------
 
 
-class Score(NamedTuple):
-    """Of so many tokens, worth so many bytes; partial: not of the whole validation text."""
-
-    val_loss: float  # nats per token
-    val_bpb: float  # bits per byte
-    val_tokens: int
-    val_bytes: int
-    partial: bool
-
-
 def evaluate(s, nll, corpus, machine, limit):
-    """Score the first `limit` validation tokens, 0: all, by the nll of GPT. Raises DataError, Stopped."""
+    """val_loss (nats a token) and val_bpb of the first `limit` tokens; 0: all. Raises DataError, Stopped."""
     tokens = corpus.val_tokens[: limit or None]
     last = len(tokens) - 1
     if last < 1:
         raise DataError(f"DATA_PATH={s.data_path}: {len(tokens)} validation tokens, expected at least 2")
-    window, stride = min(s.eval_window, last), min(s.eval_stride or s.eval_window, last)
-    starts = np.arange(1 + max(0, -(-(last - window) // stride))) * stride
+    window = min(s.eval_window, last)
     rows = max(1, s.val_batch_size // s.batch_slots // window)
     nats = 0.0
-    for at in range(machine.rank * rows, len(starts), machine.world * rows):
-        start = starts[at : at + rows, None]
-        place = start + np.arange(window + 1)
-        new = stride if at else window  # the first window scores all it sees, later ones what is new
-        first = np.where(start, start - stride + window + 1, 1)
-        is_scored = ((place >= first) & (place <= last))[:, -new:]
-        ids = tokens[np.minimum(place, last)].astype(np.int64)
-        ids = np.pad(ids, ((0, rows - len(ids)), (0, 0)))  # one shape, so that a model compiles once
-        nats += float(nll(ids, new)[: len(is_scored)][is_scored].sum(dtype=np.float64))
+    for at in range(machine.rank * rows, -(-last // window), machine.world * rows):
+        place = (at + np.arange(rows))[:, None] * window + np.arange(window + 1)
+        ids = tokens[np.minimum(place, last)].astype(np.int64)  # one shape, so that a model compiles once
+        nats += float(nll(ids)[place[:, 1:] <= last].sum(dtype=np.float64))
         if machine.signals:
             break
     nats, signals = machine.share(nats, len(machine.signals)).sum(0).tolist()
     if signals:
         raise Stopped("stopped by a signal during an evaluation")
     scored_bytes = int(corpus.val_bytes[1 : last + 1].sum(dtype=np.int64))
-    bpb = nats / math.log(2) / max(scored_bytes, 1)
-    return Score(nats / last, bpb, last, scored_bytes, len(tokens) < len(corpus.val_tokens))
+    score = {"val_loss": nats / last, "val_bpb": nats / math.log(2) / max(scored_bytes, 1)}
+    score |= {"val_tokens": last, "val_bytes": scored_bytes}
+    return score | {"partial": len(tokens) < len(corpus.val_tokens)}
 
 
 # --- artifact: zlib level 9 over a safetensors file (format: records/FORMAT.md) ---------------------------
@@ -990,15 +973,13 @@ def dry_run(s, origins, script):
         row = encode(np.zeros((1, p.shape[-1]), np.float32))
         artifact += math.prod(p.shape[:-1]) * sum(array.nbytes for array in row.values())
         params += math.prod(p.shape)
-    yield f"params: {params}\nflops_per_token: {flops_per_token(s)}"
+    yield f"params: {params}\nsteps: {s.steps}\nstep_flops: {step_flops(s)}"
     yield f"planned_artifact_bytes: {artifact} (before zlib)\ncode_bytes: {code}"
     yield f"budget: {'ok' if artifact + code <= s.budget_bytes else 'over before zlib'}"
 
 
 # --- a run's folder: train.log for people, metrics.jsonl for programs, checkpoints to go on from ----------
 
-
-# what a run has done and used so far; a checkpoint holds it
 TIMES = {"train_seconds": 0.0, "eval_seconds": 0.0, "data_wait_seconds": 0.0}
 COUNTERS = TIMES | {"steps": 0, "skipped_steps": 0, "skipped_in_a_row": 0, "resumes": 0, "batches_crc32": 0}
 
@@ -1014,18 +995,6 @@ def write_whole(path, blob):
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
-
-
-def read_lr_trace(path):
-    """LR_TRACE: the learning rate multiplier of each step of a run that has ended. Raises DataError."""
-    try:
-        events = [json.loads(line) for line in read_file("LR_TRACE=", path).splitlines()]
-        rates = [float(event["lr_mul"]) for event in events if event["event"] == "step"]
-    except (ValueError, TypeError, LookupError):
-        rates = []
-    if not rates:
-        raise DataError(f"LR_TRACE={path}: expected the metrics.jsonl of a run that has ended")
-    return rates
 
 
 def newest_checkpoint(folder):
@@ -1044,10 +1013,7 @@ def newest_checkpoint(folder):
 
 
 def open_run(s, about):
-    """logs/<RUN_ID>/, new or to go on from, locked, and what newest_checkpoint gives.
-
-    Raises SettingError or DataError where `about`, what the run depends on, has changed.
-    """
+    """logs/<RUN_ID>/, locked, and its newest_checkpoint. SettingError, DataError: not begun with `about`."""
     folder = Path("logs", s.run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{s.preset}-{os.getpid()}")
     (folder / "checkpoint").mkdir(parents=True, exist_ok=True)
     metrics, refused = folder / "metrics.jsonl", f"RUN_ID={folder.name}: choose another, {folder}"
@@ -1066,7 +1032,7 @@ def open_run(s, about):
             was = f"{folder} was begun with {show(was)}"
             raise SettingError(f"{name.upper()}={show(now)}: {was}; set that or choose another RUN_ID")
     for name, was in facts.get("sha256", {}).items():
-        need(folder, name, about["sha256"][name], was, ", the data that the run was begun with")
+        need(folder, name, about["sha256"].get(name), was, ", the data that the run was begun with")
     os.truncate(metrics, min(facts.get("metrics_bytes", 0), len(told)))  # steps beyond are done again
     write_whole(folder / "config.json", json.dumps(about, indent=1).encode())
     return folder, arrays, facts, notes
@@ -1125,17 +1091,17 @@ class Run:
             if counters.skipped_in_a_row == s.max_skipped:
                 mend = "lower MATRIX_LR, SCALAR_LR or TIED_EMBED_LR"
                 raise NumericalError(f"{found}, the last of MAX_SKIPPED in a row; {mend}")
-        if step > 10 and step % s.train_log_every and step != s.iterations:
+        if step > 10 and step % s.train_log_every and step != s.steps:
             return
         now = step, facts["train_seconds"], counters.data_wait_seconds  # the line has averages since the last
         steps, spent, waited = (new - old for new, old in zip(now, self.logged))
         self.logged = now
         rate = steps * s.train_batch_tokens / max(spent, 1e-9)
-        mfu = rate * flops_per_token(s) / (self.machine.peak_flops * self.machine.world)
+        mfu = steps * step_flops(s) / max(spent, 1e-9) / (self.machine.peak_flops * self.machine.world)
         self.line(
-            f"step:{step}/{s.iterations} train_loss:{loss:.4f} lr_mul:{facts['lr_mul']:.3f} "
-            f"train_time:{now[1] * 1e3:.0f}ms step_avg:{spent / steps * 1e3:.2f}ms "
-            f"tok_s:{rate:.0f} mfu:{mfu:.1%} data_wait:{waited / steps * 1e3:.1f}ms"
+            f"step:{step}/{s.steps} train_loss:{loss:.4f} lr_mul:{facts['lr_mul']:.3f} "
+            f"train_time:{now[1] * 1e3:.0f}ms step_avg:{spent / steps * 1e3:.2f}ms tok_s:{rate:.0f} "
+            f"mfu:{mfu:.1%} data_wait:{waited / steps * 1e3:.1f}ms train_flops:{facts['train_flops']:.4e}"
         )
 
     def save(self, trainer):
@@ -1295,7 +1261,7 @@ def open_machine(s):
 def can_compile(device):
     """Whether torch.compile works; if not, a line says why."""
     try:
-        compile_static(torch.neg)(torch.zeros(2, device=device))
+        torch.compile(torch.neg, dynamic=False)(torch.zeros(2, device=device))
     except Exception as error:  # no C++ compiler, a broken one, no folder for what it makes: eager runs
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         print(f"compile:0 (torch.compile fails, so eager and slower: {why})")
@@ -1313,30 +1279,63 @@ def keep_freed_memory():
 # --- main -------------------------------------------------------------------------------------------------
 
 
-def load_predictor(artifact: Path, device: str = "cpu") -> GPT:
-    """What the referee calls: a model with vocab_size, max_len, nll and logprobs. Raises DataError."""
+class Predictor:
+    """A model that is told one token after the other, in many streams at once: what the referee calls.
+
+    It keeps the keys and values of a window of EVAL_SEQ_LEN tokens. A full window moves by EVAL_STRIDE.
+    """
+
+    rows = 256  # streams: enough of them to fill a product's tiles, few enough for the memory
+
+    def __init__(self, model):
+        self.model, self.vocab_size = model, model.s.vocab_size
+
+    def start(self, rows):
+        """float32[rows, V]: logits of the first token of every stream, of which nothing is known."""
+        s, machine = self.model.s, self.model.machine
+        shape = s.num_layers, 2, rows, s.num_kv_heads, s.eval_window, s.head_dim
+        self.cache = torch.empty(shape, dtype=machine.dtype, device=machine.device)
+        self.told = torch.empty(rows, 0, dtype=torch.int64, device=machine.device)
+        return np.zeros((rows, s.vocab_size), np.float32)
+
+    @torch.no_grad()
+    def step(self, ids):
+        """Told the next token of every stream, int64[rows]: logits of the one after, float32[rows, V]."""
+        s, new = self.model.s, torch.from_numpy(ids).to(self.told.device)[:, None]
+        if self.told.size(1) == s.eval_window:
+            self.told = self.told[:, s.eval_stride or s.eval_window :]
+            if self.told.size(1):
+                self.model.trunk(self.told, self.cache)
+        x, head = self.model.trunk(new, self.cache, self.told.size(1))
+        self.told = torch.cat((self.told, new), 1)
+        return head_logits(x[:, -1], head, s.logit_softcap, torch.float32).cpu().numpy()
+
+
+def load_predictor(artifact: Path, device: str = "cpu") -> Predictor:
+    """An artifact's model as the referee asks for it (records/README.md). Raises DataError."""
     settings, weights = decode_artifact(read_file("", artifact), artifact)
-    machine = Machine(torch.device(device), compile=can_compile(device))
+    machine = Machine(torch.device(device))
     keep_freed_memory()
     machine.choose_dtype("auto" if settings["dtype"] == "bfloat16" else "float32")  # not all can do it fast
     trainer = Trainer(Settings(**settings), machine)
     trainer.load(weights)
-    return trainer.model
+    return Predictor(trainer.model)
 
 
 def score_artifact(trainer, blob, path, corpus, run):
     """The result: what the weights of an artifact score. Raises NumericalError if that is no number."""
     began = time.perf_counter()
     trainer.load(decode_artifact(blob, path)[1])
+    rows = {"artifact_bytes": len(blob), "artifact_sha256": hashlib.sha256(blob).hexdigest()}
+    if not len(corpus.val_tokens):
+        return rows
     run.line(f"scoring {path}")
     score = evaluate(trainer.s, trainer.model.nll, corpus, trainer.machine, trainer.s.val_tokens_limit)
-    if not math.isfinite(score.val_loss):
-        raise NumericalError(f"{path}: scores {score.val_loss} nats a token")
-    mark = " partial" * score.partial
-    rows = {"val_loss": f"{score.val_loss:.8f}{mark}", "val_bpb": f"{score.val_bpb:.8f}{mark}"}
-    rows |= {"val_tokens": score.val_tokens, "val_bytes": score.val_bytes}
-    rows |= {"artifact_bytes": len(blob), "artifact_sha256": hashlib.sha256(blob).hexdigest()}
-    return rows | {"eval_seconds": time.perf_counter() - began}
+    if not math.isfinite(score["val_loss"]):
+        raise NumericalError(f"{path}: scores {score['val_loss']} nats a token")
+    mark = " partial" * score.pop("partial")
+    score |= {name: f"{score[name]:.8f}{mark}" for name in ("val_loss", "val_bpb")}
+    return score | rows | {"eval_seconds": time.perf_counter() - began}
 
 
 def eval_only(s, origins, machine, make):
@@ -1355,13 +1354,16 @@ def eval_only(s, origins, machine, make):
 def finish(trainer, corpus, run, script):
     """Write the artifact, and score it: the result. Returns the exit code."""
     s, machine, path = trainer.s, trainer.machine, run.folder / "model.ptz"
-    trained, state_sha256 = trainer.validate(corpus, run), trainer.sha256(*trainer.optimizer.state).hex()
+    trained = trainer.validate(corpus, run, s.val_tokens_limit)
+    state_sha256 = trainer.sha256(*trainer.optimizer.state).hex()
     blob = machine.on_rank_0(lambda: write_whole(path, trainer.export()) or path.read_bytes())
     rows = score_artifact(trainer, blob, path, corpus, run)
-    run.counters.eval_seconds += rows["eval_seconds"]
+    if trained is not None:
+        run.counters.eval_seconds += rows["eval_seconds"]
+        rows["val_bpb_unquantized"] = f"{trained:.8f}"
     code = count_code(s, script)
     total = rows["artifact_bytes"] + code
-    rows |= {"val_bpb_unquantized": f"{trained:.8f}"} | vars(run.counters)
+    rows |= vars(run.counters) | {"train_flops": run.counters.steps * step_flops(s)}
     rows["batches_crc32"] = f"{run.checksum():08x}"
     rows |= {"tokens_seen": run.counters.steps * s.train_batch_tokens, "params": trainer.size}
     rows |= {"code_bytes": code, "total_bytes": total, "budget_bytes": s.budget_bytes}
@@ -1390,7 +1392,7 @@ def run_all(s, origins, script, machine, make):
     catch_signals(machine)
     if s.eval_only:
         return eval_only(s, origins, machine, make)
-    corpus, trace = load_corpus(s), read_lr_trace(s.lr_trace) if s.lr_trace else []
+    corpus = load_corpus(s)
     BatchReader(s, corpus.train, machine, 0).read(0)  # damage shows before anything is made
     speed, cpu = machine.choose_dtype(s.dtype), platform.processor()
     if os.path.exists("/proc/cpuinfo"):
@@ -1429,7 +1431,7 @@ def run_all(s, origins, script, machine, make):
         run.counters.resumes += 1
         run.counters.batches_crc32 *= machine.rank == 0
     try:
-        train(trainer, corpus, run, trace)
+        train(trainer, corpus, run)
         return finish(trainer, corpus, run, script)
     except (Stopped, OSError) as error:
         raise Stopped(f"{error}; the same command with RUN_ID={folder.name} goes on") from error
@@ -1442,7 +1444,7 @@ def main(open_machine=open_machine, make=Trainer, file=__file__):
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
         getattr(sys, name).reconfigure(errors="backslashreplace")
     try:
-        default = "10min_16mb" if torch.cuda.is_available() else "10min_floppy"
+        default = "10min_16mb" if torch.cuda.is_available() else "floppy"
         s, origins = load_settings(dict(os.environ), default)
         script = b"".join(Path(path).read_bytes() for path in dict.fromkeys([__file__, file]))
         if s.dry_run:

@@ -152,20 +152,19 @@ class GPT:
         return x, once.get("head", once["tok_emb"])
 
     def token_nll(self, flat, ids, targets, dtype):
-        """int[B, T] and targets [B, n] of the last n positions -> float32[B, n], nats; product in dtype."""
+        """int[B, T] and their targets -> float32[B, T], nats; the last product in dtype."""
         x, head = self.trunk(flat, ids)
-        x = x[:, -targets.shape[1] :]
         return head_nll(x, head, targets, self.s.logit_softcap, dtype)
 
     def loss(self, flat, ids, targets):
         """float32[]: what training minimises."""
         return self.token_nll(flat, ids, targets, self.machine.mx_dtype).mean()
 
-    def nll(self, ids, last=0):
-        """int64[B, T+1] -> float32[B, T]: nats of ids[:, 1:] given what stands left; of the last, if > 0."""
+    def nll(self, ids):
+        """int64[B, T+1] -> float32[B, T]: nats of ids[:, 1:], each given what stands left of it."""
         parts = []
         for part in in_passes(mx.array(ids)):
-            nats = self.exact_nll(self.flat, part[:, :-1], part[:, 1:][:, -last:])
+            nats = self.exact_nll(self.flat, part[:, :-1], part[:, 1:])
             parts.append(np.array(nats))
         return np.concatenate(parts)
 
