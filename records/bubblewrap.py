@@ -1,7 +1,7 @@
 """What a record's process sees: the options of bubblewrap (bwrap) that build its file system and its rights.
 
-It sees the record's script and artifact, the Python installation and a C++ compiler, all read-only, an empty
-/tmp, no network and no other process. What stands in the installed packages of the demo corpus is not there
+It sees the files that it is given, the Python installation and a C++ compiler, an empty /tmp, no network and
+no other process. What stands in the installed packages of the demo corpus is not there
 as text: modules that torch needs are there as bytecode without docstrings, the rest is not.
 """
 
@@ -10,6 +10,7 @@ import errno
 import functools
 import importlib.metadata
 import importlib.util
+import itertools
 import marshal
 import os
 import platform
@@ -20,17 +21,19 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
-from data.prepare import DEMO_PACKAGES
+from data.prepare import DEMO_PACKAGES, NOT_IMPORTED
 
 KEY_CALLS = {  # audit's number of the architecture, then those of add_key, request_key and keyctl
     "x86_64": (0xC000003E, 248, 249, 250),
     "aarch64": (0xC00000B7, 217, 218, 219),
 }
+LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # instructions of a filter of calls
+ALLOW, REFUSE = 0x7FFF0000, 0x00050000 | errno.EPERM
 VENDORS = {"setuptools"}  # needed by torch.compile, and holds copies of corpus packages
-FOREIGN_FOLDERS = {"tests", "benchmarks", "testing"}  # of packages: nothing imports them
+Bind = tuple[Path, str, bool]  # a file or folder outside, its name inside, whether it may be written
 
 
 @functools.cache
@@ -47,11 +50,7 @@ def find() -> str | None:
 # --- packages ---------------------------------------------------------------------------------------------
 
 
-def canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-CORPUS = {canonical(name) for name in DEMO_PACKAGES}
+CORPUS = {re.sub(r"[-_.]+", "-", name).lower() for name in DEMO_PACKAGES}
 
 
 @functools.cache
@@ -60,7 +59,7 @@ def distributions(roots: tuple[str, ...]) -> dict[str, importlib.metadata.Distri
     found = {}
     todo = list(roots)
     while todo:
-        name = canonical(todo.pop())
+        name = re.sub(r"[-_.]+", "-", todo.pop()).lower()
         if name in found:
             continue
         try:
@@ -73,11 +72,6 @@ def distributions(roots: tuple[str, ...]) -> dict[str, importlib.metadata.Distri
     return found
 
 
-def top_level(distribution: importlib.metadata.Distribution) -> set[str]:
-    """Names in site-packages that belong to a distribution."""
-    return {file.parts[0] for file in distribution.files or () if file.parts[0] not in ("..", "__pycache__")}
-
-
 @functools.cache
 def bytecode(name: str) -> Path:
     """A folder with the modules of one distribution as bytecode without docstrings and asserts."""
@@ -85,32 +79,32 @@ def bytecode(name: str) -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     folder.chmod(0o755)
     for file in importlib.metadata.distribution(name).files:
-        if len(file.parts) < 2 or FOREIGN_FOLDERS & set(file.parts) or ".." in file.parts:
+        if len(file.parts) < 2 or set(NOT_IMPORTED) & set(file.parts) or ".." in file.parts:
             continue
-        target = folder / Path(*file.parts)
+        target = folder / file
+        target.parent.mkdir(parents=True, exist_ok=True)
         if file.suffix == ".py":
-            text = Path(file.locate()).read_bytes()
-            code = compile(text, str(file), "exec", optimize=2, dont_inherit=True)
-            target.parent.mkdir(parents=True, exist_ok=True)
+            code = compile(file.read_binary(), str(file), "exec", optimize=2, dont_inherit=True)
             data = importlib.util.MAGIC_NUMBER + bytes(12) + marshal.dumps(code)
             target.with_suffix(".pyc").write_bytes(data)
-        elif file.suffix == ".txt" and name in VENDORS:
-            target.parent.mkdir(parents=True, exist_ok=True)
+        elif file.suffix == ".txt":  # setuptools reads some
             shutil.copyfile(file.locate(), target)
     return folder
 
 
-def packages(imports: Iterable[str], hide_corpus: bool) -> list[str]:
+def packages(imports: Iterable[str]) -> list[str]:
     """Options that put the needed packages into an otherwise empty site-packages."""
     sites = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
     hidden = sites | {str(path) for path in Path(sys.base_prefix).glob("lib*/python*/*-packages")}
-    options = [part for site in sorted(hidden) for part in ("--tmpfs", site)]
+    hidden.add(f"{sysconfig.get_path('stdlib')}/ensurepip")  # pip, with its own copies of corpus packages
+    options = [part for site in sorted(hidden) for part in ("--tmpfs", site) if os.path.exists(site)]
     seen = set()
     for name, distribution in distributions((*imports, "packaging", *VENDORS)).items():
-        for top in sorted(top_level(distribution) - seen):
+        tops = {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
+        for top in sorted(tops - seen):
             seen.add(top)
             source = target = distribution.locate_file(top)
-            if hide_corpus and name in CORPUS | VENDORS:
+            if name in CORPUS | VENDORS:
                 source = bytecode(name) / top
             if source.exists():
                 options += ["--ro-bind", str(source), str(target)]
@@ -134,86 +128,63 @@ def libraries() -> list[Path]:
     ]
 
 
-def bind(path: Path) -> list[str]:
+def bind(path: str) -> list[str]:
     """Options for a read-only path and folders above it that everybody may pass."""
-    if not path.exists():
-        return []
-    options = []
-    for parent in reversed(path.parents):
-        options += ["--perms", "0755", "--dir", str(parent)]
-    return [*options, "--ro-bind", str(path), str(path)]
-
-
-def python_folders() -> Iterator[Path]:
-    """Folders of the Python installation and of the virtual environment, none within another."""
-    prefixes = {Path(os.path.abspath(path)) for path in (sys.base_prefix, sys.prefix)}
-    prefixes.add(Path(sysconfig.get_path("stdlib")))
-    prefixes.discard(Path("/usr"))  # its parts are chosen by libraries()
-    for path in sorted(prefixes):
-        if not prefixes & set(path.parents):
-            yield path
+    above = [("--perms", "0755", "--dir", str(parent)) for parent in reversed(Path(path).parents)]
+    return [*itertools.chain(*above), "--ro-bind-try", path, path]
 
 
 def system() -> list[str]:
     """Options for libraries, the C++ compiler and Python itself."""
-    found = [Path("/usr/bin"), Path("/usr/include"), *libraries(), Path("/etc/ld.so.cache")]
-    found += [Path("/etc/alternatives"), Path("/sys/devices/system/cpu"), Path("/sys/devices/system/node")]
-    options = [part for path in found for part in bind(path)]
+    python = {*map(os.path.abspath, (sys.base_prefix, sys.prefix)), sysconfig.get_path("stdlib")}
+    python.discard("/usr")  # its parts are chosen by libraries()
+    seen = ["/usr/bin", "/usr/include", *map(str, libraries()), "/etc/ld.so.cache", "/etc/alternatives"]
+    seen += ["/sys/devices/system/cpu", "/sys/devices/system/node", *sorted(python)]
+    options = []
     for path in map(Path, ("/usr/lib64", "/bin", "/sbin", "/lib", "/lib64")):
         if path.is_symlink():
             options += ["--symlink", os.readlink(path), str(path)]
         elif path.parent == Path("/"):
-            options += bind(path)
-    return options + [part for path in python_folders() for part in bind(path)]
-
-
-def devices(device: str) -> list[str]:
-    """Options for the GPUs where the record runs on them."""
-    paths = sorted(Path("/dev").glob("nvidia*")) if device == "cuda" else []
-    return [part for path in paths for part in ("--dev-bind", str(path), str(path))]
+            seen.append(str(path))
+    return options + [part for path in seen for part in bind(path)]
 
 
 def no_keys() -> bytes:
     """A seccomp program (struct sock_filter[]) that refuses the kernel's key rings.
 
-    They outlive a sandbox, so the process that is scored could tell the one that is probed what text it saw.
-    Empty where the numbers of the calls are not known.
+    They outlive a sandbox: one that is scored could tell one that trains what text it saw. Another
+    architecture's calls are refused as a whole; where no numbers are known here, all calls are allowed.
     """
     if platform.machine() not in KEY_CALLS:
-        return b""
+        return struct.pack("<HBBI", RETURN, 0, 0, ALLOW)
     architecture, *calls = KEY_CALLS[platform.machine()]
-    load, equal, at_least, result = 0x20, 0x15, 0x35, 0x06
-    allow = 0x7FFF0000
-    refuse = 0x00050000 | errno.EPERM
-    last = len(calls) + 1  # instructions between a comparison and the refusal at the end
-    program = [
-        (load, 0, 0, 4),
-        (equal, 0, last + 2, architecture),
-        (load, 0, 0, 0),
-        (at_least, last, 0, 0x40000000),  # another architecture's numbers are refused as a whole
-    ]
-    program += [(equal, last - 1 - i, 0, number) for i, number in enumerate(calls)]
-    program += [(result, 0, 0, allow), (result, 0, 0, refuse)]
+    refuse = len(calls) + 1  # instructions between a comparison and the refusal at the end
+    program = [(LOAD, 0, 0, 4), (EQUAL, 0, refuse + 2, architecture), (LOAD, 0, 0, 0)]
+    program += [(AT_LEAST, refuse, 0, 0x40000000)]
+    program += [(EQUAL, refuse - 1 - i, 0, number) for i, number in enumerate(calls)]
+    program += [(RETURN, 0, 0, ALLOW), (RETURN, 0, 0, REFUSE)]
     return b"".join(struct.pack("<HBBI", *line) for line in program)
 
 
 # --- the command line -------------------------------------------------------------------------------------
 
 
-def command(
-    stage: Path, imports: Iterable[str], device: str, file_bytes: int, hide_corpus: bool
-) -> list[str]:
-    """The command line that runs what follows it in a sandbox with the folder `stage` as /record.
+def command(binds: Iterable[Bind], imports: Iterable[str], device: str, file_bytes: int) -> list[str]:
+    """The command line that runs what follows it in a sandbox where `binds` can be seen, and /tmp is empty.
 
     `file_bytes`: of one file, and four times that of all of /tmp.
     """
     rights = ["--cap-drop", "ALL"]
-    if os.geteuid() == 0:  # root needs no user namespace; the worker becomes another user at once
+    if os.geteuid() == 0:  # root needs no user namespace; setpriv becomes another user at once
         rights += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     space = ["--size", str(4 * file_bytes), "--perms", "1777", "--tmpfs"]
-    files = ["--proc", "/proc", "--dev", "/dev", *devices(device), *space, "/dev/shm"]
-    files += ["--remount-ro", "/dev", *space, "/tmp", *system(), *packages(imports, hide_corpus)]
-    files += ["--ro-bind", str(stage), "/record", "--chdir", "/tmp"]
+    files = ["--proc", "/proc", "--dev", "/dev"]
+    for path in sorted(Path("/dev").glob("nvidia*")) if device == "cuda" else ():
+        files += ["--dev-bind", str(path), str(path)]
+    files += [*space, "/dev/shm"]
+    files += ["--remount-ro", "/dev", *space, "/tmp", *system(), *packages(imports)]
+    for outside, inside, writable in binds:
+        files += ["--bind" if writable else "--ro-bind", str(outside), inside]
     apart = [f"--unshare-{name}" for name in ("ipc", "pid", "net", "uts", "cgroup-try")]
     apart += ["--hostname", "sandbox", "--die-with-parent", "--new-session"]
-    return [find(), *files, *apart, *rights]
+    return [find(), *files, "--chdir", "/tmp", *apart, *rights]

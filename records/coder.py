@@ -1,8 +1,9 @@
-"""Text to bytes and back by a record's own probabilities: the proof that its score is one.
+"""Text to nats, to bits and back by a record's own probabilities: the proof is the score.
 
-An arithmetic coder (the package constriction) spends -log2 p bits on a token to which the model gives p. The
-decoder knows only what it has decoded so far, so whatever a model cannot really predict, it cannot decode
-either. Encoder and decoder make the same calls, one for each token, so that their floats agree bit for bit.
+A text's tokens are cut into contiguous streams. At each step the record gives the logits of the next token
+of every stream. They are normalised here in float64, the token that comes is charged, and only then the
+record is told it. An arithmetic coder (the package constriction) spends -log2 p bits on a token that has
+probability p. The decoder makes the same calls, so that its floats agree bit for bit.
 """
 
 import bz2
@@ -11,161 +12,127 @@ import lzma
 import math
 import struct
 import zlib
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
+import constriction
 import numpy as np
+import zstandard
 
 from data.command import DataError
+from records.text import encode
 
 LN2 = math.log(2)
-HEAD = struct.Struct(
-    "<4s8sIIIIII"
-)  # magic, record, window, stride, rows, tokens, bytes and crc32 of the text
-MAGIC = b"BGc1"
-MAX_TOKENS = 1 << 24  # of one compressed file: each is a call of the model
-PAD = 64  # contexts are filled up to a multiple of it: few shapes, same floats
+HEAD = struct.Struct("<4s8sIIII")  # magic, record, rows, tokens, bytes and crc32 of the text
+MAGIC = b"BGc2"
+MAX_TOKENS = 1 << 24  # of one compressed file
+STREAM_TOKENS = 2048  # a file is cut into streams of no fewer: what stands before is no context across a cut
+CATEGORICAL = constriction.stream.model.Categorical(perfect=False)
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """How a text is cut into windows. As in submission.json."""
-
-    window: int
-    stride: int
-    rows: int
-    state: str = "none"
-
-    def windows(self, total: int) -> np.ndarray:
-        """int64[n, 3]: (start, first scored, end). A window reads tokens start .. end and scores the targets
-        first .. end; it moves by `stride`, and only the first scores all it sees, each later one what is new.
-        """
-        window, stride = min(self.window, total - 1), min(self.stride, total - 1)
-        starts = np.arange(1 + max(0, -(-(total - 1 - window) // stride)), dtype=np.int64) * stride
-        ends = np.minimum(starts + window, total - 1)
-        return np.stack([starts, np.concatenate([[1], ends[:-1] + 1]), ends], axis=1)
-
-    def read(self, tokens: np.ndarray, windows: np.ndarray) -> np.ndarray:
-        """int64[n, window + 1]: what the windows read. Past its end a row repeats its last token."""
-        width = min(self.window, len(tokens) - 1)
-        place = windows[:, :1] + np.arange(width + 1)
-        return tokens[np.minimum(place, windows[:, 2:])].astype(np.int64)
+def weigh(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """float32[k, V] -> (float64[k, V], probabilities but for a factor; float64[k], log of sums of exp)."""
+    top = logits.max(1, keepdims=True)
+    weights = np.subtract(logits, top, dtype=np.float64)
+    np.exp(weights, out=weights)
+    return weights, top[:, 0] + np.log(weights.sum(1))
 
 
-@dataclass
-class Encoder:
-    """Takes known symbols. `nats`: what the probabilities say that they cost."""
+class Charge:
+    """Takes known tokens. `nats`: what each costs. Writes them in bits, too, where `writing`."""
 
-    known: np.ndarray
-    at: int = 1
-    nats: float = 0.0
+    def __init__(self, tokens: np.ndarray, writing: bool = False):
+        self.tokens = tokens
+        self.nats = np.zeros(len(tokens))
+        self.stream = constriction.stream.queue.RangeEncoder() if writing else None
 
-    def __post_init__(self):
-        import constriction
-
-        self.stream = constriction.stream.queue.RangeEncoder()
-        self.model = constriction.stream.model.Categorical
-
-    def code(self, p: np.ndarray) -> int:
-        symbol = int(self.known[self.at])
-        self.stream.encode(symbol, self.model(p, perfect=False))
-        self.nats -= float(np.log(max(p[symbol], 1e-300)))
-        self.at += 1
-        return symbol
+    def __call__(self, logits: np.ndarray, places: np.ndarray) -> np.ndarray:
+        ids = self.tokens[places].astype(np.int64)
+        weights, log_sums = weigh(logits)
+        self.nats[places] = log_sums - logits[np.arange(len(ids)), ids]
+        if self.stream is not None:
+            self.stream.encode(ids.astype(np.int32), CATEGORICAL, weights)
+        return ids
 
     def payload(self) -> bytes:
+        """The bits; empty where none were written."""
+        if self.stream is None:
+            return b""
         return self.stream.get_compressed().astype(">u4").tobytes().rstrip(b"\0")
 
 
-@dataclass
 class Decoder:
-    """Gives symbols back."""
+    """Gives tokens back. Raises DataError for bits that no encoder has written."""
 
-    payload: bytes
-    words: np.ndarray = field(init=False)
+    def __init__(self, payload: bytes):
+        filled = payload + bytes(-len(payload) % 4 + 8)
+        self.stream = constriction.stream.queue.RangeDecoder(np.frombuffer(filled, ">u4").astype(np.uint32))
 
-    def __post_init__(self):
-        import constriction
-
-        filled = self.payload + bytes(-len(self.payload) % 4 + 8)
-        self.words = np.frombuffer(filled, ">u4").astype(np.uint32)
-        self.stream = constriction.stream.queue.RangeDecoder(self.words)
-        self.model = constriction.stream.model.Categorical
-
-    def code(self, p: np.ndarray) -> int:
-        return int(self.stream.decode(self.model(p, perfect=False)))
+    def __call__(self, logits: np.ndarray, places: np.ndarray) -> np.ndarray:
+        try:
+            return self.stream.decode(CATEGORICAL, weigh(logits)[0]).astype(np.int64)
+        except AssertionError as error:
+            raise DataError(f"damaged: {error}") from None
 
 
-def code(predictor, evaluation: Evaluation, bos: int, total: int, coder: Encoder | Decoder) -> np.ndarray:
-    """uint16[total]: BOS and what the coder makes of each next token's distribution."""
-    tokens, windows = np.zeros(total, np.uint16), evaluation.windows(total)
-    tokens[0] = bos
-    for number, (start, first, end) in enumerate(windows):
-        for target in range(first, end + 1):
-            length = target - start
-            ids = np.zeros((1, min(-(-length // PAD) * PAD, evaluation.window)), np.int64)
-            ids[0, :length] = tokens[start:target]
-            logp = predictor.logprobs(ids, length - 1, length)[0, 0].astype(np.float64)
-            p = np.exp(logp)
-            if not np.isfinite(p).all() or not 0.99 < p.sum() < 1.01:
-                raise DataError(f"token {target}: the record's probabilities sum to {p.sum():g}, expected 1")
-            tokens[target] = coder.code(p / p.sum())
-        if evaluation.state == "adapt" and (number + 1) % evaluation.rows == 0:
-            predictor.adapt(evaluation.read(tokens, windows[number + 1 - evaluation.rows : number + 1]))
+def stream_starts(total: int, rows: int) -> np.ndarray:
+    """int64[rows + 1]: where each stream starts, and the end. The longer ones come first."""
+    lengths = total // rows + (np.arange(rows) < total % rows)
+    return np.concatenate([[0], np.cumsum(lengths)])
+
+
+def code(predictor, starts: np.ndarray, bos: int | None, coder: Callable) -> np.ndarray:
+    """int64[n]: the tokens of the streams that begin at `starts`, as the coder names them.
+
+    `coder(logits float32[k, V], places int64[k]) -> int64[k]` names the token at each place. Only `bos`, if
+    the text begins with it, is told for free. A stream that has ended is told zeros.
+    """
+    rows = len(starts) - 1
+    lengths = np.diff(starts)
+    tokens = np.zeros(starts[-1], np.int64)
+    tokens[:1] = bos or 0
+    told = np.zeros(rows, np.int64)
+    for at in range(lengths[0]):
+        logits = predictor.step(told) if at else predictor.start(rows)
+        active = np.count_nonzero(lengths > at)  # the first ones
+        free = int(at == 0 and bos is not None)
+        places = starts[free:active] + at
+        if len(places):
+            tokens[places] = coder(logits[free:active], places)
+        told[active:] = 0
+        told[:active] = tokens[starts[:active] + at]
     return tokens
 
 
-def compress(predictor, evaluation: Evaluation, tokenizer, record: bytes, text: bytes) -> tuple[bytes, float]:
-    """(compressed file, nats of its tokens by the model's own probabilities). `record`: bytes[8], names
-    it."""
+# --- files ------------------------------------------------------------------------------------------------
+
+
+def compress(predictor, tokenizer, record: bytes, text: bytes) -> bytes:
+    """A compressed file. `record`: bytes[8], names it. Raises DataError."""
     try:
-        ids = tokenizer.encode(text.decode())
+        tokens = encode(tokenizer, [text]).tokens
     except UnicodeDecodeError as error:
         raise DataError(f"byte {error.start} is no UTF-8: these models know text only") from None
-    if tokenizer.decode(ids).encode() != text:
-        raise DataError("the tokenizer does not give this text back")
-    tokens = np.array([tokenizer.bos_id(), *ids], np.uint16)
     if tokens.max() >= predictor.vocab_size or len(tokens) > MAX_TOKENS:
         raise DataError(
             f"the text has {len(tokens)} tokens up to {tokens.max()}, the record's vocabulary "
             f"ends at {predictor.vocab_size - 1}, and {MAX_TOKENS} tokens are the most"
         )
-    encoder = Encoder(tokens)
-    if len(tokens) > 1:
-        code(predictor, evaluation, tokenizer.bos_id(), len(tokens), encoder)
-    head = HEAD.pack(
-        MAGIC,
-        record,
-        evaluation.window,
-        evaluation.stride,
-        evaluation.rows,
-        len(tokens),
-        len(text),
-        zlib.crc32(text),
-    )
-    return head + (encoder.payload() if len(tokens) > 1 else b""), encoder.nats
+    rows = max(1, min(predictor.rows, len(tokens) // STREAM_TOKENS))
+    encoder = Charge(tokens, writing=True)
+    code(predictor, stream_starts(len(tokens), rows), tokenizer.bos_id(), encoder)
+    return HEAD.pack(MAGIC, record, rows, len(tokens), len(text), zlib.crc32(text)) + encoder.payload()
 
 
-def decompress(predictor, state: str, tokenizer, record: bytes, data: bytes) -> bytes:
+def decompress(predictor, tokenizer, record: bytes, data: bytes) -> bytes:
     """The text of a compressed file. Raises DataError if it is damaged, or another record's."""
     if len(data) < HEAD.size or data[:4] != MAGIC:
         raise DataError("no file that records.referee compress has written")
-    _, theirs, window, stride, rows, total, size, crc32 = HEAD.unpack_from(data)
+    _, theirs, rows, total, size, crc32 = HEAD.unpack_from(data)
     if theirs != record:
         raise DataError(f"was compressed by the record {theirs.hex()}, this is {record.hex()}")
-    if not (0 < stride <= window <= 1 << 20 and rows > 0 and 0 < total <= min(size + 1, MAX_TOKENS)):
+    if not (1 <= rows <= predictor.rows and rows <= total <= min(size + 1, MAX_TOKENS)):
         raise DataError("damaged: its header is impossible")
-    tokens = np.array([tokenizer.bos_id()])
-    if total > 1:
-        try:
-            tokens = code(
-                predictor,
-                Evaluation(window, stride, rows, state),
-                tokenizer.bos_id(),
-                total,
-                Decoder(data[HEAD.size :]),
-            )
-        except AssertionError as error:  # constriction's word for data that no encoder has written
-            raise DataError(f"damaged: {error}") from None
+    tokens = code(predictor, stream_starts(total, rows), tokenizer.bos_id(), Decoder(data[HEAD.size :]))
     if tokens.max() >= tokenizer.vocab_size():
         raise DataError("damaged: holds a token that the tokenizer does not know")
     text = tokenizer.decode(tokens[1:].tolist()).encode()
@@ -177,17 +144,15 @@ def decompress(predictor, state: str, tokenizer, record: bytes, data: bytes) -> 
     return text
 
 
-def others(text: bytes) -> dict[str, int]:
-    """Sizes that well-known programs make of the same bytes."""
-    import zstandard
-
-    return {
+def table(text: bytes, size: int) -> str:
+    """A size beside those that well-known programs make of the same text."""
+    sizes = {
+        "bytes": len(text),
         "gzip -9": len(gzip.compress(text, 9)),
         "bzip2 -9": len(bz2.compress(text, 9)),
         "xz -9e": len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)),
         "zstd -19": len(zstandard.ZstdCompressor(level=19).compress(text)),
+        "this model": size,
     }
-
-
-def bits_per_byte(nats: float, size: int) -> float:
-    return nats / LN2 / max(size, 1)
+    bits = 8 / max(len(text), 1)
+    return ", ".join(f"{name} {value} ({bits * value:.3f} bits per byte)" for name, value in sizes.items())

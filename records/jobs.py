@@ -1,18 +1,31 @@
 """A record, a track and a machine: all that it takes to run a record's predictor."""
 
+import contextlib
 import hashlib
-from dataclasses import dataclass, replace
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from data.command import REPO, DataError
-from records.coder import Evaluation
+from records import worker
 from records.files import read_bytes, read_json
 from records.folders import SCRIPT
-from records.sandbox import Limits, Mode, Predictor
+from records.sandbox import Mode, Predictor, launch, memory_file
 from records.text import DATA, tokenizer_path
-from records.tracks import RECORDS, Track, load_track, schema_errors
+from records.tracks import RECORDS, Track, load_track
+from records.watch import Limits, Watchdog
 
-CALL_TOKENS = 1 << 22  # of one call, rows times window
+SLOWEST = 8  # how many times slower than the track's machine a machine may be
+SPEED_SIZE = 1024  # of the square matrices whose product is timed
+SPEED_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -22,10 +35,10 @@ class Job:
     track: Track
     script: Path
     artifact: Path
-    evaluation: Evaluation
     tokenizer_path: Path
     mode: Mode
     limits: Limits
+    slowness: float  # of this machine beside the track's
     second: Path | None = None  # file with the second text
 
     @property
@@ -36,64 +49,79 @@ class Job:
             digest.update(hashlib.sha256(read_bytes(path)).digest())
         return digest.digest()[:8]
 
-    def predictor(self, compiling: bool = False, quick: bool = False) -> Predictor:
-        """A fresh sandbox. It compiles only if the job may, too."""
-        mode = replace(self.mode, compiling=compiling and self.mode.compiling, quick=quick)
-        return Predictor(self.script, self.artifact, self.track["imports"], mode, self.limits)
+    @contextlib.contextmanager
+    def predictor(self) -> Iterator[Predictor]:
+        """The record in a process of its own, which ends with the block.
+
+        Raises NoSandbox, and SandboxError for whatever the record does wrong, here or in the block.
+        """
+        seen = {"train_gpt.py": self.script, "model.ptz": self.artifact, "worker.py": worker.__file__}
+        with tempfile.TemporaryDirectory(prefix="bytegolf-record-") as stage, memory_file() as memory:
+            os.chmod(stage, 0o755)  # another user reads it
+            for name, source in seen.items():
+                shutil.copyfile(source, f"{stage}/{name}")
+                os.chmod(f"{stage}/{name}", 0o644)
+            inside = stage if self.mode.trust else "/record"
+            python = [os.path.abspath(sys.executable), "-I", "-B", "-u", f"{inside}/worker.py"]
+            words = [*python, inside, self.mode.device, str(memory.fileno())]
+            room = [(Path(stage), inside, False)], self.track["imports"], self.mode, self.limits
+            pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+            with launch(words, *room, (memory.fileno(),), **pipes) as process:
+                watchdog = Watchdog(process, process.stderr, self.limits)
+                try:
+                    yield Predictor(process, memory, watchdog, self.track["rows"])
+                finally:
+                    watchdog.stop()
 
 
-def find_evaluation(record: Path) -> Evaluation:
-    """How a record says that it is to be scored. Raises DataError.
+def processor_speed() -> float:
+    """float32 operations in a processor second of one core, by a product, which is most of what models do."""
+    matrix = np.ones((SPEED_SIZE, SPEED_SIZE), np.float32)
+    count = 0
+    began = time.process_time()
+    while time.process_time() - began < SPEED_SECONDS:
+        np.matmul(matrix, matrix)
+        count += 1
+    return 2 * SPEED_SIZE**3 * count / (time.process_time() - began)
 
-    Without a submission.json the windows have size 0, which scoring.with_windows fills in.
+
+def slowness(track: Track) -> float:
+    """How many times more processor seconds than on the track's machine the same work takes here just now.
+
+    A machine is given at least the track's own seconds, and at most SLOWEST times these.
     """
-    submission = record / "submission.json"
-    if not submission.exists():
-        return Evaluation(0, 0, 32)
-    value = read_json(submission)
-    errors = [error for error in schema_errors(value, "submission") if error.startswith("evaluation")]
-    if errors or "evaluation" not in value:
-        raise DataError(f"{submission}: {(errors or ['evaluation is missing'])[0]}")
-    found = Evaluation(**value["evaluation"])
-    if found.stride > found.window or found.rows * found.window > CALL_TOKENS:
-        # a longer stride would leave tokens out, a larger call would fill the referee's memory
-        raise DataError(
-            f"{submission}: evaluation is {found}, expected a stride of at most the window, and "
-            f"rows * window of at most {CALL_TOKENS}"
-        )
-    return found
+    return float(np.clip(track["eval_gflops"] * 1e9 / processor_speed(), 1, SLOWEST))
+
+
+def is_run(record: Path) -> bool:
+    """Whether this is a run's folder in logs/."""
+    return (record / "config.json").exists()
+
+
+def named_dataset(record: Path) -> str | None:
+    """The dataset that a record's submission.json names, or that the run of this folder was trained on."""
+    name = None
+    if (record / "submission.json").exists():
+        name = read_json(record / "submission.json").get("dataset")
+    elif is_run(record):
+        settings = read_json(record / "config.json").get("settings")
+        path = settings.get("data_path") if isinstance(settings, dict) else None
+        name = path and Path(str(path)).name
+    return name and str(name)
 
 
 def find_track(record: Path) -> Track:
-    """The track in whose folder a record lies, or, for a run, the one with the run's tokenizer."""
+    """The track in whose folder a record lies, or, for a run, the first one with the run's dataset."""
     home = record.resolve().parent
     if (home / "track.json").exists():
         return load_track(home)
-    config = record / "config.json"
-    if config.exists():
-        settings = read_json(config).get("settings")
-        wanted = Path(str(settings.get("tokenizer_path"))).name if isinstance(settings, dict) else ""
-        for path in sorted(RECORDS.glob("*/track.json")):
-            track = load_track(path.parent)
-            if track.dataset["tokenizer"] == wanted:
-                return track
+    for path in sorted(RECORDS.glob("*/track.json")) if is_run(record) else ():
+        with contextlib.suppress(DataError):  # not this track's
+            return load_track(path.parent).using(named_dataset(record))
     raise DataError(
-        f"{record}: lies in no track's folder, and no track has its tokenizer; "
-        "--track records/track_10min_floppy names the track"
+        f"{record}: lies in no track's folder, and no track has its dataset; "
+        "--track records/track_floppy names the track"
     )
-
-
-def find_script(record: Path) -> Path:
-    """The record's script; for a run in logs/ the one of this repository, which wrote it."""
-    own = record / SCRIPT
-    return REPO / SCRIPT if not own.exists() and (record / "config.json").exists() else own
-
-
-def find_artifact(record: Path) -> Path:
-    found = sorted(record.glob("model*"))
-    if not found:
-        raise DataError(f"{record}: holds no model_seed<N>.ptz; --artifact names the file")
-    return found[0]
 
 
 def find_job(
@@ -103,25 +131,31 @@ def find_job(
     data: Path = DATA,
     device: str | None = None,
     trust: bool = False,
-    compiling: bool = True,
     second: Path | None = None,
-    limits: Limits | None = None,
+    dataset: str | None = None,
 ) -> Job:
     """The job of a record's folder. None stands for what the folder or its track says. Raises DataError."""
     if not record.is_dir():
         raise DataError(f"{record}: no such folder")
     rules = load_track(track) if track else find_track(record)
-    script = find_script(record)
-    artifact = artifact or find_artifact(record)
-    for path in (script, artifact):
+    rules = rules.using(dataset or named_dataset(record))
+    script = record / SCRIPT
+    if not script.exists() and is_run(record):
+        script = REPO / SCRIPT  # which wrote it
+    artifacts = [artifact] if artifact else sorted(record.glob("model*"))
+    if not artifacts:
+        raise DataError(f"{record}: holds no model_seed<N>.ptz; --artifact names the file")
+    for path in (script, artifacts[0]):
         read_bytes(path)
+    slow = slowness(rules)
+    seconds = 2 * slow * rules["eval_seconds"]  # the exact limit is a check of the score
     return Job(
         rules,
         script,
-        artifact,
-        find_evaluation(record),
+        artifacts[0],
         tokenizer_path(rules, data, record),
-        Mode(device or rules["device"], trust, compiling),
-        limits or Limits(seconds=2 * rules["eval_seconds"] + 300),  # probes may score a second time
+        Mode(device or rules["device"], trust),
+        Limits(processor=seconds, seconds=2 * seconds),
+        slow,
         second,
     )

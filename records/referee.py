@@ -1,17 +1,18 @@
-"""The trusted scorer: bits per byte of a record by the referee's own count, probes, a proof by compression.
+"""The trusted scorer: bits per byte of a record by the referee's own count, and a proof by compression.
 
     python -m records.referee score      RECORD
+    python -m records.referee prove      RECORD
     python -m records.referee sample     RECORD --prompt "def "
-    python -m records.referee prove      RECORD --bytes 4096
     python -m records.referee compress   RECORD FILE [-o FILE.bg]
     python -m records.referee decompress RECORD FILE.bg [-o FILE]
 
 RECORD is a folder with a train_gpt.py that defines load_predictor, and an artifact. The record runs in a
-sandbox and sees tokens only; the text, the count of bytes, the sum of nats, the clock and the verdict are
-the referee's.
+sandbox and is told each token after it was charged for it; the text, the count of bytes, the sum of nats, the
+clock and the verdict are the referee's.
 """
 
 import argparse
+import itertools
 import math
 import secrets
 import sys
@@ -20,104 +21,43 @@ from pathlib import Path
 
 import numpy as np
 
-from data.command import DataError, UsageError, open_streams, run, whole
-from records.checks import Check, check
-from records.coder import compress, decompress
+from data.command import DataError, UsageError, fraction, open_streams, run, whole
+from records import scoring
+from records.checks import Check, check, skip
+from records.coder import compress, decompress, table
 from records.files import read_bytes, utf8, write_whole
 from records.jobs import Job, find_job
-from records.probes import probe_record
-from records.proof import LEAST_PROOF, prove, table
 from records.sample import sample
 from records.sandbox import NoSandbox, SandboxError
-from records.scoring import Result, score_record, with_windows
+from records.scoring import Result
 from records.text import DATA, Text, load_tokenizer, second_text, validation_text
 
 
-def referee(job: Job, text: Text, proof_bytes: int, rng: np.random.Generator) -> Iterator[Check | Result]:
-    """Score, probes and proof; the Result comes first. What the sandbox ends is one FAIL, and the end."""
+def referee(job: Job, text: Text, proof: bool | int, rng: np.random.Generator) -> Iterator[Check | Result]:
+    """Score, second text and proof; the Result comes first. What the sandbox ends is one FAIL, and the end.
+
+    `proof`: True for the whole text, or a number of bytes of it, or False.
+    """
+    tokenizer = load_tokenizer(job.tokenizer_path)
     try:
-        result, checks = score_record(job, text)
+        result = scoring.score_record(job, text, proof is True)
         yield result
-        yield from checks
-        if any(line.verdict == "FAIL" for line in checks):
-            return
-        tokenizer = load_tokenizer(job.tokenizer_path)
-        yield from probe_record(result, text, second_text(job.track, tokenizer, job.second), rng)
-        if proof_bytes:
-            yield from prove(result.job, text, proof_bytes, rng)
+        yield scoring.check_time(result)
+        second = second_text(job.track, tokenizer, job.second)
+        if second is None:
+            yield skip("second-text", "the track has no second text here; --second FILE names one")
+        else:
+            yield scoring.check_second(result, second)
+        if proof and proof is not True:
+            result = scoring.score_record(job, scoring.part_of(text, tokenizer, proof, rng), True)
+        if proof:
+            yield from scoring.check_proof(result)
         yield check("sandbox", True, "within its limits, expected so")
     except SandboxError as error:
         yield check("sandbox", False, f"{error.kind}: {error}")
 
 
-# --- command line ----------------------------------------------------------------------------------------
-
-
-def temperature(text: str) -> float:
-    """The type of --temperature."""
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} given, expected a number of 0 or more")
-    return value
-
-
-def add_text_options(command: argparse.ArgumentParser) -> None:
-    """Options of the commands that read the validation text."""
-    add = command.add_argument
-    add("--documents", type=Path, help="the validation text, a JSON string a line (default: from shards)")
-    add("--probe-seed", type=whole(0), help="of the random positions (default: drawn, and printed)")
-
-
-def add_score(command: argparse.ArgumentParser) -> None:
-    add_text_options(command)
-    command.add_argument("--second", type=Path, help="second text: a JSON string a line, one for a document")
-    command.add_argument("--eager", action="store_true", help="without torch.compile")
-
-
-def add_sample(command: argparse.ArgumentParser) -> None:
-    add = command.add_argument
-    add("--prompt", type=utf8, default="", help="how the text begins (default: it begins a document)")
-    add("--tokens", type=whole(1), default=200, help="how many the model writes (default: %(default)s)")
-    add("--temperature", type=temperature, default=0.8, help="0: no chance at all (default: %(default)s)")
-    add("--seed", type=whole(0), default=1, help="another one, another text (default: %(default)s)")
-
-
-def add_prove(command: argparse.ArgumentParser) -> None:
-    add_text_options(command)
-    what = "of text (default: %(default)s)"
-    command.add_argument("--bytes", type=whole(LEAST_PROOF), default=4096, metavar="N", help=what)
-
-
-def add_convert(command: argparse.ArgumentParser) -> None:
-    command.add_argument("file", type=Path, metavar="FILE")
-    command.add_argument("-o", "--output", type=Path, help="(default: FILE.bg, or FILE without .bg)")
-
-
-COMMANDS = {
-    "score": (add_score, "score the track's validation text and probe the record"),
-    "sample": (add_sample, "let the record's model write text"),
-    "prove": (add_prove, "compress real validation text and decompress it in a fresh sandbox"),
-    "compress": (add_convert, "compress a text file by the record's probabilities"),
-    "decompress": (add_convert, "and back"),
-}
-
-
-def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m records.referee", description=__doc__.splitlines()[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, (add_options, words) in COMMANDS.items():
-        command = commands.add_parser(name, help=words, description=words)
-        add = command.add_argument
-        add(
-            "record", type=Path, metavar="RECORD", help="folder with train_gpt.py and an artifact, or a run's"
-        )
-        add("--track", type=Path, help="folder with track.json (default: the record's parent)")
-        add("--artifact", type=Path, help="(default: the record's model_seed<N>.ptz)")
-        add("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/")
-        add("--device", choices=["cpu", "cuda"], help="(default: the track's; sample: cpu)")
-        add("--trust", action="store_true", help="run the record without a sandbox where there is none")
-        add_options(command)
-    return parser.parse_args(argv)
+# --- commands ---------------------------------------------------------------------------------------------
 
 
 def convert(job: Job, args: argparse.Namespace) -> int:
@@ -129,18 +69,15 @@ def convert(job: Job, args: argparse.Namespace) -> int:
     output = args.output or default
     if output.exists():
         raise UsageError(f"{output}: exists and is never overwritten; -o names another file")
-    tokenizer = load_tokenizer(job.tokenizer_path)
     data = read_bytes(args.file)
     with job.predictor() as predictor:
-        job = with_windows(job, predictor)
         try:
-            if packing:
-                made, _ = compress(predictor, job.evaluation, tokenizer, job.name, data)
-                print(table(data, len(made)))
-            else:
-                made = decompress(predictor, job.evaluation.state, tokenizer, job.name, data)
+            work = compress if packing else decompress
+            made = work(predictor, load_tokenizer(job.tokenizer_path), job.name, data)
         except DataError as error:
             raise DataError(f"{args.file}: {error}") from None
+    if packing:
+        print(table(data, len(made)))
     write_whole(output, made)
     print(f"{output}: {len(made)} bytes")
     return 0
@@ -150,7 +87,7 @@ def write_sample(job: Job, args: argparse.Namespace) -> int:
     """sample."""
     tokenizer = load_tokenizer(job.tokenizer_path)
     rng = np.random.default_rng(args.seed)
-    with job.predictor(quick=True) as predictor:
+    with job.predictor() as predictor:
         for text in sample(predictor, tokenizer, args.prompt, args.tokens, args.temperature, rng):
             print(text, end="", flush=True)
     print()
@@ -159,37 +96,82 @@ def write_sample(job: Job, args: argparse.Namespace) -> int:
 
 def judge(job: Job, args: argparse.Namespace) -> int:
     """score and prove."""
-    seed = secrets.randbits(32) if args.probe_seed is None else args.probe_seed
+    seed = secrets.randbits(32) if args.seed is None else args.seed
     rng = np.random.default_rng(seed)
+    text = validation_text(job.track, args.data, args.record)
+    print(f"seed: {seed}")
+    if args.command == "prove":
+        if args.bytes:
+            text = scoring.part_of(text, load_tokenizer(job.tokenizer_path), args.bytes, rng)
+        result = scoring.score_record(job, text, True)
+        lines = itertools.chain([result], scoring.check_proof(result))
+    elif args.share:
+        bpb, half_width, streams, rows = scoring.estimate(job, text, args.share, rng)
+        lines = [f"streams: {streams} of {rows}\nval_bpb: {bpb:.6f} +- {half_width:.6f} (95 %)"]
+    else:
+        lines = referee(job, text, False, rng)
     failed = 0
-    result = None
-    text = validation_text(job.track, args.data, args.record, args.documents)
-    print(f"probe_seed: {seed}")
-    lines = referee(job, text, 0, rng) if args.command == "score" else prove(job, text, args.bytes, rng)
     for line in lines:
-        if isinstance(line, Result):
-            result = line
-            continue
         print(line, flush=True)
-        failed += line.verdict == "FAIL"
-    if result:
-        print("---")
-        print(f"val_loss: {result.loss:.8f}")
-        print(f"val_bpb: {result.bpb:.8f}")
-        print(f"val_bytes: {text.bytes}")
-        print(f"val_tokens: {len(text.tokens) - 1}")
-        print(f"seconds: {result.seconds:.1f}")
+        failed += isinstance(line, Check) and line.verdict == "FAIL"
     return 1 if failed else 0
 
 
+def temperature(text: str) -> float:
+    """The type of --temperature."""
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} given, expected a number of 0 or more")
+    return value
+
+
+COMMANDS = {
+    "score": (judge, "score the track's validation text and a second text"),
+    "prove": (judge, "compress the validation text and decompress it in a fresh sandbox"),
+    "sample": (write_sample, "let the record's model write text"),
+    "compress": (convert, "compress a text file by the record's probabilities"),
+    "decompress": (convert, "and back"),
+}
+BYTES = whole(scoring.LEAST_PROOF)
+OPTIONS = [  # commands that have it (none: all), its name, what argparse makes of it
+    ("", "--track", {"type": Path, "help": "folder with track.json (default: the record's parent)"}),
+    ("", "--dataset", {"help": "one of the track's vocabularies (default: the record's)"}),
+    ("", "--artifact", {"type": Path, "help": "(default: the record's model_seed<N>.ptz)"}),
+    ("", "--data", {"type": Path, "default": DATA, "help": "folder with datasets/ and tokenizers/"}),
+    ("", "--device", {"choices": ["cpu", "cuda"], "help": "(default: the track's; sample: cpu)"}),
+    ("", "--trust", {"action": "store_true", "help": "run the record without a sandbox"}),
+    ("score prove", "--seed", {"type": whole(0), "help": "of random choices (default: drawn, and printed)"}),
+    ("score", "--second", {"type": Path, "help": "second text: a JSON string a line, one for a document"}),
+    ("score", "--share", {"type": fraction, "metavar": "F", "help": "score this share of the streams"}),
+    ("prove", "--bytes", {"type": BYTES, "metavar": "N", "help": "of text (default: all)"}),
+    ("sample", "--prompt", {"type": utf8, "default": "", "help": "how the text begins"}),
+    ("sample", "--tokens", {"type": whole(1), "default": 200, "help": "(default: %(default)s)"}),
+    ("sample", "--temperature", {"type": temperature, "default": 0.8, "help": "(default: %(default)s)"}),
+    ("sample", "--seed", {"type": whole(0), "default": 1, "help": "another one, another text"}),
+    ("compress decompress", "file", {"type": Path, "metavar": "FILE"}),
+    ("compress decompress", "-o --output", {"type": Path, "help": "(default: FILE.bg, or FILE without .bg)"}),
+]
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m records.referee", description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, (_, words) in COMMANDS.items():
+        command = commands.add_parser(name, help=words, description=words)
+        command.add_argument("record", type=Path, metavar="RECORD", help="a record's folder, or a run's")
+        for owners, option, about in OPTIONS:
+            if name in (owners or name).split():
+                command.add_argument(*option.split(), **about)
+    return parser.parse_args(argv)
+
+
 def work(args: argparse.Namespace) -> int:
+    same = ("track", "dataset", "artifact", "data", "trust", "second")
+    options = {name: value for name, value in vars(args).items() if name in same}
     device = args.device or ("cpu" if args.command == "sample" else None)
-    compiling = not getattr(args, "eager", False)
-    second = getattr(args, "second", None)
-    job = find_job(args.record, args.track, args.artifact, args.data, device, args.trust, compiling, second)
-    do = {"score": judge, "prove": judge, "sample": write_sample}.get(args.command, convert)
+    job = find_job(args.record, device=device, **options)
     try:
-        return do(job, args)
+        return COMMANDS[args.command][0](job, args)
     except (SandboxError, NoSandbox) as error:
         raise DataError(str(error)) from None
 

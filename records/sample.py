@@ -8,31 +8,15 @@ import sentencepiece
 from data.command import DataError
 from records.sandbox import Predictor
 
-CONTEXT = 512  # tokens that the model sees at most: each new token costs a pass over all of them
 UNFINISHED = "\ufffd"  # ends a decoded text whose last character still lacks bytes
 
 
-def choose(logprobs: np.ndarray, temperature: float, rng: np.random.Generator) -> int:
-    """A token by float[V] nats; temperature 0 takes the most probable. Raises DataError."""
-    if not np.isfinite(logprobs.max()):
-        raise DataError("the record's probabilities are not finite")
+def choose(logits: np.ndarray, temperature: float, rng: np.random.Generator) -> int:
+    """A token by float[V]; temperature 0 takes the most probable."""
     if temperature == 0:
-        return int(logprobs.argmax())
-    p = np.exp((logprobs - logprobs.max()) / temperature)
+        return int(logits.argmax())
+    p = np.exp((logits - logits.max()) / temperature)
     return int(rng.choice(len(p), p=p / p.sum()))
-
-
-def write_tokens(
-    predictor: Predictor, ids: list[int], count: int, temperature: float, rng: np.random.Generator
-) -> Iterator[int]:
-    """So many tokens after `ids`, whose first, the BOS, is never written again: the document goes on."""
-    ids, bos = list(ids), ids[0]
-    for _ in range(count):
-        seen = ids[-min(predictor.max_len, CONTEXT) :]
-        logprobs = predictor.logprobs(np.array([seen]), len(seen) - 1)[0, 0].astype(np.float64)
-        logprobs[bos] = -np.inf
-        ids.append(choose(logprobs, temperature, rng))
-        yield ids[-1]
 
 
 def sample(
@@ -43,14 +27,22 @@ def sample(
     temperature: float,
     rng: np.random.Generator,
 ) -> Iterator[str]:
-    """The prompt, and then the text of `count` tokens, whole characters at a time. Raises DataError."""
+    """The prompt, and then the text of `count` tokens, whole characters at a time. Raises DataError.
+
+    The BOS is never written again: the document goes on.
+    """
     ids = [tokenizer.bos_id(), *tokenizer.encode(prompt)]
     if max(ids) >= predictor.vocab_size:
         raise DataError(f"the tokenizer's ids do not fit the record's vocabulary of {predictor.vocab_size}")
     yield prompt
     shown = tokenizer.decode(ids[1:])
-    for token in write_tokens(predictor, ids, count, temperature, rng):
-        ids.append(token)
+    predictor.start(1)
+    for token in ids[:-1]:
+        predictor.step(np.array([token]))
+    for _ in range(count):
+        logits = predictor.step(np.array(ids[-1:]))[0].astype(np.float64)
+        logits[ids[0]] = -np.inf
+        ids.append(choose(logits, temperature, rng))
         text = tokenizer.decode(ids[1:])
         if not text.endswith(UNFINISHED):
             yield text[len(shown) :]

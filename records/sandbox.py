@@ -1,30 +1,23 @@
 """A record's predictor in a process of its own, which sees nothing but itself and may use little."""
 
 import os
-import re
 import resource
 import select
-import shutil
-import signal
 import subprocess
-import sys
 import tempfile
-import threading
-import time
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from records import bubblewrap, worker
 from records.checks import printable
 from records.text import MAX_VOCAB
+from records.watch import Limits, Watchdog, kill
 
-HAS_PROC = Path("/proc/meminfo").exists()  # elsewhere only trusted records run, without limits on their sum
-LEAST_FREE = 256 << 10  # KiB of memory that this machine must keep
-TAIL = 2000  # bytes that are kept of what a record writes
+MAX_FILES = 256  # open at once
+MAX_ANSWER = 1 << 28  # bytes of logits
 
 
 class SandboxError(Exception):
@@ -40,27 +33,17 @@ class NoSandbox(Exception):
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What one sandbox may use."""
-
-    memory: int = 8 << 30  # bytes of all its processes together
-    tasks: int = 128  # processes and threads
-    seconds: float = 1800.0  # wall time of the referee's waiting, start and all requests together
-    output: int = 1 << 20  # bytes on stdout and stderr
-    files: int = 1 << 28  # bytes of one file, and four times that of all of /tmp
-
-
-@dataclass(frozen=True)
 class Mode:
     """How a record's process runs."""
 
     device: str = "cpu"
     trust: bool = False  # without a sandbox
-    compiling: bool = False  # let torch compile
-    quick: bool = False  # only to look at what the model writes: nothing is hidden, torch computes plainly
 
 
-def environment(mode: Mode) -> dict[str, str]:
+# --- starting ---------------------------------------------------------------------------------------------
+
+
+def environment() -> dict[str, str]:
     """Nothing of the caller's but the number of threads."""
     variables = {
         "PATH": "/usr/bin:/bin",
@@ -72,276 +55,158 @@ def environment(mode: Mode) -> dict[str, str]:
         "TORCHINDUCTOR_CACHE_DIR": "/tmp/inductor",
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }
-    if not mode.compiling:
-        variables["TORCH_COMPILE_DISABLE"] = "1"
     if "OMP_NUM_THREADS" in os.environ:
         variables["OMP_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"]
     return variables
 
 
-# --- the watch --------------------------------------------------------------------------------------------
+def sandbox_user() -> int:
+    """Number of the user that a sandbox of ours runs as; 0: the one who calls, who is not root."""
+    return 64000 + os.getpid() % 1000 if os.geteuid() == 0 else 0
 
 
-class Watchdog(threading.Thread):
-    """Ends a process tree that uses more memory or tasks than it may; reads its output and bounds it."""
-
-    def __init__(self, process: subprocess.Popen, limits: Limits):
-        super().__init__(daemon=True)
-        self.process = process
-        self.limits = limits
-        self.verdict = None  # (kind, message) once it ended the process
-        self.tail = b""
-        self.written = 0
-        self.stopped = threading.Event()
-        self.start()
-
-    def run(self) -> None:
-        out = self.process.stderr
-        os.set_blocking(out.fileno(), False)
-        while not self.stopped.is_set() and self.verdict is None:
-            if select.select([out], [], [], 0.1)[0]:
-                chunk = out.read(1 << 16) or b""
-                self.written += len(chunk)
-                self.tail = (self.tail + chunk)[-TAIL:]
-                if not chunk:
-                    self.stopped.wait(0.1)
-            self.look()
-
-    def look(self) -> None:
-        """One look at the tree."""
-        tasks, memory = usage(self.process.pid)
-        if self.written > self.limits.output:
-            self.end("output", f"wrote more than {self.limits.output} bytes to stdout")
-        elif tasks > self.limits.tasks:
-            self.end("tasks", f"has {tasks} processes and threads, at most {self.limits.tasks} are allowed")
-        elif memory > self.limits.memory or low_memory():
-            self.end("memory", f"holds {memory >> 20} MiB, at most {self.limits.memory >> 20} are allowed")
-
-    def end(self, kind: str, message: str) -> None:
-        self.verdict = self.verdict or (kind, message)
-        kill(self.process)
+def lowered(mode: Mode, limits: Limits) -> list[str]:
+    """The command line that runs what follows it without rights, as another user, and within limits."""
+    values = {"NPROC": limits.tasks, "NOFILE": MAX_FILES, "FSIZE": limits.files, "CORE": 0}
+    values["CPU"] = int(limits.processor) + 10  # of one process; the watchdog counts those of all
+    if mode.device == "cpu":  # a GPU's driver reserves more than there is
+        values["DATA"] = limits.memory
+    words = ["prlimit"]
+    for name, value in values.items():
+        hard = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[1]
+        words.append(f"--{name.lower()}={value if hard == resource.RLIM_INFINITY else min(value, hard)}")
+    user = sandbox_user()
+    return ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *words] if user else words
 
 
-def kill(process: subprocess.Popen) -> None:
-    """End a process with its group; bubblewrap's first process takes the rest of the sandbox along."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
+def confined(
+    binds: Iterable[bubblewrap.Bind], imports: Iterable[str], mode: Mode, limits: Limits, filters: BinaryIO
+) -> list[str]:
+    """The command line that runs what follows it in a sandbox; bwrap reads a filter from `filters`."""
+    if bubblewrap.find() is None:
+        raise NoSandbox(
+            "bubblewrap (bwrap) is not installed or does not work here, so foreign code is refused: "
+            "apt-get install bubblewrap, or --trust the record"
+        )
+    filters.write(bubblewrap.no_keys())
+    filters.seek(0)
+    room = bubblewrap.command(binds, imports, mode.device, limits.files)
+    return [*room, "--seccomp", str(filters.fileno()), "--", *lowered(mode, limits)]
 
 
-def usage(root: int) -> tuple[int, int]:
-    """(tasks, resident bytes) of a process and all that descend from it."""
-    children = defaultdict(list)
-    facts = {}
-    for entry in os.listdir("/proc") if HAS_PROC else ():
-        if not entry.isdigit():
-            continue
-        try:
-            stat = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it has ended meanwhile
-        children[int(stat[1])].append(int(entry))
-        facts[int(entry)] = int(stat[17]), int(stat[21]) * resource.getpagesize()
-    todo = [root]
-    tasks = 0
-    memory = 0
-    while todo:
-        pid = todo.pop()
-        todo += children[pid]
-        its_tasks, its_memory = facts.get(pid, (0, 0))
-        tasks += its_tasks
-        memory += its_memory
-    return tasks, memory
+def memory_file() -> BinaryIO:
+    """A file without a name, in memory where the system knows such."""
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("bytegolf"), "w+b", buffering=0)
+    return tempfile.TemporaryFile(buffering=0)
 
 
-def low_memory() -> bool:
-    """Whether this machine runs out of memory, whoever holds it (files in memory belong to no process)."""
-    found = HAS_PROC and re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())
-    return bool(found) and int(found[1]) < LEAST_FREE
+def launch(
+    words: Sequence[str],
+    binds: Iterable[bubblewrap.Bind],
+    imports: Iterable[str],
+    mode: Mode,
+    limits: Limits,
+    pass_fds: tuple[int, ...] = (),
+    **pipes,
+) -> subprocess.Popen:
+    """Start a command line in a sandbox that sees `binds` and the packages `imports`.
+
+    `pipes` are Popen's stdin, stdout and stderr. Raises NoSandbox.
+    """
+    with memory_file() as filters:
+        prefix = [] if mode.trust else confined(binds, imports, mode, limits, filters)
+        return subprocess.Popen(
+            [*prefix, *words],
+            bufsize=0,
+            cwd="/",
+            pass_fds=(*pass_fds, filters.fileno()),
+            start_new_session=True,
+            env=environment(),
+            **pipes,
+        )
 
 
-# --- the process ------------------------------------------------------------------------------------------
+# --- the contract -----------------------------------------------------------------------------------------
 
 
 class Predictor:
     """The record behind the contract of records/README.md, every answer checked for size.
 
-    Use as a context manager. Raises NoSandbox, and SandboxError for whatever the record does wrong.
+    The memory where the worker leaves its answers is read here like a file, and never mapped: a record that
+    cuts it, or writes while it is read, spoils its own answer and nothing else.
     """
 
-    def __init__(
-        self,
-        script: Path,
-        artifact: Path,
-        imports: Iterable[str],
-        mode: Mode = Mode(),
-        limits: Limits = Limits(),
-    ):
-        if not mode.trust and bubblewrap.find() is None:
-            raise NoSandbox(
-                "bubblewrap (bwrap) is not installed or does not work here, so foreign code is refused: "
-                "apt-get install bubblewrap, or --trust the record"
+    def __init__(self, process: subprocess.Popen, memory: BinaryIO, watchdog: Watchdog, most_rows: int):
+        self.process = process
+        self.memory = memory
+        self.watchdog = watchdog
+        self.answers = np.zeros(0, np.float32)
+        self.early = select.poll()
+        self.early.register(process.stdout, select.POLLIN)
+        self.vocab_size, self.rows = self.receive()
+        self.check_facts(most_rows)
+
+    def check_facts(self, most_rows: int) -> None:
+        size, rows = self.vocab_size, self.rows
+        if not (0 < size <= MAX_VOCAB and 0 < rows <= most_rows and 4 * rows * size <= MAX_ANSWER):
+            raise SandboxError(
+                "contract",
+                f"the predictor has vocab_size {size} and rows {rows}, expected 1 to {MAX_VOCAB} and "
+                f"1 to {most_rows}, and answers of at most {MAX_ANSWER >> 20} MiB",
             )
-        self.limits = limits
-        self.spent = 0.0
-        self.stage = Path(tempfile.mkdtemp(prefix="bytegolf-record-"))
-        try:
-            self.fill_stage({"train_gpt.py": script, "model.ptz": artifact, "worker.py": worker.__file__})
-            self.start(imports, mode)
-        except BaseException:
-            shutil.rmtree(self.stage)
-            raise
-
-    def fill_stage(self, sources: dict[str, Path]) -> None:
-        """Copies of all that the sandbox sees of the record."""
-        for name, source in sources.items():
-            shutil.copyfile(source, self.stage / name)
-            (self.stage / name).chmod(0o644)
-        self.stage.chmod(0o755)
-
-    def start(self, imports: Iterable[str], mode: Mode) -> None:
-        """Start the worker. Its descriptors are three pipes to us, and none else of ours."""
-        limits = self.limits
-        inside = str(self.stage)
-        prefix, keys = [], []
-        if not mode.trust:
-            prefix = bubblewrap.command(self.stage, imports, mode.device, limits.files, not mode.quick)
-            inside = "/record"
-            if bubblewrap.no_keys():
-                keys = [os.memfd_create("no-keys")]  # bwrap reads it and closes it
-                os.pwrite(keys[0], bubblewrap.no_keys(), 0)
-                prefix += ["--seccomp", str(keys[0])]
-            prefix.append("--")
-        memory = 0 if mode.device == "cuda" else limits.memory
-        tasks = 0 if mode.trust else limits.tasks
-        user = 64000 + os.getpid() % 1000 if os.geteuid() == 0 and not mode.trust else 0
-        numbers = int(mode.quick), memory, tasks, int(limits.seconds) * 4, limits.files, user
-        python = [os.path.abspath(sys.executable), "-I", "-B", "-u", f"{inside}/worker.py"]
-        self.process = subprocess.Popen(
-            [*prefix, *python, inside, mode.device, *map(str, numbers)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            cwd="/",
-            pass_fds=keys,
-            start_new_session=True,
-            env=environment(mode),
-        )
-        for fd in keys:
-            os.close(fd)
-        self.requests = self.process.stdin.fileno()
-        self.responses = self.process.stdout.fileno()
-        for fd in (self.requests, self.responses):
-            os.set_blocking(fd, False)
-        self.watchdog = Watchdog(self.process, limits)
-
-    def __enter__(self) -> "Predictor":
-        try:
-            facts = np.frombuffer(self.ask(worker.LOAD, np.zeros((0, 0)), 24), "<i8").tolist()
-            self.vocab_size, self.max_len, adapts = facts
-            self.adapts = bool(adapts)
-            if not (1 <= self.vocab_size <= MAX_VOCAB and self.max_len >= 1):
-                raise SandboxError(
-                    "contract",
-                    f"the predictor has vocab_size {self.vocab_size} and max_len {self.max_len}, expected "
-                    f"1 to {MAX_VOCAB} and 1 at least",
-                )
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.close()
 
     @property
-    def said(self) -> str:
-        """The last that the record wrote."""
-        return printable(self.watchdog.tail.decode("utf-8", "replace"))
+    def seconds(self) -> float:
+        """Processor seconds of all its processes; exact once it is closed."""
+        return self.watchdog.seconds
 
-    def close(self) -> None:
-        """End the process; nothing of it remains."""
-        self.watchdog.stopped.set()
-        self.watchdog.join()
-        kill(self.process)
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
-            pipe.close()
-        shutil.rmtree(self.stage)
+    def start(self, rows: int) -> np.ndarray:
+        """float32[rows, V], a copy that is valid until the next call: logits of each stream's first token."""
+        return self.logits(rows, worker.REQUEST.pack(False, rows))
 
-    # --- the contract -------------------------------------------------------------------------------------
+    def step(self, ids: np.ndarray) -> np.ndarray:
+        """int64[rows] -> float32[rows, V] as above: told a token of each stream, the logits of the next."""
+        return self.logits(len(ids), worker.REQUEST.pack(True, len(ids)) + ids.astype("<i8").tobytes())
 
-    def nll(self, ids: np.ndarray) -> np.ndarray:
-        """int64[B, T+1] -> float32[B, T]."""
-        shape = ids.shape[0], ids.shape[1] - 1
-        return np.frombuffer(self.ask(worker.NLL, ids, 4 * shape[0] * shape[1]), "<f4").reshape(shape)
+    def logits(self, rows: int, request: bytes) -> np.ndarray:
+        """Ask, and copy what was left in the shared memory: what is written there later changes nothing."""
+        self.send(request)
+        self.receive()
+        if self.answers.shape != (rows, self.vocab_size):
+            self.answers = np.empty((rows, self.vocab_size), "<f4")
+        if os.preadv(self.memory.fileno(), [self.answers], 0) != self.answers.nbytes:
+            raise SandboxError("protocol", "the record has cut the memory of its answers")
+        finite = np.isfinite(self.answers).all(1)
+        if not finite.all():
+            raise SandboxError("numbers", f"the logits of row {finite.argmin()} are not finite")
+        return self.answers
 
-    def logprobs(self, ids: np.ndarray, first: int = 0, end: int | None = None) -> np.ndarray:
-        """int64[B, T] -> float32[B, end - first, V]: of the positions first .. end - 1 (default: all)."""
-        end = ids.shape[1] if end is None else end
-        shape = ids.shape[0], end - first, self.vocab_size
-        data = self.ask(worker.LOGPROBS, ids, 4 * int(np.prod(shape)), first, end)
-        return np.frombuffer(data, "<f4").reshape(shape)
+    def send(self, request: bytes) -> None:
+        """Raises SandboxError, also for an answer to no question."""
+        if any(event & select.POLLIN for _, event in self.early.poll(0)):
+            raise SandboxError("protocol", "the record answered before it was asked")
+        try:
+            while request:
+                request = request[self.process.stdin.write(request) :]
+        except BrokenPipeError:
+            self.fail()
 
-    def adapt(self, ids: np.ndarray) -> None:
-        self.ask(worker.ADAPT, ids, 0)
+    def receive(self) -> tuple[int, int]:
+        """The vocabulary's size and the rows that an answer tells. Raises SandboxError.
 
-    # --- frames -------------------------------------------------------------------------------------------
-
-    def ask(self, operation: int, ids: np.ndarray, size: int, first: int = 0, end: int = 0) -> bytes:
-        """Send one request, receive its answer of exactly `size` bytes."""
-        began = time.monotonic()
-        deadline = began + self.limits.seconds - self.spent
-        head = worker.REQUEST.pack(worker.REQUEST_MAGIC, operation, *ids.shape, first, end)
-        self.send(head + ids.astype("<i8").tobytes(), deadline)
-        magic, status, found = worker.RESPONSE.unpack(self.receive(worker.RESPONSE.size, deadline))
-        if magic != worker.RESPONSE_MAGIC or status not in (0, 1):
-            raise SandboxError("protocol", "the answer has no header of the protocol")
-        if status == 1:
-            text = self.receive(min(found, worker.MAX_MESSAGE), deadline).decode("utf-8", "replace")
-            raise SandboxError("record", "the record raised " + printable(text))
-        if found != size:
-            raise SandboxError("protocol", f"the answer has {found} bytes, expected {size}")
-        data = self.receive(size, deadline)
-        self.spent += time.monotonic() - began
-        return data
-
-    def send(self, data: bytes, deadline: float) -> None:
-        view = memoryview(data)
-        while view:
-            self.wait(self.requests, select.POLLOUT, deadline)
-            try:
-                view = view[os.write(self.requests, view[: 1 << 16]) :]
-            except BrokenPipeError:
-                self.fail()
-
-    def receive(self, size: int, deadline: float) -> bytes:
-        data = bytearray(size)
-        filled = 0
-        view = memoryview(data)
-        while filled < size:
-            self.wait(self.responses, select.POLLIN, deadline)
-            got = os.readv(self.responses, [view[filled:]])
-            if not got:
-                self.fail()
-            filled += got
-        return bytes(data)
-
-    def wait(self, fd: int, event: int, deadline: float) -> None:
-        """Until the pipe is ready. Raises SandboxError at the deadline or when the watchdog has spoken.
-
-        The deadline counts for a pipe that is ready, too: a byte now and then would be endless.
+        The pipe waits: when the watchdog ends the record, the pipe is closed, and the wait is over.
         """
-        poll = select.poll()
-        poll.register(fd, event)
-        while True:
-            if time.monotonic() > deadline:
-                self.watchdog.end("time", f"took longer than {self.limits.seconds:g} seconds")
-                self.fail()
-            if poll.poll(100):
-                return
-            if self.watchdog.verdict:
-                self.fail()
+        frame = self.process.stdout.read(worker.RESPONSE.size)
+        if not frame:
+            self.fail()
+        if len(frame) < worker.RESPONSE.size or frame[:4] != worker.MAGIC:
+            raise SandboxError("protocol", "the answer is none of the protocol")
+        _, failed, *facts, message = worker.RESPONSE.unpack(frame)
+        if failed:
+            text = message.rstrip(b"\0").decode("utf-8", "replace")
+            raise SandboxError("record", "the record raised " + printable(text))
+        return tuple(facts)
 
     def fail(self):
         """Raise what ended the process."""
@@ -350,5 +215,5 @@ class Predictor:
             raise SandboxError(self.watchdog.verdict[0], "the record " + self.watchdog.verdict[1])
         kill(self.process)
         status = self.process.wait()
-        last = f"the record's process ended (exit status {status}) {self.said[-300:]}"
-        raise SandboxError("died", last.strip())
+        said = printable(self.watchdog.tail.decode("utf-8", "replace"))[-300:]
+        raise SandboxError("died", f"the record's process ended (exit status {status}) {said}".strip())

@@ -1,35 +1,17 @@
-"""What a record's own files say: logs and metrics of its runs, and the numbers of submission.json from them.
-
-freeze.py writes these numbers and verify.py computes them again: one function, so a number is never typed.
-"""
+"""What the runs of a record say in their logs and metrics, and what the machine here is."""
 
 import math
+import platform
 import re
-import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
 from data.command import DataError
 from records.files import parse_json, read_bytes, sha256
 from records.folders import seed_of
-from records.tracks import Track
 
-
-def words(text: str) -> list[str]:
-    return text.split()
-
-
-INTEGERS = words(
-    "val_tokens val_bytes steps tokens_seen params artifact_bytes code_bytes total_bytes budget_bytes seed"
-)
-NUMBERS = words("val_loss val_bpb val_bpb_unquantized train_seconds eval_seconds data_wait_seconds")
-OF_A_SEED = words(
-    "seed val_loss val_bpb val_bpb_unquantized val_tokens val_bytes artifact_bytes total_bytes train_seconds "
-    "eval_seconds steps tokens_seen params artifact_sha256 state_sha256 run_id"
-)
-HARDWARE = words("ranks dtype processor gpu cores threads platform")
-VERSIONS = words("python torch mlx numpy sentencepiece")
-UNTOLD = {"torch": "none", "mlx": "none", "git": "unknown", "threads": "unknown"}  # by some trainers
+INTEGERS = ("seed", "steps", "val_tokens", "val_bytes", "artifact_bytes", "train_flops")
+NUMBERS = ("val_bpb", "train_seconds")
 
 
 def number(text, whole: bool):
@@ -53,9 +35,13 @@ class Run:
         return [e for e in self.events if e.get("event") == event]
 
     @property
-    def given(self) -> str:
-        """The first line: run:<folder> preset:<preset> NAME=value..."""
-        return self.log.split("\n", 1)[0]
+    def given(self) -> dict[str, str]:
+        """PRESET and what came from the environment, by the first line: run:... preset:... NAME=value..."""
+        found = re.match(r"run:.*? preset:(\S+)(.*)", self.log)
+        if not found:
+            raise DataError(f"{self.name}: the log does not begin with run:... preset:...")
+        parts = re.split(r" ([A-Z][A-Z0-9_]*)=", found[2])
+        return {"PRESET": found[1], **dict(zip(parts[1::2], parts[2::2]))}
 
     @property
     def about(self) -> dict[str, str]:
@@ -64,7 +50,7 @@ class Run:
         if not found:
             raise DataError(f"{self.name}: the log has no line ... processor:... script_sha256:...")
         parts = re.split(r"(?:^| )([a-z][a-z0-9_]*):", found[0])
-        return UNTOLD | dict(zip(parts[1::2], parts[2::2]))
+        return dict(zip(parts[1::2], parts[2::2]))
 
     def value(self, name: str):
         """A number, hash or word of the last block. Raises DataError."""
@@ -108,35 +94,23 @@ def read_runs(folder: Path) -> dict[int, Run]:
     return runs
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    """Mean and sample standard deviation, to the logs' eight decimals."""
+def cpuinfo(name: str) -> str:
+    """The first value of a line of /proc/cpuinfo, '' where there is none."""
+    path = Path("/proc/cpuinfo")
+    text = path.read_text(errors="replace") if path.exists() else ""
+    found = re.search(rf"^{name}\s*:\s*(.*)", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def this_machine() -> dict[str, str]:
+    """All that the bits of a score depend on here. Clouds give one name to many kinds of processor."""
+    import torch
+
+    kind = " ".join(cpuinfo(name) for name in ("cpu family", "model", "stepping", "flags", "Features"))
     return {
-        "mean": round(statistics.fmean(values), 8),
-        "std": round(statistics.stdev(values), 8) if len(values) > 1 else 0.0,
-    }
-
-
-def summary(runs: dict[int, Run], code: bytes, track: Track, tokenizer: int = 0) -> dict:
-    """The computed part of submission.json, from the logs of all seeds and `code`, its scripts end to end.
-
-    `tokenizer`: bytes of the record's own. Raises DataError.
-    """
-    first = next(iter(runs.values()))
-    seeds = [{name: run.value(name) for name in OF_A_SEED} for _, run in sorted(runs.items())]
-    code_bytes = track.code_size(code)
-    for row in seeds:
-        row["total_bytes"] = row["artifact_bytes"] + code_bytes + tokenizer
-    about = first.about
-    data = {name: first.value(f"{name}_sha256") for name in ("train", "val", "tokenizer")}
-    return {
-        "seeds": seeds,
-        "val_loss": spread([row["val_loss"] for row in seeds]),
-        "val_bpb": spread([row["val_bpb"] for row in seeds]),
-        "train_seconds": spread([row["train_seconds"] for row in seeds]),
-        "code_bytes": code_bytes,
-        "total_bytes": max(row["total_bytes"] for row in seeds),
-        "hardware": {name: about[name] for name in HARDWARE if name in about},
-        "versions": {name: about[name] for name in VERSIONS if name in about},
-        "git": about["git"],
-        "sha256": {"script": sha256(code), **data},
+        "processor": cpuinfo("model name") or platform.processor(),
+        "cpu": sha256(kind.encode())[:16],
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "threads": str(torch.get_num_threads()),
+        "torch": torch.__version__,
     }

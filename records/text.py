@@ -94,26 +94,15 @@ def read_documents(path: Path) -> list[bytes]:
         raise DataError(f"{path}: {error}; expected a JSON string a line, one for a document") from None
 
 
-def validation_text(
-    track: Track, data: Path, record: Path | None = None, documents: Path | None = None
-) -> Text:
-    """The validation text in the record's tokens, from shards or, if given, raw documents.
-
-    Its sha256 is held against the track's. Raises DataError.
-    """
-    dataset = track.dataset
-    source = documents or data / "datasets" / dataset["name"]
-    theirs = tokenizer_path(track, data, record)
-    ours = tokenizer_path(track, data)
-    if documents:
-        text = encode(load_tokenizer(theirs), read_documents(documents))
-    else:
-        text = decode(load_tokenizer(ours), shards.read_split(source, "val"))
-    if dataset["val_sha256"] not in (None, text.sha256):
-        raise DataError(
-            f"{source}: the validation text has sha256 {text.sha256}, the track's is {dataset['val_sha256']}"
-        )
-    return text if documents or ours == theirs else encode(load_tokenizer(theirs), text.documents)
+def validation_text(track: Track, data: Path, record: Path | None = None) -> Text:
+    """The validation text, from the track's shards, in the record's tokens. Raises DataError for another."""
+    folder = data / "datasets" / track.dataset["name"]
+    ours, theirs = tokenizer_path(track, data), tokenizer_path(track, data, record)
+    text = decode(load_tokenizer(ours), shards.read_split(folder, "val"))
+    if track.dataset["val_sha256"] not in (None, text.sha256):
+        expected = track.dataset["val_sha256"]
+        raise DataError(f"{folder}: the validation text has sha256 {text.sha256}, the track's is {expected}")
+    return text if ours == theirs else encode(load_tokenizer(theirs), text.documents)
 
 
 def second_text(

@@ -2,38 +2,21 @@
 
 import datetime
 import json
-from collections import Counter
 from pathlib import Path
 
 from data.command import DataError
 from records.checks import Check
 from records.files import read_bytes, read_json, sha256, write_whole
+from records.submission import this_machine
 
-WORDS = ("what_changed", "why")  # of a submission
 NEEDED = "score"  # without this check having passed, a verdict is no more than one on the papers
-
-
-def without_words(path: Path) -> bytes:
-    """A submission but for its words; a file that is no JSON as it is."""
-    try:
-        numbers = {key: value for key, value in read_json(path).items() if key not in WORDS}
-    except DataError:
-        return read_bytes(path)
-    return json.dumps(numbers, sort_keys=True).encode()
+RETRAINED = "retrained"  # the check that a first place needs
 
 
 def folder_sha256(folder: Path) -> str:
-    """Of all that a verdict rests on: every file but the README, and a submission without its words.
-
-    Words may still be mended when the verdict is there; every number is sealed.
-    """
-    lines = []
-    for path in sorted(folder.iterdir()):
-        if not path.is_file() or path.name == "README.md":
-            continue
-        data = without_words(path) if path.name == "submission.json" else read_bytes(path)
-        lines.append(f"{path.name} {sha256(data)}\n")
-    return sha256("".join(lines).encode())
+    """Of all that a verdict rests on: every file but the README, which may still be mended."""
+    paths = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != "README.md"]
+    return sha256("".join(f"{path.name} {sha256(read_bytes(path))}\n" for path in paths).encode())
 
 
 def verdict_of(lines: list[Check]) -> str:
@@ -55,16 +38,27 @@ def read_verdicts(track: Path) -> dict[str, dict]:
     return verdicts
 
 
-def write_verdict(folder: Path, lines: list[Check]) -> None:
-    """Keep the verdict on a folder beside those on others; what people wrote under 'disputed' stays."""
+def write_verdict(folder: Path, lines: list[Check], by: str) -> None:
+    """Keep the verdict on a folder beside those on others; what people wrote under 'disputed' stays.
+
+    So does the word that somebody trained it again, as long as the folder is the same. `by`: who did it now.
+    """
     track = folder.resolve().parent
     verdicts = read_verdicts(track)
-    kept = {key: value for key, value in verdicts.get(folder.name, {}).items() if key == "disputed"}
+    before = verdicts.get(folder.name, {})
+    digest = folder_sha256(folder)
+    today = datetime.date.today().isoformat()
+    kept = {key: before[key] for key in ("disputed",) if key in before}
+    if before.get("sha256") == digest and "retrained" in before:
+        kept["retrained"] = before["retrained"]
+    found = verdict_of(lines)
+    for line in lines:
+        if (line.name, line.verdict) == (RETRAINED, "PASS") and found != "fail":
+            kept["retrained"] = {"what": line.text, "by": by, "date": today, **this_machine()}
     verdicts[folder.name] = {
-        "verdict": verdict_of(lines),
-        "date": datetime.date.today().isoformat(),
-        "sha256": folder_sha256(folder),
-        "checks": dict(sorted(Counter(line.verdict for line in lines).items())),
+        "verdict": found,
+        "date": today,
+        "sha256": digest,
         "failed": [line.name for line in lines if line.verdict == "FAIL"],
         **kept,
     }

@@ -1,92 +1,36 @@
-"""Runs inside the sandbox: imports a record and answers the referee. records/sandbox.py starts it.
+"""Runs inside the sandbox: imports a record and answers the referee. records/jobs.py starts it.
 
-Requests come on stdin, answers leave on stdout; what the record itself prints goes to stderr. Frames are
-fixed binary: a header, then raw little-endian numbers whose size both sides know beforehand. Only the answers
-of the record are believed here, and the referee checks those; this file holds no secret and no judgement.
+Requests come on stdin and short answers leave on stdout; logits are left in a file in memory that is shared
+with the referee. What the record itself prints goes to stderr. The referee believes nothing that comes from
+here: it copies the numbers, checks them and judges them; this file holds no secret and no judgement.
 """
 
-import contextlib
 import importlib.util
 import operator
 import os
-import resource
 import struct
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
-REQUEST = struct.Struct("<4sIQQQQ")  # magic, operation, rows, columns, first and end column to answer
-RESPONSE = struct.Struct("<4sIQ")  # magic, 0 or 1 for an error, bytes that follow
-REQUEST_MAGIC, RESPONSE_MAGIC = b"BGq1", b"BGr1"
-LOAD, NLL, LOGPROBS, ADAPT = range(4)
-MAX_MESSAGE = 4096
-MAX_FILES = 256
+import numpy as np
 
-
-def limit(memory: int, tasks: int, cpu_seconds: int, file_bytes: int, user: int) -> None:
-    """Give up all rights and most resources. `user`: number to become, 0 to stay; a limit of 0 is none."""
-    if user:
-        os.setgroups([])
-        os.setresgid(user, user, user)
-        os.setresuid(user, user, user)
-    limits = {
-        resource.RLIMIT_DATA: memory,
-        resource.RLIMIT_NPROC: tasks,
-        resource.RLIMIT_CPU: cpu_seconds,
-        resource.RLIMIT_FSIZE: file_bytes,
-        resource.RLIMIT_NOFILE: MAX_FILES,
-    }
-    for what, value in limits.items():
-        hard = resource.getrlimit(what)[1]
-        if value and hard != resource.RLIM_INFINITY:
-            value = min(value, hard)
-        if value:
-            resource.setrlimit(what, (value, value))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+REQUEST = struct.Struct("<?I")  # whether rows tokens (int64) follow, else the model begins anew; rows
+RESPONSE = struct.Struct(
+    "<4sIqq480s"
+)  # magic, 1 for an error, vocab_size, rows, the error; pipes keep it whole
+MAGIC = b"BGr3"
 
 
-def take_pipes() -> tuple[int, int]:
+def take_pipes() -> tuple[BinaryIO, int]:
     """Requests and answers under numbers of their own; stdin is empty then, and stdout is stderr."""
-    requests = os.dup(0)
+    requests = os.fdopen(os.dup(0), "rb")
     responses = os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)
     return requests, responses
-
-
-def read_exactly(fd: int, size: int) -> bytearray:
-    """So many bytes. Raises EOFError where the referee has gone."""
-    data = bytearray(size)
-    view = memoryview(data)
-    filled = 0
-    while filled < size:
-        got = os.readv(fd, [view[filled:]])
-        if not got:
-            raise EOFError
-        filled += got
-    return data
-
-
-def write_all(fd: int, *parts: bytes) -> None:
-    for part in parts:
-        view = memoryview(part).cast("B")
-        while len(view):
-            view = view[os.write(fd, view) :]
-
-
-def be_quick(device: str) -> None:
-    """For text that is only looked at: torch compiles nothing, and a CPU computes in float32.
-
-    Importing the compiler takes seconds, and a CPU without bfloat16 is a hundred times slower in it.
-    """
-    try:
-        import torch
-    except ImportError:
-        return
-    torch.compile = lambda function=None, **_: function or (lambda decorated: decorated)
-    if device == "cpu":
-        torch.bfloat16 = torch.float32
 
 
 def load(folder: Path, device: str):
@@ -98,64 +42,41 @@ def load(folder: Path, device: str):
     return module.load_predictor(folder / "model.ptz", device)
 
 
-def answer(predictor, operation: int, ids, first: int, end: int):
-    """The numbers that one request asks for, float32. Raises TypeError or ValueError off the contract."""
-    import numpy as np
-
-    if operation == ADAPT:
-        predictor.adapt(ids)
-        return np.zeros(0, np.float32)
-    if operation == NLL:
-        name = "nll"
-        found = predictor.nll(ids)
-        shape = (ids.shape[0], ids.shape[1] - 1)
-    else:
-        name = "logprobs"
-        found = predictor.logprobs(ids)
-        shape = (*ids.shape, int(predictor.vocab_size))
+def leave(memory: int, found, shape: tuple[int, int]) -> None:
+    """Put logits into the shared memory. Raises TypeError or ValueError off the contract."""
     if not isinstance(found, np.ndarray) or found.dtype != np.float32:
         kind = getattr(found, "dtype", type(found).__name__)
-        raise TypeError(f"{name} gave {kind}, expected a float32 array")
+        raise TypeError(f"the predictor gave {kind}, expected a float32 array")
     if found.shape != shape:
-        raise ValueError(f"{name} gave shape {found.shape}, expected {shape}")
-    return np.ascontiguousarray(found[:, first:end] if operation == LOGPROBS else found, "<f4")
+        raise ValueError(f"the predictor gave shape {found.shape}, expected {shape}")
+    os.pwrite(memory, np.ascontiguousarray(found), 0)
 
 
-def serve(requests: int, responses: int, folder: Path, device: str) -> None:
-    """Answer until the referee closes its end."""
-    predictor = None
-    while True:
-        magic, operation, rows, columns, first, end = REQUEST.unpack(read_exactly(requests, REQUEST.size))
-        assert magic == REQUEST_MAGIC
-        body = read_exactly(requests, 8 * rows * columns)
-        try:
-            import numpy as np  # within the limits, and its failure is reported
-
-            if operation == LOAD:
-                predictor = load(folder, device)
-                facts = (predictor.vocab_size, predictor.max_len, callable(getattr(predictor, "adapt", None)))
-                result = np.array([operator.index(fact) for fact in facts], "<i8")
-            else:
-                ids = np.frombuffer(body, "<i8").reshape(rows, columns).astype(np.int64)
-                result = answer(predictor, operation, ids, first, end)
-            status = 0
-            payload = result.tobytes()
-        except (Exception, SystemExit) as error:  # whatever a record raises is told to the referee
-            text = " ".join(f"{type(error).__name__}: {error}".split())
-            status = 1
-            payload = text.encode("utf-8", "backslashreplace")[:MAX_MESSAGE]
-        write_all(responses, RESPONSE.pack(RESPONSE_MAGIC, status, len(payload)), payload)
+def serve(folder: Path, device: str, memory: int, requests: BinaryIO, responses: int) -> None:
+    """Load the record, then answer until the referee closes its end."""
+    predictor = load(folder, device)
+    facts = operator.index(predictor.vocab_size), operator.index(predictor.rows)
+    os.write(responses, RESPONSE.pack(MAGIC, 0, *facts, b""))
+    while request := requests.read(REQUEST.size):
+        told, rows = REQUEST.unpack(request)
+        if told:
+            ids = np.frombuffer(requests.read(8 * rows), "<i8")
+            logits = predictor.step(ids.astype(np.int64))
+        else:
+            logits = predictor.start(rows)
+        leave(memory, logits, (rows, facts[0]))
+        os.write(responses, RESPONSE.pack(MAGIC, 0, *facts, b""))
 
 
 def main() -> None:
-    folder, device, *numbers = sys.argv[1:]
-    quick, *limits = map(int, numbers)
-    pipes = take_pipes()
-    limit(*limits)
-    if quick:
-        be_quick(device)
-    with contextlib.suppress(EOFError):  # the referee has closed its end: done
-        serve(*pipes, Path(folder), device)
+    folder, device, memory = sys.argv[1:]
+    requests, responses = take_pipes()
+    try:
+        serve(Path(folder), device, int(memory), requests, responses)
+    except (Exception, SystemExit) as error:  # whatever a record raises is told to the referee
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        message = text.encode("utf-8", "backslashreplace")
+        os.write(responses, RESPONSE.pack(MAGIC, 1, 0, 0, message))
 
 
 if __name__ == "__main__":
