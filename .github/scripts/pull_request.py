@@ -1,0 +1,130 @@
+"""Judge the record that a pull request adds, with the referee of the base branch, which is checked out.
+
+    PYTHONPATH=. HEAD=<commit> python .github/scripts/pull_request.py find
+    PYTHONPATH=. FOLDER=<folder> RETRAIN=true|false python .github/scripts/pull_request.py judge
+
+`find` puts the record's files into the checkout and tells GitHub the folder; `judge` verifies that folder.
+Both read a stranger's files as data, and only the referee's sandbox runs any of them. Exit code 3 if the pull
+request is refused, else that of records.verify.
+"""
+
+import os
+import re
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+from data.command import DataError, open_streams
+from records.checks import printable
+from records.folders import FOLDER
+
+MAX_BYTES = 256 << 20  # of a record's files; three runs of a floppy have about 5 MB
+MAX_SUMMARY = 200_000  # characters of at most four bytes: GitHub takes 1 MiB
+PLAIN = ("100644", "100755")  # modes of files in git that are neither a link nor a submodule
+
+
+def git(*words: str) -> bytes:
+    return subprocess.run(["git", *words], check=True, stdout=subprocess.PIPE).stdout
+
+
+def append(variable: str, text: str) -> None:
+    """Add to a file through which GitHub hears from a step; elsewhere there is none."""
+    if variable in os.environ:
+        with open(os.environ[variable], "a", encoding="utf-8") as file:
+            file.write(text)
+
+
+def summarise(headline: str, lines: list[str]) -> None:
+    """The job's summary: a headline of ours, and a stranger's words in a block that they cannot end."""
+    text = "\n".join(lines)[:MAX_SUMMARY]
+    fence = max(["``", *re.findall("`+", text)], key=len) + "`"
+    append("GITHUB_STEP_SUMMARY", f"{headline}\n\n{fence}text\n{text}\n{fence}\n")
+
+
+def merge(head: str) -> str:
+    """The tree that the base branch would have with the pull request. Raises DataError."""
+    fetch = ["fetch", "--quiet", "--no-tags", "--no-recurse-submodules", "origin", head]
+    try:
+        git("-c", "fetch.fsckObjects=true", *fetch)
+        tree = git("-c", "merge.renames=false", "merge-tree", "--write-tree", "HEAD", head)
+    except subprocess.CalledProcessError:
+        raise DataError("git cannot merge the pull request; rebase it onto the base branch") from None
+    return tree.decode().strip()
+
+
+def changes(tree: str) -> list[tuple[Path, str, str, str]]:
+    """The files that the merge would change: path, kind of change (one letter), mode, hash."""
+    raw = git("diff-tree", "-r", "-z", "--no-renames", "HEAD", tree).split(b"\0")
+    facts = (line.decode().split() for line in raw[::2] if line)
+    return [
+        (Path(os.fsdecode(path)), how, mode, name) for path, (_, mode, _, name, how) in zip(raw[1::2], facts)
+    ]
+
+
+def in_record(path: Path) -> bool:
+    """Whether a path lies in a record's folder, or stands where one should be."""
+    parts = path.parts
+    return parts[0] == "records" and (len(parts) > 3 or any(map(FOLDER.fullmatch, parts)))
+
+
+def find() -> int:
+    """Put the files of the one record into the checkout. Raises DataError."""
+    changed = changes(merge(os.environ["HEAD"]))
+    folder = next((Path(*path.parts[:3]) for path, *_ in changed if in_record(path)), None)
+    if folder is None:
+        summarise("No record to judge.", ["The pull request touches no record's folder."])
+        return 0
+    for path, how, mode, _ in changed:
+        if path.parent != folder:
+            raise DataError(f"{path} changes beside {folder}, expected one new folder and nothing else")
+        if how != "A" or mode not in PLAIN:
+            raise DataError(f"{path}: git says {how} {mode}, expected a plain file that is new")
+    if folder.exists() or not FOLDER.fullmatch(folder.name):
+        raise DataError(f"{folder}: expected a new folder of the name <YYYY-MM-DD>_<Name>")
+    if not (folder.parent / "track.json").exists():
+        raise DataError(f"{folder}: the base branch has no such track")
+    if sum(int(git("cat-file", "-s", name)) for *_, name in changed) > MAX_BYTES:
+        raise DataError(f"{folder}: holds more than {MAX_BYTES} bytes, which no record needs")
+    folder.mkdir()
+    for path, _, _, name in changed:
+        path.write_bytes(git("cat-file", "blob", name))
+    append("GITHUB_OUTPUT", f"folder={folder}\n")
+    return 0
+
+
+def judge() -> int:
+    """Verify the folder, and pass on each line. Raises DataError."""
+    folder = Path(os.environ["FOLDER"])
+    command = [sys.executable, "-m", "records.verify", str(folder)]
+    if os.environ.get("RETRAIN") == "true":
+        command += ["--retrain", "any"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    lines = []
+    with subprocess.Popen(command, text=True, encoding="utf-8", errors="replace", **pipes) as process:
+        for line in process.stdout:
+            lines.append(printable(line.rstrip("\n")))
+            print(lines[-1], flush=True)
+    scored = any(line.startswith("PASS score: ") for line in lines)
+    passed = "passes." if scored else "passes on paper; it could not be scored here."
+    summarise(f"`{folder}` {'fails.' if process.returncode else passed}", lines)
+    return process.returncode
+
+
+def main() -> int:
+    """Between the first line and the last, GitHub obeys no command in what a step prints."""
+    open_streams()
+    token = secrets.token_hex(16)
+    print(f"::stop-commands::{token}", flush=True)
+    try:
+        return {"find": find, "judge": judge}[sys.argv[1]]()
+    except DataError as error:
+        summarise("This pull request is refused.", [printable(error)])
+        print(f"error: {printable(error)}", flush=True)
+        return error.exit_code
+    finally:
+        print(f"::{token}::", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
