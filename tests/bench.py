@@ -2,7 +2,8 @@
 
     python tests/bench.py step                tokens/s of the whole optimizer step
     python tests/bench.py step --reference    the same with torch's scaled_dot_product_attention
-    python tests/bench.py eval                plain and sliding evaluation against training
+    python tests/bench.py eval                evaluation against training
+    python tests/bench.py predictor           a text told token by token against its evaluation in windows
     python tests/bench.py export              quantise, compress and read back the 17 M parameters
     python tests/bench.py loader              reading batches: its rate, and what a step waits for it
     python tests/bench.py start               seconds from the command to the first step
@@ -19,6 +20,7 @@ process before and after, and the larger one counts.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import importlib.util
 import json
@@ -57,7 +59,7 @@ def load_script(path: Path) -> ModuleType:
 
 
 train_gpt = load_script(SCRIPT)
-IS_OLD = hasattr(train_gpt, "Weights")  # until c4979eb: names and arguments were others
+FLOPPY = "floppy" if "floppy" in train_gpt.PRESETS else "10min_floppy"  # its name until 961afe4
 SHAPE = """
     NUM_LAYERS=6 MODEL_DIM=256 NUM_HEADS=4 NUM_KV_HEADS=2 MLP_MULT=2 VOCAB_SIZE=1024
     TRAIN_SEQ_LEN=512 TRAIN_BATCH_TOKENS=16384 BATCH_SLOTS=8 VAL_BATCH_SIZE=32768
@@ -114,7 +116,7 @@ def copy_bandwidth(mib: int = 256) -> float:
 def settings(**named: str) -> train_gpt.Settings:
     """Settings of the benchmark: what the caller names, then what the environment says."""
     given = {name: value for name, value in os.environ.items() if name in SETTING_NAMES}
-    return train_gpt.load_settings({"PRESET": "10min_floppy", **named, **given}, "10min_floppy")[0]
+    return train_gpt.load_settings({"PRESET": FLOPPY, **named, **given}, FLOPPY)[0]
 
 
 def make_trainer(s: train_gpt.Settings) -> tuple[train_gpt.Trainer, torch.Tensor]:
@@ -128,16 +130,20 @@ def make_trainer(s: train_gpt.Settings) -> tuple[train_gpt.Trainer, torch.Tensor
 
 def batch_reader(s: train_gpt.Settings, stream: train_gpt.TokenStream) -> train_gpt.BatchReader:
     """Of a process alone, from the first step on."""
-    if IS_OLD:
-        return train_gpt.BatchReader(s, stream, 0, 1, 0, [0] * s.batch_slots, torch.from_numpy)
     return train_gpt.BatchReader(s, stream, train_gpt.Machine(torch.device("cpu")), 0)
 
 
 def plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """scaled_dot_product_attention, whatever the device; takes and gives what train_gpt.attention does."""
-    q = q if IS_OLD else q.flatten(2, 3)  # [B, T, H, K]
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    q, k, v = (x.transpose(1, 2) for x in (q.flatten(2, 3), k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2).flatten(2)
+
+
+def step_flops(s: train_gpt.Settings) -> float:
+    """Operations of a step; scripts until 961afe4 count them by the token, without the optimizer's."""
+    if hasattr(train_gpt, "step_flops"):
+        return train_gpt.step_flops(s)
+    return s.train_batch_tokens * train_gpt.flops_per_token(s)
 
 
 def shape_of(s: train_gpt.Settings) -> str:
@@ -166,42 +172,90 @@ def step(args: argparse.Namespace) -> dict[str, Any]:
         "step_ms_min_median_max": [round(f(seconds) * 1e3) for f in (min, statistics.median, max)],
         "tokens_per_second": round(rate),
         "peak_gflops_before_after": [round(p / 1e9) for p in peaks],
-        "mfu": round(rate * train_gpt.flops_per_token(s) / peak, 3),
+        "mfu": round(rate / s.train_batch_tokens * step_flops(s) / peak, 3),
         "first_two_steps_seconds": round(first, 1),
         "peak_memory_mib": peak_memory_mib(),
     }
 
 
 def evaluation(args: argparse.Namespace) -> dict[str, Any]:
-    """Tokens scored a second, plain and with stride = window / 8, against tokens trained a second; beside it
-    what plain would be if products took all the time and ran at their peak, the head's at that of float32."""
+    """Tokens scored a second in windows side by side, against tokens trained a second; beside it what it
+    would be if products took all the time and ran at their peak, the head's at that of float32."""
     s = settings(**SHAPE)
     trainer, batch = make_trainer(s)
-    window, rows = s.train_seq_len, max(1, s.val_batch_size // s.batch_slots // s.train_seq_len)
-    ids = np.random.default_rng(0).integers(0, s.vocab_size, (rows, window + 1))
-    nll = trainer.predictor.nll if IS_OLD else trainer.model.nll
-
+    rows, ids = evaluated(s)
     training = functools.partial(trainer.step, batch, 1, 1.0)
     trained = s.train_batch_tokens / median_seconds(training, args.repeats, 2)
-    plain, sliding = (
-        rows * new / median_seconds(functools.partial(nll, ids, new), args.repeats, 2)
-        for new in (window, window // 8)
-    )
-    head, forward = 2 * s.model_dim * s.vocab_size, train_gpt.flops_per_token(s) / 3
+    scored = rows * s.eval_window / median_seconds(lambda: trainer.model.nll(ids), args.repeats, 2)
+    head, forward = 2 * s.model_dim * s.vocab_size, step_flops(s) / s.train_batch_tokens / 3
     limit = 1 / ((forward - head) / peak_flops() + head / peak_flops(dtype=torch.float32))
     again = s.train_batch_tokens / median_seconds(training, args.repeats, 0)
     trained = (trained + again) / 2
     return {
-        "figure": round(plain / trained, 2),
-        "unit": "plain evaluation rate / training rate",
+        "figure": round(scored / trained, 2),
+        "unit": "evaluation rate / training rate",
         "shape": shape_of(s),
         "rows": rows,
         "training_tokens_per_second": round(trained),
-        "plain_tokens_per_second": round(plain),
-        "sliding_tokens_per_second": round(sliding),
-        "sliding_cost_against_plain": round(plain / sliding, 2),
-        "plain_at_the_peak_of_products": round(limit / trained, 2),
+        "evaluation_tokens_per_second": round(scored),
+        "at_the_peak_of_products": round(limit / trained, 2),
     }
+
+
+def evaluated(s: train_gpt.Settings) -> tuple[int, np.ndarray]:
+    """Rows of one forward pass of an evaluation, and random tokens for it."""
+    rows = max(1, s.val_batch_size // s.batch_slots // s.eval_window)
+    return rows, np.random.default_rng(0).integers(0, s.vocab_size, (rows, s.eval_window + 1))
+
+
+VAL_TOKENS = 785_484  # of the demo corpus at 1024 pieces
+
+
+def predictor(args: argparse.Namespace) -> dict[str, Any]:
+    """The floppy's validation text told token by token against its evaluation in windows, and the rate of
+    one stream alone. Measured in turns: one pass of the evaluation, then steps with the window filled more
+    or less. The quotient is of processor seconds, which other programs do not take away."""
+    s = settings()
+    trainer, _ = make_trainer(s)
+    eager, _ = make_trainer(dataclasses.replace(s, compile=False))  # as load_predictor has it
+    rows, ids = evaluated(s)
+    trainer.model.nll(ids)
+    streams = {count: train_gpt.Predictor(eager.model) for count in (train_gpt.Predictor.rows, 1)}
+    for count, each in streams.items():
+        each.start(count)
+        each.cache.normal_()
+        each.step(np.full(count, 7))
+    fills = np.random.default_rng(0).permutation(6 * args.repeats) * s.eval_window // (6 * args.repeats)
+    spent = {name: np.zeros(2) for name in ("evaluation", *streams)}
+    for turn in fills.reshape(args.repeats, 6):
+        spent["evaluation"] += wall_and_processor(lambda: trainer.model.nll(ids))
+        for count, each in streams.items():
+            for fill in turn:
+                each.told = torch.zeros(count, int(fill), dtype=torch.int64)
+                told = np.full(count, 7)
+                spent[count] += wall_and_processor(functools.partial(each.step, told))
+    tokens = {"evaluation": args.repeats * rows * s.eval_window}
+    tokens |= {count: len(fills) * count for count in streams}
+    text = {name: seconds / tokens[name] * VAL_TOKENS for name, seconds in spent.items()}
+    many = train_gpt.Predictor.rows
+    return {
+        "figure": round(text[many][1] / text["evaluation"][1], 2),
+        "unit": "processor seconds, told token by token / in windows",
+        "shape": shape_of(s),
+        "streams": many,
+        "told_seconds_wall_processor": [round(seconds) for seconds in text[many]],
+        "evaluation_seconds_wall_processor": [round(seconds) for seconds in text["evaluation"]],
+        "one_stream_tokens_per_second": round(tokens[1] / spent[1][0]),
+        "one_stream_tokens_per_processor_second": round(tokens[1] / spent[1][1]),
+        "peak_memory_mib": peak_memory_mib(),
+    }
+
+
+def wall_and_processor(call: Callable[[], Any]) -> np.ndarray:
+    """Seconds of a call, float64[2]."""
+    began = np.array([time.perf_counter(), time.process_time()])
+    call()
+    return np.array([time.perf_counter(), time.process_time()]) - began
 
 
 def export(args: argparse.Namespace) -> dict[str, Any]:
@@ -245,16 +299,17 @@ class SlowStream(train_gpt.TokenStream):
 def loader(args: argparse.Namespace) -> dict[str, Any]:
     """Batches of the reference preset (393,216 tokens a step) from a warm file: alone, then beside steps of
     --step-ms milliseconds, and with a disk slowed to 200 MB/s."""
-    s, bandwidth = settings(PRESET="10min_16mb", VOCAB_SIZE="65536"), copy_bandwidth()
+    bandwidth = copy_bandwidth()
     with tempfile.TemporaryDirectory() as folder:
+        s = settings(PRESET="10min_16mb", VOCAB_SIZE="65536", DATA_PATH=folder)
         tokens = np.random.default_rng(0).integers(0, 1024, 40_000_000).astype("<u2")
         head = np.zeros(256, "<i4")
-        head[:3] = train_gpt.SHARD_MAGIC, 1, len(tokens)
+        head[:3] = 20240520, 1, len(tokens)
         path = Path(folder, "bench_train_000000.bin")
         path.write_bytes(head.tobytes() + tokens.tobytes())
 
         def waits(rate: float, pause: float, steps: int) -> list[float]:
-            stream = SlowStream([train_gpt.Shard(path)], s.vocab_size)
+            stream = SlowStream(s, "train", {})
             stream.rate = rate
             reader = batch_reader(s, stream)
             seconds = []
@@ -300,7 +355,7 @@ def start(args: argparse.Namespace) -> dict[str, Any]:
     """Seconds from the command to the first step's line: smoke, and the floppy preset with its compile cache
     empty, full, and eager."""
     with tempfile.TemporaryDirectory() as folder:
-        env = {"PRESET": "10min_floppy", "ITERATIONS": "1", "TORCHINDUCTOR_CACHE_DIR": folder + "/cache"}
+        env = {"PRESET": FLOPPY, "ITERATIONS": "1", "TORCHINDUCTOR_CACHE_DIR": folder + "/cache"}
         first, *again = (run_seconds(env, folder)[0] for _ in range(4))
         eager = run_seconds({**env, "COMPILE": "0"}, folder)[0]
         smoke = [run_seconds({**env, "PRESET": "smoke"}, folder)[0] for _ in range(3)]
@@ -333,7 +388,7 @@ def exponents(repeats: int) -> dict[str, Any]:
             trainer, batch = make_trainer(s)
             times.append(median_seconds(functools.partial(trainer.step, batch, 1, 1.0), repeats, 2))
             peaks.append(peak_flops())
-            work.append(train_gpt.flops_per_token(s) * s.train_batch_tokens)
+            work.append(step_flops(s))
             torch.compiler.reset()
         doublings = np.arange(3) * (2 if axis == "vocabulary" else 1)
         fitted, arithmetic = (
@@ -348,21 +403,10 @@ def exponents(repeats: int) -> dict[str, Any]:
     return table
 
 
-def volume(s: train_gpt.Settings, world: int) -> dict[str, float]:
-    """On paper, MB that one rank sends in a step: the gradient's ring all-reduce in float32, and the ring
-    all-gather of the updates that Newton-Schulz was dealt, in bfloat16."""
+def gradient_mb(s: train_gpt.Settings, world: int) -> float:
+    """On paper, MB that one rank sends in a step: the gradient's ring all-reduce in float32."""
     params = sum(math.prod(p.shape) for p in train_gpt.parameter_table(s))
-    gathered, counts = 0, {}
-    layers, dim, kv, hidden = s.num_layers, s.model_dim, s.kv_dim, s.mlp_mult * s.model_dim
-    for shape in ((dim, dim), (kv, dim), (kv, dim), (dim, dim), (hidden, dim), (dim, hidden)):
-        key = tuple(sorted(shape))
-        counts[key] = counts.get(key, 0) + layers
-    for (rows, columns), count in counts.items():
-        gathered += 2 * rows * columns * -(-count // world) * (world - 1)
-    return {
-        "gradient_mb": round(2 * 4 * (params + 1) * (world - 1) / world / 1e6, 1),
-        "updates_mb": round(gathered / 1e6, 1),
-    }
+    return round(2 * 4 * params * (world - 1) / world / 1e6, 1)
 
 
 def scale(args: argparse.Namespace) -> dict[str, Any]:
@@ -370,7 +414,7 @@ def scale(args: argparse.Namespace) -> dict[str, Any]:
     the step time; what the ranks send, on paper."""
     rates: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        env = {"PRESET": "10min_floppy", "ITERATIONS": "30", "TRAIN_LOG_EVERY": "10"}
+        env = {"PRESET": FLOPPY, "ITERATIONS": "30", "TRAIN_LOG_EVERY": "10"}
         for _ in range(args.pairs):
             for ranks, threads in ((1, 2), (2, 1), (1, 1)):
                 lines = run_seconds({**env, "OMP_NUM_THREADS": str(threads)}, folder, ranks)[1]
@@ -382,8 +426,8 @@ def scale(args: argparse.Namespace) -> dict[str, Any]:
         for name in ("2 ranks x 1 threads", "1 ranks x 2 threads", "1 ranks x 1 threads")
     )
     paper = {
-        f"{preset}, {world} ranks": volume(settings(PRESET=preset), world)
-        for preset in ("10min_floppy", "10min_16mb")
+        f"{preset}, {world} ranks": gradient_mb(settings(PRESET=preset), world)
+        for preset in (FLOPPY, "10min_16mb")
         for world in (2, 8, 64)
     }
     return {
@@ -391,7 +435,7 @@ def scale(args: argparse.Namespace) -> dict[str, Any]:
         "unit": "2 ranks x 1 thread / 1 rank x 2 threads, tokens/s",
         "two_ranks_against_one_of_one_thread": round(two / half, 2),
         "tokens_per_second": {name: [round(rate) for rate in all_] for name, all_ in rates.items()},
-        "sent_by_a_rank_each_step": paper,
+        "mb_sent_by_a_rank_each_step": paper,
         **exponents(args.repeats),
     }
 
@@ -426,7 +470,7 @@ def profile(args: argparse.Namespace) -> dict[str, Any]:
         total += event.self_cpu_time_total
     rate = s.train_batch_tokens / statistics.median(seconds)
     return {
-        "figure": round(rate * train_gpt.flops_per_token(s) / peak, 3),
+        "figure": round(rate / s.train_batch_tokens * step_flops(s) / peak, 3),
         "unit": "MFU while profiled",
         "shape": shape_of(s),
         "step_ms": [round(x * 1e3) for x in seconds],
@@ -504,6 +548,7 @@ def against(revision: str, args: argparse.Namespace) -> dict[str, Any]:
 WHAT = {
     "step": step,
     "eval": evaluation,
+    "predictor": predictor,
     "export": export,
     "loader": loader,
     "start": start,

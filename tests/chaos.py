@@ -522,16 +522,15 @@ def restarted(campaign: Campaign, task: Try) -> list[float]:
 
 
 def replayed(campaign: Campaign, task: Try) -> list[float]:
-    """A run under a cap, killed and resumed in every second try, and its repetition by its own trace."""
+    """A run that operations end, killed and resumed in every second try, and its repetition."""
     ranks = 2 * (task.index % 4 == 3)
-    env = {"ITERATIONS": 10**5, "MAX_WALLCLOCK_SECONDS": task.rng.uniform(0.8, 1.6), "CKPT_SECONDS": 0.3}
+    env = {"ITERATIONS": 10**5, "MAX_FLOPS": task.rng.uniform(3e9, 7e9), "CKPT_SECONDS": 0.3}
     if task.index % 2:
         run = campaign.launch(task.folder, ranks, **env)
         run.wait_for_step(task.rng.uniform(0, 0.7))
         run.kill()
-    campaign.launch(task.folder, ranks, **env).need(0)
-    trace = task.folder / "logs/run/metrics.jsonl"
-    campaign.launch(task.folder / "again", ranks, **env, LR_TRACE=trace).need(0)
+    for cwd in (task.folder, task.folder / "again"):
+        campaign.launch(cwd, ranks, **env).need(0)
     check_same(end_of(task.folder / "again/logs/run"), end_of(task.folder / "logs/run"))
     return []
 
@@ -562,7 +561,7 @@ ROWS = [
     Row("rank", "a rank stopped or killed (DIST_TIMEOUT=6): named in time", END, 8, 1, 1, lost_rank),
     Row("node", "two nodes, one or the link lost: named in time, bit-exact end", END, 3, 1, 1, lost_node),
     Row("replica", "a replica's weights changed: exit 17, rank named", "", 4, 1, 1, drifted),
-    Row("replay", "a run under a wall-clock cap, repeated by LR_TRACE: same bits", "", 4, 1, 1, replayed),
+    Row("replay", "a run that MAX_FLOPS ends, repeated by its seed: same bits", "", 4, 1, 1, replayed),
     Row("copy", "a second copy of a running run: refused, the first undisturbed", "", 3, 1, 1, second_copy),
     Row("restart", "torchrun --max-restarts: a rank killed, bit-exact end", STEP, 2, 0, 1, restarted),
 ]

@@ -106,10 +106,14 @@ def sha256(path: Path) -> bytes:
     return hashlib.sha256(path.read_bytes()).digest()
 
 
+def pairs(text: str) -> dict[str, str]:
+    """The NAME=value words of a text."""
+    return dict(word.split("=") for word in text.split())
+
+
 def tiny_env(**more) -> dict[str, str]:
     """The environment of a tiny run."""
-    tiny = dict(word.split("=") for word in TINY.split())
-    return tiny | {name: str(value) for name, value in more.items()}
+    return pairs(TINY) | {name: str(value) for name, value in more.items()}
 
 
 @dataclass

@@ -35,8 +35,10 @@ def runs(tmp_path_factory, corpus) -> dict[str, helpers.Run]:
 
 @pytest.mark.parametrize("name, tolerance", [("cuda", 1e-3), ("bfloat16", 0.02), ("compiled", 0.02)])
 def test_the_gpu_trains_what_the_cpu_trains(runs, name, tolerance):
-    run, cpu = runs[name], runs["cpu"]
-    assert run.final["device"] == "cuda:0" and "device:cuda:0" in run.out
+    run = runs[name]
+    cpu = runs["cpu"]
+    assert run.final["device"] == "cuda:0"
+    assert "device:cuda:0" in run.out
     assert run.final["batches_crc32"] == cpu.final["batches_crc32"]
     np.testing.assert_allclose(losses(run), losses(cpu), rtol=tolerance)
     assert float(run.final["val_bpb"]) == pytest.approx(float(cpu.final["val_bpb"]), rel=2 * tolerance)
@@ -63,8 +65,10 @@ def test_the_gpu_gives_the_same_losses_twice(runs):
 @pytest.mark.parametrize("case", [(2, 256, 4, 2, 16), (2, 130, 4, 4, 64), (1, 1000, 8, 2, 64)], ids=str)
 def test_attention_on_the_gpu_is_pytorchs_in_float64(case, dtype, error):
     parts = [part.detach().cuda().requires_grad_() for part in attention_case(*case, dtype, gain=1.5)]
-    out, told = train_gpt.attention(*parts), math_attention(*parts)
-    assert (out.double() - told).abs().max() < error / 2 * told.abs().max()
+    out = train_gpt.attention(*parts)
+    told = math_attention(*parts)
+    largest = told.abs().max()
+    assert (out.double() - told).abs().max() < error / 2 * largest
     weight = torch.randn(told.shape, generator=torch.Generator().manual_seed(0)).cuda()
     found = torch.autograd.grad((out.float() * weight).sum(), parts)
     expected = torch.autograd.grad((told * weight).sum(), parts)
@@ -78,7 +82,9 @@ def test_without_a_setting_a_gpu_takes_the_reference_preset_bf16_and_itself(tmp_
     env = corpus.env(RUN_ID="auto")
     del env["DTYPE"]
     run = helpers.run_script(tmp_path, env)
-    assert run.code == 0 and "dtype:bfloat16" in run.out and run.final["device"] == "cuda:0"
+    assert run.code == 0, run.err
+    assert "dtype:bfloat16" in run.out
+    assert run.final["device"] == "cuda:0"
 
 
 def test_the_reference_shape_takes_a_step_on_the_gpu(tmp_path, tokenizer_path, corpus):

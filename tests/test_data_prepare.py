@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import random
+import re
 import resource
 import shlex
 import signal
@@ -24,7 +25,7 @@ import pyarrow.parquet
 import pytest
 import sentencepiece
 
-from data import prepare, shards
+from data import copies, prepare, shards
 from tests import helpers
 from tests.data_kit import call, refused, start, write_jsonl
 
@@ -202,6 +203,20 @@ def test_val_docs(corpus, tmp_path):
     assert sorted(val) == sorted(ranked[:17])
 
 
+def test_large_documents_are_for_training(corpus, tmp_path):
+    """Of the documents that are small enough the same are chosen as without the limit, or the next ones."""
+    small = {text.encode() for text in documents() if 0 < len(text.encode()) <= 100}
+    for name, more in (("t", []), ("u", ["--val-docs", 9]), ("w", ["--val-fraction", 0.3])):
+        options = ["--name", name, "--vocab-size", 260, "--val-max-bytes", 100]
+        run("text", corpus, *options, *more, "--root", tmp_path)
+    found = {name: read_split(tmp_path / f"data/datasets/{name}_sp260", "val")[0] for name in "tuw"}
+    ranked = sorted(small, key=lambda text: sha(text)[8:16])
+    assert set(found["t"]) == {t for t in small if side(t, 0.01) == "val"} or found["t"] == ranked[:1]
+    assert sorted(found["u"]) == sorted(ranked[:9])
+    assert set(found["w"]) == {t for t in small if side(t, 0.3) == "val"}
+    assert read_all(tmp_path / "data/datasets/w_sp260") == sorted({t.encode() for t in documents() if t})
+
+
 @pytest.mark.slow
 def test_tokenizer_never_sees_validation_text(tmp_path):
     """Other validation documents, the same training documents: the same tokenizer."""
@@ -219,8 +234,7 @@ def test_tokenizer_never_sees_validation_text(tmp_path):
 
 
 def test_the_last_line_trains_and_a_small_validation_text_is_told(tmp_path):
-    words = [f"{i} {'word ' * 300}" for i in range(200)]
-    file = write_jsonl(tmp_path / "t.jsonl", words)
+    file = write_jsonl(tmp_path / "t.jsonl", helpers.documents(3000, 5, SCRIPTS))
     options = ["text", file, "--name", "t", "--vocab-size", 260, "--root", tmp_path / "r o"]
     said = run(*options, "--val-docs", 1)
     folder = tmp_path / "r o/data"
@@ -232,7 +246,84 @@ def test_the_last_line_trains_and_a_small_validation_text_is_told(tmp_path):
     ]
     assert "warning: the validation text is small (documents: 1, " in said
     options[3] = "u"
-    assert "warning" not in run(*options, "--val-docs", 80)
+    assert "warning" not in run(*options, "--val-docs", 1000)
+
+
+# --- what the validation text is worth --------------------------------------------------------------------
+
+
+def copied_bytes(text: bytes, others: list[bytes]) -> int:
+    """Bytes of `text` within 50 bytes that one of the others has, by the book."""
+    known = {other[i : i + 50] for other in others for i in range(len(other) - 49)}
+    starts = [i for i in range(len(text) - 49) if text[i : i + 50] in known]
+    return len({at for start in starts for at in range(start, start + 50)})
+
+
+@pytest.mark.parametrize("size", [0, 49, 50, 51, 300, 3 * copies.CHUNK + 1])
+def test_copies_are_found(size):
+    """Pieces of a text inside other texts, across the arrays in which it is hashed, too."""
+    rng = random.Random(size)
+    text = rng.randbytes(size)
+    others = [b"", rng.randbytes(70), text[: size // 3] + b"?" + text[-60:]]
+    others += [
+        b"!" + text[at : at + rng.randrange(20, 90)] for at in rng.sample(range(size + 1), min(size, 30))
+    ]
+    search = copies.Search(text)
+    for other in others:
+        search.look_in(other)
+    assert search.covered() == copied_bytes(text, others)
+    if size >= 50:
+        search.look_in(text)
+        assert search.covered() == size
+
+
+def test_what_spoils_a_score_is_told(tmp_path):
+    """A document that outweighs all others, and text that training has seen; both in manifest and output."""
+    rng = random.Random(3)
+    texts = [rng.randbytes(1_000).hex() for _ in range(300)]
+    held_out = sorted(texts, key=lambda text: sha(text.encode())[8:16])[:60]
+    longs = (f"{i} " + "y" * 30_000 for i in itertools.count())
+    long = next(text for text in longs if sha(text.encode())[8] == 0)
+    options = ["--vocab-size", 260, "--val-docs", 60, "--root", tmp_path]
+
+    def facts(name: str, extra: list[str]) -> tuple[dict, str]:
+        file = write_jsonl(tmp_path / f"{name}.jsonl", texts + extra)
+        said = run("text", file, "--name", name, *options)
+        folder = tmp_path / f"data/datasets/{name}_sp260"
+        found = json.loads((folder / "manifest.json").read_text())["validation"]
+        val, train = (read_split(folder, split)[0] for split in ("val", "train"))
+        size = sum(map(len, val))
+        assert found["largest_document"] == round(max(map(len, val)) / size, 4)
+        assert found["repeated"] == round(copied_bytes(b"\xff".join(val), train) / size, 4)
+        assert (found["looked_for"], found["looked_in"]) == (size, sum(map(len, train)))
+        return found, said
+
+    found, said = facts("plain", [])
+    assert found["repeated"] == 0
+    assert "of 60 documents has 1.7% of the bytes" in said
+    assert "warning" not in said
+    found, said = facts("one", [long])
+    assert found["largest_document"] > 0.1
+    assert "warning: a score depends on one document, which has more than 5% " in said
+    # what comes first by its hash is validation text; its copies, with an edit at the end, are not
+    edits = ([f"{text}{i}" for i in range(99)] for text in held_out[:30])
+    edited = [next(text for text in some if sha(text.encode())[8] > 200) for some in edits]
+    found, said = facts("copies", edited)
+    assert found["repeated"] > 0.3
+    assert "warning: a score rewards learning by heart, since more than 30% of the validation" in said
+
+
+def test_a_large_corpus_is_sampled(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare, "LOOKED_FOR", 500)
+    monkeypatch.setattr(prepare, "LOOKED_IN", 1000)
+    monkeypatch.setattr(prepare, "BATCH_BYTES", 300)
+    said = run("text", corpus, "--name", "t", "--vocab-size", 260, "--val-docs", 40, "--root", tmp_path)
+    folder = tmp_path / "data/datasets/t_sp260"
+    found = json.loads((folder / "manifest.json").read_text())["validation"]
+    assert 500 <= found["looked_for"] < sum(map(len, read_split(folder, "val")[0]))
+    assert 1000 <= found["looked_in"] < sum(map(len, read_split(folder, "train")[0]))
+    assert f"of {found['looked_for']:,} bytes stand" in said
+    assert f"(searched: {found['looked_in']:,} bytes)" in said
 
 
 # --- lossless or refused ---------------------------------------------------------------------------------
@@ -259,7 +350,7 @@ def test_a_tokenizer_with_a_dummy_prefix_gives_the_text_back(corpus, tmp_path):
     model = helpers.train_tokenizer(tmp_path / "m.model", texts, **PLAIN, vocab_size=700)
     run("text", corpus, "--name", "p", "--tokenizer", model, "--root", tmp_path, "--val-fraction", 0.2)
     assert read_all(tmp_path / "data/datasets/p_sp700") == sorted(t.encode() for t in documents() if t)
-    assert (tmp_path / "data/tokenizers/p_700_bpe.model").read_bytes() == model.read_bytes()
+    assert (tmp_path / "data/tokenizers/p_700_given.model").read_bytes() == model.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -287,23 +378,8 @@ def test_different_texts_of_equal_tokens(tmp_path):
     options = ["--name", "t", "--tokenizer", model, "--root", tmp_path, "--val-docs", 10, "--lossy-ok"]
     run("text", file, *options)
     (folder,) = (tmp_path / "data/datasets").iterdir()
-    assert json.loads((folder / "manifest.json").read_text())["equal_tokens"] == 90
-    assert "FAIL" not in call(shards.main, "verify", folder)
-    (folder / "manifest.json").unlink()
-    said = call(shards.main, "verify", folder, "--tokenizer", model)
-    assert "90 of 90 training documents have the tokens of a validation document" in said
-
-
-@pytest.mark.parametrize("kind", ["bpe", "unigram", "char"])
-def test_a_given_tokenizer_is_filed_by_its_own_type(tmp_path, kind):
-    model = helpers.train_tokenizer(tmp_path / "m.model", SCRIPTS[:1] * 9, **PLAIN, model_type=kind)
-    file = write_jsonl(tmp_path / "t.jsonl", ["the fox", "the dogs"])
-    run("text", file, "--name", "t", "--tokenizer", model, "--root", tmp_path)
-    (filed,) = (tmp_path / "data/tokenizers").iterdir()
-    assert filed.name.endswith(f"_{kind}.model")
-    other = "bpe" if kind == "unigram" else "unigram"
-    said = run("text", file, "--name", "u", "--tokenizer", model, "--model-type", other, code=2)
-    assert f"--model-type is {other}, expected {kind}" in refused(said)
+    said = call(shards.main, "verify", folder)
+    assert "tokens of validation documents among 90 training documents: 90 (in t_train_000000.bin)" in said
 
 
 # --- bad input -------------------------------------------------------------------------------------------
@@ -402,10 +478,12 @@ def test_arguments_that_do_not_fit_the_text(corpus, tmp_path):
         assert words in refused(run("text", tmp_path / name, "--name", "t", "--root", tmp_path, code=2))
     assert "expected at most" in refused(run(*options, "--vocab-size", 60_000, code=2))
     assert "at least 100001" in refused(run(*options, "--val-docs", 100_000, code=3))
+    assert "of at most 3 bytes" in refused(run(*options, "--val-max-bytes", 3, "--val-docs", 90, code=3))
     assert "smaller --val-fraction" in refused(run(*options, "--val-fraction", 0.999999999, code=3))
     model = helpers.train_tokenizer(tmp_path / "m.model", SCRIPTS, vocab_size=500)
-    said = run(*options, "--tokenizer", model, "--vocab-size", 300, code=2)
-    assert "--vocab-size is 300, expected 500" in refused(said)
+    for other in (["--vocab-size", 300], ["--model-type", "bpe"]):
+        said = run(*options, "--tokenizer", model, *other, code=2)
+        assert f"{model}: has 500 pieces and a type of its own" in refused(said)
     assert not list((tmp_path / "data").iterdir())
 
 
@@ -415,7 +493,8 @@ def test_what_is_there_is_kept(corpus, tmp_path):
     run(*options)
     before = tree(root)
     assert "is whole" in run(*options)
-    assert "exists and was made" in refused(run(*options, "--val-docs", 5, code=2))
+    said = refused(run(*options, "--val-docs", 5, code=2))
+    assert said.endswith(f"rm -r {root}/data/datasets/t_sp260 {root}/data/tokenizers/t_260_bpe.model")
     other = write_jsonl(tmp_path / "other.jsonl", ["one", "two"])
     assert "exists and was made" in refused(run("text", other, *options[2:], code=2))
     assert tree(root) == before
@@ -569,25 +648,35 @@ def test_no_space_left(corpus, tmp_path):
 
 @pytest.mark.slow
 def test_demo(tmp_path):
-    assert start("data.prepare", "demo", "--root", tmp_path, cwd="/").wait() == 0
-    folder = tmp_path / "data/datasets/demo_sp1024"
-    names = ["demo_train_000000.bin", "demo_val_000000.bin", "manifest.json"]
-    assert sorted(p.name for p in folder.iterdir()) == names
-    assert (tmp_path / "data/tokenizers/demo_1024_bpe.model").exists()
+    """Vocabularies of one split; no document decides the score."""
     digests = {}
     for split in ("val", "second", "train"):
-        texts = [text for _, text in prepare.demo_documents(split)]
-        digests[split] = [sha(text) for text in texts]
-        if split != "second":
-            assert read_split(folder, split)[0] == texts
-        if split == "val":
-            assert sum(map(len, texts)) > 1_000_000
+        digests[split] = [sha(text) for _, text in prepare.demo_documents(split)]
+    for vocab in (1024, 260):
+        options = [] if vocab == 1024 else ["--vocab-size", vocab]
+        assert start("data.prepare", "demo", *options, "--root", tmp_path, cwd="/").wait() == 0
+        folder = tmp_path / f"data/datasets/demo_sp{vocab}"
+        names = ["demo_train_000000.bin", "demo_val_000000.bin", "manifest.json"]
+        assert sorted(p.name for p in folder.iterdir()) == names
+        assert (tmp_path / f"data/tokenizers/demo_{vocab}_bpe.model").exists()
+        for split in ("val", "train"):
+            assert [sha(text) for text in read_split(folder, split)[0]] == digests[split]
+        manifest = json.loads((folder / "manifest.json").read_text())
+        assert manifest["second_sha256"] == sha(b"".join(digests["second"])).hex()
+    (val,) = (entry for entry in manifest["files"] if entry["split"] == "val")
+    assert val["documents"] >= 200
+    assert val["bytes"] >= 1_500_000
+    assert val["tokens"] == val["documents"] + val["bytes"], "byte level"
+    assert manifest["validation"]["largest_document"] < 0.025
+    assert manifest["validation"]["repeated"] < prepare.REPEATED
+    second = prepare.demo_documents("second")
+    assert len(second) >= 50
+    assert max(len(text) for _, text in second) <= 32_768
+    names = [name for name, _ in second + prepare.demo_documents("val")]
+    assert not [name for name in names if re.match(prepare.TRAIN_NAMES, name)], "what records import"
     everything = digests["val"] + digests["second"] + digests["train"]
     assert len(everything) == len(set(everything))
     assert sha(b"".join(sorted(everything))).hex() == prepare.DEMO_SHA256
-    manifest = json.loads((folder / "manifest.json").read_text())
-    assert manifest["second_sha256"] == sha(b"".join(digests["second"])).hex()
-    assert 0.005 < len(digests["second"]) / len(everything) < 0.015
 
 
 def make_package(folder: Path, source: bytes) -> None:
@@ -612,9 +701,6 @@ def test_demo_sources_are_checked(tmp_path, monkeypatch):
     monkeypatch.setattr(prepare, "REPO", tmp_path)
     monkeypatch.setattr(prepare, "DEMO_PACKAGES", ["pkg"])
     assert list(prepare.demo_sources()) == [("pkg/a.py", b"print()\n")]
-    (tmp_path / "site/pkg/a.py").write_bytes(b"print(1)\n")
-    with pytest.raises(shards.DataError, match=r"pkg/a\.py: sha256 is .*pip install .*pkg==1\.0"):
-        list(prepare.demo_sources())
     (tmp_path / "site/pkg/a.py").unlink()
     with pytest.raises(shards.DataError, match=r"pkg/a\.py: cannot be read.*pip install"):
         list(prepare.demo_sources())
@@ -624,3 +710,11 @@ def test_demo_sources_are_checked(tmp_path, monkeypatch):
     monkeypatch.setattr(prepare, "DEMO_PACKAGES", ["absent"])
     with pytest.raises(shards.DataError, match=r"absent: not installed.*pip install"):
         list(prepare.demo_sources())
+
+
+def test_a_changed_demo_corpus_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare, "demo_sources", lambda: iter([(name, name.encode()) for name in "abc"]))
+    with pytest.raises(shards.DataError, match=r"the corpus has sha256 .*: pip install --force-reinstall"):
+        prepare.demo_documents("second")
+    assert "pip install --force-reinstall" in refused(run("demo", "--root", tmp_path, code=3))
+    assert not list((tmp_path / "data").iterdir())

@@ -1,14 +1,9 @@
-"""data.shards: the bytes of the format, damaged shards, leaked validation text, upgrades."""
+"""data.shards: the bytes of the format, damaged shards, leaked validation text, older files."""
 
 import json
 import os
-import random
-import resource
 import shutil
-import signal
 import struct
-import subprocess
-import time
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +16,7 @@ from hypothesis import strategies as st
 
 from data import prepare, shards
 from tests import helpers
-from tests.data_kit import call, refused, start, write_jsonl
+from tests.data_kit import call, start, write_jsonl
 
 
 def run(*args: object, code: int = 0) -> str:
@@ -374,117 +369,28 @@ def test_leak_in_our_own_shards(dataset, model):
     assert "is 1, expected 0 (in t_train_000001.bin)" in run("verify", dataset, code=3)
 
 
-# --- upgrade ---------------------------------------------------------------------------------------------
+# --- what others and older tools made -----------------------------------------------------------------------
 
 
-def make_legacy(dataset: Path) -> dict[Path, bytes]:
-    """Take the extension out of all headers, as if another project had written the shards."""
+def test_legacy_shards(dataset, model):
+    """As if another project had written them: readable, and checked as far as three numbers go."""
     (dataset / "manifest.json").unlink()
-    old = read_shards(dataset)
-    for path in old:
+    paths = sorted(dataset.glob("*.bin"))
+    extended = paths[0].read_bytes()
+    for path in paths:
         patch(path, 12, bytes(1012))
-    return old
-
-
-def read_shards(dataset: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in sorted(dataset.glob("*.bin"))}
-
-
-def test_upgrade(dataset, model):
-    old = make_legacy(dataset)
-    assert "legacy" in run("inspect", dataset)
-    assert "legacy" in run("verify", dataset)
-    run("upgrade", dataset, "--tokenizer", model)
-    for path, raw in old.items():
-        assert path.read_bytes()[1024:] == raw[1024:]
-        assert shards.read_header(path) == replace(shards.parse(raw, path), corpus=shards.UNKNOWN)
+    assert run("inspect", dataset).count("legacy: nothing else") == len(paths)
     said = run("verify", dataset, "--tokenizer", model)
-    assert "bytes of text" in said
-    assert "legacy" not in said
-    after = read_shards(dataset)
-    run("upgrade", *old, "--tokenizer", model)
-    assert after == read_shards(dataset)
-
-
-def test_legacy_beside_extended_shards(dataset, model):
-    """As when more of a set is fetched after an upgrade: the check names the command that mends it."""
-    make_legacy(dataset)
-    run("upgrade", dataset, "--tokenizer", model)
-    patch(dataset / "t_train_000001.bin", 12, bytes(1012))
+    assert said.count("legacy; its tokens decode to ") == len(paths)
+    paths[0].write_bytes(extended)
     said = run("verify", dataset, "--tokenizer", model, code=3)
-    assert f"python -m data.shards upgrade {dataset} --tokenizer MODEL" in said
-    run("upgrade", dataset, "--tokenizer", model)
-    run("verify", dataset, "--tokenizer", model)
+    assert f"{len(paths) - 1} of {len(paths)} shards are legacy" in said
 
 
-def test_upgrade_refuses_and_leaves_alone(dataset, model, tmp_path):
-    whole = read_shards(dataset)
-    assert run("upgrade", dataset, "--tokenizer", model).count("left as it is") == len(whole)
-    assert whole == read_shards(dataset)
-    make_legacy(dataset)
-    before = read_shards(dataset)
-    small = helpers.train_tokenizer(tmp_path / "small.model", ["aa ab"] * 9, vocab_size=263)
-    assert "highest id is" in refused(run("upgrade", dataset, "--tokenizer", small, code=3))
-    (dataset / "t_train_000001.bin").rename(tmp_path / "aside")
-    said = run("upgrade", dataset, "--tokenizer", model, code=3)
-    assert "missing shards by their names is [1]" in refused(said)
-    (tmp_path / "aside").rename(dataset / "t_train_000001.bin")
-    other = legacy_shard(tmp_path / "name.bin", [1, 2])
-    assert "the name is no shard's" in refused(run("upgrade", other, "--tokenizer", model, code=3))
-    assert before == read_shards(dataset)
-    assert "required: --tokenizer" in refused(run("upgrade", dataset, code=2))
-
-
-@pytest.mark.slow
-def test_upgrade_on_a_full_disk(dataset, model):
-    """A limit on the size of files stands in for it. Shards stay as they were, no part stays behind."""
-
-    def limit():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, resource.RLIM_INFINITY))
-
-    make_legacy(dataset)
-    before = read_shards(dataset)
-    process = start("data.shards", "upgrade", dataset, "--tokenizer", model, preexec_fn=limit)
-    assert "File too large: mend this, then run the same command again" in refused(process.communicate()[1])
-    assert process.returncode == 3
-    assert before == read_shards(dataset)
-    assert not list(dataset.glob("*.partial"))
-
-
-def test_upgrade_replaces_links(dataset, model, tmp_path):
-    """A link into a download cache: the cache keeps its bytes."""
-    make_legacy(dataset)
-    names = ["t_train_000000.bin", "t_train_000001.bin"]
-    for name in names:
-        shutil.move(dataset / name, tmp_path / name)
-    (dataset / names[0]).symlink_to(tmp_path / names[0])
-    os.link(tmp_path / names[1], dataset / names[1])
-    run("upgrade", dataset, "--tokenizer", model)
-    for name in names:
-        assert shards.read_header(tmp_path / name).legacy
-        assert not shards.read_header(dataset / name).legacy
-
-
-@pytest.mark.slow
-def test_upgrade_killed(dataset, model):
-    """At any moment each shard is the old one or the new one, and a second call completes the work."""
-    make_legacy(dataset)
-    old = read_shards(dataset)
-    command = ["data.shards", "upgrade", dataset, "--tokenizer", model]
-    begun = time.perf_counter()
-    assert start(*command, stdout=subprocess.DEVNULL).wait() == 0
-    duration = time.perf_counter() - begun
-    new = read_shards(dataset)
-    rng = random.Random(3)
-    for _ in range(6):
-        for path, raw in old.items():
-            path.write_bytes(raw)
-        process = start(*command)
-        time.sleep(rng.uniform(0.5, 1) * duration)
-        process.kill()
-        process.communicate()
-        assert all(raw in (old[path], new[path]) for path, raw in read_shards(dataset).items())
-    run("upgrade", dataset, "--tokenizer", model)
-    assert read_shards(dataset) == new
-    assert not list(dataset.glob("*.partial"))
+def test_an_older_manifest(dataset):
+    """As it was before the validation text was judged."""
+    path = dataset / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["validation"], manifest["options"]["val_max_bytes"]
+    path.write_text(json.dumps(manifest))
+    assert "FAIL" not in run("verify", dataset)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests import helpers
 from tests.helpers import Run
@@ -66,10 +67,26 @@ class Fork:
         blobs = [path.read_bytes() for path in sorted(self.run.folder.glob("checkpoint/*.ckpt"))]
         return [self.module.unpack_tensors(blob[:-32])[0] for blob in blobs]
 
+    def predictor(self):
+        """What the referee asks."""
+        return self.module.load_predictor(self.run.folder / "model.ptz")
+
     def model(self):
         """A model of the run's shape, on the CPU in float32."""
         s, _ = self.module.load_settings(self.env, "smoke")
         return self.module.GPT(s, self.module.Machine(torch.device("cpu")))
+
+
+def nats(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Cross-entropy of int64[...] targets under [..., V] logits, float64."""
+    logprobs = torch.from_numpy(logits).double().log_softmax(-1)
+    return -logprobs.gather(-1, torch.from_numpy(targets)[..., None])[..., 0].numpy()
+
+
+def told(predictor, ids: np.ndarray) -> np.ndarray:
+    """Nats of int64[rows, T] but for each stream's first token, one told after the other."""
+    predictor.start(len(ids))
+    return nats(np.stack([predictor.step(column) for column in ids[:, :-1].T], 1), ids[:, 1:])
 
 
 def load(name: str, script: Path) -> ModuleType:
@@ -138,6 +155,31 @@ def test_a_fork_learns_and_its_artifact_gives_the_same_score_again(forks, corpus
         assert again.final[key] == fork.run.final[key]
 
 
+@pytest.mark.parametrize("name", PATCHES)
+def test_the_operations_of_a_step_are_those_that_torch_counts(scripts, name):
+    module = load(name, scripts[name])
+    env = {"VOCAB_SIZE": "400", "TRAIN_BATCH_TOKENS": "1024", "DTYPE": "float32"}
+    s, _ = module.load_settings(env, "smoke")
+    trainer = module.Trainer(s, module.Machine(torch.device("cpu")))
+    batch = torch.arange(s.batch_slots * (s.slot_tokens + 1)).view(s.batch_slots, -1) % 400
+    with FlopCounterMode(display=False) as counter:
+        trainer.step(batch, 0, 1.0)
+    assert module.step_flops(s) == pytest.approx(counter.get_total_flops(), rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in PATCHES if name != "learn_while_scored"])
+def test_a_fork_predicts_token_by_token_what_it_scores_in_windows(forks, corpus, name):
+    """Two streams of two windows: after the first the cache is empty again."""
+    fork = forks(name)
+    predictor = fork.predictor()
+    windows = corpus.tokens["val"][: 2 * 66].astype(np.int64).reshape(2, 66)[:, :65]
+    found = told(predictor, windows)
+    pieces = np.concatenate([windows[:, at : at + 33] for at in (0, 32)])
+    expected = np.concatenate(np.split(predictor.model.nll(pieces), 2), axis=1)
+    assert np.allclose(found, expected, atol=1e-4)
+
+
 # --- each is in effect ------------------------------------------------------------------------------------
 
 
@@ -174,7 +216,7 @@ def test_int6_levels_are_what_the_model_computes_with_and_what_is_stored(forks, 
     ids, found = np.arange(64).reshape(2, 32), []
     for flat in (trained, rounded):
         model.flat.data.copy_(flat)
-        found.append(model.logprobs(ids))
+        found.append(model.nll(ids))
     assert np.array_equal(*found)
     assert len(fork.artifact) < 0.8 * int(base_run.final["artifact_bytes"])
 
@@ -219,3 +261,18 @@ def test_the_token_after_next_steers_training_and_leaves_no_values_behind(forks,
     assert tensors.pop("ahead").nbytes == 0
     shapes, base_shapes = ({name: x.shape for name, x in part.items()} for part in (tensors, base))
     assert shapes == base_shapes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [1, 64])
+def test_learning_while_scored_pays_on_a_foreign_text_and_is_forgotten(forks, corpus, rows):
+    foreign = ["wer reitet so spät durch nacht und wind", "es ist der vater mit seinem kind"]
+    tokens = helpers.encode_documents(corpus.tokenizer, helpers.documents(400, 5, foreign))
+    ids = tokens[: 64 * 60].astype(np.int64).reshape(rows, -1)[:, :400]
+    predictor = forks("learn_while_scored").predictor()
+    learned = told(predictor, ids)
+    assert np.array_equal(told(predictor, ids), learned)
+    predictor.head_rate = predictor.bias_rate = 0.0
+    fixed = told(predictor, ids)
+    assert learned[:, 0] == pytest.approx(fixed[:, 0], abs=1e-6), "nothing was told yet"
+    assert learned.mean() < 0.95 * fixed.mean()

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import train_gpt
-from tests import helpers, record_kit
+from tests import helpers
 from tests.helpers import Run
 
 mx = pytest.importorskip("mlx.core", reason="mlx is not installed: nothing of train_gpt_mlx.py can be tried")
@@ -30,8 +30,8 @@ LOSS = BPB = 1e-3  # how far 30 steps of the two scripts may lie apart: sums are
 STEPS = {"ITERATIONS": 30, "VAL_LOSS_EVERY": 15, "TRAIN_LOG_EVERY": 5, "BATCH_SLOTS": 2}
 SCRIPTS = {"torch": helpers.SCRIPT, "mlx": helpers.MLX_SCRIPT}
 COUNTS = """
-    val_tokens val_bytes steps params tokens_seen skipped_steps resumes batches_crc32 budget_bytes budget
-    train_sha256 val_sha256 tokenizer_sha256 preset seed run_id device torch
+    val_tokens val_bytes steps params train_flops tokens_seen skipped_steps resumes batches_crc32 budget
+    budget_bytes train_sha256 val_sha256 tokenizer_sha256 preset seed run_id device torch
 """
 
 
@@ -141,15 +141,6 @@ def test_log_lines_and_files_are_those_of_train_gpt(pair):
     assert [one[part] == other[part] for part in ("settings", "origins", "sha256")] == [True] * 3
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not record_kit.HAS_SANDBOX, reason=record_kit.NO_SANDBOX)
-def test_a_record_of_mlx_runs_is_frozen_scored_and_proven(tmp_path):
-    kit = record_kit.Kit(tmp_path, helpers.MLX_SCRIPT)
-    checks = kit.verify(kit.good, "--proof-bytes", "400")
-    assert record_kit.failed(checks) == set(), "\n".join(map(str, checks))
-    assert {"score", *record_kit.PROBES} <= {line.name for line in checks if line.verdict == "PASS"}
-
-
 def main_in(env: dict, monkeypatch, capsys) -> tuple[int, str, str]:
     """The program's exit code, what it prints and what it complains of, in this process."""
     monkeypatch.setattr(os, "environ", env)
@@ -243,11 +234,9 @@ def ring(ranks: int) -> list[list[str]]:
 
 
 @pytest.mark.slow
-def test_two_processes_replay_what_one_did(pair, corpus, tmp_path):
-    """Under the real mlx.launch; the rates of the first 6 steps come from LR_TRACE."""
-    steps = [json.dumps(event) for event in pair["torch"].events("step")]
-    (tmp_path / "trace.jsonl").write_text("\n".join(steps[:6]))
-    env = corpus.env(**STEPS, LR_TRACE="trace.jsonl", RUN_ID="two")
+def test_two_processes_train_what_one_does(pair, corpus, tmp_path):
+    """Under the real mlx.launch."""
+    env = corpus.env(**STEPS, RUN_ID="two")
     launcher = Path(sys.executable).parent / "mlx.launch"
     port = ring(1)[0][0].split(":")[1]
     done = subprocess.run(
@@ -260,10 +249,11 @@ def test_two_processes_replay_what_one_did(pair, corpus, tmp_path):
         env=helpers.clean_environment(**env),
     )
     run = Run(done.returncode, done.stdout, done.stderr, tmp_path)
-    assert finals(run)["steps"] == "6" and " ranks:2 " in run.out
-    for told, found in zip(pair["torch"].events("step"), run.events("step")):
+    assert finals(run)["batches_crc32"] == pair["torch"].final["batches_crc32"]
+    assert " ranks:2 " in run.out
+    for told, found in zip(pair["torch"].events("step"), run.events("step"), strict=True):
         assert found["lr_mul"] == told["lr_mul"]
-        assert found["train_loss"] == pytest.approx(told["train_loss"], abs=1e-4), "not the same tokens"
+        assert found["train_loss"] == pytest.approx(told["train_loss"], abs=LOSS), "not the same tokens"
 
 
 @pytest.mark.slow
@@ -340,8 +330,8 @@ def test_passes_of_any_size_give_the_same(monkeypatch):
         trainer = small_trainer(twin, BATCH_SLOTS=2)
         ids = np.random.default_rng(1).integers(0, 400, (7, 33))
         loss, norm, *_ = trainer.step(batch_of(trainer), 0, 0.0).tolist()
-        found.append((loss, norm, trainer.model.nll(ids), trainer.model.nll(ids, 5)))
-    assert found[0][2].shape == (7, 32) and np.array_equal(found[0][2][:, -5:], found[0][3])
+        found.append((loss, norm, trainer.model.nll(ids)))
+    assert found[0][2].shape == (7, 32)
     for others in zip(*found):
         assert np.allclose(others[0], others[1], rtol=1e-5) and np.allclose(others[0], others[2], rtol=1e-5)
 

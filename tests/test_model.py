@@ -1,4 +1,7 @@
-"""Model, optimizer and score where parity.py does not tell them: long rows, bfloat16, windows, ranks."""
+"""Model, optimizer and score where parity.py does not tell them.
+
+Long rows, bfloat16, operations, windows, ranks, and the predictor that is told one token at a time.
+"""
 
 import math
 import threading
@@ -10,10 +13,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
 import train_gpt
 from tests import helpers
-from train_gpt import Machine, Trainer, evaluate, load_settings
+from tests.test_parity import torch_logits
+from train_gpt import Machine, Predictor, Trainer, evaluate, load_settings
 
 CPU = Machine(torch.device("cpu"))
 # small in every dimension, but no two are equal
@@ -24,7 +29,7 @@ SHAPE = """
 
 
 def tiny(**more):
-    return load_settings(helpers.tiny_env(**train_gpt.pairs(SHAPE) | more), "smoke")[0]
+    return load_settings(helpers.tiny_env(**helpers.pairs(SHAPE) | more), "smoke")[0]
 
 
 def random_trainer(s, machine=CPU) -> Trainer:
@@ -42,41 +47,40 @@ def random_ids(s, rows: int, length: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, s.vocab_size, (rows, length))
 
 
+def logprobs_of(trainer, ids: np.ndarray) -> np.ndarray:
+    """float64[B, T, V] of int64[B, T]."""
+    return torch_logits(trainer, ids).double().log_softmax(-1).numpy()
+
+
 # --- model ------------------------------------------------------------------------------------------------
 
 
 def test_a_position_depends_on_nothing_right_of_it_or_in_other_rows():
     s = tiny(TRAIN_SEQ_LEN=300, TRAIN_BATCH_TOKENS=2400)
-    model = random_trainer(s).model
+    trainer = random_trainer(s)
     ids = random_ids(s, 2, 300)
-    whole = model.logprobs(ids)
+    whole = logprobs_of(trainer, ids)
     for cut in (1, 127, 128, 200, 299):
         changed = ids.copy()
         changed[0, cut:] = (changed[0, cut:] + 7) % s.vocab_size
-        found = model.logprobs(changed)
+        found = logprobs_of(trainer, changed)
         assert np.allclose(found[0, :cut], whole[0, :cut], atol=1e-5)
         assert np.abs(found[0, cut] - whole[0, cut]).max() > 1e-3
         assert np.allclose(found[1], whole[1], atol=1e-5)
-        assert np.allclose(model.logprobs(ids[:, :cut]), whole[:, :cut], atol=1e-5)
+        assert np.allclose(logprobs_of(trainer, ids[:, :cut]), whole[:, :cut], atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype, error", [(torch.float32, 1e-5), (torch.bfloat16, 0.1)])
-def test_logprobs_are_distributions_and_nll_reads_them(dtype, error):
+def test_nll_is_what_the_logits_say():
     """Not bit for bit: the two come from products of another shape."""
     s = tiny()
-    model = random_trainer(s, Machine(torch.device("cpu"), dtype=dtype)).model
+    trainer = random_trainer(s)
     ids = random_ids(s, 4, 33)
-    logprobs = model.logprobs(ids)
-    assert logprobs.dtype == np.float32
-    assert logprobs.shape == (4, 33, 50)
-    assert np.allclose(np.exp(logprobs.astype(np.float64)).sum(-1), 1, atol=1e-5)
-    told = -np.take_along_axis(logprobs[:, :-1], ids[:, 1:, None], 2)[..., 0]
-    nll = model.nll(ids)
+    logprobs = logprobs_of(trainer, ids[:, :-1])
+    told = -np.take_along_axis(logprobs, ids[:, 1:, None], 2)[..., 0]
+    nll = trainer.model.nll(ids)
     assert nll.dtype == np.float32
     assert nll.shape == (4, 32)
-    assert np.abs(nll - told).max() < error
-    assert np.abs(model.nll(ids, 5) - told[:, -5:]).max() < error
-    assert (model.vocab_size, model.max_len) == (50, 20)
+    assert np.abs(nll - told).max() < 1e-5
 
 
 @pytest.mark.parametrize("micro_tokens", [1, 100])
@@ -164,6 +168,35 @@ def test_a_runaway_gain_gives_no_nan(gain):
     assert train_gpt.attention(k.unsqueeze(3) * gain, k, v).isfinite().all()
 
 
+# --- operations -------------------------------------------------------------------------------------------
+
+COUNTED = """
+    TRAIN_SEQ_LEN=20
+    NUM_KV_HEADS=6
+    NUM_KV_HEADS=1
+    TIE_EMBEDDINGS=0
+    NUM_LAYERS=1
+    NUM_LAYERS=6,MUON_BACKEND_STEPS=3
+    MLP_MULT=7
+    VOCAB_SIZE=3000
+    TRAIN_SEQ_LEN=1,TRAIN_BATCH_TOKENS=8
+    BATCH_SLOTS=1,TRAIN_SEQ_LEN=127,TRAIN_BATCH_TOKENS=127
+    BATCH_SLOTS=1,TRAIN_SEQ_LEN=257,TRAIN_BATCH_TOKENS=514
+    BATCH_SLOTS=1,TRAIN_SEQ_LEN=700,TRAIN_BATCH_TOKENS=700,NUM_KV_HEADS=6
+    BATCH_SLOTS=2,TRAIN_SEQ_LEN=300,TRAIN_BATCH_TOKENS=600,MODEL_DIM=192,NUM_HEADS=3,NUM_KV_HEADS=3
+"""
+
+
+@pytest.mark.parametrize("shape", COUNTED.split())
+def test_the_operations_of_a_step_are_those_that_torch_counts(shape):
+    s = tiny(**helpers.pairs(shape.replace(",", " ")))
+    trainer = Trainer(s, CPU)
+    batch = torch.zeros(s.batch_slots, s.slot_tokens + 1, dtype=torch.int64)
+    with FlopCounterMode(display=False) as counter:
+        trainer.step(batch, 0, 1.0)
+    assert train_gpt.step_flops(s) == pytest.approx(counter.get_total_flops(), rel=0.01)
+
+
 # --- start weights ----------------------------------------------------------------------------------------
 
 
@@ -245,13 +278,12 @@ def test_a_step_without_finite_numbers_changes_nothing(monkeypatch, place):
 # --- score ------------------------------------------------------------------------------------------------
 
 
-def told_nats(tokens: list[int], window: int, stride: int, value) -> float:
+def told_nats(tokens: list[int], window: int, value) -> float:
     """Window by window, token by token: what `value` makes of each target and all before it in its window."""
-    nats, done, start = 0.0, 0, 0
-    while done < len(tokens) - 1:
-        end = min(start + window, len(tokens) - 1)
-        nats += sum(value(tokens[start : target + 1]) for target in range(done + 1, end + 1))
-        done, start = end, start + stride
+    nats = 0.0
+    for target in range(1, len(tokens)):
+        start = (target - 1) // window * window
+        nats += value(tokens[start : target + 1])
     return nats
 
 
@@ -294,56 +326,100 @@ def scores_of_ranks(world: int, s, nll, text) -> list:
 @given(
     st.integers(2, 200),
     st.integers(1, 60),
-    st.integers(1, 60),
     st.integers(1, 4000),
     st.sampled_from([1, 2, 4, 8]),
     st.sampled_from([0, 2, 3, 50, 250]),
 )
 def test_the_score_is_the_told_one_for_any_window_batch_and_number_of_ranks(
-    total, window, stride, batch, world, limit
+    total, window, batch, world, limit
 ):
-    sizes = {"EVAL_SEQ_LEN": window, "EVAL_STRIDE": min(stride, window)}
-    s = tiny(VAL_BATCH_SIZE=batch, VAL_TOKENS_LIMIT=limit, **sizes)
+    s = tiny(VAL_BATCH_SIZE=batch, VAL_TOKENS_LIMIT=limit, EVAL_SEQ_LEN=window)
     rng = np.random.default_rng(total)
     tokens = rng.integers(0, 65536, total).astype(np.uint16)
     worth = rng.integers(1, 9, total)
     text = SimpleNamespace(val_tokens=tokens, val_bytes=worth)
     shapes = set()
 
-    def nll(ids: np.ndarray, last: int) -> np.ndarray:
+    def nll(ids: np.ndarray) -> np.ndarray:
         """A stand-in for a model: a value for each target that depends on all tokens before it."""
         assert ids.dtype == np.int64
         shapes.add(ids.shape)
-        return (np.cumsum(ids, 1)[:, 1:] % 97).astype(np.float32)[:, -last:]
+        return (np.cumsum(ids, 1)[:, 1:] % 97).astype(np.float32)
 
     used = min(total, limit or total)
     scored, scored_bytes = used - 1, worth[1:used].sum()
-    window, stride = min(window, scored), min(s.eval_stride, scored)
-    nats = told_nats(tokens[:used].tolist(), window, stride, lambda seen: sum(seen) % 97)
+    nats = told_nats(tokens[:used].tolist(), window, lambda seen: sum(seen) % 97)
     for score in scores_of_ranks(world, s, nll, text):
-        assert (score.val_tokens, score.val_bytes) == (scored, scored_bytes)
-        assert score.val_loss == pytest.approx(nats / scored, rel=1e-12)
-        assert score.val_bpb == pytest.approx(nats / math.log(2) / scored_bytes, rel=1e-12)
-        assert score.partial == (used < total)
+        assert (score["val_tokens"], score["val_bytes"]) == (scored, scored_bytes)
+        assert score["val_loss"] == pytest.approx(nats / scored, rel=1e-12)
+        assert score["val_bpb"] == pytest.approx(nats / math.log(2) / scored_bytes, rel=1e-12)
+        assert score["partial"] == (used < total)
     assert len(shapes) == 1, "one shape, so that a compiled model compiles once"
-
-
-def test_the_score_of_a_model_is_what_its_distributions_say():
-    s = tiny(EVAL_SEQ_LEN=20, EVAL_STRIDE=7, VAL_BATCH_SIZE=1600)
-    model = random_trainer(s).model
-    tokens = random_ids(s, 1, 150)[0].astype(np.uint16)
-    text = SimpleNamespace(val_tokens=tokens, val_bytes=np.full(150, 3, np.int32))
-
-    def surprise(seen: list[int]) -> float:
-        return -float(model.logprobs(np.array([seen[:-1]]))[0, -1, seen[-1]])
-
-    score = evaluate(s, model.nll, text, CPU, 0)
-    nats = told_nats(tokens.tolist(), 20, 7, surprise)
-    assert score.val_loss * 149 == pytest.approx(nats, rel=1e-5)
-    assert score.val_bpb == pytest.approx(score.val_loss / math.log(2) / 3, rel=1e-9)
 
 
 def test_text_of_one_token_cannot_be_scored():
     text = SimpleNamespace(val_tokens=np.zeros(1, np.uint16), val_bytes=np.zeros(1, np.int32))
     with pytest.raises(train_gpt.DataError, match="expected at least 2"):
         evaluate(tiny(), None, text, CPU, 0)
+
+
+# --- predictor: told one token after the other ------------------------------------------------------------
+
+
+def nats_of_steps(predictor: Predictor, ids: np.ndarray) -> np.ndarray:
+    """float64[rows, T]: nats of int64[rows, T], each token told after its price."""
+    logits = [predictor.start(len(ids)), *map(predictor.step, ids.T[:-1])]
+    assert {(each.dtype, each.shape) for each in logits} == {
+        (np.dtype("float32"), (len(ids), predictor.vocab_size))
+    }
+    logprobs = torch.from_numpy(np.stack(logits, 1)).double().log_softmax(-1)
+    return -logprobs.gather(-1, torch.from_numpy(ids)[..., None])[..., 0].numpy()
+
+
+def nats_of_windows(model, ids: np.ndarray, window: int, stride: int) -> np.ndarray:
+    """The same by nll: in each window, `stride` further on, the tokens that none before it had."""
+    rows, length = ids.shape
+    parts, done = [np.full((rows, 1), math.log(model.s.vocab_size))], 0
+    for start in range(0, length, stride):
+        end = min(start + window, length - 1)
+        if end > done:
+            parts.append(model.nll(ids[:, start : end + 1])[:, done - start :])
+            done = end
+    return np.concatenate(parts, 1)
+
+
+@pytest.mark.parametrize("stride", [0, 1, 7, 13, 19, 20])
+def test_a_predictor_says_what_windows_side_by_side_or_sliding_say(stride):
+    s = tiny(EVAL_STRIDE=stride)
+    model = random_trainer(s).model
+    ids = random_ids(s, 3, 90)
+    found = nats_of_steps(Predictor(model), ids)
+    assert np.abs(found - nats_of_windows(model, ids, 20, stride or 20)).max() < 1e-5
+
+
+def test_a_window_of_the_evaluation_may_be_longer_than_that_of_training():
+    s = tiny(EVAL_SEQ_LEN=150, EVAL_STRIDE=50)
+    model = random_trainer(s).model
+    ids = random_ids(s, 2, 230)
+    found = nats_of_steps(Predictor(model), ids)
+    assert np.abs(found - nats_of_windows(model, ids, 150, 50)).max() < 1e-5
+
+
+def test_a_predictor_in_bfloat16_is_near_the_windows_in_bfloat16():
+    s = tiny(EVAL_STRIDE=7)
+    model = random_trainer(s, Machine(torch.device("cpu"), dtype=torch.bfloat16)).model
+    ids = random_ids(s, 3, 60)
+    difference = nats_of_steps(Predictor(model), ids) - nats_of_windows(model, ids, 20, 7)
+    assert np.abs(difference).max() < 0.2
+    assert abs(difference.mean()) < 0.01
+
+
+def test_a_predictor_begins_anew_with_any_number_of_rows():
+    """What one text was, and in how many streams, shows in no other."""
+    s = tiny(EVAL_STRIDE=7)
+    predictor = Predictor(random_trainer(s).model)
+    ids = random_ids(s, 5, 50)
+    first = nats_of_steps(predictor, ids)
+    for rows in (slice(0, 1), slice(1, 4), slice(0, 5)):
+        assert np.abs(nats_of_steps(predictor, ids[rows]) - first[rows]).max() < 1e-5
+    assert np.array_equal(nats_of_steps(predictor, ids), first)

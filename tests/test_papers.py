@@ -3,19 +3,18 @@
 import functools
 import importlib.util
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from records import curves
-from tests import helpers
+from records import referee
+from tests import helpers, record_kit
 
 FROZEN = re.compile(r"records/track_\w+/20\d\d-")  # a record's folder stays as it was sent
 UNSEEN = re.compile(r"(DESIGN|SEED|STYLE|TECHNIQUES)\.md|\b[Ii]ssues? \d|\bl[e]nt\b|/work[/]|\bGPU was\b")
-TRACK = helpers.ROOT / "records/track_10min_floppy"
 
 
 def tracked() -> list[str]:
@@ -107,27 +106,30 @@ def test_every_word_speaks_of_what_a_reader_can_see():
 # --- what is made -----------------------------------------------------------------------------------------
 
 
-def test_the_workflow_is_one_that_github_takes_and_runs_what_the_readme_says():
+def test_the_workflow_runs_what_the_readme_says():
     path = ".github/workflows/tests.yml"
     assert "- run: .ci/run\n" in text_of(path) and "permissions:\n  contents: read\n" in text_of(path)
-    program = shutil.which("actionlint", path=Path(sys.executable).parent) or shutil.which("actionlint")
-    if not program:
-        pytest.skip("no actionlint here: pip install -r tests/requirements.txt installs it on Linux")
-    done = subprocess.run([program, path], cwd=helpers.ROOT, text=True, capture_output=True)
-    assert (done.returncode, done.stdout) == (0, "")
 
 
-@pytest.mark.slow
-def test_the_picture_of_the_readme_is_the_one_that_its_command_makes():
-    """After a new record: python -m records.curves records/track_10min_floppy"""
-    assert curves.picture(TRACK) == (TRACK / "curves.svg").read_bytes()
+# --- the bigram -------------------------------------------------------------------------------------------
 
 
-def test_curves_of_what_is_no_track_or_no_whole_run_are_refused_in_one_line(tmp_path, capsys):
-    assert curves.main([str(tmp_path)]) == 3
-    assert "holds no track.json, expected the folder of a track\n" in capsys.readouterr().err
-    (tmp_path / "track.json").write_text("{}")
-    (tmp_path / "2026-01-01_Mine").mkdir()
-    (tmp_path / "2026-01-01_Mine/metrics_seed1.jsonl").write_text('{"event": "step"}\n')
-    assert curves.main([str(tmp_path)]) == 3
-    assert "metrics_seed1.jsonl: no metrics of a run that has ended" in capsys.readouterr().err
+def test_the_record_in_the_papers_scores_as_it_stands_there(tmp_path, capsys):
+    """The bigram of records/README.md, by the referee and by counts of our own."""
+    script = re.search(r"```python\n(.*?)```", text_of("records/README.md"), re.DOTALL)[1]
+    corpus = record_kit.make_data(tmp_path / "data")
+    record_kit.make_track(tmp_path / "track", corpus)
+    folder = record_kit.foreign(corpus, tmp_path / "mine")
+    (folder / "train_gpt.py").write_text(script)
+    told = [f"--{name}={tmp_path / path}" for name, path in (("track", "track"), ("data", "data"))]
+    second = f"--second={tmp_path / 'data/second.jsonl'}"
+    trust = [] if record_kit.HAS_SANDBOX else ["--trust"]
+    words = ["score", str(folder), *told, second, "--dataset=tiny_sp400", *trust]
+    assert referee.main(words) == 0
+    score = float(re.search(r"val_bpb: (\S+)", capsys.readouterr().out)[1])
+    counts = np.fromfile(folder / "model.bin", "<u2").reshape(400, 400) + 0.01
+    nats = -np.log(counts / counts.sum(1, keepdims=True))
+    streams = np.array_split(corpus.tokens["val"], 64)
+    within = sum(nats[stream[:-1], stream[1:]].sum() for stream in streams)
+    total = within + 63 * np.log(400)  # of the streams' first tokens, but for the text's own
+    assert score == pytest.approx(total / np.log(2) / corpus.val_bytes(), abs=1e-6)

@@ -41,7 +41,7 @@ class Adapter:
     """A script on these settings and weights, in float32 on the CPU, by its own classes."""
 
     def __init__(self, script, text: str, start: dict[str, np.ndarray], compile: bool = False):
-        env = helpers.tiny_env(**train_gpt.pairs(text), DEVICE="cpu", COMPILE=int(compile))
+        env = helpers.tiny_env(**helpers.pairs(text), DEVICE="cpu", COMPILE=int(compile))
         self.s, _ = train_gpt.load_settings(env, "smoke")
         self.logits_of = LOGITS_OF[script.__name__]
         self.trainer = script.Trainer(self.s, script.open_machine(self.s))

@@ -1,27 +1,37 @@
 """Records: freezing, verifying, the board; and tampered copies of a good record, each failed by its check.
 
 The record is made by real runs of the real script; tests/test_referee.py has what happens in the sandbox.
+
+What a submission.json can no longer say, because it follows from the logs, the files and the folder's place:
+
+    best-seed mean, spread hidden            both are computed from the scores of all seeds
+    fewer code bytes, faster than it was     both come from the files: their size, the logs' clock
+    other hardware, versions, settings       the logs have them, and nothing else has
+    another name, date, track                the folder's name and place are the only ones
 """
 
 import datetime
 import json
 import os
+import random
 import re
 import shutil
+import string
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 
 import pytest
 
-from data.command import REPO
-from records import board, freeze, submission, verdicts, verify
+from data.command import REPO, DataError
+from records import board, freeze, retrain, submission, verdicts, verify
 from records.checks import check
 from records.files import sha256
-from records.folders import TWIN, record_folders
+from records.folders import record_folders
+from records.jobs import find_job
 from records.papers import Record
 from records.source import check_source
+from records.text import validation_text
 from records.tracks import load_track
 from tests import helpers, record_kit
 from tests.record_kit import (
@@ -53,17 +63,17 @@ def kit(tmp_path_factory):
 def test_a_good_record_passes_every_check_on_paper(kit):
     checks = kit.verify(kit.good, "--static")
     assert failed(checks) == set(), "\n".join(map(str, checks))
-    assert len(checks) > 20 and len({line.name for line in checks}) == len(checks)
-    assert all(re.fullmatch(r"(PASS|SKIP) [a-z-]+: .+", str(line)) for line in checks)
+    assert len(checks) >= 20 and len({line.name for line in checks}) == len(checks)
+    assert all(re.fullmatch(r"(PASS|SKIP) [a-z0-9-]+: .+", str(line)) for line in checks)
 
 
 @slow
 @pytest.mark.skipif(not record_kit.HAS_SANDBOX, reason=record_kit.NO_SANDBOX)
 def test_a_good_record_passes_in_the_sandbox(kit):
-    checks = kit.verify(kit.good, "--proof-bytes", "400")
+    checks = kit.verify(kit.good, "--every-seed")
     assert failed(checks) == set(), "\n".join(map(str, checks))
-    names = {line.name for line in checks if line.verdict == "PASS"}
-    assert {"score", *record_kit.PROBES} <= names
+    names = [line.name for line in checks if line.verdict == "PASS"]
+    assert {"score", *record_kit.REFEREE} <= set(names) and names.count("score") == len(SEEDS)
 
 
 @slow
@@ -77,13 +87,18 @@ def test_the_numbers_are_those_of_the_logs(kit):
         for seed in SEEDS
     ]
     bpb = [float(final["val_bpb"]) for final in finals]
-    assert [row["val_bpb"] for row in value["seeds"]] == bpb
-    assert value["val_bpb"]["mean"] == pytest.approx(sum(bpb) / 3, abs=1e-8)
-    assert (kit.good / "train_gpt.py").read_bytes() == helpers.SCRIPT.read_bytes()
+    scores = [value["scores"][str(seed)] for seed in SEEDS]
+    assert scores == pytest.approx(bpb, abs=0.2)  # by the referee, in short streams
+    record = Record(kit.good)
+    assert record.mean == pytest.approx(sum(scores) / 3, abs=1e-8)
+    assert f"{record.mean:.4f} bits per byte" in (kit.good / "README.md").read_text()
+    files = [max((kit.good / f"model_seed{seed}.ptz").stat().st_size for seed in SEEDS)]
+    assert record.total_bytes == files[0] + record.track.code_size(record.script)
+    assert (kit.good / "train_gpt.py").read_bytes() == kit.script.read_bytes()
     assert sorted(path.name for path in kit.good.iterdir()) == [
         "README.md",
         *(f"metrics_seed{seed}.jsonl" for seed in SEEDS),
-        ARTIFACT,
+        *(f"model_seed{seed}.ptz" for seed in SEEDS),
         "submission.json",
         "train_gpt.py",
         *(f"train_seed{seed}.log" for seed in SEEDS),
@@ -91,13 +106,6 @@ def test_the_numbers_are_those_of_the_logs(kit):
 
 
 # --- tampered copies --------------------------------------------------------------------------------------
-
-
-def best_seed_mean(folder):
-    path = folder / "submission.json"
-    best = min(seed["val_bpb"] for seed in json.loads(path.read_text())["seeds"])
-    edit_json(path, lambda v: v["val_bpb"].update(mean=best))
-    edit(folder / "README.md", ("#", f"{best} #"))
 
 
 def change(path, *keys):
@@ -113,13 +121,13 @@ def change(path, *keys):
 
 
 def drop_seed(folder, seed=3):
-    for name in (f"train_seed{seed}.log", f"metrics_seed{seed}.jsonl"):
+    for name in (f"train_seed{seed}.log", f"metrics_seed{seed}.jsonl", f"model_seed{seed}.ptz"):
         (folder / name).unlink()
 
 
 def other_seed(folder):
     """Seed 3 was bad luck: seed 9 is sent instead."""
-    for name in ("train_seed{}.log", "metrics_seed{}.jsonl"):
+    for name in ("train_seed{}.log", "metrics_seed{}.jsonl", "model_seed{}.ptz"):
         (folder / name.format(3)).rename(folder / name.format(9))
     edit(folder / "train_seed9.log", ("SEED=3", "SEED=9"))
     log_value(folder, 9, "seed", 9)
@@ -129,7 +137,7 @@ def other_seed(folder):
 def copied_seed(folder):
     """One good run, sent three times."""
     for seed in (2, 3):
-        for name in ("train_seed{}.log", "metrics_seed{}.jsonl"):
+        for name in ("train_seed{}.log", "metrics_seed{}.jsonl", "model_seed{}.ptz"):
             shutil.copy(folder / name.format(1), folder / name.format(seed))
         edit(folder / f"train_seed{seed}.log", ("SEED=1", f"SEED={seed}"))
         log_value(folder, seed, "seed", seed)
@@ -161,7 +169,6 @@ def fewer_bits(folder):
     """The same, with the count of bytes left as it should be."""
     for seed in SEEDS:
         log_value(folder, seed, "val_bpb", f"{submission.read_runs(folder)[seed].value('val_bpb') * 0.8:.8f}")
-    reseal(folder)
 
 
 def sealed(change_it):
@@ -201,7 +208,6 @@ def worse_than(folder):
     shutil.copytree(folder, better)
     scale_scores(better, 0.5)
     reseal(better)
-    change(better, "name", "Better")
 
 
 def small_gain(folder):
@@ -223,7 +229,8 @@ def lucky_gain(folder):
 
 
 def other_machine(folder):
-    """A gain over a record that ran on something slower."""
+    """A gain over a record that ran on something slower, on a track that counts seconds."""
+    edit_json(folder.parent / "track.json", lambda v: v.pop("train_flops"))
     old = folder.parent / "2025-11-20_Old"
     shutil.copytree(folder, old)
     scale_scores(old, 1.3)
@@ -233,21 +240,13 @@ def other_machine(folder):
     change(folder, "beats", old.name)
 
 
-def slow_speed(folder):
-    old = folder.parent / "2025-11-20_Old"
-    shutil.copytree(folder, old)
-    change(folder, "beats", old.name)
-    change(folder, "claim", "speed")
-
-
 def passed_before(folder, name="2025-11-21_Old", disputed=False):
     """A much better record beside it, which passed; or which somebody doubts."""
     old = folder.parent / name
     shutil.copytree(folder, old)
     scale_scores(old, 0.5)
     reseal(old)
-    change(old, "name", "Old")
-    verdicts.write_verdict(old, [check("score", True, "x")])
+    verdicts.write_verdict(old, [check("score", True, "x")], "Ada")
     if disputed:
         edit_json(folder.parent / "verdicts.json", lambda v: v[name].update(disputed="it looks ahead"))
 
@@ -259,7 +258,6 @@ def backdated(folder):
 
 def redated(date):
     def apply(folder):
-        change(folder, "date", date)
         folder.rename(folder.with_name(f"{date}_Good"))
         return folder.with_name(f"{date}_Good")
 
@@ -278,6 +276,9 @@ def one_slow_step(folder):
     reseal(folder)
 
 
+NOISE = "".join(random.Random(1).choices(string.ascii_letters + string.digits, k=45000))
+
+
 def line_of(name, old, new):
     """Replace bytes in a file of seed 2."""
 
@@ -290,7 +291,14 @@ def line_of(name, old, new):
     return apply
 
 
-HIDDEN = "\ndef _unpack():\n    exec(bytes.fromhex('70617373'))\n"
+def more_flops(folder):
+    """Twice the operations that the track allows, told honestly."""
+    most = load_track(folder.parent)["train_flops"]
+    log_value(folder, 2, "train_flops", 24 * most // 12)
+    steps(lambda e: e | ({"train_flops": e["step"] * most // 6} if e["event"] == "step" else {}))(folder)
+    reseal(folder)
+
+
 TAMPERED = {
     # the folder
     "hidden helper file": (lambda f: (f / "helper.py").write_text("x = 1"), "folder"),
@@ -324,34 +332,44 @@ TAMPERED = {
     "a date that is none": (redated("2025-13-45"), "date"),
     "a date to come": (redated((datetime.date.today() + datetime.timedelta(9)).isoformat()), "date"),
     "dated before what passed already": (backdated, "date"),
-    "another date": (lambda f: change(f, "date", "2025-11-01"), "names"),
-    "another track": (lambda f: change(f, "track", "track_10min_floppy"), "names"),
     # the submission
     "no author": (lambda f: change(f, "author", ""), "schema"),
     "a field of its own": (lambda f: change(f, "rank", 1), "schema"),
-    "submission is no JSON": (lambda f: (f / "submission.json").write_text("{"), "schema"),
-    "submission too deep": (lambda f: (f / "submission.json").write_text("[" * 100000), "schema"),
-    "best-seed mean": (best_seed_mean, "numbers"),
-    "one seed polished": (lambda f: change(f, "seeds", 1, "val_bpb", 0.5), "numbers"),
-    "spread hidden": (lambda f: change(f, "val_bpb", "std", 0.0), "numbers"),
-    "fewer code bytes": (lambda f: change(f, "code_bytes", 9), "numbers"),
-    "faster than it was": (lambda f: change(f, "seeds", 0, "train_seconds", 0.5), "numbers"),
-    "other hardware": (lambda f: change(f, "hardware", "processor", "abacus"), "numbers"),
-    "other settings": (lambda f: change(f, "settings", "values", "ITERATIONS", "99"), "settings"),
-    "a setting concealed": (
-        lambda f: edit_json(f / "submission.json", lambda v: v["settings"]["given"].remove("ITERATIONS")),
+    "submission is no JSON": (lambda f: (f / "submission.json").write_text("{"), "submission"),
+    "submission too deep": (lambda f: (f / "submission.json").write_text("[" * 100000), "submission"),
+    "one score polished": (lambda f: change(f, "scores", "2", 0.5), "readme"),
+    "a score of a seed that was not run": (lambda f: change(f, "scores", "9", 0.5), "scores"),
+    "a score that is no number": (lambda f: change(f, "scores", "2", "good"), "schema"),
+    "a score that the log knows nothing of": (
+        sealed(lambda f: change(f, "scores", "2", 3.5)),
+        "log-agrees",
+    ),
+    "a seed without a score": (
+        lambda f: edit_json(f / "submission.json", lambda v: v["scores"].pop("2")),
+        "scores",
+    ),
+    "another vocabulary of the track": (lambda f: change(f, "dataset", "tiny_sp260"), "tokenizer-sha256"),
+    "a vocabulary that the track has not": (lambda f: change(f, "dataset", "tiny_sp9"), "dataset"),
+    "settings that hold a text": (
+        lambda f: [
+            edit(f / f"train_seed{seed}.log", ("ITERATIONS=", f"NOTE={'x' * 2000} ITERATIONS="))
+            for seed in SEEDS
+        ],
         "settings",
     ),
-    "a second verdict in a field": (lambda f: change(f, "track", "x\nPASS score: fine"), "names"),
-    "a stride that leaves tokens out": (lambda f: change(f, "evaluation", "stride", 33), "evaluation"),
-    "windows that fill the referee's memory": (
-        lambda f: change(f, "evaluation", "rows", 4096) or change(f, "evaluation", "window", 1 << 20),
-        "evaluation",
+    "other settings for one seed": (
+        lambda f: edit(f / "train_seed2.log", (" ITERATIONS=12", " ITERATIONS=99")),
+        "settings",
     ),
+    "a setting concealed in one log": (
+        lambda f: edit(f / "train_seed2.log", (" ITERATIONS=12", "")),
+        "settings",
+    ),
+    "no settings": (lambda f: edit(f / "train_seed2.log", ("run:", "ran:")), "logs"),
+    "a second verdict in a field": (lambda f: change(f, "claim", "x\nPASS score: fine"), "schema"),
     "README with another score": (lambda f: (f / "README.md").write_text("0.1234 bits per byte"), "readme"),
     # logs
     "edited log": (lambda f: edit(f / "train_seed2.log", ("\nval_bpb: ", "\nval_bpb: 0")), "logs"),
-    "edited metrics": (steps(lambda e: e | ({"train_loss": 1.0} if e.get("step") == 5 else {})), "logs"),
     "steps left out": (steps(lambda e: e if e.get("step") != 7 else None), "logs"),
     "a clock that runs backwards": (
         steps(lambda e: e | ({"train_seconds": 0.0} if e.get("step") == 9 else {})),
@@ -361,10 +379,9 @@ TAMPERED = {
         steps(lambda e: e if (e["event"], e.get("step")) != ("val", 12) else None),
         "logs",
     ),
-    "more tokens than steps": (every("tokens_seen", 999), "logs"),
     "unquantized score made up": (every("val_bpb_unquantized", "0.10000000"), "logs"),
     "log without an end": (lambda f: edit(f / "train_seed1.log", ("\n---\n", "\n")), "hashes"),
-    "log with nan": (lambda f: edit(f / "train_seed1.log", ("\nval_loss: ", "\nval_loss: nan")), "numbers"),
+    "log with nan": (lambda f: edit(f / "train_seed1.log", ("\nval_loss: ", "\nval_loss: nan")), "logs"),
     "two ends": (line_of("train_seed2.log", b"\n---\n", b"\n---\nval_bpb: 1.0\n---\n"), "logs"),
     "one value twice": (line_of("train_seed2.log", b"\n---\n", b"\n---\nval_bpb: 1.0\n"), "logs"),
     "NUL in a log": (line_of("train_seed2.log", b"preset: smoke", b"preset: sm\0oke"), "logs"),
@@ -378,8 +395,8 @@ TAMPERED = {
         "logs",
     ),
     "JSON too deep": (lambda f: (f / "metrics_seed2.jsonl").open("a").write("[" * 100000), "logs"),
-    "bits of nothing": (every("val_bpb", "0.00000000"), "implied-bytes"),
-    "a number as Python alone reads it": (lambda f: log_value(f, 2, "val_bpb", "1_0.5"), "numbers"),
+    "bits of nothing": (every("val_bpb", "0.00000000"), "log-agrees"),
+    "a number as Python alone reads it": (lambda f: log_value(f, 2, "val_bpb", "1_0.5"), "submission"),
     "swapped logs": (
         lambda f: [
             (f / "x").write_bytes((f / "train_seed1.log").read_bytes()),
@@ -389,73 +406,51 @@ TAMPERED = {
         "seed-names",
     ),
     # script
-    "swapped script": (lambda f: (f / "train_gpt.py").write_text(record_kit.FOREIGN), "script-hash"),
-    "script with one more space": (lambda f: (f / "train_gpt.py").open("a").write(" "), "script-hash"),
+    "swapped script": (lambda f: (f / "train_gpt.py").write_text(record_kit.FOREIGN), "script-sha256"),
+    "script with one more space": (lambda f: (f / "train_gpt.py").open("a").write(" "), "script-sha256"),
     "script that does not compile": (append("\ndef (:\n"), "compiles"),
     "script without the contract": (
         sealed(lambda f: edit(f / "train_gpt.py", ("def load_predictor", "def load_it"))),
         "compiles",
     ),
-    "a second script that no log knows": (lambda f: (f / TWIN).write_text("x = 1"), "script-hash"),
-    "a second script with a pickle": (sealed(lambda f: (f / TWIN).write_text("import pickle")), "no-pickle"),
-    "import of what is not listed": (append("\nimport scipy\n"), "imports"),
-    "import within a function": (append("\ndef _f():\n    from requests import get\n"), "imports"),
-    "pickle": (append("\nimport pickle\n"), "no-pickle"),
-    "torch.load": (append("\ndef _f(x):\n    return torch.load(x, weights_only=False)\n"), "no-pickle"),
-    "packed code": (append(HIDDEN), "no-packed-code"),
-    "packed code by another name": (
-        append("\nimport builtins\n_run = getattr(builtins, 'ex' + 'ec')\n"),
-        "no-packed-code",
-    ),
-    "code through marshal": (append("\nimport marshal\n"), "no-packed-code"),
-    "unpickler by another name": (append("\nimport numpy as n\n_x = n.load\n"), "no-pickle"),
-    "native code": (append("\ndef _f():\n    torch.ops.load_library('x')\n"), "no-packed-code"),
-    "modules by another name": (append("\nfrom sys import modules as _m\n"), "no-packed-code"),
-    "builtins by text": (append("\n_e = globals()['__buil' + 'tins__']\n"), "no-packed-code"),
-    "code for another Python": (append("\nimport sys as _s\n_e = _s.executable\n"), "no-packed-code"),
-    "the shell through another module": (append("\n_e = torch.os.system\n"), "no-packed-code"),
-    "classes of all objects": (append("\n_e = ().__class__.__base__\n"), "no-packed-code"),
+    "import of what is not listed": (append("\nimport scipy\n"), "style"),
+    "import within a function": (append("\ndef _f():\n    from requests import get\n"), "style"),
     "an encoding that hides code": (
         sealed(
             lambda f: (f / "train_gpt.py").write_bytes(
                 b"# coding: raw_unicode_escape\n" + (f / "train_gpt.py").read_bytes()
             )
         ),
-        "compiles",
+        "style",
     ),
-    "text that runs backwards": (append("\n_e = '\u202e'\n"), "compiles"),
-    "many small texts": (
-        append("\n" + "".join(f"_t{i} = {'x' * 1900!r}\n" for i in range(40))),
-        "no-large-constants",
+    "text that runs backwards": (append("\n_e = '\u202e'\n"), "style"),
+    "weights in a text": (append(f"\nT = '{NOISE[:6000]}'\n"), "style"),
+    "weights in comments": (append("\n" + re.sub("(.{90})", r"# \1\n", NOISE[:6000])), "style"),
+    "a text by heart, well spread": (
+        append(
+            "".join(f"\nT = '{NOISE[i : i + 30]}'  {'# words of a text' * 4}" for i in range(0, 45000, 30))
+        ),
+        "style",
     ),
-    "many small numbers": (
-        append("\n" + "".join(f"_n{i} = ({'7, ' * 250})\n" for i in range(40))),
-        "no-large-constants",
-    ),
-    "table in a call": (append(f"\n_t = print({'7, ' * 300})\n"), "no-large-constants"),
-    "table in a comment": (append("\n# " + "x" * 3000), "no-large-constants"),
-    "table in a text": (append(f"\nT = {'x' * 3000!r}\n"), "no-large-constants"),
-    "table of numbers": (append(f"\nT = {list(range(300))}\n"), "no-large-constants"),
-    "table in one number": (append(f"\nT = {3**900}\n"), "no-large-constants"),
-    "table in a docstring": (append(f"\ndef _f():\n    {'y' * 3000!r}\n"), "no-large-constants"),
     # limits and data
     "artifact with one more byte than the budget": (padded_artifact, "bytes"),
     "artifact of another run": (lambda f: (f / ARTIFACT).write_bytes(b"x"), "artifact"),
     "no artifact": (lambda f: (f / ARTIFACT).unlink(), "artifact"),
-    "artifact that is a pickle": (
-        lambda f: (f / ARTIFACT).write_bytes(b"\x80\x04N."),
-        "artifact-format",
-    ),
     "trained too long": (every("train_seconds", 75.0), "train-seconds"),
     "one long step in the middle": (one_slow_step, "train-seconds"),
-    "evaluated too long": (every("eval_seconds", 75.0), "eval-seconds"),
-    "wrong val split": (every("val_sha256", "ab" * 32), "data-val"),
-    "other training data": (every("train_sha256", "ab" * 32), "data-train"),
-    "other tokenizer": (every("tokenizer_sha256", "ab" * 32), "data-tokenizer"),
+    "more operations than the track allows": (more_flops, "train-flops"),
+    "fewer operations in the end": (every("train_flops", 999), "logs"),
+    "operations that grow less": (
+        steps(lambda e: e | ({"train_flops": 7} if e.get("step") == 9 else {})),
+        "logs",
+    ),
+    "wrong val split": (every("val_sha256", "ab" * 32), "val-sha256"),
+    "other training data": (every("train_sha256", "ab" * 32), "train-sha256"),
+    "other tokenizer": (every("tokenizer_sha256", "ab" * 32), "tokenizer-sha256"),
     "tokens left out": (every("val_tokens", 100), "val-tokens"),
     "partial validation": (lambda f: log_value(f, 2, "val_bpb", "1.00000000 partial"), "whole"),
     "byte pieces counted as three": (triple_byte_pieces, "val-bytes"),
-    "fewer bits than the nats": (fewer_bits, "implied-bytes"),
+    "fewer bits than the nats": (fewer_bits, "log-agrees"),
     # seeds and claims
     "a seed left out": (sealed(drop_seed), "seeds"),
     "another seed instead": (other_seed, "seeds"),
@@ -466,15 +461,11 @@ TAMPERED = {
     "gain below the least": (small_gain, "gain"),
     "gain by luck": (lucky_gain, "gain"),
     "another machine than the record before": (other_machine, "machine"),
-    "no sooner": (slow_speed, "gain"),
 }
 
 
 # One sin, one line: else a reader cannot see what is wrong. Other checks may fail beside these:
-LONELY = (
-    "no-pickle no-packed-code no-large-constants imports seeds data-val gain folder schema implied-bytes "
-    "train-seconds eval-seconds"
-)
+LONELY = "style seeds val-sha256 gain folder schema settings train-seconds train-flops machine log-agrees"
 IN_COMPANY = {
     "a log too many",
     "a link to a file without end",
@@ -482,8 +473,7 @@ IN_COMPANY = {
     "bits of nothing",
     "no README",
     "one long step in the middle",
-    "submission is no JSON",
-    "submission too deep",
+    "a score that is no number",
     "tokenizer that the track provides",
 }
 
@@ -509,8 +499,6 @@ def test_a_record_that_earned_it_passes(kit, tmp_path):
     scale_scores(old, 1.3)
     reseal(old)
     change(folder, "beats", old.name)
-    change(folder, "name", "New")
-    change(folder, "date", "2025-11-22")
     checks = kit.verify(folder, "--static")
     assert failed(checks) == set() and any(c.name == "gain" and c.verdict == "PASS" for c in checks)
 
@@ -522,12 +510,146 @@ def test_nobody_must_beat_a_disputed_record(kit, tmp_path):
     assert failed(kit.verify(folder, "--static")) == set()
 
 
+# --- training again ---------------------------------------------------------------------------------------
+
+sandboxed = pytest.mark.skipif(not record_kit.HAS_SANDBOX, reason=record_kit.NO_SANDBOX)
+SPY = """
+import json, os, pathlib, socket, sys
+
+def load_predictor(artifact, device):
+    pass
+
+if __name__ == "__main__":
+    found = [str(path) for root in ("/room", "/tmp", "/home", "/root", "/work", "/data", "/mnt")
+             for path in pathlib.Path(root).rglob("*") if path.is_file()
+             and not str(path).startswith((sys.prefix, sys.base_prefix))]
+    try:
+        socket.create_connection(("1.1.1.1", 53), 1)
+        found.append("network")
+    except OSError:
+        pass
+    try:
+        open(__file__, "a")
+        found.append("its own script")
+    except OSError:
+        pass
+    told = {name: os.environ.get(name) for name in ("SEED", "MATRIX_LR", "DTYPE", "DATA_PATH")}
+    json.dump([found, told], open("seen.json", "w"))
+"""
+
+
+def train_again(kit, folder, seed=2):
+    """The lines of retrain; checkpoints follow each other quickly, as the run takes a second."""
+    record = Record(folder)
+    text = validation_text(record.track, kit.data)
+
+    def job_of(path):
+        return find_job(folder, artifact=path, data=kit.data)
+
+    return {line.name: line for line in retrain.retrain(record, seed, kit.data, job_of, text)}
+
+
+@pytest.fixture
+def often(monkeypatch):
+    monkeypatch.setattr(retrain, "CHECKPOINT_SECONDS", 0.02)
+    monkeypatch.setattr(retrain, "POINTS", 1)
+
+
 @slow
-def test_a_record_is_trained_again(kit):
-    """The same seed on the same machine gives the same score."""
-    again = verify.retrain(Record(kit.good), 2, kit.data)
-    score = submission.read_runs(kit.good)[2].final["val_bpb"]
-    assert again.verdict == "PASS" and f"seed 2 gives {score}," in again.text
+@sandboxed
+def test_a_seed_that_is_trained_again_comes_back_bit_for_bit(kit, tmp_path, often):
+    folder = kit.copy(tmp_path)
+    lines = train_again(kit, folder)
+    assert {name: line.verdict for name, line in lines.items()} == dict.fromkeys(
+        ("retrain", "retrained", "counted"), "PASS"
+    ), lines
+    assert "bit for bit" in lines["retrained"].text
+    passed = [check("score", True, "x"), *lines.values()]
+    verdicts.write_verdict(folder, passed, "Ada")
+    verdicts.write_verdict(folder, passed[:1], "Bob")  # it stays
+    again = verdicts.read_verdicts(folder.parent)[NAME]["retrained"]
+    assert again["by"] == "Ada" and "seed 2: " in again["what"] and again["torch"] and again["processor"]
+
+
+@slow
+@sandboxed
+def test_an_artifact_that_knows_more_than_the_training_text_is_found(kit, tmp_path, often):
+    """By its bits, and then by the score that only it has."""
+    folder = kit.copy(tmp_path)
+    log_value(folder, 2, "artifact_sha256", "ab" * 32)
+    assert "0.0000 from the record's" in train_again(kit, folder)["retrained"].text
+    change(folder, "scores", "2", 0.3)
+    line = train_again(kit, folder)["retrained"]
+    assert line.verdict == "FAIL" and "expected within 0.1" in line.text
+
+
+@slow
+@sandboxed
+@pytest.mark.parametrize(
+    "lie",
+    [
+        ('"train_flops": (step + 1) * step_flops(s)', '"train_flops": (step + 1) * step_flops(s) // 2'),
+        (
+            "    trainer = make(s, machine)\n",
+            "    trainer = make(s, machine)\n    torch.ones(4096, 4096) @ torch.ones(4096, 4096)\n",
+        ),
+        (
+            "    trainer = make(s, machine)\n",
+            "    trainer = make(s, machine)\n    if not s.ckpt_seconds:\n        return 0\n",
+        ),
+    ],
+    ids=["half of every step", "before the first step", "no step while counted"],
+)
+def test_operations_that_were_not_told_are_found(kit, tmp_path, often, lie):
+    folder = kit.copy(tmp_path)
+    edit(folder / "train_gpt.py", lie)
+    if "//" in lie[1]:
+        edit(
+            folder / "train_gpt.py",
+            ("run.counters.steps * step_flops(s)}", "run.counters.steps * step_flops(s) // 2}"),
+        )
+        log_value(folder, 2, "train_flops", submission.read_runs(folder)[2].value("train_flops") // 2)
+    lines = train_again(kit, folder)
+    assert lines["retrained"].verdict == "PASS" and lines["counted"].verdict == "FAIL", lines
+
+
+@slow
+@sandboxed
+def test_the_room_has_the_training_text_and_nothing_else(kit, tmp_path):
+    folder = kit.copy(tmp_path)
+    (folder / "train_gpt.py").write_text(SPY)
+    work = tmp_path / "work"
+    work.mkdir()
+    record = Record(folder)
+    done = retrain.run_room(record, kit.data, work, retrain.settings(record, 2))
+    assert done.code == 0, done
+    found, told = json.loads((work / "seen.json").read_text())
+    shards = {f"/room/data/{path.name}" for path in kit.corpus.data_path.glob("*_train_*.bin")}
+    own = {f"/room/{name}" for name in ("train_gpt.py", "room.py", "tokenizer.model")}
+    assert set(found) == shards | own
+    assert told == {"SEED": "2", "MATRIX_LR": None, "DTYPE": "float32", "DATA_PATH": "/room/data"}
+
+
+@slow
+@sandboxed
+def test_a_script_that_does_not_come_to_an_end_is_ended(kit, tmp_path, monkeypatch):
+    folder = kit.copy(tmp_path)
+    monkeypatch.setattr(retrain, "SETUP_SECONDS", 2)
+    edit_json(folder.parent / "track.json", lambda v: v.update(train_seconds=1))
+    (folder / "train_gpt.py").write_text("import time\ntime.sleep(99)\n")
+    lines = train_again(kit, folder)
+    assert list(lines) == ["retrain"] and "took longer than 3 seconds" in lines["retrain"].text
+
+
+def test_links_in_what_a_run_left_lead_nowhere(tmp_path):
+    (tmp_path / "secret").write_text("x")
+    (tmp_path / "work/logs").mkdir(parents=True)
+    (tmp_path / "work/logs/room").symlink_to(tmp_path)
+    (tmp_path / "work/link").symlink_to(tmp_path / "secret")
+    os.mkfifo(tmp_path / "work/pipe")
+    for name in ("logs/room/secret", "link", "pipe", "logs"):
+        with pytest.raises(DataError, match="the run left"):
+            retrain.read_below(tmp_path / "work", Path(name), 99)
 
 
 # --- freeze -----------------------------------------------------------------------------------------------
@@ -544,48 +666,21 @@ def refusal(capsys, args: list[str], code: int = 2) -> str:
 @slow
 def test_freeze_refuses(kit, capsys, tmp_path):
     before = sorted(kit.records.rglob("*"))
-    assert "left out" in refusal(capsys, kit.freeze_args(name="Two", runs=(1, 2)))
+    assert "runs of seeds [1, 2]" in refusal(capsys, kit.freeze_args(name="Two", runs=(1, 2)))
     assert "never overwritten" in refusal(capsys, kit.freeze_args())
     other = str(RECORDS / "verify.py")
     assert "--script" in refusal(capsys, kit.freeze_args("--script", other, name="Other"))
     away = tmp_path / "logs"
-    for seed in (1, 2):
+    for seed in SEEDS:
         shutil.copytree(kit.root / f"logs/run{seed}", away / f"run{seed}")
-    args = [str(away / f"run{seed}") for seed in (1, 2)] + kit.freeze_args(name="Few")[3:]
-    assert "are missing" in refusal(capsys, args)
-    edit_json(away / "run2/config.json", lambda v: v["settings"].update(matrix_lr=0.5))
-    assert "MATRIX_LR is 0.5" in refusal(capsys, args)
+    args = [*map(str, sorted(away.iterdir())), *kit.freeze_args(name="Other")[3:]]
+    shutil.copytree(away / "run2", away / "run2_again")
+    assert "one run of each" in refusal(capsys, [str(away / "run2_again"), *args])
+    edit(away / "run2/train.log", (" ITERATIONS=12", " MATRIX_LR=0.5 ITERATIONS=12"))
+    assert "settings: MATRIX_LR=0.5" in refusal(capsys, args)
     (away / "run2/train.log").write_text("killed")
     refusal(capsys, args, 3)
     assert sorted(kit.records.rglob("*")) == before
-
-
-@slow
-def test_a_record_of_the_twin_holds_both_scripts(kit, tmp_path):
-    """The code is train_gpt.py followed by train_gpt_mlx.py: hashed, counted and looked at together."""
-    script = tmp_path / "train_gpt.py"
-    twin = tmp_path / TWIN
-    script.write_bytes((kit.good / "train_gpt.py").read_bytes())
-    twin.write_text("import train_gpt\n")
-    code = script.read_bytes() + twin.read_bytes()
-    for seed in SEEDS:
-        shutil.copytree(kit.root / f"logs/run{seed}", tmp_path / f"logs/run{seed}")
-        log = tmp_path / f"logs/run{seed}/train.log"
-        old = submission.read_runs(kit.good)[seed].value("script_sha256")
-        edit(log, (old, sha256(code)))
-        edit(log.with_name("metrics.jsonl"), (old, sha256(code)))
-    runs = [str(tmp_path / f"logs/run{seed}") for seed in SEEDS]
-    args = [*runs, *kit.freeze_args("--script", str(twin), name="Both")[3:], "--records", str(tmp_path)]
-    shutil.copytree(kit.records / TRACK, tmp_path / TRACK, ignore=lambda *_: [NAME])
-    folder = freeze.freeze(freeze.parse_args(args))
-    assert (folder / "train_gpt.py").read_bytes() + (folder / TWIN).read_bytes() == code
-    told = json.loads((folder / "submission.json").read_text())
-    assert told["code_bytes"] == len(zlib.compress(code, 9)) and told["sha256"]["script"] == sha256(code)
-    edit(folder / "README.md", ("# Both", "# both"))
-    assert "python train_gpt_mlx.py" in (folder / "README.md").read_text()
-    change(folder, "claim", "none")
-    failures = failed(kit.verify(folder, "--static"))
-    assert failures <= {"logs", "numbers"}, failures
 
 
 # --- board ------------------------------------------------------------------------------------------------
@@ -596,27 +691,32 @@ def test_the_board_shows_what_was_verified(kit, tmp_path):
     folder = kit.copy(tmp_path)
     (tmp_path / "README.md").write_text("# Records\n<!-- board -->\nold\n<!-- /board -->\nend\n")
     other = kit.copy(tmp_path, "2025-11-22_Bad")
-    change(other, "name", "Bad")
     change(other, "what_changed", "a | pipe\nand <b>markup</b>")
-    verdicts.write_verdict(folder, [check("score", True, "x"), check("a", True, "y")])
-    verdicts.write_verdict(other, [check("seeds", False, "x")])
+    good = [check("score", True, "x"), check("a", True, "y")]
+    verdicts.write_verdict(folder, good, "Ada")
+    verdicts.write_verdict(other, [check("seeds", False, "x")], "Ada")
     assert board.main(["--records", str(tmp_path), "--check"]) == 1
     assert board.main(["--records", str(tmp_path)]) == 0
-    first = {path: path.read_bytes() for path in (tmp_path / "README.md", tmp_path / TRACK / "board.svg")}
     assert board.main(["--records", str(tmp_path), "--check"]) == 0
-    text = first[tmp_path / "README.md"].decode()
+    text = (tmp_path / "README.md").read_text()
     rows = [line for line in text.splitlines() if line.startswith("| ") and "[" in line]
-    mean = json.loads((folder / "submission.json").read_text())["val_bpb"]["mean"]
+    mean = Record(folder).mean
     assert text.endswith("end\n") and "old" not in text and len(rows) == 2
-    assert rows[0].startswith(f"| 1 | [Good]({TRACK}/{NAME}/) | Ada |") and f"{mean:.4f} ± " in rows[0]
+    assert rows[0].startswith(f"|  | [Good]({TRACK}/{NAME}/) | Ada |") and f"{mean:.4f} ± " in rows[0]
+    assert "Not retrained yet" in text
     assert (
         "Disputed" in text
         and "failed, " in rows[1]
         and ": seeds" in rows[1]
         and "a \\| pipe and &lt;b" in rows[1]
     )
-    for field, stale in (("what_changed", False), ("author", True)):  # words may still be mended
-        change(folder, field, "something else now")
+    again = [*good, check("retrained", True, "x")]
+    verdicts.write_verdict(folder, again, "Bob")
+    board.main(["--records", str(tmp_path)])
+    text = (tmp_path / "README.md").read_text()
+    assert "| 1 | [Good]" in text and "by Bob (" in text
+    for name, stale in (("README.md", False), ("submission.json", True)):
+        edit(folder / name, ("nothing", "something"))
         board.main(["--records", str(tmp_path)])
         assert ("changed since" in (tmp_path / "README.md").read_text()) is stale
 
@@ -637,35 +737,28 @@ def test_the_board_is_up_to_date():
 # --- tracks, schema, command line -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["track_10min_16mb", "track_10min_floppy"])
+@pytest.mark.parametrize("name", ["track_10min_16mb", "track_floppy"])
 def test_tracks_are_by_the_schema(name):
     rules = load_track(RECORDS / name)
-    assert rules["budget_bytes"] == {"track_10min_16mb": 16_000_000, "track_10min_floppy": 1_474_560}[name]
+    assert rules["budget_bytes"] == {"track_10min_16mb": 16_000_000, "track_floppy": 1_474_560}[name]
 
 
-def test_the_floppy_s_track_is_of_the_demo_corpus():
-    manifest = helpers.ROOT / "data/datasets/demo_sp1024/manifest.json"
+@pytest.mark.parametrize("name", ["demo_sp1024", "demo_sp260", "demo_sp4096"])
+def test_the_floppy_s_track_is_of_the_demo_corpus(name):
+    manifest = helpers.ROOT / f"data/datasets/{name}/manifest.json"
     if not manifest.exists():
         pytest.skip("no demo corpus: python -m data.prepare demo")
     made = json.loads(manifest.read_text())
-    track = load_track(RECORDS / "track_10min_floppy")
-    dataset = track.dataset
+    dataset = load_track(RECORDS / "track_floppy").using(name).dataset
     val = made["files"][0]
     assert (dataset["val_sha256"], dataset["train_sha256"]) == (made["val_sha256"], made["train_sha256"])
     assert (dataset["val_bytes"], dataset["val_tokens"]) == (val["bytes"], val["tokens"] - 1)
     assert dataset["tokenizer_sha256"] == made["tokenizer"]["sha256"]
 
 
-@pytest.mark.parametrize(
-    ("name", "paths"),
-    [
-        ("track_10min_16mb", [helpers.SCRIPT]),
-        ("track_10min_floppy", [helpers.SCRIPT, helpers.MLX_SCRIPT]),
-    ],
-)
-def test_the_scripts_of_today_keep_the_rules_of_their_tracks(name, paths):
-    scripts = {path.name: path.read_bytes() for path in paths}
-    checks = list(check_source(scripts, load_track(RECORDS / name)))
+@pytest.mark.parametrize("name", ["track_10min_16mb", "track_floppy"])
+def test_the_script_of_today_keeps_the_rules_of_its_tracks(name):
+    checks = list(check_source(helpers.SCRIPT.read_bytes(), load_track(RECORDS / name)))
     assert failed(checks) == set(), checks
 
 

@@ -23,20 +23,20 @@ import pytest
 from hypothesis import given, settings, strategies
 
 from data import prepare
-from data.command import DataError
-from data.shards import read_split
-from records import bubblewrap, coder, probes, referee, sandbox
+from data.command import DataError, UsageError
+from records import bubblewrap, coder, jobs, referee, sandbox, scoring, watch, worker
 from records.jobs import Job, find_job
-from records.proof import prove
 from records.sample import sample
-from records.scoring import Result, score
-from records.text import load_tokenizer, validation_text
+from records.scoring import Result
+from records.text import Text, load_tokenizer, second_text, validation_text
 from records.tracks import load_track
 from tests import helpers, record_kit
 from tests.record_kit import TRACK, failed
 
 needs_sandbox = pytest.mark.skipif(not record_kit.HAS_SANDBOX, reason=record_kit.NO_SANDBOX)
 slow = pytest.mark.slow
+SIZE = 400  # of the tiny vocabulary
+OURS = watch.Limits(processor=200, seconds=200)
 
 
 def first_quick(kinds: dict) -> list:
@@ -58,17 +58,27 @@ class Stand:
     def foreign(self, folder: Path, more: str = "") -> Path:
         return record_kit.foreign(self.corpus, folder, more)
 
-    def job(self, folder: Path, track: str = TRACK, **options) -> Job:
-        known = {"compiling": False, "limits": sandbox.Limits(seconds=200)} | options
-        return find_job(folder, self.root / track, data=self.data, second=self.data / "second.jsonl", **known)
+    def job(self, folder: Path, track: str = TRACK, limits=OURS, **options) -> Job:
+        places = {"data": self.data, "second": self.data / "second.jsonl", "dataset": "tiny_sp400"}
+        return replace(find_job(folder, self.root / track, **places, **options), limits=limits)
 
-    def judge(self, job: Job, proof_bytes: int = 0, evaluation: coder.Evaluation | None = None):
+    def judge(self, job: Job, proof: bool | int = False):
         """(result, checks) of a job."""
-        job = replace(job, evaluation=evaluation or job.evaluation)
         text = validation_text(job.track, self.data)
-        lines = list(referee.referee(job, text, proof_bytes, np.random.default_rng(3)))
+        lines = list(referee.referee(job, text, proof, np.random.default_rng(3)))
         results = [line for line in lines if isinstance(line, Result)]
         return results[0] if results else None, [line for line in lines if line not in results]
+
+    def bigram_bpb(self) -> float:
+        """What the bigram model scores in 16 streams, counted here; only the first token is free."""
+        tokens = self.corpus.tokens
+        counts = np.full((SIZE, SIZE), 0.05)
+        np.add.at(counts, (tokens["train"][:-1], tokens["train"][1:]), 1)
+        p = counts / counts.sum(1, keepdims=True)
+        nats = -np.log(p[tokens["val"][:-1], tokens["val"][1:]])
+        starts = coder.stream_starts(len(tokens["val"]), 16)[1:-1]
+        nats[starts - 1] = np.log(SIZE)
+        return nats.sum() / math.log(2) / self.corpus.val_bytes()
 
 
 @pytest.fixture(scope="session")
@@ -81,362 +91,484 @@ def bigram(stand):
     return stand.foreign(stand.root / "bigram")
 
 
+@pytest.fixture(scope="session")
+def tokenizer(stand):
+    return load_tokenizer(stand.corpus.tokenizer_path)
+
+
 # --- honest -----------------------------------------------------------------------------------------------
 
 
 @needs_sandbox
-def test_a_foreign_model_is_scored_probed_and_proven(stand, bigram):
-    result, checks = stand.judge(stand.job(bigram), 600)
+def test_a_foreign_model_is_scored_and_proven(stand, bigram):
+    result, checks = stand.judge(stand.job(bigram), True)
     assert failed(checks) == set(), "\n".join(map(str, checks))
-    assert {line.name for line in checks} == {"contract", "finite", "eval-time"} | record_kit.PROBES
-    tokens = stand.corpus.tokens
-    counts = np.full((400, 400), 0.05)
-    np.add.at(counts, (tokens["train"][:-1], tokens["train"][1:]), 1)
-    p = counts / counts.sum(1, keepdims=True)
-    nats = -np.log(p[tokens["val"][:-1], tokens["val"][1:]]).sum()
-    assert result.bpb == pytest.approx(nats / math.log(2) / stand.corpus.val_bytes(), rel=1e-5)
-    size = int(re.search(r"^(\d+) bytes coded", next(c.text for c in checks if c.name == "proof-size"))[1])
-    assert size < 600
+    assert {line.name for line in checks} == record_kit.REFEREE
+    assert result.bpb == pytest.approx(stand.bigram_bpb(), rel=1e-6)
+    assert result.rows == 16 and 0 < result.seconds < 60
 
 
-class Exact:
-    """Scores that tell window and place, to see who asks for what."""
+RECORDS = {  # honest ones, after the bigram's code; `packages`: of the track that has them
+    "n-grams that learn as they go": """
+class NGrams:
+    vocab_size, rows, orders = 400, 4, (1, 2)
+
+    def __init__(self, artifact):
+        self.artifact = artifact
+
+    def start(self, rows):
+        self.counts = {}
+        self.past = [[] for _ in range(rows)]
+        table = np.frombuffer(self.artifact.read_bytes(), "<u2").reshape(400, 400)
+        self.table = table.astype(np.float64) + 0.05
+        return self.logits()
+
+    def logits(self):
+        found = []
+        for past in self.past:
+            p = self.table[past[-1]] / self.table[past[-1]].sum() if past else np.full(400, 1 / 400)
+            for order in self.orders[: len(past)]:
+                seen = self.counts.get(tuple(past[len(past) - order :]), {})
+                p = p * 20
+                for token, count in seen.items():
+                    p[token] += count
+                p = p / p.sum()
+            found.append(np.log(p))
+        return np.array(found, np.float32)
+
+    def step(self, ids):
+        for past, token in zip(self.past, ids.tolist()):
+            for order in self.orders[: len(past)]:
+                seen = self.counts.setdefault(tuple(past[len(past) - order :]), {})
+                seen[token] = seen.get(token, 0) + 1
+            past.append(token)
+        return self.logits()
+
+
+def load_predictor(artifact, device):
+    return NGrams(artifact)
+""",
+    "a GRU in its own format": """
+import json
+
+
+class Gru:
+    vocab_size, rows, width = 400, 64, 24
+
+    def __init__(self, seed):
+        rng = np.random.default_rng(seed)
+        self.inputs, self.recurrent = rng.normal(size=(2, 3, 24, 24)) / 5
+        self.words = rng.normal(size=(400, 24))
+
+    def start(self, rows):
+        self.state = np.zeros((rows, self.width))
+        return self.logits()
+
+    def logits(self):
+        return (self.state @ self.words.T).astype(np.float32) * 300 + 1000
+
+    def step(self, ids):
+        x = self.words[ids]
+        update, reset = (
+            1 / (1 + np.exp(-x @ self.inputs[i] - self.state @ self.recurrent[i])) for i in range(2)
+        )
+        new = np.tanh(x @ self.inputs[2] + (reset * self.state) @ self.recurrent[2])
+        self.state = update * self.state + (1 - update) * new
+        return self.logits()
+
+
+def load_predictor(artifact, device):
+    assert len(artifact.read_bytes()) == 320000
+    return Gru(**json.loads('{"seed": 3}'))
+""",
+    "a sliding-window transformer": """
+import torch
+
+
+class Transformer:
+    vocab_size, rows, window = 400, 48, 16
 
     def __init__(self):
-        self.asked, self.learnt = [], []
+        torch.manual_seed(2)
+        self.words = torch.nn.Embedding(400, 32)
+        self.block = torch.nn.TransformerEncoderLayer(32, 2, 64, batch_first=True)
+        self.block.eval()
 
-    def nll(self, ids):
-        self.asked.append(ids.copy())
-        return np.ones((len(ids), ids.shape[1] - 1), np.float32)
+    def start(self, rows):
+        self.seen = torch.zeros((rows, 0), dtype=torch.int64)
+        return np.zeros((rows, 400), np.float32)
 
-    def adapt(self, ids):
-        self.learnt.append((len(self.asked), ids.copy()))
-
-
-@given(*map(strategies.integers, (2, 1, 1, 1), (60, 20, 20, 5)))
-def test_each_token_is_scored_once_with_enough_before_it(total, window, stride, rows):
-    stride = min(stride, window)
-    evaluation = coder.Evaluation(window, stride, rows)
-    nats = score(Exact(), np.arange(total), evaluation)
-    assert np.isnan(nats[0]) and (nats[1:] == 1).all()
-    for start, first, end in evaluation.windows(total):
-        assert end - start <= window and (start == 0 or first - start >= min(window - stride, total))
+    @torch.no_grad()
+    def step(self, ids):
+        self.seen = torch.cat([self.seen, torch.from_numpy(ids)[:, None]], 1)[:, -self.window :]
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(self.seen.shape[1])
+        last = self.block(self.words(self.seen), mask)[:, -1]
+        return (last @ self.words.weight.T / 8).numpy()
 
 
-def test_adapt_only_gets_tokens_that_have_their_score():
-    predictor = Exact()
-    tokens = np.arange(1000) % 400
-    score(predictor, tokens, coder.Evaluation(16, 8, 4, "adapt"))
-    scored = 0
-    for calls, ids in predictor.learnt:
-        scored = max(scored, max(int(call.max()) for call in predictor.asked[:calls]))
-        assert ids.max() <= scored
-        assert any(np.array_equal(ids, call[: len(ids)]) for call in predictor.asked[:calls])
-    assert len(predictor.learnt) == len(predictor.asked)
-    silent = Exact()
-    score(silent, tokens, coder.Evaluation(16, 8, 4, "none"))
-    assert silent.learnt == []
-
-
-LEARNS = """
-class Learner(Bigram):
-    def __init__(self, artifact, size):
-        super().__init__(artifact, size)
-        self.counts = np.frombuffer(artifact.read_bytes(), "<u2").reshape(size, size) + 0.05
-    def adapt(self, ids):
-        np.add.at(self.counts, (ids[:, :-1].ravel(), ids[:, 1:].ravel()), 1)
-        self.table = np.log(self.counts / self.counts.sum(1, keepdims=True)).astype(np.float32)
 def load_predictor(artifact, device):
-    return Learner(artifact, 400)
-"""
+    return Transformer()
+""",
+}
 
 
-@slow
 @needs_sandbox
-def test_learning_from_what_was_scored_is_allowed_and_proven(stand, bigram, tmp_path):
-    learner = stand.job(stand.foreign(tmp_path / "learner", LEARNS))
-    result, checks = stand.judge(learner, 3000, coder.Evaluation(32, 32, 8, "adapt"))
+@pytest.mark.parametrize("kind", first_quick(RECORDS))
+def test_honest_records_of_other_kinds_pass(stand, tmp_path, kind):
+    track = "track_torch" if "torch" in RECORDS[kind] else TRACK
+    job = stand.job(stand.foreign(tmp_path / "other", RECORDS[kind]), track)
+    result, checks = stand.judge(job, True)
     assert failed(checks) == set(), "\n".join(map(str, checks))
-    still, _ = stand.judge(stand.job(bigram), 0, coder.Evaluation(32, 32, 8))
-    assert result.bpb < still.bpb
+    if "learn" in kind:
+        assert result.bpb < stand.bigram_bpb()
+
+
+class Told:
+    """Notes what it is told; its logits depend on all that it was told before."""
+
+    vocab_size = 30
+
+    def __init__(self, seed: int = 0, scale: float = 3):
+        self.scale = scale
+        self.seed = seed
+
+    def start(self, rows: int) -> np.ndarray:
+        self.told = []
+        self.rows = rows
+        return self.logits()
+
+    def step(self, ids: np.ndarray) -> np.ndarray:
+        assert ids.shape == (self.rows,) and ids.dtype == np.int64
+        self.told.append(ids.copy())
+        return self.logits()
+
+    def logits(self) -> np.ndarray:
+        known = sum((at + 1) * int(ids.sum()) for at, ids in enumerate(self.told))
+        rng = np.random.default_rng([self.seed, known, len(self.told)])
+        return (rng.normal(size=(self.rows, self.vocab_size)) * self.scale).astype(np.float32)
+
+
+@given(
+    strategies.integers(1, 60), strategies.integers(1, 60), strategies.sampled_from([0, 0.1, 3, 1e4, 1e30])
+)
+def test_every_token_is_charged_once_and_told_afterwards(total, rows, scale):
+    rows = min(rows, total)
+    tokens = np.random.default_rng(total).integers(0, 30, total)
+    starts = coder.stream_starts(total, rows)
+    assert [len(part) for part in np.array_split(tokens, rows)] == np.diff(starts).tolist()
+    predictor = Told(scale=scale)
+    charge = coder.Charge(tokens, writing=True)
+    assert np.array_equal(coder.code(predictor, starts, tokens[0], charge), tokens)
+    again = Told(scale=scale)
+    nats = np.zeros(total)
+    for at in range(starts[1]):
+        logits = (again.step(predictor.told[at - 1]) if at else again.start(rows)).astype(np.float64)
+        logits -= np.logaddexp.reduce(logits, 1, keepdims=True)
+        for row, start in enumerate(starts[:-1]):
+            if start + at < starts[row + 1]:
+                nats[start + at] = -logits[row, tokens[start + at]]
+                assert at == starts[1] - 1 or predictor.told[at][row] == tokens[start + at]
+            elif at < starts[1] - 1:
+                assert predictor.told[at][row] == 0
+    nats[0] = 0
+    assert charge.nats == pytest.approx(nats, rel=1e-9, abs=1e-9)
+    decoder = coder.Decoder(charge.payload())
+    assert np.array_equal(coder.code(Told(scale=scale), starts, tokens[0], decoder), tokens)
+    assert len(charge.payload()) <= 1.001 * nats.sum() / math.log(2) / 8 + 8
+
+
+def test_rows_are_normalised():
+    logits = (np.random.default_rng(3).normal(size=(70, 999)) * 9).astype(np.float32)
+    weights, log_sums = coder.weigh(logits)
+    exact = np.logaddexp.reduce(logits.astype(np.float64), 1)
+    assert np.allclose(log_sums, exact, rtol=1e-13, atol=0)
+    p = weights / weights.sum(1, keepdims=True)
+    assert np.allclose(p, np.exp(logits - exact[:, None]), rtol=1e-12, atol=0)
+
+
+class Fixed:
+    """A predictor in this process."""
+
+    def __init__(self, size: int = SIZE, rows: int = 4, seed: int = 0):
+        self.vocab_size = size
+        self.rows = rows
+        self.table = np.random.default_rng(seed).normal(size=(size, size)).astype(np.float32) * 2
+
+    def __enter__(self) -> "Fixed":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.seconds = 1.0
+
+    def start(self, rows: int) -> np.ndarray:
+        return np.zeros((rows, self.vocab_size), np.float32)
+
+    def step(self, ids: np.ndarray) -> np.ndarray:
+        return self.table[ids]
+
+
+def test_a_share_of_the_streams_gives_an_interval(stand, bigram, monkeypatch):
+    monkeypatch.setattr(jobs.Job, "predictor", lambda job: Fixed(30, 1000))
+    job = stand.job(bigram)
+    tokens = np.random.default_rng(1).choice(30, 60_000, p=np.arange(1, 31) / 465)
+    text = Text([b"x" * 90_000], tokens)
+    exact = scoring.score_record(job, text).bpb  # of 1000 streams
+    hits = 0
+    for seed in range(20):
+        bpb, half_width, *streams = scoring.estimate(job, text, 0.1, np.random.default_rng(seed))
+        assert streams == [100, 1000] and half_width < 0.05 * exact
+        hits += abs(bpb - exact) <= half_width
+    assert hits >= 15
+    with pytest.raises(UsageError, match=r"0\.001 of 1000 streams is 1, expected 16 or more"):
+        scoring.estimate(job, text, 0.001, np.random.default_rng(1))
 
 
 # --- dishonest --------------------------------------------------------------------------------------------
 
-LOAD_CHEAT = """
+CLAIM = """
+def __init__(self, *more):
+    super().__init__(*more)
+    """
+CHEATS = {  # a change to the bigram model, and the check and the words that tell of it
+    "not a number": (
+        """
+def step(self, ids):
+    found = self.table[ids]
+    found[5, 7] = np.nan
+    return found
+""",
+        "sandbox: numbers: the logits of row 5 are not finite",
+    ),
+    "an infinity": (
+        """
+def start(self, rows):
+    return np.full((rows, 400), -np.inf, np.float32)
+""",
+        "sandbox: numbers: the logits of row 0",
+    ),
+    "double precision": (
+        """
+def step(self, ids):
+    return self.table[ids].astype(np.float64)
+""",
+        "the predictor gave float64, expected a float32 array",
+    ),
+    "a list": (
+        """
+def start(self, rows):
+    return [[0.0] * 400] * rows
+""",
+        "the predictor gave list, expected a float32 array",
+    ),
+    "one row too few": (
+        """
+def step(self, ids):
+    return self.table[ids][1:]
+""",
+        r"the predictor gave shape \(15, 400\), expected \(16, 400\)",
+    ),
+    "no rows": (
+        CLAIM + "self.rows = 0",
+        "contract: the predictor has vocab_size 400 and rows 0, expected",
+    ),
+    "a vocabulary that fills the referee's memory": (
+        CLAIM + "self.vocab_size = 10 ** 12",
+        "contract",
+    ),
+    "answers that fill the referee's memory": (
+        CLAIM + "self.vocab_size = self.rows = 1 << 16",
+        "contract",
+    ),
+    "a vocabulary that is too small": (
+        CLAIM + "self.vocab_size = 4",
+        "contract: the predictor has vocab_size 4, the text has token",
+    ),
+    "memory that is cut": (
+        """
+def step(self, ids):
+    os.ftruncate(memory, 100)
+    os.write(pipe, ANSWER)
+    time.sleep(9)
+""",
+        "protocol: the record has cut the memory",
+    ),
+    "two answers to one question": (
+        """
+def step(self, ids):
+    os.write(pipe, ANSWER)
+    return super().step(ids)
+""",
+        "protocol: the record answered before it was asked",
+    ),
+    "an answer of its own kind": (
+        """
+def step(self, ids):
+    os.write(pipe, ANSWER.replace(b"BG", b"GB"))
+    time.sleep(9)
+""",
+        "protocol: the answer is none of the protocol",
+    ),
+    "half an answer": (
+        """
+def step(self, ids):
+    os.write(pipe, ANSWER[:99])
+    time.sleep(9)
+""",
+        "protocol: the answer is none of the protocol",
+    ),
+    "no answer": (
+        """
+def step(self, ids):
+    time.sleep(99)
+""",
+        "time: the record took longer than 8 seconds",
+    ),
+    "an end in the middle": (
+        """
+def step(self, ids):
+    os._exit(0)
+""",
+        "died: the record's process ended",
+    ),
+    "an error in the middle": (
+        """
+def step(self, ids):
+    raise LookupError("one\\ntwo")
+""",
+        "record: the record raised LookupError: one two",
+    ),
+    "work by children that nobody waits for": (
+        """
+def step(self, ids):
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for _ in range(2):
+        if os.fork() == 0:
+            while time.process_time() < 0.6:
+                pass
+            os._exit(0)
+    time.sleep(0.7)
+    return super().step(ids)
+""",
+        "time: the record used more than 2 processor seconds",
+    ),
+    "work by threads": (
+        """
+def burn(self):
+    while True:
+        pass
+def step(self, ids):
+    for _ in range(2):
+        threading.Thread(target=self.burn, daemon=True).start()
+    return super().step(ids)
+""",
+        "time: the record used more than 2 processor seconds",
+    ),
+}
+ANSWER = worker.RESPONSE.pack(worker.MAGIC, 0, 1 << 60, 1 << 60, b"")
+CHEATING = """
+import os, re, signal, threading, time
+links = {{}}
+for fd in range(3, 99):
+    if os.path.lexists(f"/proc/self/fd/{{fd}}"):
+        links[fd] = os.readlink(f"/proc/self/fd/{{fd}}")
+memory = next(fd for fd, link in links.items() if "memfd" in link)
+pipe = max(fd for fd, link in links.items() if "pipe" in link)
+ANSWER = {answer!r}
+class Cheat(Bigram):
+{body}
 def load_predictor(artifact, device):
     return Cheat(artifact, 400)
 """
 
 
-def cheat(body: str, base: str = "Bigram") -> str:
+def cheat(body: str) -> str:
     lines = "".join(f"    {line}\n" for line in body.strip("\n").splitlines())
-    return f"\nclass Cheat({base}):\n{lines}\n" + LOAD_CHEAT
-
-
-PEEK = """
-def logprobs(self, ids):
-    p = np.exp(self.table[ids]) * 0.5
-    seen = ids[:, 1:]
-    more = np.take_along_axis(p[:, :-1], seen[:, :, None], 2) + 0.5
-    np.put_along_axis(p[:, :-1], seen[:, :, None], more, 2)
-    return np.log(p / p.sum(-1, keepdims=True)).astype(np.float32)
-def nll(self, ids):
-    return -np.take_along_axis(self.logprobs(ids)[:, :-1], ids[:, 1:, None], 2)[:, :, 0]
-"""
-CHEATS = {
-    "look-ahead by one token": (PEEK, "next-token"),
-    "look-ahead in nll alone": (
-        """
-def nll(self, ids):
-    return super().nll(ids) * 0.9
-""",
-        "nll-agrees",
-    ),
-    "look-ahead at all later tokens": (
-        """
-def logprobs(self, ids):
-    p = np.exp(self.table[ids])
-    for row, tokens in zip(p, ids):
-        row[:, np.unique(tokens)] += 0.002
-    return np.log(p / p.sum(-1, keepdims=True)).astype(np.float32)
-""",
-        "later-tokens",
-    ),
-    "honest at any second look": (
-        """
-def __init__(self, *more):
-    super().__init__(*more)
-    self.seen = {}
-def logprobs(self, ids):
-    return self.table[ids]
-def nll(self, ids):
-    honest, keys = super().nll(ids), [row.tobytes()[:64] for row in ids]
-    return np.stack([self.seen.setdefault(key, nats * 0.7) for key, nats in zip(keys, honest)])
-""",
-        "hidden-future",
-    ),
-    "looking ahead in a twentieth of the windows": (
-        """
-def nll(self, ids):
-    nats = super().nll(ids)
-    nats[ids.sum(1) % 20 == 0] *= np.float32(0.2)
-    return nats
-""",
-        "hidden-future",
-    ),
-    "an un-normalised cache": (
-        """
-def logprobs(self, ids):
-    return np.minimum(self.table[ids] + np.float32(0.3), 0)
-""",
-        "normalised",
-    ),
-    "probabilities that sum to 277": (
-        """
-def logprobs(self, ids):
-    return np.log(np.exp(self.table[ids]) * 277 + 0.001).astype(np.float32)
-""",
-        "finite",
-    ),
-    "adapting before scoring": (
-        """
-def nll(self, ids):
-    counts = np.exp(self.table.astype(np.float64)) * 5
-    np.add.at(counts, (ids[:, :-1].ravel(), ids[:, 1:].ravel()), 1)
-    self.table = np.log(counts / counts.sum(1, keepdims=True)).astype(np.float32)
-    return super().nll(ids)
-""",
-        "repeat",
-    ),
-    "other rows of the batch": (
-        """
-def nll(self, ids):
-    own = np.array([np.isin(np.delete(ids, i, 0), row).mean() for i, row in enumerate(ids)])
-    return (super().nll(ids) * (1 - 0.2 * own[:, None])).astype(np.float32)
-""",
-        "rows",
-    ),
-    "state that is not declared": (
-        """
-calls = 0
-def nll(self, ids):
-    self.calls += 1
-    return super().nll(ids) * np.float32(1 - min(self.calls, 50) / 100)
-""",
-        "repeat",
-    ),
-    "nats below nothing": (
-        """
-def nll(self, ids):
-    return super().nll(ids) - np.float32(6)
-""",
-        "finite",
-    ),
-    "not a number": (
-        """
-def nll(self, ids):
-    return super().nll(ids) * np.float32("nan")
-""",
-        "finite",
-    ),
-    "double precision": (
-        """
-def nll(self, ids):
-    return super().nll(ids).astype(np.float64)
-""",
-        "sandbox",
-    ),
-    "one score too few": (
-        """
-def nll(self, ids):
-    return super().nll(ids)[:, 1:]
-""",
-        "sandbox",
-    ),
-    "a hundredth less for each token": (
-        """
-def nll(self, ids):
-    return super().nll(ids) - np.float32(0.0095)
-""",
-        "hidden-future",
-    ),
-    "half precision": (
-        """
-def nll(self, ids):
-    return super().nll(ids).astype(np.float16)
-""",
-        "sandbox",
-    ),
-    "windows of nothing": (
-        """
-def __init__(self, *more):
-    super().__init__(*more)
-    self.max_len = 0
-""",
-        "sandbox",
-    ),
-    "a vocabulary that fills the referee's memory": (
-        """
-def __init__(self, *more):
-    super().__init__(*more)
-    self.vocab_size = 10 ** 12
-""",
-        "sandbox",
-    ),
-    "a vocabulary that is too small": (
-        """
-def __init__(self, *more):
-    super().__init__(*more)
-    self.vocab_size = 4
-""",
-        "contract",
-    ),
-    "seconds that are not there": (
-        """
-def nll(self, ids):
-    import time
-    time.sleep(0.7)
-    return super().nll(ids)
-""",
-        "eval-time",
-    ),
-}
+    return CHEATING.format(body=lines, answer=ANSWER)
 
 
 @needs_sandbox
 @pytest.mark.parametrize("kind", first_quick(CHEATS))
-def test_a_dishonest_predictor_is_failed_by_its_check(stand, tmp_path, kind):
-    body, name = CHEATS[kind]
-    job = stand.job(stand.foreign(tmp_path / "cheat", cheat(body)))
-    if name == "eval-time":
-        job.track.rules["eval_seconds"] = 0.5
-    _, lines = stand.judge(job, 0, coder.Evaluation(32, 32, 32))
-    assert name in failed(lines), "\n".join(map(str, lines))
+def test_a_dishonest_predictor_is_told_in_one_line(stand, tmp_path, kind):
+    body, words = CHEATS[kind]
+    limits = watch.Limits(memory=1 << 30, processor=2, seconds=8)
+    began = time.monotonic()
+    _, checks = stand.judge(stand.job(stand.foreign(tmp_path / "cheat", cheat(body)), limits=limits))
+    line = str(checks[-1])
+    assert failed(checks) == {"sandbox"} and re.search(words, line) and line.isprintable(), line
+    assert time.monotonic() - began < 30
 
 
-LATE = PEEK.replace(
-    "def logprobs(self, ids):",
-    """
-lessons = 0
-def adapt(self, ids):
-    self.lessons += 1
-def logprobs(self, ids):
-    if self.lessons < 5:
-        return self.table[ids]""",
-)
-
-
-@slow
-@needs_sandbox
-def test_looking_ahead_after_many_lessons_only_is_found(stand, tmp_path):
-    """The probes of a record that adapts are spread over all that it learns."""
-    job = stand.job(stand.foreign(tmp_path / "late", cheat(LATE)))
-    _, checks = stand.judge(job, 0, coder.Evaluation(32, 32, 8, "adapt"))
-    assert "hidden-future" in failed(checks), "\n".join(map(str, checks))
-
-
-@slow
-def test_probes_stand_where_looking_ahead_pays():
-    """One token in a thousand, of those that cost most: every verification probes some of them."""
-    folder = helpers.ROOT / "data/datasets/demo_sp1024"
-    if not folder.exists():
-        pytest.skip("no demo corpus: python -m data.prepare demo")
-    tokens = read_split(folder, "val")
-    rng = np.random.default_rng(5)
-    nats = probes.surprise(tokens) * rng.random(len(tokens))  # of a model far better than counts
-    peeked = rng.choice(np.flatnonzero(nats > 6), len(tokens) // 1000, replace=False)
-    nats[peeked] *= 0.02
-    for _ in range(5):
-        rounds, _ = probes.choose_windows(tokens, nats, coder.Evaluation(512, 512, 32), 1024, rng)
-        assert len(rounds) == probes.FUTURE_ROUNDS
-        probed = np.concatenate([windows[:, 0] + cut + 1 for _, cut, windows in rounds])
-        assert len(np.unique(probed)) == len(probed) == 32 * len(rounds)
-        assert len(np.intersect1d(probed, peeked)) >= 3
-
-
-def test_surprise_counts_the_rest_of_the_text():
-    tokens = np.array([0, 1, 2, 0, 1, 3, 0, 1, 2])
-    p0 = (np.array([2, 2, 1, 0]) + 1 / 4) / 9  # without the token itself
-    assert probes.surprise(tokens, 1) == pytest.approx(-np.log(p0[tokens]))
-    last = (1 + p0[2]) / 3  # after a 1 elsewhere: one 2, one 3
-    assert probes.surprise(tokens, 2)[-1] == pytest.approx(-np.log(last))
-
-
-@slow
-@needs_sandbox
-def test_a_model_that_knows_the_public_text_by_heart_is_failed_by_the_second(stand, tmp_path):
-    by_heart = """
-def __init__(self, artifact, size):
-    super().__init__(artifact, size)
-    val = np.frombuffer(artifact.read_bytes()[320000:], "<u2").tolist()
-    self.next = {tuple(val[i:i + 8]): val[i + 8] for i in range(len(val) - 8)}
-def logprobs(self, ids):
-    p = np.exp(self.table[ids])
-    for row, tokens in zip(p, ids.tolist()):
-        for at in range(7, len(tokens)):
-            known = self.next.get(tuple(tokens[at - 7:at + 1]))
-            if known is not None:
-                row[at, known] += 50
-    return np.log(p / p.sum(-1, keepdims=True)).astype(np.float32)
+REWRITES = """
+def leave(self, found):
+    np.frombuffer(mmap.mmap(memory, found.nbytes), np.float32).reshape(found.shape)[:] = found
+def start(self, rows):
+    return super().start(rows)
+def step(self, ids):
+    self.leave(np.eye(400, dtype=np.float32)[ids] * 99)  # what was asked a moment ago
+    threading.Timer(0.001, self.leave, [np.eye(400, dtype=np.float32)[ids] * 99]).start()
+    return super().step(ids)
 """
-    code = cheat(by_heart)
-    folder = stand.foreign(tmp_path / "heart", code)
-    script = (
-        (folder / "train_gpt.py")
-        .read_text()
-        .replace('artifact.read_bytes(), "<u2"', 'artifact.read_bytes()[:320000], "<u2"')
-    )
-    (folder / "train_gpt.py").write_text(script)
+
+
+@needs_sandbox
+def test_an_answer_cannot_be_changed_once_it_was_given(stand, tmp_path):
+    """What is written into the memory before and after each answer is of use for nothing."""
+    body = cheat(REWRITES.replace("0.001", "0")).replace("import os,", "import mmap, os,")
+    result, _ = stand.judge(stand.job(stand.foreign(tmp_path / "rewrites", body)))
+    assert result.bpb > 0.999 * stand.bigram_bpb()
+
+
+@needs_sandbox
+def test_the_second_text_finds_a_model_that_knows_the_public_one_by_heart(stand, tmp_path):
+    """Only a record that is trained again in the sealed room has shown that it does not."""
+    body = """
+def __init__(self, artifact, size):
+    data = artifact.read_bytes()
+    artifact = artifact.with_name("none")
+    super().__init__(type("Bytes", (), {"read_bytes": lambda self: data[:320000]})(), size)
+    val = np.frombuffer(data[320000:], "<u2").tolist()
+    self.next = {tuple(val[i : i + 12]): val[i + 12] for i in range(len(val) - 12)}
+def start(self, rows):
+    self.past = [()] * rows
+    return super().start(rows)
+def step(self, ids):
+    found = super().step(ids)
+    self.past = [(*past, token)[-12:] for past, token in zip(self.past, ids.tolist())]
+    for row, past in zip(found, self.past):
+        if past in self.next:
+            row[self.next[past]] += 9
+    return found
+"""
+    folder = stand.foreign(tmp_path / "heart", cheat(body))
     with open(folder / "model.bin", "ab") as file:
         file.write(stand.corpus.tokens["val"].astype("<u2").tobytes())
-    _, checks = stand.judge(stand.job(folder))
-    assert failed(checks) == {"second-text"}, "\n".join(map(str, checks))
+    result, checks = stand.judge(stand.job(folder))
+    assert failed(checks) == {"second-text"} and result.bpb < 0.5 * stand.bigram_bpb()
+
+
+@needs_sandbox
+def test_processor_seconds_are_held_against_the_track_s(stand, bigram, monkeypatch):
+    monkeypatch.setattr(scoring, "slowness", lambda track: 1.0)
+    monkeypatch.setattr(jobs, "slowness", lambda track: 3.0)
+    job = stand.job(bigram)
+    result, checks = stand.judge(job)
+    assert failed(checks) == set() and "3.00 times slower" in str(checks[0])
+    job.track.rules["eval_seconds"] = result.seconds / 9
+    _, checks = stand.judge(job)
+    assert failed(checks) == {"eval-time"}
+
+
+def test_a_machine_gets_more_seconds_where_it_is_slower():
+    class Track(dict):
+        pass
+
+    assert jobs.slowness(Track(eval_gflops=1e-3)) == 1
+    assert jobs.slowness(Track(eval_gflops=1e9)) == jobs.SLOWEST
 
 
 # --- prisoners --------------------------------------------------------------------------------------------
 
-HUNG = sandbox.Limits(memory=1 << 30, tasks=40, seconds=100, output=1 << 16, files=1 << 24)
+HUNG = watch.Limits(1 << 30, tasks=40, processor=100, seconds=100, output=1 << 16, files=1 << 24)
 PRISONERS = {  # code that runs when the script is imported, and a word of the line that must tell of it
     "network": ("import socket\nsocket.create_connection(('1.1.1.1', 53), 3)", "OSError"),
     "a server": ("import socket\ns = socket.socket()\ns.connect(('127.0.0.1', {port}))", "ConnectionRefused"),
@@ -463,13 +595,7 @@ PRISONERS = {  # code that runs when the script is imported, and a word of the l
     "a byte now and then": (
         "import os, time\nfor fd in range(3, 20):\n    try: os.write(fd, b'B'); break\n"
         "    except OSError: continue\nwhile True:\n    os.write(fd, b'G')\n    time.sleep(0.05)",
-        "time|protocol",
-    ),
-    "a slow answer": (
-        "import os, struct, time\nfor fd in range(3, 20):\n"
-        "    try: os.write(fd, struct.pack('<4sIQ', b'BGr1', 1, 4096)); break\n"
-        "    except OSError: continue\nwhile True:\n    os.write(fd, b'x')\n    time.sleep(0.05)",
-        "time",
+        "protocol",
     ),
     "a note for the next sandbox in the kernel's key ring": (
         "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
@@ -506,10 +632,8 @@ PRISONERS = {  # code that runs when the script is imported, and a word of the l
         "protocol",
     ),
     "an answer of its own": (
-        "import os, struct\nfor fd in range(3, 20):\n"
-        "    try: os.write(fd, struct.pack('<4sIQ', b'BGr1', 0, 1 << 60))\n"
-        "    except OSError: continue",
-        "protocol",
+        "import os\nfor fd in range(3, 20):\n    try: os.write(fd, {answer!r})\n    except OSError: continue",
+        "contract",
     ),
     "a message that never ends": ("raise ValueError('x' * 10 ** 7)", "ValueError"),
     "a message with control characters": ("raise ValueError('\\x1b[2J\\nPASS score: fine')", "ValueError"),
@@ -528,6 +652,7 @@ def test_a_prisoner_is_held_and_told(stand, tmp_path, kind, monkeypatch):
         "pid": os.getpid(),
         "second": str(stand.data / "second.jsonl"),
         "port": 9,
+        "answer": ANSWER,
     }
     folder = stand.foreign(tmp_path / "prisoner", "\n" + code.format(**places))
     (folder / "helper.py").write_text("x = 1")
@@ -535,7 +660,7 @@ def test_a_prisoner_is_held_and_told(stand, tmp_path, kind, monkeypatch):
     stages = tmp_path / "stages"  # of this test alone: others run beside it
     stages.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(stages))
-    tasks = sandbox.usage(os.getpid())[0]
+    tasks = count_tasks()
     limits = replace(HUNG, seconds=3) if word == "time" else HUNG
     _, checks = stand.judge(stand.job(folder, limits=limits))
     line = str(checks[-1])
@@ -546,23 +671,32 @@ def test_a_prisoner_is_held_and_told(stand, tmp_path, kind, monkeypatch):
     assert is_alone(tasks), "a process is left"
 
 
+def count_tasks() -> int:
+    """Processes and threads below this one, itself included."""
+    return sum(task["num_threads"] for task in watch.tree(os.getpid()).values())
+
+
 def is_alone(tasks: int) -> bool:
     """Whether this process soon has no more processes and threads below it than before."""
     ends = time.monotonic() + 5
-    while sandbox.usage(os.getpid())[0] > tasks and time.monotonic() < ends:
+    while count_tasks() > tasks and time.monotonic() < ends:
         time.sleep(0.05)
-    return sandbox.usage(os.getpid())[0] <= tasks
+    return count_tasks() <= tasks
 
 
 OPEN = """
 import os
-raise LookupError(f"descriptors {sorted(map(int, os.listdir('/proc/self/fd')))[:-1]}")
+links = []
+for fd in range(99):
+    if os.path.lexists(f"/proc/self/fd/{fd}"):
+        links.append(os.readlink(f"/proc/self/fd/{fd}").partition(":")[0].split()[0])
+raise LookupError(f"descriptors {sorted(links)} ")
 """
 
 
 @needs_sandbox
 def test_no_descriptor_of_ours_is_open_in_the_sandbox(stand, tmp_path):
-    """However many this process has: there are the three standard ones and the two pipes."""
+    """However many this process has: three standard ones, two pipes, and the memory of the answers."""
     job = stand.job(stand.foreign(tmp_path / "open", OPEN))
     with open(os.devnull) as file:
         ours = [os.dup(file.fileno()) for _ in range(40)]
@@ -573,7 +707,8 @@ def test_no_descriptor_of_ours_is_open_in_the_sandbox(stand, tmp_path):
         finally:
             for fd in ours:
                 os.close(fd)
-    assert "descriptors [0, 1, 2, 3, 4] " in f"{checks[-1]} ", checks[-1]
+    expected = ["/dev/null", "/memfd", "pipe", "pipe", "pipe", "pipe"]
+    assert f"descriptors {expected}" in str(checks[-1]), checks[-1]
 
 
 HUNTER = """
@@ -610,6 +745,23 @@ def test_no_document_of_the_demo_corpus_is_in_the_sandbox(stand, tmp_path):
     assert re.search(r"LookupError: 0 documents among \d{3,} sources", str(checks[-1])), checks[-1]
 
 
+@slow
+def test_no_document_that_is_scored_is_in_the_sandbox_as_bytecode():
+    """Names and strings of a module stand in its bytecode; only training text may be there in this form."""
+    imports = load_track(helpers.ROOT / "records/track_floppy")["imports"]
+    shown = bubblewrap.CORPUS & set(bubblewrap.distributions((*imports, "packaging")))
+    folders = [bubblewrap.bytecode(name) for name in shown]
+    files = [file.relative_to(folder) for folder in folders for file in folder.rglob("*.pyc")]
+    modules = {str(file.with_suffix(".py")) for file in files}
+    assert len(modules) > 500
+    for split in ("val", "second"):
+        try:
+            found = {name for name, _ in prepare.demo_documents(split)}
+        except DataError as error:
+            pytest.skip(str(error))
+        assert len(found) >= 60 and not found & modules, sorted(found & modules)[:5]
+
+
 COMPILES = """
 import torch
 f = torch.compile(lambda x: (x * 2 + 1).sum())
@@ -622,7 +774,7 @@ raise LookupError(f"compiled, and the sum is {{f(torch.ones(4)).item()}}")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler, so records run eager")
 def test_torch_compile_works_in_the_sandbox(stand, tmp_path):
     folder = stand.foreign(tmp_path / "compiles", COMPILES.format())
-    _, checks = stand.judge(stand.job(folder, "track_torch", compiling=True))
+    _, checks = stand.judge(stand.job(folder, "track_torch"))
     assert "compiled, and the sum is 12.0" in str(checks[-1]), checks[-1]
 
 
@@ -646,100 +798,81 @@ def test_without_a_sandbox_foreign_code_is_refused(stand, bigram, monkeypatch):
 # --- proof ------------------------------------------------------------------------------------------------
 
 
-class Fixed:
-    """A predictor in this process."""
-
-    vocab_size, max_len = 400, 32
-
-    def __init__(self, seed=0):
-        self.table = np.random.default_rng(seed).normal(size=(400, 400)).astype(np.float32) * 2
-        self.table -= np.log(np.exp(self.table).sum(-1, keepdims=True))
-
-    def logprobs(self, ids, first, end=None):
-        return self.table[ids[:, first:end]]
-
-
-@pytest.fixture(scope="session")
-def tokenizer(stand):
-    return load_tokenizer(stand.corpus.tokenizer_path)
-
-
 @settings(max_examples=40)
-@given(strategies.text(max_size=60).filter(lambda text: "\u2581" not in text), strategies.integers(1, 20))
-def test_what_is_compressed_comes_back(tokenizer, text, window):
-    evaluation = coder.Evaluation(window, max(1, window // 2), 4)
+@given(strategies.text(max_size=60).filter(lambda text: "\u2581" not in text))
+def test_what_is_compressed_comes_back(tokenizer, text):
     predictor = Fixed()
     raw = text.encode()
     try:
-        packed, nats = coder.compress(predictor, evaluation, tokenizer, b"12345678", raw)
+        packed = coder.compress(predictor, tokenizer, b"12345678", raw)
     except DataError as error:  # NUL and the like, which this tokenizer does not give back
-        assert "give this text back" in str(error)
+        assert "does not give back" in str(error)
         return
-    assert coder.decompress(predictor, "none", tokenizer, b"12345678", packed) == raw
-    assert len(packed) - coder.HEAD.size <= nats / math.log(2) / 8 + 8
+    assert coder.decompress(predictor, tokenizer, b"12345678", packed) == raw
+
+
+def test_a_long_file_is_cut_into_streams(tokenizer):
+    text = " ".join(helpers.documents(600, 8)).encode()
+    packed = coder.compress(Fixed(), tokenizer, b"12345678", text)
+    assert coder.HEAD.unpack_from(packed)[2] == 4
+    assert coder.decompress(Fixed(), tokenizer, b"12345678", packed) == text
 
 
 def test_what_cannot_be_coded_is_an_error_of_one_line(tokenizer):
-    evaluation = coder.Evaluation(16, 16, 4)
-    small = Fixed()
-    small.vocab_size = 20
     with pytest.raises(DataError, match="vocabulary ends at 19"):
-        coder.compress(small, evaluation, tokenizer, b"12345678", b"the fox")
-    head = coder.HEAD.pack(coder.MAGIC, b"12345678", 1, 1, 1, 2**31, 2**32 - 1, 0)
-    with pytest.raises(DataError, match="impossible"):
-        coder.decompress(Fixed(), "none", tokenizer, b"12345678", head + bytes(9))
+        coder.compress(Fixed(20), tokenizer, b"12345678", b"the fox")
+    with pytest.raises(DataError, match="no UTF-8"):
+        coder.compress(Fixed(), tokenizer, b"12345678", b"ab\xff")
+    for rows, total in ((1, 2**31), (0, 9), (9, 8), (5, 9)):
+        head = coder.HEAD.pack(coder.MAGIC, b"12345678", rows, total, 2**32 - 1, 0)
+        with pytest.raises(DataError, match="impossible"):
+            coder.decompress(Fixed(), tokenizer, b"12345678", head + bytes(9))
 
 
 def test_a_damaged_file_is_an_error_of_one_line(tokenizer):
-    evaluation = coder.Evaluation(16, 16, 4)
     predictor = Fixed()
     text = helpers.documents(3, 9)[0].encode() * 3
-    packed, _ = coder.compress(predictor, evaluation, tokenizer, b"12345678", text)
+    packed = coder.compress(predictor, tokenizer, b"12345678", text)
     for place in range(0, len(packed), 7):
         broken = bytearray(packed)
         broken[place] ^= 0x55
-        try:  # what does not matter may be changed: the number of rows, the last bits
-            assert coder.decompress(predictor, "none", tokenizer, b"12345678", bytes(broken)) == text
+        try:  # the last bits do not matter
+            assert coder.decompress(predictor, tokenizer, b"12345678", bytes(broken)) == text
         except DataError as error:
             assert "\n" not in str(error)
-    with pytest.raises(DataError, match="other floats"):
-        coder.decompress(Fixed(1), "none", tokenizer, b"12345678", packed)
+    with pytest.raises(DataError, match=r"other floats|damaged"):
+        coder.decompress(Fixed(seed=1), tokenizer, b"12345678", packed)
     with pytest.raises(DataError, match="compressed by the record"):
-        coder.decompress(predictor, "none", tokenizer, b"87654321", packed)
-    with pytest.raises(DataError, match="no UTF-8"):
-        coder.compress(predictor, evaluation, tokenizer, b"12345678", b"ab\xff")
+        coder.decompress(predictor, tokenizer, b"87654321", packed)
 
 
-@slow
 @needs_sandbox
-def test_a_score_that_cannot_be_decoded_is_no_proof(stand, tmp_path):
-    """Looking ahead gives a small file, and nothing can read it."""
-    job = stand.job(stand.foreign(tmp_path / "peek", cheat(PEEK)))
-    job = replace(job, evaluation=coder.Evaluation(32, 32, 32))
-    text = validation_text(job.track, stand.data)
-    checks = list(prove(job, text, 600, np.random.default_rng(1)))
-    assert "proof-size" in failed(checks)
+def test_a_record_that_computes_otherwise_the_second_time_has_no_proof(stand, tmp_path):
+    body = """
+def step(self, ids):
+    return super().step(ids) + np.random.default_rng().normal(size=(len(ids), 400)).astype(np.float32)
+"""
+    job = stand.job(stand.foreign(tmp_path / "chance", cheat(body)))
+    _, checks = stand.judge(job, 600)
+    assert "proof" in failed(checks), "\n".join(map(str, checks))
 
 
-def test_the_text_may_come_from_raw_documents(stand, tmp_path):
-    """The same tokens as from shards; another text is refused."""
-    track = load_track(stand.root / TRACK)
-    path = tmp_path / "val.jsonl"
-    texts = stand.corpus.texts["val"]
-    path.write_text("".join(json.dumps(text) + "\n" for text in texts))
-    text = validation_text(track, stand.data, documents=path)
-    assert np.array_equal(text.tokens, stand.corpus.tokens["val"]) and text.bytes == stand.corpus.val_bytes()
-    path.write_text("".join(json.dumps(text) + "\n" for text in texts[:-1]))
-    with pytest.raises(DataError, match=r"val\.jsonl: the validation text has sha256"):
-        validation_text(track, stand.data, documents=path)
-    path.write_text("{}\n")
-    with pytest.raises(DataError, match="expected a JSON string a line"):
-        validation_text(track, stand.data, documents=path)
+def test_a_text_that_is_not_the_track_s_is_an_error_of_one_line(stand, tmp_path):
+    track = load_track(stand.root / TRACK).using("tiny_sp400")
+    assert np.array_equal(validation_text(track, stand.data).tokens, stand.corpus.tokens["val"])
+    track.rules["dataset"]["val_sha256"] = "ab" * 32
+    with pytest.raises(DataError, match=r"tiny_sp400: the validation text has sha256"):
+        validation_text(track, stand.data)
+    for broken in ("{}\n", "{", '["a"]\n', "\xff"):
+        path = tmp_path / "second.jsonl"
+        path.write_text(broken, encoding="latin-1")
+        with pytest.raises(DataError, match="expected a JSON string a line"):
+            second_text(track, load_tokenizer(stand.corpus.tokenizer_path), path)
 
 
 def command(stand: Stand, name: str, *args, **environment) -> subprocess.CompletedProcess:
     """The referee as a process, with a record that is trusted."""
-    options = ["--track", stand.root / TRACK, "--data", stand.data, "--trust"]
+    options = ["--track", stand.root / TRACK, "--dataset", "tiny_sp400", "--data", stand.data, "--trust"]
     words = [sys.executable, "-m", "records.referee", name, *map(str, (*args, *options))]
     kept = helpers.clean_environment(**environment)
     return subprocess.run(words, capture_output=True, encoding="utf-8", cwd=helpers.ROOT, env=kept)
@@ -762,9 +895,12 @@ def test_the_commands(stand, bigram, tmp_path):
     done = command(stand, "compress", bigram, text, "-o", tmp_path / "no/such/folder.bg")
     assert done.returncode == 2 and re.fullmatch(r"error: .* cannot be written: .*\n", done.stderr)
     second = stand.data / "second.jsonl"
-    done = command(stand, "score", bigram, "--second", second, "--probe-seed", "5")
-    assert done.returncode == 0 and "\nval_bpb: " in done.stdout, done.stdout
-    assert "probe_seed: 5" in done.stdout
+    done = command(stand, "score", bigram, "--second", second, "--seed", "5")
+    assert done.returncode == 0 and "\nval_bpb: " in done.stdout and "seed: 5\n" in done.stdout, done
+    done = command(stand, "prove", bigram, "--bytes", "900")
+    assert done.returncode == 0 and "\nPASS proof: " in done.stdout, done
+    done = command(stand, "score", bigram, "--share", "0.5")
+    assert done.returncode == 2 and "streams is 8, expected 16 or more" in done.stderr, done
 
 
 # --- samples ----------------------------------------------------------------------------------------------
@@ -773,12 +909,13 @@ def test_the_commands(stand, bigram, tmp_path):
 class Scripted(Fixed):
     """Writes the tokens that it is given, whatever it reads."""
 
-    def __init__(self, ids: list[int]):
-        self.rest = list(ids)
+    def __init__(self, prompt: int, ids: list[int]):
+        super().__init__()
+        self.rest = [0] * (prompt - 1) + ids
 
-    def logprobs(self, ids, first, end=None):
-        found = np.full((1, 1, self.vocab_size), -20, np.float32)
-        found[0, 0, self.rest.pop(0)] = 0
+    def step(self, ids):
+        found = np.full((1, self.vocab_size), -20, np.float32)
+        found[0, self.rest.pop(0)] = 0
         return found
 
 
@@ -786,8 +923,9 @@ def test_a_sample_comes_in_whole_characters(tokenizer):
     """Some of these are four tokens of one byte each."""
     text = "🦊 naïve 𓀀 日本"
     ids = tokenizer.encode(text)
+    prompt = 1 + len(tokenizer.encode("a"))
     assert len(ids) > len(text)
-    pieces = list(sample(Scripted(ids), tokenizer, "a", len(ids), 0, np.random.default_rng(1)))
+    pieces = list(sample(Scripted(prompt, ids), tokenizer, "a", len(ids), 0, np.random.default_rng(1)))
     assert "".join(pieces) == "a" + text and "\ufffd" not in "".join(pieces) and len(pieces) > 8
 
 
@@ -814,31 +952,11 @@ def test_a_sample_is_written_by_a_process(stand, bigram, capsys):
 
 def test_the_folder_of_a_run_is_a_record_with_the_repository_s_script(tmp_path):
     (tmp_path / "model.ptz").write_bytes(b"")
-    settings = {"tokenizer_path": "./data/tokenizers/demo_1024_bpe.model"}
+    settings = {"data_path": "./data/datasets/demo_sp1024"}
     (tmp_path / "config.json").write_text(json.dumps({"settings": settings}))
     job = find_job(tmp_path)
     assert job.script == helpers.ROOT / "train_gpt.py" and job.artifact == tmp_path / "model.ptz"
-    assert job.track.name == "track_10min_floppy" and job.tokenizer_path.name == "demo_1024_bpe.model"
+    assert job.track.name == "track_floppy" and job.tokenizer_path.name == "demo_1024_bpe.model"
     (tmp_path / "config.json").unlink()
     with pytest.raises(DataError, match="--track"):
         find_job(tmp_path)
-
-
-PLAIN = """
-import torch
-@torch.compile(dynamic=False)
-def plain():
-    return str(torch.bfloat16)
-raise LookupError(f"{plain()} {'torch._dynamo' in __import__('sys').modules}")
-"""
-
-
-@slow
-@needs_sandbox
-def test_a_quick_record_neither_compiles_nor_waits_for_bfloat16(stand, tmp_path):
-    job = stand.job(stand.foreign(tmp_path / "plain", PLAIN), "track_torch")
-    with (
-        pytest.raises(sandbox.SandboxError, match=r"LookupError: torch\.float32 False"),
-        job.predictor(quick=True),
-    ):
-        pass

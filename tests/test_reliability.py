@@ -1,4 +1,4 @@
-"""Runs that were stopped: what a resume accepts, refuses and tells; bad traces; one fault of each kind."""
+"""Runs that were stopped: what a resume accepts, refuses and tells; one fault of each kind."""
 
 import dataclasses
 import hashlib
@@ -22,7 +22,7 @@ from tests.launch import Launch
 # what may differ on a resume: it changes no result, or (paths, device) is compared by what came of it
 FREE = {"preset", "dry_run", "data_path", "tokenizer_path", "run_id", "device", "compile", "eval_only"}
 FREE |= {"val_batch_size", "val_loss_every", "train_log_every", "warmup_steps", "ckpt_seconds"}
-FREE |= {"lr_trace", "max_skipped", "dist_timeout", "dtype"}
+FREE |= {"max_skipped", "dist_timeout", "dtype"}
 
 
 # --- the campaign in small --------------------------------------------------------------------------------
@@ -215,6 +215,15 @@ def test_other_data_is_refused(copy, corpus, tmp_path, tokenizer_path):
     assert contents(copy) == before
 
 
+@pytest.mark.slow
+def test_a_validation_text_that_is_gone_is_refused(copy, corpus, tmp_path):
+    shutil.copytree(corpus.data_path, tmp_path / "data", ignore=shutil.ignore_patterns("*_val_*"))
+    before = contents(copy)
+    run = helpers.run_script(tmp_path, environment_of(copy) | {"DATA_PATH": "data"})
+    assert run.code == 3 and "val_sha256" in run.err and run.err.count("\n") == 1, run.err
+    assert contents(copy) == before
+
+
 def test_a_run_that_is_open_is_refused(copy):
     reopen(copy)
     with pytest.raises(train_gpt.SettingError, match=r"^RUN_ID=läuft-日本: .*in use"):
@@ -240,46 +249,20 @@ def test_half_of_a_final_event_is_no_end(copy):
     assert reopen(copy)[2]["counters"]["steps"] >= 8
 
 
-# --- LR_TRACE ---------------------------------------------------------------------------------------------
-
-
-TRACES = {
-    "empty": "",
-    "noise": "\x00\x01\n{}",
-    "no steps": '{"event": "val", "step": 0}\n',
-    "no rate": '{"event": "step", "step": 1}\n',
-    "cut": '{"event": "step", "step": 1, "lr_mul": 1.0}\n{"event": "st',
-}
-
-
-@pytest.mark.parametrize("kind", TRACES)
-def test_a_bad_trace_is_refused(tmp_path, kind):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(TRACES[kind])
-    with pytest.raises(train_gpt.DataError, match="LR_TRACE"):
-        train_gpt.read_lr_trace(str(path))
+# --- the same bits ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_the_script_refuses_a_missing_trace_before_it_makes_a_folder(corpus, tmp_path):
-    run = helpers.run_script(tmp_path, corpus.env(LR_TRACE=tmp_path))
-    assert run.code == 3 and re.fullmatch(r"train_gpt\.py: LR_TRACE=.*\n", run.err), run.err
-    assert not (tmp_path / "logs").exists()
-
-
-@pytest.mark.slow
-def test_a_run_under_a_cap_that_was_killed_is_repeated_by_its_trace(corpus, tmp_path):
-    """It was killed at step 30 and, on a slower machine, ended before that: the trace is the end's."""
-    env = corpus.env(RUN_ID="run", ITERATIONS=10**5, MAX_WALLCLOCK_SECONDS=1.5, CKPT_SECONDS=0)
-    killed = env | {"PROVOKE": "kill@30"}
+def test_a_run_that_no_seconds_end_is_repeated_by_its_seed(corpus, tmp_path):
+    """Operations end it; the first time it is killed on the way, and slower."""
+    env = corpus.env(RUN_ID="run", ITERATIONS=10**5, MAX_FLOPS=6e9, CKPT_SECONDS=1e-6)
+    killed = env | {"PROVOKE": "sleep@5:seconds=0.5,kill@20"}
     Launch(tmp_path, killed, launch.command(provoke="kill")).need(-signal.SIGKILL)
-    slow = ",".join(f"sleep@{step}:seconds=0.2" for step in range(1, 20))
-    Launch(tmp_path, env | {"PROVOKE": slow}, launch.command(provoke="sleep")).need(0)
-    trace = tmp_path / "logs/run/metrics.jsonl"
-    steps = len(launch.without_seconds(launch.events(trace.parent), "step"))
-    assert steps < 30
-    Launch(tmp_path / "again", env | {"LR_TRACE": str(trace)}, launch.command()).need(0)
-    launch.check_same(launch.end_of(tmp_path / "again/logs/run"), launch.end_of(tmp_path / "logs/run"))
+    Launch(tmp_path, env, launch.command()).need(0)
+    Launch(tmp_path / "again", env, launch.command()).need(0)
+    found = launch.end_of(tmp_path / "logs/run")
+    assert found.hashes["steps"] == 55
+    launch.check_same(found, launch.end_of(tmp_path / "again/logs/run"))
 
 
 # --- full disks -------------------------------------------------------------------------------------------

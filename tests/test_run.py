@@ -24,19 +24,25 @@ import train_gpt
 from tests import helpers, launch
 from tests.helpers import Run
 from tests.test_batches import told_checksum, told_shuffled
+from tests.test_model import nats_of_steps
 
 NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here: other presets and numbers")
 LINE = {
     "step": r"step:\d+/\d+ train_loss:\d+\.\d{4} lr_mul:\d\.\d{3} train_time:\d+ms step_avg:\d+\.\d{2}ms "
-    r"tok_s:\d+ mfu:\d+\.\d% data_wait:\d+\.\dms",
+    r"tok_s:\d+ mfu:\d+\.\d% data_wait:\d+\.\dms train_flops:\d\.\d{4}e\+\d+",
     "val": r"step:\d+/\d+ val_loss:\d+\.\d{4} val_bpb:\d+\.\d{4}( partial)? train_time:\d+ms",
 }
 FINAL = """
-    val_loss val_bpb val_bpb_unquantized val_tokens val_bytes steps tokens_seen params train_seconds
-    eval_seconds data_wait_seconds peak_memory_mib artifact_bytes code_bytes
+    val_loss val_bpb val_bpb_unquantized val_tokens val_bytes steps train_flops tokens_seen params
+    train_seconds eval_seconds data_wait_seconds peak_memory_mib artifact_bytes code_bytes
     total_bytes budget_bytes budget artifact_sha256 script_sha256 train_sha256 val_sha256 tokenizer_sha256
     state_sha256 batches_crc32 preset seed run_id device torch skipped_steps resumes"""
 FINAL = FINAL.split()
+
+
+def settings_of(run: Run) -> train_gpt.Settings:
+    config = json.loads((run.folder / "config.json").read_text(encoding="utf-8"))
+    return train_gpt.Settings(**config["settings"])
 
 
 def lines(run: Run, kind: str) -> list[str]:
@@ -76,6 +82,8 @@ def test_a_run_ends_with_the_promised_block(base_run, corpus):
         numbers["val_loss"] / math.log(2) * numbers["val_tokens"] / numbers["val_bytes"], abs=2e-8
     )
     assert numbers["val_bpb"] == pytest.approx(numbers["val_bpb_unquantized"], abs=0.01)
+    assert numbers["val_bpb_unquantized"] == pytest.approx(base_run.events("val")[-1]["val_bpb"], abs=1e-8)
+    assert final["train_flops"] == str(20 * train_gpt.step_flops(settings_of(base_run)))
     blob, script = (folder / "model.ptz").read_bytes(), helpers.SCRIPT.read_bytes()
     assert numbers["artifact_bytes"] == len(blob)
     assert numbers["code_bytes"] == len(zlib.compress(script, 9))  # what smoke says
@@ -120,6 +128,8 @@ def test_metrics_are_strict_json_with_exact_floats(base_run):
         assert event["grad_norm"] > 0 and 0 < event["lr_mul"] <= 1
     seconds = [event["train_seconds"] for event in steps]
     assert seconds == sorted(seconds)
+    flops = train_gpt.step_flops(settings_of(base_run))
+    assert [event["train_flops"] for event in steps] == [flops * n for n in range(1, 21)]
     printed = {line.split()[0]: line for line in lines(base_run, "step")}
     assert all(
         f"train_loss:{event['train_loss']:.4f} " in printed[f"step:{event['step']}/20"]
@@ -221,20 +231,58 @@ def test_eval_only_gives_exactly_the_score_of_the_run_and_writes_nothing(base_ru
 
 @pytest.mark.slow
 def test_load_predictor_scores_the_artifact_as_the_run_did(base_run, corpus):
-    """The referee's way in: every validation token in windows without overlap, over the raw bytes, in the
-    number format of the run, which the artifact carries."""
+    """The referee's way in, over the raw bytes, in the number format of the run, which the artifact carries.
+
+    The streams begin where windows do, a token early: that token is charged to the stream before.
+    """
     predictor = train_gpt.load_predictor(base_run.folder / "model.ptz", "cpu")
-    tokens, window = corpus.tokens["val"].astype(np.int64), predictor.max_len
-    assert (predictor.vocab_size, window) == (400, 32)
-    assert predictor.machine.dtype is torch.float32
-    nats = sum(
-        float(predictor.nll(tokens[None, at : at + window + 1]).sum(dtype=np.float64))
-        for at in range(0, len(tokens) - 1, window)
-    )
+    tokens = corpus.tokens["val"].astype(np.int64)
+    length = 10 * 32
+    rows = (len(tokens) - 1) // length
+    whole = tokens[np.arange(rows)[:, None] * length + np.arange(length + 1)]
+    assert predictor.vocab_size == 400
+    assert predictor.rows >= 1
+    assert predictor.model.machine.dtype is torch.float32
+    parts = (nats_of_steps(predictor, ids)[:, 1:] for ids in (whole, tokens[None, rows * length :]))
+    nats = sum(part.sum() for part in parts)
     bpb = nats / np.log(2) / int(base_run.final["val_bytes"])
     assert abs(bpb - float(base_run.final["val_bpb"])) < 1e-6
     with pytest.raises(train_gpt.DataError, match="no-such"):
         train_gpt.load_predictor(base_run.folder / "no-such", "cpu")
+
+
+# --- without a validation text ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def unscored(tmp_path_factory, corpus) -> Run:
+    """The base run without *_val_*.bin: the sealed room."""
+    cwd = tmp_path_factory.mktemp("unscored")
+    shutil.copytree(corpus.data_path, cwd / "data", ignore=shutil.ignore_patterns("*_val_*"))
+    env = corpus.env(DATA_PATH="data", RUN_ID="run", ITERATIONS=20, VAL_LOSS_EVERY=10, TRAIN_LOG_EVERY=5)
+    return helpers.run_script(cwd, env)
+
+
+@pytest.mark.slow
+def test_a_run_without_validation_text_says_so_and_makes_the_same_bytes(unscored, base_run):
+    assert (unscored.code, unscored.err) == (0, "")
+    assert "note: no validation text: this run is not scored" in unscored.out.splitlines()
+    assert not re.search("val_(loss|bpb)", unscored.out)
+    missing = base_run.final.keys() - unscored.final.keys() - {"eval_seconds"}
+    assert missing == {name for name in base_run.final if name.startswith("val_")}
+    for name in ("artifact_sha256", "state_sha256", "batches_crc32", "train_flops", "train_sha256"):
+        assert unscored.final[name] == base_run.final[name]
+    assert (unscored.folder / "model.ptz").read_bytes() == (base_run.folder / "model.ptz").read_bytes()
+    assert losses(unscored) == losses(base_run)
+    assert unscored.events("val") == []
+
+
+@pytest.mark.slow
+def test_without_validation_text_an_artifact_is_not_scored(unscored, corpus):
+    env = corpus.env(DATA_PATH="data", EVAL_ONLY="logs/run/model.ptz")
+    run = helpers.run_script(unscored.cwd, env)
+    assert (run.code, run.out) == (3, "")
+    assert re.fullmatch(r"train_gpt\.py: DATA_PATH=data .*no \*_val_\*\.bin.*\n", run.err), run.err
 
 
 # --- exit codes; 2 and 3 are provoked in test_settings.py and test_damage.py ------------------------------
@@ -314,10 +362,6 @@ def test_a_relative_path_is_told_with_the_folder_that_it_was_sought_in(corpus, t
     run = helpers.run_script(tmp_path, corpus.env(DATA_PATH="data/datasets/nothing"))
     assert run.code == 3 and run.err.count("\n") == 1
     assert "DATA_PATH=data/datasets/nothing" in run.err and str(tmp_path) in run.err
-
-
-def test_a_tiny_validation_text_is_warned_of(base_run):
-    assert re.search(r"^warning: \d+ validation bytes", base_run.out, re.MULTILINE)
 
 
 # --- ranks ------------------------------------------------------------------------------------------------
@@ -412,6 +456,7 @@ for env in json.loads(sys.argv[1]):
     for name in env:
         del os.environ[name]
 """
+TINY_FLOPS = train_gpt.step_flops(train_gpt.load_settings(helpers.tiny_env(), "smoke")[0])
 VARIANTS = {
     "base": {},
     "clip": {"GRAD_CLIP_NORM": 0.1},
@@ -419,9 +464,10 @@ VARIANTS = {
     "sequential": {"DATA_ORDER": "sequential"},
     "seed": {"SEED": 7},
     "bfloat16": {"DTYPE": "bfloat16"},
-    "sliding": {"EVAL_SEQ_LEN": 32, "EVAL_STRIDE": 8},
+    "window": {"EVAL_SEQ_LEN": 16},
     "partial": {"VAL_TOKENS_LIMIT": 1000},
     "capped": {"MAX_WALLCLOCK_SECONDS": 1.5, "ITERATIONS": 10**6},
+    "counted": {"MAX_FLOPS": 24.9 * TINY_FLOPS, "ITERATIONS": 10**6},
     "slots": {"BATCH_SLOTS": 4},
     "softcap": {"LOGIT_SOFTCAP": 3},
     "length": {"TRAIN_SEQ_LEN": 25, "TRAIN_BATCH_TOKENS": 600},  # no divisor of the reference's batch
@@ -462,11 +508,11 @@ def test_every_variant_runs_through_and_learns(variants, name):
 @pytest.mark.parametrize("name", [name for name in VARIANTS if name != "base"])
 def test_every_variant_changes_what_it_should(variants, name):
     base, run = variants["base"], variants[name]
-    same_training = name in ("sliding", "partial")
+    same_training = name in ("window", "partial")
     assert (losses(run) == losses(base)) == same_training
     assert run.final["artifact_sha256"] != base.final["artifact_sha256"], "it carries its settings"
     assert run.final["val_bpb"] != base.final["val_bpb"]
-    same_batches = name not in ("sequential", "seed", "capped", "slots", "length")
+    same_batches = name not in ("sequential", "seed", "capped", "counted", "slots", "length")
     assert (run.final["batches_crc32"] == base.final["batches_crc32"]) == same_batches
     assert (run.final["params"] == base.final["params"]) == (name not in ("untied", "int8"))
 
@@ -490,8 +536,19 @@ def test_the_clock_ends_a_run_at_a_rate_near_zero(variants):
     assert run.events("val")[-1]["step"] == steps[-1]["step"]
 
 
+@pytest.mark.slow
+def test_operations_end_a_run_at_the_last_step_within_them(variants):
+    """The rate falls to the end of these steps."""
+    run = variants["counted"]
+    assert (run.final["steps"], run.final["train_flops"]) == ("24", str(24 * TINY_FLOPS))
+    rates = [event["lr_mul"] for event in run.events("step")]
+    assert rates[11] == 1.0
+    assert rates[-1] == pytest.approx(1 / 12)  # WARMDOWN_ITERS is half of the run
+    assert lines(run, "step")[0].startswith("step:1/24 ")
+
+
 @NO_CUDA
 @pytest.mark.slow
 def test_without_a_preset_a_machine_without_cuda_takes_the_floppy(tmp_path):
     run = helpers.run_script(tmp_path, {"DRY_RUN": "1"})
-    assert run.code == 0 and "PRESET=10min_floppy (preset)" in run.out.splitlines()
+    assert run.code == 0 and "PRESET=floppy (preset)" in run.out.splitlines()

@@ -57,7 +57,7 @@ def test_every_value_of_a_preset_is_one_that_its_variable_takes(preset):
         value = getattr(s, name)
         assert type(value).__name__ == row.type and row.metadata["doc"], name
         assert value == "" or train_gpt.parse_setting(row, train_gpt.show(value)) == value
-    assert train_gpt.pairs(PRESETS[preset]).keys() <= {name.upper() for name in ROWS}
+    assert helpers.pairs(PRESETS[preset]).keys() <= {name.upper() for name in ROWS}
 
 
 def test_the_default_preset_is_the_callers_and_any_variable_overrides():
@@ -100,12 +100,13 @@ IMPOSSIBLE = {
     "EVAL_STRIDE=5000": "EVAL_STRIDE=5000: takes at most the window, 4096",
     "EVAL_SEQ_LEN=64 EVAL_STRIDE=65": "EVAL_STRIDE=65: takes at most the window, 64",
     "VAL_TOKENS_LIMIT=1": "VAL_TOKENS_LIMIT=1: takes 0 or at least 2",
+    "MAX_FLOPS=1e12": "MAX_FLOPS=1000000000000: takes 0 or at least those of a step, ",
 }
 
 
 @pytest.mark.parametrize("env", IMPOSSIBLE)
 def test_impossible_combinations_are_refused_by_name(env):
-    assert refused(**train_gpt.pairs(env)).startswith(IMPOSSIBLE[env])
+    assert refused(**helpers.pairs(env)).startswith(IMPOSSIBLE[env])
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", ".", "..", ".a", "a b", "x" * 101])
@@ -113,14 +114,11 @@ def test_a_run_id_that_is_no_plain_name_of_a_folder_is_refused(name):
     assert refused(RUN_ID=name).startswith(f"RUN_ID={name}: takes ")
 
 
-NEAR_MISSES = train_gpt.pairs("""
+NEAR_MISSES = helpers.pairs("""
     ITERATION=ITERATIONS ITERATIONS_=ITERATIONS iterations=ITERATIONS num_layers=NUM_LAYERS
-    MAX_WALLCLOCK=MAX_WALLCLOCK_SECONDS WALLCLOCK_SECONDS=MAX_WALLCLOCK_SECONDS
-    BATCH_TOKENS=TRAIN_BATCH_TOKENS WARMDOWN_ITER=WARMDOWN_ITERS NUM_LAYER=NUM_LAYERS
-    TRAIN_SEQLEN=TRAIN_SEQ_LEN MATRIX_LRS=MATRIX_LR KV_HEADS=NUM_KV_HEADS DRYRUN=DRY_RUN
-    TOKENIZERPATH=TOKENIZER_PATH VOCABSIZE=VOCAB_SIZE NUM_HEAD=NUM_HEADS GRAD_CLIP=GRAD_CLIP_NORM
-    SEQ_LEN=TRAIN_SEQ_LEN BATCH_SIZE=TRAIN_BATCH_TOKENS LR=MATRIX_LR LEARNING_RATE=MATRIX_LR
-    MAX_STEPS=ITERATIONS learning_rate=MATRIX_LR
+    WALLCLOCK_SECONDS=MAX_WALLCLOCK_SECONDS MAX_FLOP=MAX_FLOPS MAXFLOPS=MAX_FLOPS
+    WARMDOWN_ITER=WARMDOWN_ITERS NUM_LAYER=NUM_LAYERS NUM_HEAD=NUM_HEADS VOCABSIZE=VOCAB_SIZE
+    TRAIN_SEQLEN=TRAIN_SEQ_LEN MATRIX_LRS=MATRIX_LR DRYRUN=DRY_RUN TOKENIZERPATH=TOKENIZER_PATH
 """)
 
 
@@ -205,15 +203,28 @@ def test_any_variable_is_ignored_or_refused_by_name(name, text):
 
 # --- schedules --------------------------------------------------------------------------------------------
 
+STEP_FLOPS = train_gpt.step_flops(load())
+
 
 @settings(max_examples=100)
-@given(st.integers(1, 500), st.floats(0, 600), st.integers(0, 50), st.floats(0, 100), st.data())
-def test_the_learning_rate_rises_stays_and_falls(iterations, warmdown, warmup, cap, data):
+@given(
+    st.integers(1, 500),
+    st.floats(0, 600),
+    st.integers(0, 50),
+    st.floats(0, 100),
+    st.integers(0, 600),
+    st.data(),
+)
+def test_the_learning_rate_rises_stays_and_falls(iterations, warmdown, warmup, cap, worth, data):
+    """worth: how many steps the operations allow; 0: any number."""
     lengths = {"ITERATIONS": iterations, "WARMDOWN_ITERS": repr(warmdown), "LR_WARMUP_STEPS": warmup}
-    s = load(MAX_WALLCLOCK_SECONDS=repr(cap), **lengths)
-    step, elapsed = data.draw(st.integers(0, iterations)), data.draw(st.floats(0, 200))
-    part = warmdown if warmdown < 1 else warmdown / iterations
-    done = min(1.0, max(step / iterations, elapsed / cap if cap else 0))
+    flops = (worth + 0.5) * STEP_FLOPS if worth else 0
+    s = load(MAX_WALLCLOCK_SECONDS=repr(cap), MAX_FLOPS=flops, **lengths)
+    steps = min(iterations, worth or iterations)
+    assert s.steps == steps
+    step, elapsed = data.draw(st.integers(0, steps)), data.draw(st.floats(0, 200))
+    part = warmdown if warmdown < 1 else warmdown / steps
+    done = min(1.0, max(step / steps, elapsed / cap if cap else 0))
     got = train_gpt.lr_multiplier(s, step, elapsed)
     fall = 1.0 if not part or done < 1 - part else (1 - done) / part
     assert got == pytest.approx(fall * (min(1, (step + 1) / warmup) if warmup else 1), abs=1e-9)
@@ -228,6 +239,15 @@ def test_a_slow_machine_does_not_decay_before_its_time():
     assert train_gpt.lr_multiplier(s, 10, 85.0) == pytest.approx(0.5)  # the clock decides
     assert train_gpt.lr_multiplier(s, 850, 10.0) == pytest.approx(0.5)  # the steps decide
     assert train_gpt.lr_multiplier(s, 1000, 0.0) == train_gpt.lr_multiplier(s, 0, 100.0) == 0.0
+
+
+def test_operations_end_the_schedule_at_the_last_step_within_them():
+    s = load(MAX_FLOPS=10.9 * STEP_FLOPS, MAX_WALLCLOCK_SECONDS=0, WARMDOWN_ITERS=0.4, LR_WARMUP_STEPS=0)
+    rates = [train_gpt.lr_multiplier(s, step, 0.0) for step in range(11)]
+    assert s.steps == 10
+    assert rates == pytest.approx([*[1.0] * 7, 0.75, 0.5, 0.25, 0.0])
+    assert load(MAX_FLOPS=STEP_FLOPS).steps == 1
+    assert load(MAX_FLOPS="1e300").steps == load().steps == 20_000
 
 
 def test_the_momentum_of_muon_rises():
