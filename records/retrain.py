@@ -113,8 +113,9 @@ def settings(record: Record, seed: int, **more: str) -> dict[str, str]:
         "DTYPE": "bfloat16" if native and run.about.get("dtype") == "bfloat16" else "float32",
     }
     threads = run.about.get("threads", "")
-    if threads.isdigit() and 0 < int(threads) <= os.cpu_count():
-        given["OMP_NUM_THREADS"] = threads
+    alike = run.about.get("processor") == cpuinfo("model name")
+    if alike and threads.isdigit() and 0 < int(threads) <= os.cpu_count():
+        given["OMP_NUM_THREADS"] = threads  # bits depend on it
     return given | more
 
 
