@@ -1314,9 +1314,8 @@ class Predictor:
 def load_predictor(artifact: Path, device: str = "cpu") -> Predictor:
     """An artifact's model as the referee asks for it (records/README.md). Raises DataError."""
     settings, weights = decode_artifact(read_file("", artifact), artifact)
-    machine = Machine(torch.device(device))
     keep_freed_memory()
-    machine.choose_dtype("auto" if settings["dtype"] == "bfloat16" else "float32")  # not all can do it fast
+    machine = Machine(torch.device(device))  # float32: a score is the same on machines without bfloat16
     trainer = Trainer(Settings(**settings), machine)
     trainer.load(weights)
     return Predictor(trainer.model)
