@@ -1,9 +1,10 @@
 """From text to a tokenizer, shards and a manifest. data/README.md explains the options.
 
     python -m data.prepare demo
+    python -m data.prepare development
     python -m data.prepare text PATH... --name NAME --vocab-size 1024
 
-Both run the same pipeline, in bounded memory whatever the size of the text:
+All run the same pipeline, in bounded memory whatever the size of the text:
   1. spool     read every document once, hash it, put it in one of 64 buckets by its hash; sort each bucket
   2. split     by another part of the same hash
   3. tokenizer train it on training documents only, or take the one that was given
@@ -782,6 +783,26 @@ def demo_documents(split: str) -> list[Document]:
         return list(Corpus(documents, DEMO_PLAN, DEMO_SHA256).read(split))
 
 
+# --- the development text: cut from the demo's training documents, to choose settings and ideas on ---------
+
+# The same rules as the demo's, so that a document is of the same kind; the next ones by their keys.
+DEVELOPMENT_PLAN = Plan(
+    "development", val_docs=200, val_max_bytes=DEMO_PLAN.val_max_bytes, train_names=TRAIN_NAMES
+)
+
+
+def demo_tokenizer(root: Path, vocab_size: int) -> shards.Tokenizer:
+    """The demo's own, with which all settings carry over. Raises DataError."""
+    path = root / "data" / replace(DEMO_PLAN, vocab_size=vocab_size).tokenizer
+    if not path.exists():
+        where = "" if root == REPO else f" --root {command.shown(root)}"
+        raise DataError(
+            f"{path}: no such file, expected the demo's tokenizer; "
+            f"python -m data.prepare demo --vocab-size {vocab_size}{where} makes it"
+        )
+    return shards.Tokenizer(path)
+
+
 # --- command line ----------------------------------------------------------------------------------------
 
 
@@ -795,13 +816,16 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser = command.Parser(prog="python -m data.prepare", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser("demo", help="the demo corpus: sources of the installed packages")
+    what = "a text to choose settings on, cut from the demo's training documents"
+    development = commands.add_parser("development", help=what)
     text = commands.add_parser("text", help="your own text")
     add_text_arguments(text)
     count = command.whole(1)
     for added in (demo, text):
+        added.add_argument("--model-type", choices=["bpe", "unigram"], help="of the tokenizer (bpe)")
+    for added in (demo, development, text):
         add = added.add_argument
         add("--vocab-size", type=count, metavar="V", help="260 (bytes) to 65536 (1024, or the tokenizer's)")
-        add("--model-type", choices=["bpe", "unigram"], help="of the tokenizer (bpe)")
         add("--shard-tokens", type=count, default=Plan.shard_tokens, metavar="N", help="most (%(default)s)")
         add("--workers", type=count, default=cores(), metavar="N", help="threads that encode (%(default)s)")
         add("--root", type=Path, default=REPO, help="write into ROOT/data (this repo)")
@@ -841,6 +865,11 @@ def make_job(args: argparse.Namespace) -> Job:
     if args.command == "demo":
         plan = replace(DEMO_PLAN, **fields)
         return Job(plan, demo_sources(), [DEMO_SHA256], expected=DEMO_SHA256, **common)
+    if args.command == "development":
+        plan = replace(DEVELOPMENT_PLAN, **fields)
+        tokenizer = demo_tokenizer(args.root, plan.vocab_size)
+        plan = replace(plan, model_type="given", given_tokenizer=tokenizer.sha256.hex())
+        return Job(plan, demo_documents("train"), [DEMO_SHA256], given=tokenizer.model, **common)
     plan = Plan(**fields)
     given = None
     if args.tokenizer:

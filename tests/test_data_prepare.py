@@ -679,6 +679,39 @@ def test_demo(tmp_path):
     assert sha(b"".join(sorted(everything))).hex() == prepare.DEMO_SHA256
 
 
+def may_be_validated(name: str, text: bytes) -> bool:
+    """The demo's rule, told once more."""
+    return len(text) <= 32_768 and not re.match(prepare.TRAIN_NAMES, name)
+
+
+@pytest.mark.slow
+def test_development_text_is_cut_from_the_demos_training_documents(tmp_path):
+    """The 200 smallest keys of the documents that could have been validated; nothing of val and second."""
+    model = prepare.train_tokenizer([b"def f(x):\n"], prepare.Plan("demo", vocab_size=260))
+    (tmp_path / "data/tokenizers").mkdir(parents=True)
+    (tmp_path / "data/tokenizers/demo_260_bpe.model").write_bytes(model)
+    for _ in range(2):  # the second time all is there, and is found to be the same
+        made = start("data.prepare", "development", "--vocab-size", 260, "--root", tmp_path)
+        assert made.wait() == 0, made.stderr.read()
+    folder = tmp_path / "data/datasets/development_sp260"
+    val, train = (read_split(folder, split)[0] for split in ("val", "train"))
+    documents = prepare.demo_documents("train")
+    eligible = [text for name, text in documents if may_be_validated(name, text)]
+    assert val == sorted(sorted(eligible, key=lambda text: sha(text)[8:16])[:200], key=sha)
+    assert sorted(map(sha, val + train)) == [sha(text) for _, text in documents]
+    assert 1_500_000 < sum(map(len, val)) < 2_000_000
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["tokenizer"]["sha256"] == sha(model).hex()
+    assert manifest["validation"]["largest_document"] < 0.025
+    kept_out = prepare.demo_documents("val") + prepare.demo_documents("second")
+    assert not {sha(text) for _, text in kept_out} & set(map(sha, val + train))
+
+
+def test_development_needs_the_demos_tokenizer(tmp_path):
+    line = refused(run("development", "--vocab-size", 300, "--root", tmp_path, code=3))
+    assert f"data.prepare demo --vocab-size 300 --root {tmp_path} makes it" in line
+
+
 def make_package(folder: Path, source: bytes) -> None:
     """An installed distribution, as pip leaves it."""
     (folder / "pkg/__pycache__").mkdir(parents=True)
