@@ -16,6 +16,7 @@ from records.files import read_bytes, write_whole
 from records.papers import Record
 from records.tracks import RECORDS, Track, load_track, schema_errors
 from records.verdicts import folder_sha256, read_verdicts
+from records.yardsticks import Row, read_yardsticks
 
 BOARD = r"(<!-- board -->\n).*(<!-- /board -->)"  # in the README
 SHOWN = {
@@ -142,6 +143,20 @@ def tables(track: Track, entries: list[Entry]) -> str:
     return "".join(parts)
 
 
+def yardsticks(track: Track, rows: list[Row]) -> str:
+    """What stands below a track's records: sizes to compare a record with. Empty without rows."""
+    if not rows:
+        return ""
+    command = f"python -m records.yardsticks records/{track.name} --write"
+    lines = [f"\n**What well-known compressors need**: `{command}`\n\n"]
+    lines.append("| compressor | version | settings | after | bytes | bits per byte |\n")
+    lines.append("|---|---|---|---|---|---|\n")
+    for one in rows:
+        words = " | ".join(map(cell, (one.name, one.version, one.settings, one.after)))
+        lines.append(f"| {words} | {one.bytes:,} | {one.bits_per_byte:.4f} |\n")
+    return "".join(lines)
+
+
 # --- command line -----------------------------------------------------------------------------------------
 
 
@@ -157,7 +172,9 @@ def work(args: argparse.Namespace) -> int:
     tracks = [load_track(path.parent) for path in sorted(args.records.glob("*/track.json"))]
     readme = args.records / "README.md"
     old = read_bytes(readme).decode()
-    board = "\n".join(tables(track, load_entries(track)) for track in tracks)
+    board = "\n".join(
+        tables(track, load_entries(track)) + yardsticks(track, read_yardsticks(track)) for track in tracks
+    )
     new, count = re.subn(BOARD, lambda found: found[1] + board + found[2], old, flags=re.DOTALL)
     if not count:
         raise DataError(f"{readme}: no {BOARD}")
