@@ -231,6 +231,10 @@ class Run:
         if scored:
             return read_json(self.score_file)["val_bpb"] if self.score_file.exists() else None
         end = self.end()
+        if end and "partial" in end.final.get("val_bpb", ""):
+            raise DataError(
+                f"{self.folder}: scored on a part of the text; settings take VAL_TOKENS_LIMIT = 0"
+            )
         return end and end.value("val_bpb")
 
     def failure(self, code: int) -> str:
