@@ -5,6 +5,7 @@ import errno
 import os
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -72,7 +73,11 @@ def say(line: str) -> None:
 
 
 def run(work: Callable[[], int], mend: str) -> int:
-    """The exit code of `work()`. An error is one line on stderr; a system's error ends with `mend`."""
+    """The exit code of `work()`. An error is one line on stderr; a system's error ends with `mend`.
+
+    SIGTERM ends it as Ctrl-C does, so that nothing half-written stays behind.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         code = work()
         sys.stdout.flush()
