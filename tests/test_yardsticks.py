@@ -81,7 +81,7 @@ def edit(path, **changes):
 
 
 @pytest.mark.parametrize("compressor", HERE, ids=lambda one: f"{one.name} {one.settings}")
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(text=st.binary(min_size=1, max_size=2000) | st.text(min_size=1).map(str.encode))
 def test_every_text_comes_back(compressor, text):
     packed = compressor.pack(text)
@@ -157,11 +157,12 @@ def test_the_file_tells_its_command_and_its_texts(kit, written):
 
 def test_what_cannot_be_measured_is_skipped(kit, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    monkeypatch.setattr(yardsticks, "MOST_TOKENS", 10)
-    said = call(yardsticks.main, *arguments(kit[0]))
-    assert "SKIP zpaq -m5: is not installed: apt-get install zpaq\n" in said
-    assert "SKIP after the training text: it has more than 10 tokens\n" in said
-    assert said.count("bits per byte") == 6
+    for most in (10, len(text_of(kit[1], "train")) - 1):  # tokens, bytes
+        monkeypatch.setattr(yardsticks, "MOST_BYTES", most)
+        said = call(yardsticks.main, *arguments(kit[0]))
+        assert "SKIP zpaq -m5: is not installed: apt-get install zpaq\n" in said
+        assert f"SKIP after the training text: it has more than {most} bytes\n" in said
+        assert said.count("bits per byte") == 6
 
 
 def test_a_wrong_track_or_text_is_told(kit, track):
