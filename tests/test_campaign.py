@@ -345,3 +345,14 @@ def test_the_real_script_killed_with_its_campaign_ends_as_if_undisturbed(place):
     score = json.loads((logs / "score.json").read_text())["val_bpb"]
     first_tokens = 256 * np.log2(400) / place.corpus.val_bytes()  # of its streams, guessed from nothing
     assert 0 < score - float(final["val_bpb"]) < first_tokens
+
+
+@pytest.mark.parametrize(
+    "path", sorted((helpers.ROOT / "records/campaigns").glob("*.toml")), ids=lambda p: p.stem
+)
+def test_the_campaigns_of_the_repository_can_begin(path):
+    for arm in arms.read_campaign(path)["arms"].values():
+        script = arms.patched(
+            helpers.ROOT / "train_gpt.py", [helpers.ROOT / p for p in arm.get("patches", [])]
+        )
+        compile(script, "train_gpt.py", "exec")
