@@ -580,7 +580,9 @@ def test_an_artifact_that_knows_more_than_the_training_text_is_found(kit, tmp_pa
     assert "0.0000 from the record's" in train_again(kit, folder)["retrained"].text
     change(folder, "scores", "2", 0.3)
     line = train_again(kit, folder)["retrained"]
-    assert line.verdict == "FAIL" and "expected within 0.1" in line.text
+    assert line.verdict == "FAIL" and "expected 0.2000 to 0.4000" in line.text
+    change(folder, "claim", "none")  # then it may lie wherever its seeds do
+    assert train_again(kit, folder)["retrained"].verdict == "PASS"
 
 
 @slow
