@@ -22,7 +22,6 @@ import hashlib
 import json
 import math
 import os
-import platform
 import re
 import resource
 import signal
@@ -66,19 +65,17 @@ class Stopped(Exception):  # by a signal or a lost rank: the run can go on, as a
 
 FLOPPY = """
     DATA_PATH=./data/datasets/demo_sp1024 TOKENIZER_PATH=./data/tokenizers/demo_1024_bpe.model
-    NUM_LAYERS=4 MODEL_DIM=192 NUM_HEADS=3 NUM_KV_HEADS=3 QK_GAIN_INIT=4
-    TRAIN_SEQ_LEN=512 TRAIN_BATCH_TOKENS=8192 BATCH_SLOTS=4 VAL_BATCH_SIZE=16384
-    ITERATIONS=100000 MAX_WALLCLOCK_SECONDS=0 MAX_FLOPS=1e14
+    NUM_LAYERS=4 MODEL_DIM=192 NUM_HEADS=3 NUM_KV_HEADS=1 KEY_SHIFT=0.5 QK_GAIN_INIT=4
+    TRAIN_SEQ_LEN=512 TRAIN_BATCH_TOKENS=4096 BATCH_SLOTS=4 VAL_BATCH_SIZE=16384
+    ITERATIONS=100000 MAX_WALLCLOCK_SECONDS=0 MAX_FLOPS=1e14 BUDGET_BYTES=1474560 CODE_BYTES=zlib
     WARMDOWN_ITERS=0.6 WARMUP_STEPS=2 LR_WARMUP_STEPS=20
     MATRIX_LR=0.06 MUON_MOMENTUM=0.95 MUON_MOMENTUM_WARMUP_START=0.85 MUON_MOMENTUM_WARMUP_STEPS=300
-    BUDGET_BYTES=1474560 CODE_BYTES=zlib
 """
 SMOKE = """
-    NUM_LAYERS=3 MODEL_DIM=64 NUM_HEADS=2 NUM_KV_HEADS=1 QK_GAIN_INIT=1.5
+    NUM_LAYERS=3 MODEL_DIM=64 NUM_HEADS=2 QK_GAIN_INIT=1.5
     TRAIN_SEQ_LEN=128 TRAIN_BATCH_TOKENS=4096 BATCH_SLOTS=8
     VAL_LOSS_EVERY=0 VAL_TOKENS_LIMIT=65536 TRAIN_LOG_EVERY=10
-    ITERATIONS=60 MAX_WALLCLOCK_SECONDS=60 MAX_FLOPS=0
-    WARMDOWN_ITERS=0.5 WARMUP_STEPS=1 LR_WARMUP_STEPS=5
+    ITERATIONS=60 MAX_WALLCLOCK_SECONDS=60 MAX_FLOPS=0 WARMDOWN_ITERS=0.5 WARMUP_STEPS=1 LR_WARMUP_STEPS=5
     MATRIX_LR=0.02 MUON_MOMENTUM_WARMUP_STEPS=30 COMPILE=0
 """
 PRESETS = {"10min_16mb": "", "floppy": FLOPPY, "smoke": FLOPPY + SMOKE}
@@ -131,6 +128,7 @@ class Settings:
     model_dim: int = var(512, "width of the residual stream", 1)
     num_heads: int = var(8, "query heads", 1)
     num_kv_heads: int = var(4, "key and value heads", 1)
+    key_shift: float = var(0.0, "start of the learned share of the token before in a key; 0: none", 0, 1)
     mlp_mult: int = var(2, "hidden width of the MLP in model widths", 1)
     tie_embeddings: bool = var(True, "the output matrix is the token embedding")
     rope_base: float = var(10000.0, "longest wavelength of the rotary positions over 2 pi", 1)
@@ -265,14 +263,14 @@ def parameter_table(s):
         Param("mlp_up", (layers, hidden, dim), "uniform", bound, "matrix", s.matrix_lr),
         Param("mlp_down", (layers, dim, hidden), "constant", 0.0, "matrix", s.matrix_lr),
     ]
-    if s.tie_embeddings:
-        std, lr = s.tied_embed_init_std, s.tied_embed_lr
-        table.append(Param("tok_emb", vocab, "normal", std, "embed", lr, layered=False))
-    else:
-        table.append(Param("tok_emb", vocab, "normal", 1.0, "embed", s.embed_lr, layered=False))
+    std, lr = (s.tied_embed_init_std, s.tied_embed_lr) if s.tie_embeddings else (1.0, s.embed_lr)
+    table.append(Param("tok_emb", vocab, "normal", std, "embed", lr, layered=False))
+    if not s.tie_embeddings:
         table.append(Param("head", vocab, "constant", 0.0, "head", s.head_lr, layered=False))
     for name, start in {"attn_scale": 1.0, "mlp_scale": 1.0, "mix_x": 1.0, "mix_x0": 0.0}.items():
         table.append(Param(name, (layers, dim), "constant", start, "vector", s.scalar_lr))
+    if s.key_shift:
+        table.append(Param("key_shift", (layers, kv_dim), "constant", s.key_shift, "vector", s.scalar_lr))
     table.append(Param("q_gain", (layers, s.num_heads), "constant", s.qk_gain_init, "vector", s.scalar_lr))
     skips = (layers // 2, dim)
     return [*table, Param("skip_weight", skips, "constant", 1.0, "vector", s.scalar_lr, layered=False)]
@@ -304,8 +302,7 @@ def query_block(ratio):
 def step_flops(s):
     """Operations of a training step: 2 m n k for each product, forward, backward and of the optimizer.
 
-    A weight takes part in three products of a token, a pair of query and key in six. Newton-Schulz is counted
-    once, not on every rank.
+    A weight is in three products of a token, a query with a key in six. Newton-Schulz counts on one rank.
     """
     weights, newton_schulz = s.vocab_size * s.model_dim, 0
     for param in parameter_table(s):
@@ -336,8 +333,8 @@ def rope_tables(s, device, length):
     """(cos, cos) and (sin, -sin), float32[T, 1, K], of the rotary position embedding (Su et al. 2021)."""
     inverse = s.rope_base ** (-torch.arange(0, s.head_dim, 2, dtype=torch.float64) / s.head_dim)
     angles = torch.outer(torch.arange(length, dtype=torch.float64), inverse)[:, None]
-    cos, sin = torch.cat([angles.cos()] * 2, -1), torch.cat([angles.sin(), -angles.sin()], -1)
-    return cos.float().to(device), sin.float().to(device)
+    angles = torch.cat([angles, -angles], -1)
+    return angles.cos().float().to(device), angles.sin().float().to(device)
 
 
 def norm_and_rotate(x, cos, sin):
@@ -385,6 +382,16 @@ def cached_attention(q_BTGRK, k_BTGK, v_BTGK, cache, start):
     return out_BGRK.flatten(1)[:, None]
 
 
+def mix_before(k_BTGK, share_GK, past):
+    """Keys in float32, each mixed with the one before: what followed a token is found in a single layer."""
+    before = F.pad(k_BTGK, (0, 0, 0, 0, 1, -1))
+    if past:  # the last key as it was waits in the cache, where the next one will stand
+        (keys_BGTK, _), start = past
+        before[:, 0] = keys_BGTK[:, :, start] if start else 0.0
+        keys_BGTK[:, :, start + k_BTGK.size(1)] = k_BTGK[:, -1]
+    return torch.lerp(k_BTGK.float(), before.float(), share_GK)
+
+
 def block(x, x0, cos, sin, w, head_dim, past=None):
     """One pre-norm transformer block, [B, T, D] to the same; vectors among its weights act in float32."""
     dtype, heads = x.dtype, x.size(2) // head_dim
@@ -394,6 +401,8 @@ def block(x, x0, cos, sin, w, head_dim, past=None):
     q, k, v = qkv.split((heads, groups, groups), dim=2)
     q = q.unflatten(2, (groups, -1))  # (G, R): over H Inductor vectorizes no loop
     q = norm_and_rotate(q, cos[:, None], sin[:, None]) * w["q_gain"].view(groups, -1, 1)
+    if "key_shift" in w:
+        k = mix_before(k, w["key_shift"].view(groups, head_dim), past)
     q, k = q.to(dtype), norm_and_rotate(k, cos, sin).to(dtype)
     y = cached_attention(q, k, v, *past) if past else attention(q, k, v)
     x = x + w["attn_scale"] * F.linear(y, w["attn_out"])
@@ -435,8 +444,8 @@ class GPT:
 
     def weights(self):
         """By name, what is read once, and what each layer reads; matrices in the compute dtype."""
-        views, dtype = self.views(self.flat), self.machine.dtype
-        read = {p.name: views[p.name].to(dtype if p.group == "matrix" else torch.float32) for p in self.table}
+        read = self.views(self.flat)
+        read |= {p.name: read[p.name].to(self.machine.dtype) for p in self.table if p.group == "matrix"}
         parts = {p.name: read.pop(p.name).unbind(0) for p in self.table if p.layered}
         return read, [dict(zip(parts, layer)) for layer in zip(*parts.values())]
 
@@ -478,12 +487,13 @@ class GPT:
 def newton_schulz(stack, steps, dtype):
     """Singular values of [n, rows, cols] to 0.7 to 1.2, in dtype: Muon's quintic (Jordan et al. 2024)."""
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = (stack.mT if stack.size(1) > stack.size(2) else stack).to(dtype)
+    tall = stack.size(1) > stack.size(2)
+    x = (stack.mT if tall else stack).to(dtype)
     x = x / (torch.linalg.matrix_norm(x.float(), keepdim=True) + 1e-7).to(dtype)
     for _ in range(steps):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.mT if stack.size(1) > stack.size(2) else x
+    return x.mT if tall else x
 
 
 class Optimizer:
@@ -504,7 +514,8 @@ class Optimizer:
     def step(self, grad, step, multiplier, take):
         """Update the weights from the flat gradient, float32; where take is 0, and it too, they stay."""
         s, state, rate = self.s, self.state, self.rates * (take * multiplier)
-        (matrix_grad, rest_grad), (matrix_rate, rest_rate) = grad.split(self.sizes), rate.split(self.sizes)
+        matrix_grad, rest_grad = grad.split(self.sizes)
+        matrix_rate, rest_rate = rate.split(self.sizes)
         matrices, rest = state["weights"].split(self.sizes)
         momentum = muon_momentum(s, step)
         state["momentum"].mul_(torch.where(take > 0, momentum, 1.0)).add_(matrix_grad)
@@ -617,9 +628,8 @@ class Trainer:
         began = time.perf_counter()
         score = evaluate(s, self.model.nll, corpus, self.machine, limit)
         run.counters.eval_seconds += time.perf_counter() - began
-        found = (
-            f"val_loss:{score['val_loss']:.4f} val_bpb:{score['val_bpb']:.4f}" + " partial" * score["partial"]
-        )
+        mark = " partial" * score["partial"]
+        found = f"val_loss:{score['val_loss']:.4f} val_bpb:{score['val_bpb']:.4f}{mark}"
         run.line(f"step:{step}/{s.steps} {found} train_time:{seconds * 1e3:.0f}ms")
         run.event("val", step=step, train_seconds=seconds, **score)
         return score["val_bpb"]
@@ -629,9 +639,8 @@ def train(trainer, corpus, run):
     """Step and validate until the last step, the clock's cap or a signal (Stopped)."""
     s, machine, counters = trainer.s, trainer.machine, run.counters
     reader = BatchReader(s, corpus.train, machine, counters.steps)
-    score_every = s.val_loss_every if len(corpus.val_tokens) else 0
-    # None: on a terminal only
-    bar = tqdm(total=s.steps, initial=counters.steps, leave=False, disable=machine.rank > 0 or None)
+    hidden = machine.rank > 0 or None  # None: shown on a terminal only
+    bar = tqdm(total=s.steps, initial=counters.steps, leave=False, disable=hidden)
     saved = time.perf_counter()
     began = saved - counters.train_seconds  # validation moves it: its seconds do not count
     while True:
@@ -641,7 +650,7 @@ def train(trainer, corpus, run):
         counters.train_seconds, due, _ = shared[0].tolist()  # rank 0's clock decides for all ranks,
         stop = shared[:, 2].any()  # any rank's signal stops all
         done = step == s.steps or 0 < s.max_wallclock_seconds <= counters.train_seconds
-        due_score = step and score_every and step % score_every == 0
+        due_score = step and s.val_loss_every and step % s.val_loss_every == 0
         if done or due or stop or due_score:  # the clock stands still
             run.flush()
             machine.synchronize()
@@ -705,9 +714,8 @@ class TokenStream:
         self.paths = sorted(folder.glob(f"*_{split}_*.bin"))
         if not self.paths:
             raise DataError(f"DATA_PATH={folder} (in {os.getcwd()}): no *_{split}_*.bin; {GET_DATA}")
-        blobs = [read_file("", path, 0, HEADER.itemsize) for path in self.paths]
-        whole = [blob.ljust(HEADER.itemsize, b"\0") for blob in blobs]
-        self.headers = np.frombuffer(b"".join(whole), HEADER)
+        blobs = [read_file("", path, 0, HEADER.itemsize).ljust(HEADER.itemsize, b"\0") for path in self.paths]
+        self.headers = np.frombuffer(b"".join(blobs), HEADER)
         here = {"magic": 20240520, "version": 1, "shards": len(blobs), "split": ("val", "train").index(split)}
         for index, (path, header) in enumerate(zip(self.paths, self.headers)):
             for what in f"{BASE} {SET}".split() if header["extension"] else BASE.split():
@@ -739,7 +747,7 @@ class TokenStream:
 
 
 class BatchReader:
-    """Reads a rank's part of the next batch in a thread. The order is a pure function of step and slot."""
+    """Reads a rank's part of the next batch in a thread. What a slot holds depends on its number alone."""
 
     def __init__(self, s, stream, machine, step):
         self.s, self.stream, self.machine, self.step = s, stream, machine, step
@@ -752,18 +760,13 @@ class BatchReader:
         self.thread = ThreadPoolExecutor(1, "batch reader")
         self.coming = self.thread.submit(self.read, step)
 
-    def start(self, number):
-        """First token of slot `number` = step * BATCH_SLOTS + slot: slots end to end, or shuffled."""
-        if self.s.data_order == "sequential":
-            return number * self.length % self.stream.total
-        return int(self.order[number % len(self.order)]) * self.length
-
     def read(self, step):
         """This rank's slots of a step, int64[n, slot_tokens + 1] of the framework, and a checksum."""
         rows, crc32 = [], 0
         for slot in range(self.machine.rank, self.s.batch_slots, self.machine.world):
             number = step * self.s.batch_slots + slot
-            rows.append(self.stream.read(self.start(number), self.length))
+            place = number if self.s.data_order == "sequential" else self.order[number % len(self.order)]
+            rows.append(self.stream.read(place * self.length, self.length))
             crc32 += zlib.crc32(rows[-1], number % 2**32)
         return self.machine.tensor(np.stack(rows).astype(np.int64)), crc32
 
@@ -887,12 +890,8 @@ def quantize_rows(matrix):
     return {"": np.clip(np.rint(matrix / divisor), -127, 127).astype(np.int8), ".scale": scale}
 
 
-# name: (float32 array -> arrays by what is added to the tensor's name, and back)
-SCHEMES = {
-    "int8 rows": (
-        quantize_rows,
-        lambda y: y[""].astype(np.float32) * y[".scale"][..., None].astype(np.float32),
-    ),
+SCHEMES = {  # name: (float32 array -> arrays by what is added to the tensor's name, and back)
+    "int8 rows": (quantize_rows, lambda y: y[""] * y[".scale"][..., None].astype(np.float32)),
     "float16": (lambda x: {"": x.astype(np.float16)}, lambda y: y[""].astype(np.float32)),
     "float32": (lambda x: {"": x}, lambda y: y[""]),
 }
@@ -966,9 +965,8 @@ def dry_run(s, origins, script):
         yield f"{name.upper()}={show(getattr(s, name))} ({origin})"
     params, artifact, code = 0, 0, count_code(s, script)
     for p in parameter_table(s):
-        init = f"{'' if p.init == 'constant' else p.init + ' '}{p.scale:.6g}"
-        init += " muon" if p.group == "matrix" else " adam"
-        yield f"{p.name} {'x'.join(map(str, p.shape))} float32 init {init} {p.group}"
+        way = "muon" if p.group == "matrix" else "adam"
+        yield f"{p.name} {'x'.join(map(str, p.shape))} float32 init {p.init} {p.scale:.6g} {way} {p.group}"
         encode, _ = SCHEMES[scheme_of(p)]
         row = encode(np.zeros((1, p.shape[-1]), np.float32))
         artifact += math.prod(p.shape[:-1]) * sum(array.nbytes for array in row.values())
@@ -1026,8 +1024,8 @@ def open_run(s, about):
     if b'{"event": "final"' in told.rpartition(b"\n")[0]:
         raise SettingError(f"{refused} is a run that has ended and is never overwritten")
     arrays, facts, notes = newest_checkpoint(folder / "checkpoint")
-    for name, was in facts.get("settings", {}).items():
-        now = about["settings"][name]
+    for name, now in about["settings"].items():
+        was = facts.get("settings", {}).get(name, now)
         if now != was and "free" not in ROWS[name].metadata and (name, s.dtype) != ("dtype", "auto"):
             was = f"{folder} was begun with {show(was)}"
             raise SettingError(f"{name.upper()}={show(now)}: {was}; set that or choose another RUN_ID")
@@ -1154,7 +1152,8 @@ class Machine:
 
     def lost_ranks(self):
         """Who does not answer a call on connections that the failed operation has not used."""
-        others, calls, lost = [rank for rank in range(self.world) if rank != self.rank], {}, []
+        others = [rank for rank in range(self.world) if rank != self.rank]
+        calls, lost = {}, []
         for rank in others:
             with contextlib.suppress(RuntimeError):  # it is dead
                 calls[rank] = [call(torch.zeros(1), rank, self.watch) for call in (dist.isend, dist.irecv)]
@@ -1271,9 +1270,11 @@ def can_compile(device):
 
 def keep_freed_memory():
     """Let glibc keep freed memory: page faults of large temporaries slow a step. Elsewhere: nothing."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 2**26)) if mallopt else ():
-        mallopt(option, value)  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt:
+        mallopt(-4, 0)  # M_MMAP_MAX
+        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
+        mallopt(-2, 2**26)  # M_TOP_PAD
 
 
 # --- main -------------------------------------------------------------------------------------------------
@@ -1293,7 +1294,7 @@ class Predictor:
     def start(self, rows):
         """float32[rows, V]: logits of the first token of every stream, of which nothing is known."""
         s, machine = self.model.s, self.model.machine
-        shape = s.num_layers, 2, rows, s.num_kv_heads, s.eval_window, s.head_dim
+        shape = s.num_layers, 2, rows, s.num_kv_heads, s.eval_window + 1, s.head_dim  # + 1 for mix_before
         self.cache = torch.empty(shape, dtype=machine.dtype, device=machine.device)
         self.told = torch.empty(rows, 0, dtype=torch.int64, device=machine.device)
         return np.zeros((rows, s.vocab_size), np.float32)
@@ -1393,7 +1394,7 @@ def run_all(s, origins, script, machine, make):
         return eval_only(s, origins, machine, make)
     corpus = load_corpus(s)
     BatchReader(s, corpus.train, machine, 0).read(0)  # damage shows before anything is made
-    speed, cpu = machine.choose_dtype(s.dtype), platform.processor()
+    speed, cpu = machine.choose_dtype(s.dtype), os.uname().machine
     if os.path.exists("/proc/cpuinfo"):
         cpu = re.search(r"model name\s*: (.*)|$", Path("/proc/cpuinfo").read_text())[1]
     environment = machine.facts() | {"ranks": machine.world, "processor": cpu}
@@ -1444,7 +1445,7 @@ def main(open_machine=open_machine, make=Trainer, file=__file__):
         getattr(sys, name).reconfigure(errors="backslashreplace")
     try:
         default = "10min_16mb" if torch.cuda.is_available() else "floppy"
-        s, origins = load_settings(dict(os.environ), default)
+        s, origins = load_settings(os.environ, default)
         script = b"".join(Path(path).read_bytes() for path in dict.fromkeys([__file__, file]))
         if s.dry_run:
             print("\n".join(dry_run(s, origins, script)))

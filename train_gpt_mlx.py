@@ -41,9 +41,8 @@ def rope_tables(s, length):
     """(cos, cos) and (sin, -sin), float32[T, 1, K], of the rotary position embedding (Su et al. 2021)."""
     inverse = s.rope_base ** (-np.arange(0, s.head_dim, 2) / s.head_dim)
     angles = np.outer(np.arange(length), inverse)[:, None]
-    cos = np.concatenate([np.cos(angles), np.cos(angles)], axis=-1)
-    sin = np.concatenate([np.sin(angles), -np.sin(angles)], axis=-1)
-    return mx.array(cos, mx.float32), mx.array(sin, mx.float32)
+    angles = np.concatenate([angles, -angles], axis=-1)
+    return mx.array(np.cos(angles), mx.float32), mx.array(np.sin(angles), mx.float32)
 
 
 def norm_and_rotate(x, cos, sin):
@@ -62,6 +61,13 @@ def attention(q_BTHK, k_BTGK, v_BTGK):
     return out.swapaxes(1, 2).flatten(2)
 
 
+def mix_before(k_BTGK, share_GK):
+    """Keys in float32, each mixed with the one before: what followed a token is found in a single layer."""
+    k = k_BTGK.astype(mx.float32)
+    before = mx.pad(k[:, :-1], [(0, 0), (1, 0), (0, 0), (0, 0)])
+    return k + share_GK * (before - k)
+
+
 def block(x, x0, cos, sin, w, head_dim):
     """One pre-norm transformer block, [B, T, D] to the same; vectors among its weights act in float32."""
     dtype = x.dtype
@@ -72,6 +78,8 @@ def block(x, x0, cos, sin, w, head_dim):
     groups = (qkv.shape[2] - heads) // 2
     q, k, v = mx.split(qkv, (heads, heads + groups), axis=2)
     q = norm_and_rotate(q, cos, sin) * w["q_gain"][:, None]
+    if "key_shift" in w:
+        k = mix_before(k, w["key_shift"].reshape(groups, head_dim))
     k = norm_and_rotate(k, cos, sin)
     y = attention(q.astype(dtype), k.astype(dtype), v)
     x = x + w["attn_scale"] * (y @ w["attn_out"].T)

@@ -93,6 +93,17 @@ def relu_squared(x: Array) -> tuple[Array, Callable]:
     return np.maximum(x, 0) ** 2, lambda dy: dy * 2 * np.maximum(x, 0)
 
 
+def mix_before(x: Array, share: Array) -> tuple[Array, Callable]:
+    """x [B, T, G, K]; of the token before each comes a share [G, K]. Before the first stand zeros."""
+    before = np.pad(x[:, :-1], [(0, 0), (1, 0), (0, 0), (0, 0)])
+
+    def back(dy: Array) -> tuple[Array, Array]:
+        later = np.pad(dy[:, 1:], [(0, 0), (0, 1), (0, 0), (0, 0)])
+        return (1 - share) * dy + share * later, (dy * (before - x)).sum((0, 1))
+
+    return (1 - share) * x + share * before, back
+
+
 def softcap(z: Array, c: float) -> tuple[Array, Callable]:
     y = c * np.tanh(z / c)
     return y, lambda dy: dy * (1 - (y / c) ** 2)
@@ -117,6 +128,8 @@ def self_attention(s: Any, w: Weights, x: Array) -> tuple[Array, Callable]:
     normed, norm_back = norm(x)
     flat, project_back = linear(normed, w["qkv"])
     q, k, v = (part.reshape(B, T, -1, K) for part in np.split(flat, [D, D + kv_dim], -1))
+    if s.key_shift:
+        k, mix_back = mix_before(k, w["key_shift"].reshape(-1, K))
     (q, q_norm_back), (k, k_norm_back) = norm(q), norm(k)
     (q, q_turn_back), (k, k_turn_back) = rotate(q, s.rope_base), rotate(k, s.rope_base)
     q, gain_back = scale(q, w["q_gain"][:, None])
@@ -128,10 +141,15 @@ def self_attention(s: Any, w: Weights, x: Array) -> tuple[Array, Callable]:
         dq, dk, dv = attend_back(dy)
         dq, d_gain = gain_back(dq)
         dq, dk = q_norm_back(q_turn_back(dq)), k_norm_back(k_turn_back(dk))
+        grads = {}
+        if s.key_shift:
+            dk, d_shift = mix_back(dk)
+            grads["key_shift"] = d_shift.reshape(-1)
         dflat = np.concatenate([part.reshape(B, T, -1) for part in (dq, dk, dv)], -1)
         dnormed, d_qkv = project_back(dflat)
         # the gain is one number for all K of a head
-        return norm_back(dnormed), {"qkv": d_qkv, "attn_out": d_attn_out, "q_gain": d_gain.sum(-1)}
+        grads |= {"qkv": d_qkv, "attn_out": d_attn_out, "q_gain": d_gain.sum(-1)}
+        return norm_back(dnormed), grads
 
     return out, back
 
@@ -301,8 +319,9 @@ class Optimizer:
 # --- golden file ------------------------------------------------------------------------------------------
 
 SHAPE = """
-    VOCAB_SIZE=40 NUM_LAYERS=3 MODEL_DIM=16 NUM_HEADS=4 NUM_KV_HEADS=2 MLP_MULT=2 TIE_EMBEDDINGS=1
-    ROPE_BASE=100 LOGIT_SOFTCAP=4 QK_GAIN_INIT=1.5 TRAIN_SEQ_LEN=12 BATCH_SLOTS=2 TRAIN_BATCH_TOKENS=48
+    VOCAB_SIZE=40 NUM_LAYERS=3 MODEL_DIM=16 NUM_HEADS=4 NUM_KV_HEADS=2 KEY_SHIFT=0.5 MLP_MULT=2
+    TIE_EMBEDDINGS=1 ROPE_BASE=100 LOGIT_SOFTCAP=4 QK_GAIN_INIT=1.5
+    TRAIN_SEQ_LEN=12 BATCH_SLOTS=2 TRAIN_BATCH_TOKENS=48
 """
 # Every schedule is in motion within the ten steps.
 TRAINING = """
@@ -311,7 +330,7 @@ TRAINING = """
     MUON_MOMENTUM_WARMUP_STEPS=6 MUON_BACKEND_STEPS=5 BETA1=0.85 BETA2=0.96 ADAM_EPS=1e-8 GRAD_CLIP_NORM=0
 """
 UNTIED = """
-    TIE_EMBEDDINGS=0 NUM_LAYERS=4 MODEL_DIM=12 NUM_HEADS=6 NUM_KV_HEADS=1 MLP_MULT=3 VOCAB_SIZE=33
+    TIE_EMBEDDINGS=0 NUM_LAYERS=4 MODEL_DIM=12 NUM_HEADS=6 NUM_KV_HEADS=1 KEY_SHIFT=0 MLP_MULT=3 VOCAB_SIZE=33
     GRAD_CLIP_NORM=0.2 MUON_BACKEND_STEPS=3 ADAM_EPS=1e-4 WARMDOWN_ITERS=5 ROPE_BASE=10000 LOGIT_SOFTCAP=30
 """
 FRESH = "NUM_LAYERS=2 MODEL_DIM=8 NUM_HEADS=2 NUM_KV_HEADS=2 LOGIT_SOFTCAP=30"
@@ -339,17 +358,22 @@ def shapes(s: Any) -> dict[str, tuple[int, ...]]:
         "mlp_scale": (L, D),
         "mix_x": (L, D),
         "mix_x0": (L, D),
+        "key_shift": (L, kv_dim),
         "q_gain": (L, s.num_heads),
         "skip_weight": (L // 2, D),
     }
-    return {name: shape for name, shape in named.items() if name != "head" or not s.tie_embeddings}
+    if s.tie_embeddings:
+        del named["head"]
+    if not s.key_shift:
+        del named["key_shift"]
+    return named
 
 
 def start_weights(s: Any, rng: np.random.Generator, fresh: bool = False) -> Weights:
     """float32 by name; unless fresh, everything is moved away from where it starts, so that all has slope."""
     ones = dict.fromkeys(("attn_scale", "mlp_scale", "mix_x", "skip_weight"), 1.0)
     zeros = dict.fromkeys(("attn_out", "mlp_down", "mix_x0"), 0.0)
-    constant, weights = ones | zeros | {"q_gain": s.qk_gain_init}, {}
+    constant, weights = ones | zeros | {"q_gain": s.qk_gain_init, "key_shift": s.key_shift}, {}
     for name, shape in shapes(s).items():
         spread = s.model_dim**-0.5 if name in (*MATRICES, "tok_emb", "head") else 0.3
         if fresh and name in constant:

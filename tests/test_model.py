@@ -206,12 +206,12 @@ def start_weights(**more) -> dict[str, np.ndarray]:
 
 
 def test_start_weights_have_their_spread_or_are_constant():
-    w = start_weights(VOCAB_SIZE=2000, TIED_EMBED_INIT_STD=0.005, QK_GAIN_INIT=1.25)
+    w = start_weights(VOCAB_SIZE=2000, TIED_EMBED_INIT_STD=0.005, QK_GAIN_INIT=1.25, KEY_SHIFT=0.25)
     assert w["tok_emb"].std() == pytest.approx(0.005, rel=0.02)
     assert abs(w["tok_emb"].mean()) < 1e-4
     ones = dict.fromkeys(("attn_scale", "mlp_scale", "mix_x", "skip_weight"), 1)
     zeros = dict.fromkeys(("attn_out", "mlp_down", "mix_x0"), 0)
-    for name, value in (ones | zeros | {"q_gain": 1.25}).items():
+    for name, value in (ones | zeros | {"q_gain": 1.25, "key_shift": 0.25}).items():
         assert (w[name] == value).all(), name
     for name in ("qkv", "mlp_up"):
         assert np.abs(w[name]).max() == pytest.approx(24**-0.5, rel=0.01)
@@ -388,9 +388,10 @@ def nats_of_windows(model, ids: np.ndarray, window: int, stride: int) -> np.ndar
     return np.concatenate(parts, 1)
 
 
+@pytest.mark.parametrize("key_shift", [0, 0.5])
 @pytest.mark.parametrize("stride", [0, 1, 7, 13, 19, 20])
-def test_a_predictor_says_what_windows_side_by_side_or_sliding_say(stride):
-    s = tiny(EVAL_STRIDE=stride)
+def test_a_predictor_says_what_windows_side_by_side_or_sliding_say(stride, key_shift):
+    s = tiny(EVAL_STRIDE=stride, KEY_SHIFT=key_shift)
     model = random_trainer(s).model
     ids = random_ids(s, 3, 90)
     found = nats_of_steps(Predictor(model), ids)
