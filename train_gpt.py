@@ -108,7 +108,7 @@ class Settings:
     val_loss_every: int = free(1000, "steps between validations on the first eight batches; 0: at the end", 0)
     val_tokens_limit: int = var(0, "score only so many tokens and mark the result partial; 0: all", 0)
     eval_seq_len: int = var(0, "window of the evaluation in tokens; 0: TRAIN_SEQ_LEN", 0)
-    eval_stride: int = var(0, "tokens by which the window moves; 0: EVAL_SEQ_LEN (no overlap)", 0)
+    eval_stride: int = var(0, "tokens by which a full window moves in streams; 0: EVAL_SEQ_LEN", 0)
     eval_only: str = free("", "path of an artifact to score; nothing is trained or written")
     train_log_every: int = free(200, "steps between log lines; the first ten steps are logged too", 1)
     ckpt_seconds: float = free(60.0, "between checkpoints; 0: at the end and on a signal only", 0)
