@@ -29,18 +29,20 @@ KEPT = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "OM
 
 NAME = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_-]{0,59}$"}
 SETTINGS = {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}}
-ARM = {"settings": SETTINGS, "patches": {"type": "array", "items": {"type": "string"}}, "dataset": NAME}
+PATCHES = {"type": "array", "items": {"type": "string"}}
+ARM = {"settings": SETTINGS, "patches": PATCHES, "dataset": NAME}
 ARMS = {
     "type": "object",
     "propertyNames": NAME,
     "additionalProperties": {"type": "object", "properties": ARM, "additionalProperties": False},
 }
 SEEDS = {"type": "array", "items": {"type": "integer"}, "minItems": 1, "uniqueItems": True}
-PARTS = {"track": NAME, "dataset": NAME, "base": NAME, "seeds": SEEDS, "settings": SETTINGS, "arms": ARMS}
+SHARED = {"settings": SETTINGS, "patches": PATCHES}
+PARTS = {"track": NAME, "dataset": NAME, "base": NAME, "seeds": SEEDS, **SHARED, "arms": ARMS}
 SCHEMA = {
     "type": "object",
     "properties": PARTS,
-    "required": sorted(PARTS.keys() - {"settings"}),
+    "required": sorted(PARTS.keys() - SHARED.keys()),
     "additionalProperties": False,
 }
 
@@ -164,6 +166,11 @@ def patched(base: Path, patches: list[Path]) -> bytes:
         return script.read_bytes()
 
 
+def patches_of(value: dict, arm: dict) -> list[Path]:
+    """Those of all arms, then the arm's own."""
+    return [REPO / path for path in value.get("patches", []) + arm.get("patches", [])]
+
+
 def load_arms(value: dict, track: Track, home: Path, data: Path, budget: float) -> list[Arm]:
     """The arms of a campaign's file at a share of the track's operations. Raises DataError."""
     shared = {"PRESET": "floppy", **value.get("settings", {})}
@@ -171,7 +178,7 @@ def load_arms(value: dict, track: Track, home: Path, data: Path, budget: float) 
     for name, arm in value["arms"].items():
         settings = {**shared, **arm.get("settings", {}), "MAX_FLOPS": round(budget * track["train_flops"])}
         texts = {key: setting_text(each) for key, each in settings.items()}
-        patches = [REPO / path for path in arm.get("patches", [])]
+        patches = patches_of(value, arm)
         dataset = load_dataset(data / "datasets" / arm.get("dataset", value["dataset"]), track)
         if arms and dataset.manifest["val_sha256"] != arms[0].dataset.manifest["val_sha256"]:
             raise DataError(f"{dataset.folder}: its validation text is not that of {arms[0].dataset.folder}")

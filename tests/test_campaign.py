@@ -351,8 +351,7 @@ def test_the_real_script_killed_with_its_campaign_ends_as_if_undisturbed(place):
     "path", sorted((helpers.ROOT / "records/campaigns").glob("*.toml")), ids=lambda p: p.stem
 )
 def test_the_campaigns_of_the_repository_can_begin(path):
-    for arm in arms.read_campaign(path)["arms"].values():
-        script = arms.patched(
-            helpers.ROOT / "train_gpt.py", [helpers.ROOT / p for p in arm.get("patches", [])]
-        )
+    value = arms.read_campaign(path)
+    for arm in value["arms"].values():
+        script = arms.patched(helpers.ROOT / "train_gpt.py", arms.patches_of(value, arm))
         compile(script, "train_gpt.py", "exec")
