@@ -88,7 +88,7 @@ def numbers(event: dict) -> dict[str, float]:
     for name, value in event.items():
         large = isinstance(value, int) and abs(value) > LARGEST
         if large or value in NOT_FINITE:
-            value = float(value)
+            value = float(str(value))  # float() of a huge int would raise
         if isinstance(value, int | float) and name != "step":
             found[name] = value
     return found

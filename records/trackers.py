@@ -167,7 +167,8 @@ class Wandb:
             disable_code=True,
             x_disable_meta=True,  # of this process, not of the run
             x_disable_stats=True,
-            x_file_stream_transmit_interval=2,  # seconds; wandb's own is 15
+            x_file_stream_transmit_interval=2,  # seconds, to the server; wandb's own is 15
+            x_transaction_log_flush_interval=2,  # seconds, to the file; likewise
         )
         self.run = wandb.init(
             project=self.project,
