@@ -52,7 +52,7 @@ def sample(
     characters = codecs.getincrementaldecoder("utf-8")("replace")
     for _ in range(count):
         weights = logits[0].astype(np.float64)
-        weights[bos] = -np.inf
+        weights[[bos, *range(tokenizer.vocab_size(), len(weights))]] = -np.inf
         token = choose(weights, temperature, rng)
         yield characters.decode(bytes_of(tokenizer, token))
         logits = predictor.step(np.array([token]))
