@@ -107,6 +107,16 @@ class TensorBoard:
 
 WANDB_BLOCK = 32 << 10  # bytes of LevelDB's log format, in which wandb keeps a run on disk
 WANDB_HEAD = struct.Struct("<IHB")  # checksum, length, and whether a record is whole (1) or ends (4) here
+WANDB = {  # settings; those whose names begin with x_ are not in every version
+    "silent": True,
+    "console": "off",
+    "disable_git": True,  # the follower's folder, program and machine are not the run's
+    "disable_code": True,
+    "x_disable_meta": True,
+    "x_disable_stats": True,
+    "x_file_stream_transmit_interval": 2,  # seconds, to the server; wandb's own are 15
+    "x_transaction_log_flush_interval": 2,  # seconds, to the file; likewise
+}
 
 
 def wandb_records(data: bytes) -> Iterator[bytes]:
@@ -160,16 +170,7 @@ class Wandb:
     def open(self, config: dict[str, Any]) -> None:
         import wandb
 
-        settings = wandb.Settings(
-            silent=True,
-            console="off",
-            disable_git=True,
-            disable_code=True,
-            x_disable_meta=True,  # of this process, not of the run
-            x_disable_stats=True,
-            x_file_stream_transmit_interval=2,  # seconds, to the server; wandb's own is 15
-            x_transaction_log_flush_interval=2,  # seconds, to the file; likewise
-        )
+        known = {name: value for name, value in WANDB.items() if name in wandb.Settings.model_fields}
         self.run = wandb.init(
             project=self.project,
             id=self.id,
@@ -178,7 +179,7 @@ class Wandb:
             config=config,
             resume="allow",
             reinit="create_new",
-            settings=settings,
+            settings=wandb.Settings(**known),
         )
         self.held = max(self.held, self.run.step - 1)  # what the server has; 0 - 1 offline
         self.run.define_metric("*", step_metric="step")
