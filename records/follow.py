@@ -163,6 +163,7 @@ class Followed:
             self.tracker: Tracker = TRACKERS[args.to](folder, self.name, args.project)
         self.opened = False
         self.sent = 0
+        self.waits = False
         self.done = False
 
     def open(self) -> Tracker:
@@ -172,7 +173,6 @@ class Followed:
             with one_line(self.to):
                 self.tracker.open(config)
             self.opened = True
-            say(f"{self.name}: sends to {self.to}")
         return self.tracker
 
     def look(self, patience: float) -> None:
@@ -192,6 +192,9 @@ class Followed:
         silent = time.time() - self.tail.path.stat().st_mtime
         if silent > patience:
             self.stop(f"has not ended and was silent for {silent:.0f} s; the same command goes on with it")
+        elif not self.waits:
+            self.waits = True
+            say(f"{self.name}: {self.sent} rows sent to {self.to}, has not ended and is waited for")
 
     def end(self, final: dict) -> None:
         """The run has ended."""

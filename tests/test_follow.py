@@ -153,7 +153,7 @@ def here(tmp_path, monkeypatch):
 def test_a_run_is_at_the_tracker(here, tmp_path, capsys):
     make_run(tmp_path / "logs/one", lines(1, 20) + final(20))
     assert here("logs") == 0
-    assert capsys.readouterr().out.endswith("one: 22 rows sent, has ended\n")
+    assert capsys.readouterr().out == "one: 22 rows sent, has ended\n"
     check_one(check_steps("tensorboard", tmp_path, "one", 20))
     assert here("logs/one") == 0
     assert capsys.readouterr().out == "one: 0 rows sent, has ended and is at tensorboard already\n"
@@ -289,13 +289,15 @@ def test_a_living_run_is_seen_within_five_seconds(to, tmp_path):
 
 
 @slow
-@pytest.mark.parametrize("to", ["tensorboard", "trackio", "wandb"])
-def test_a_follower_that_is_killed_goes_on(to, tmp_path):
-    """Killed three times amid a run of 10,000 steps; the processor needs less than ten seconds for a whole
+@pytest.mark.parametrize(
+    ("to", "moments"), [("tensorboard", (0.7, 0.9, 1.1)), ("trackio", (1, 1.3, 1.6)), ("wandb", (3, 4))]
+)
+def test_a_follower_that_is_killed_goes_on(to, moments, tmp_path):
+    """Killed a few times amid a run of 10,000 steps; the processor needs less than ten seconds for a whole
     one. The wall clock is not measured: other tests run beside this one."""
     text = lines(1, 10_000) + final(10_000)
     make_run(tmp_path / "logs/one", text)
-    for seconds in (3, 4, 5):
+    for seconds in moments:
         with subprocess.Popen(command(to), cwd=tmp_path, env=environment(tmp_path)) as process:
             time.sleep(seconds)
             process.send_signal(signal.SIGKILL)
@@ -412,8 +414,8 @@ def test_a_follower_that_is_stopped_says_so(tmp_path):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     env = environment(tmp_path)
     with subprocess.Popen(command("wandb"), cwd=tmp_path, env=env, **pipes) as process:
-        assert process.stdout.readline() == "one: sends to wandb\n"
-        time.sleep(1)
+        expected = "one: 11 rows sent to wandb, has not ended and is waited for\n"
+        assert process.stdout.readline() == expected
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate()
     assert process.returncode == 130 and "Traceback" not in err
