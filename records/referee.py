@@ -3,6 +3,7 @@
     python -m records.referee score      RECORD
     python -m records.referee prove      RECORD
     python -m records.referee sample     RECORD --prompt "def "
+    python -m records.referee complete   RECORD FILE
     python -m records.referee compress   RECORD FILE [-o FILE.bg]
     python -m records.referee decompress RECORD FILE.bg [-o FILE]
 
@@ -83,14 +84,24 @@ def convert(job: Job, args: argparse.Namespace) -> int:
     return 0
 
 
-def write_sample(job: Job, args: argparse.Namespace) -> int:
-    """sample."""
+def write(job: Job, args: argparse.Namespace) -> int:
+    """sample and complete."""
     tokenizer = load_tokenizer(job.tokenizer_path)
+    if args.command == "sample":
+        told = tokenizer.encode(args.prompt)
+        print(args.prompt, end="", flush=True)
+    else:
+        try:
+            told = tokenizer.encode(read_bytes(args.file).decode())[-args.context :]
+        except ValueError as error:
+            raise DataError(f"{args.file}: {error}; expected a text in UTF-8") from None
     rng = np.random.default_rng(args.seed)
     with job.predictor() as predictor:
-        for text in sample(predictor, tokenizer, args.prompt, args.tokens, args.temperature, rng):
-            print(text, end="", flush=True)
-    print()
+        for text in sample(predictor, tokenizer, told, args.tokens, args.temperature, rng):
+            safe = text.translate(CONTROLS) if sys.stdout.isatty() else text
+            print(safe, end="", flush=True)
+    if args.command == "sample" or sys.stdout.isatty():  # else the text could go behind the file
+        print()
     return 0
 
 
@@ -125,30 +136,39 @@ def temperature(text: str) -> float:
     return value
 
 
+# a stranger's model must not steer the terminal
+CONTROLS = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\t"), ord("\n")}, "\ufffd")
 COMMANDS = {
     "score": (judge, "score the track's validation text and a second text"),
     "prove": (judge, "compress the validation text and decompress it in a fresh sandbox"),
-    "sample": (write_sample, "let the record's model write text"),
+    "sample": (write, "let the record's model write text"),
+    "complete": (write, "let it go on where a text file ends; prints only what is new"),
     "compress": (convert, "compress a text file by the record's probabilities"),
     "decompress": (convert, "and back"),
 }
 BYTES = whole(scoring.LEAST_PROOF)
+CONTEXT = "last tokens of the file that the model is told (default: %(default)s)"
 OPTIONS = [  # commands that have it (none: all), its name, what argparse makes of it
     ("", "--track", {"type": Path, "help": "folder with track.json (default: the record's parent)"}),
     ("", "--dataset", {"help": "one of the track's vocabularies (default: the record's)"}),
     ("", "--artifact", {"type": Path, "help": "(default: the record's model_seed<N>.ptz)"}),
     ("", "--data", {"type": Path, "default": DATA, "help": "folder with datasets/ and tokenizers/"}),
-    ("", "--device", {"choices": ["cpu", "cuda"], "help": "(default: the track's; sample: cpu)"}),
+    ("", "--device", {"choices": ["cpu", "cuda"], "help": "(default: the track's; sample, complete: cpu)"}),
     ("", "--trust", {"action": "store_true", "help": "run the record without a sandbox"}),
     ("score prove", "--seed", {"type": whole(0), "help": "of random choices (default: drawn, and printed)"}),
     ("score", "--second", {"type": Path, "help": "second text: a JSON string a line, one for a document"}),
     ("score", "--share", {"type": fraction, "metavar": "F", "help": "score this share of the streams"}),
     ("prove", "--bytes", {"type": BYTES, "metavar": "N", "help": "of text (default: all)"}),
     ("sample", "--prompt", {"type": utf8, "default": "", "help": "how the text begins"}),
-    ("sample", "--tokens", {"type": whole(1), "default": 200, "help": "(default: %(default)s)"}),
-    ("sample", "--temperature", {"type": temperature, "default": 0.8, "help": "(default: %(default)s)"}),
-    ("sample", "--seed", {"type": whole(0), "default": 1, "help": "another one, another text"}),
-    ("compress decompress", "file", {"type": Path, "metavar": "FILE"}),
+    ("sample complete", "--tokens", {"type": whole(1), "default": 200, "help": "(default: %(default)s)"}),
+    (
+        "sample complete",
+        "--temperature",
+        {"type": temperature, "default": 0.8, "help": "(default: %(default)s)"},
+    ),
+    ("sample complete", "--seed", {"type": whole(0), "default": 1, "help": "another one, another text"}),
+    ("complete", "--context", {"type": whole(1), "default": 1024, "help": CONTEXT}),
+    ("complete compress decompress", "file", {"type": Path, "metavar": "FILE"}),
     ("compress decompress", "-o --output", {"type": Path, "help": "(default: FILE.bg, or FILE without .bg)"}),
 ]
 
@@ -168,7 +188,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 def work(args: argparse.Namespace) -> int:
     same = ("track", "dataset", "artifact", "data", "trust", "second")
     options = {name: value for name, value in vars(args).items() if name in same}
-    device = args.device or ("cpu" if args.command == "sample" else None)
+    device = args.device or ("cpu" if args.command in ("sample", "complete") else None)
     job = find_job(args.record, device=device, **options)
     try:
         return COMMANDS[args.command][0](job, args)

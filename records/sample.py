@@ -1,5 +1,6 @@
 """Text that a record's model writes, for people to look at."""
 
+import codecs
 from collections.abc import Iterator
 
 import numpy as np
@@ -8,7 +9,7 @@ import sentencepiece
 from data.command import DataError
 from records.sandbox import Predictor
 
-UNFINISHED = "\ufffd"  # ends a decoded text whose last character still lacks bytes
+SPACE = "\u2581"  # stands for a space in SentencePiece's pieces
 
 
 def choose(logits: np.ndarray, temperature: float, rng: np.random.Generator) -> int:
@@ -19,32 +20,40 @@ def choose(logits: np.ndarray, temperature: float, rng: np.random.Generator) -> 
     return int(rng.choice(len(p), p=p / p.sum()))
 
 
+def bytes_of(tokenizer: sentencepiece.SentencePieceProcessor, token: int) -> bytes:
+    """What a token stands for: one byte, which may be a part of a character, or some text."""
+    if tokenizer.is_control(token):
+        return b""
+    piece = tokenizer.id_to_piece(token)
+    if tokenizer.is_byte(token):
+        return bytes.fromhex(piece[3:5])  # <0xF0>
+    return piece.replace(SPACE, " ").encode()
+
+
 def sample(
     predictor: Predictor,
     tokenizer: sentencepiece.SentencePieceProcessor,
-    prompt: str,
+    told: list[int],
     count: int,
     temperature: float,
     rng: np.random.Generator,
 ) -> Iterator[str]:
-    """The prompt, and then the text of `count` tokens, whole characters at a time. Raises DataError.
+    """The text of `count` tokens that the model writes behind those it is told, whole characters at a time.
 
-    The BOS is never written again: the document goes on.
+    Bytes that can be no part of a character are U+FFFD. The BOS is never written: the document goes on.
+    Raises DataError.
     """
-    ids = [tokenizer.bos_id(), *tokenizer.encode(prompt)]
-    if max(ids) >= predictor.vocab_size:
+    bos = tokenizer.bos_id()
+    if max([bos, *told]) >= predictor.vocab_size:
         raise DataError(f"the tokenizer's ids do not fit the record's vocabulary of {predictor.vocab_size}")
-    yield prompt
-    shown = tokenizer.decode(ids[1:])
     predictor.start(1)
-    for token in ids[:-1]:
-        predictor.step(np.array([token]))
+    for token in [bos, *told]:
+        logits = predictor.step(np.array([token]))
+    characters = codecs.getincrementaldecoder("utf-8")("replace")
     for _ in range(count):
-        logits = predictor.step(np.array(ids[-1:]))[0].astype(np.float64)
-        logits[ids[0]] = -np.inf
-        ids.append(choose(logits, temperature, rng))
-        text = tokenizer.decode(ids[1:])
-        if not text.endswith(UNFINISHED):
-            yield text[len(shown) :]
-            shown = text
-    yield tokenizer.decode(ids[1:])[len(shown) :]
+        weights = logits[0].astype(np.float64)
+        weights[[bos, *range(tokenizer.vocab_size(), len(weights))]] = -np.inf
+        token = choose(weights, temperature, rng)
+        yield characters.decode(bytes_of(tokenizer, token))
+        logits = predictor.step(np.array([token]))
+    yield characters.decode(b"", final=True)

@@ -9,6 +9,8 @@
     python tests/bench.py start               seconds from the command to the first step
     python tests/bench.py scale               step time over width, depth, context, vocabulary, batch, ranks
     python tests/bench.py profile             shares of the step: products, attention, elementwise, other
+    python tests/bench.py profile --steps 10:15 --trace FILE    and what happens in steps 10 to 14, for
+                                              https://ui.perfetto.dev
     python tests/bench.py losses              200 steps on the demo corpus beside torch's attention
     python tests/bench.py step --against REV  the same of another commit, in turns, and the ratio
 
@@ -440,6 +442,38 @@ def scale(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def span(text: str) -> range:
+    """The type of --steps: FIRST:END, as Python has it."""
+    found = re.fullmatch("([0-9]{1,9}):([0-9]{1,9})", text)
+    steps = range(*map(int, found.groups())) if found else ()
+    if not steps or steps[0] < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} given, expected steps from 1 on, as 10:15 for 10 to 14")
+    return steps
+
+
+def trace_file(text: str) -> Path:
+    """The type of --trace."""
+    path = Path(text)
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} given, expected a file in a folder that can be written to"
+        )
+    return path
+
+
+def costliest(found: torch.profiler.profile, steps: int) -> dict[str, str]:
+    """The ten operations with the most time of their own."""
+    own = [event for event in found.key_averages() if not event.key.startswith("step ")]
+    own.sort(key=lambda event: -event.self_cpu_time_total)
+    total = sum(event.self_cpu_time_total for event in own)
+    rows = {}
+    for rank, event in enumerate(own[:10], 1):
+        spent = event.self_cpu_time_total
+        each = f"{spent / steps / 1e3:.2f} ms a step, {event.count / steps:g} calls"
+        rows[f"{rank}. {event.key}"] = f"{spent / total:.1%}, {each}"
+    return rows
+
+
 def profile(args: argparse.Namespace) -> dict[str, Any]:
     """Where the time of a step goes: the own time of each operation, Inductor's kernels apart."""
     import torch._inductor.config as inductor
@@ -449,10 +483,15 @@ def profile(args: argparse.Namespace) -> dict[str, Any]:
         train_gpt.attention = plain_attention
     s = settings(**{} if args.preset_shape else SHAPE)
     trainer, batch = make_trainer(s)
-    all_seconds(lambda: trainer.step(batch, 0, 1.0), 1, 1)
-    peak, steps = peak_flops(), 3
+    for step in range(1, args.steps[0]):
+        trainer.step(batch, step - 1, 1.0)
+    peak, seconds = peak_flops(), []
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as found:
-        seconds = all_seconds(lambda: trainer.step(batch, 1, 1.0), steps, 0)
+        for step in args.steps:
+            with torch.profiler.record_function(f"step {step}"):
+                seconds += all_seconds(lambda step=step: trainer.step(batch, step - 1, 1.0), 1, 0)
+    if args.trace:
+        found.export_chrome_trace(str(args.trace))
     groups = {
         "weight products (mm)": r"aten::(mm|addmm)$",
         "attention products (bmm)": r"aten::bmm$",
@@ -463,6 +502,8 @@ def profile(args: argparse.Namespace) -> dict[str, Any]:
     }
     shares, total = dict.fromkeys((*groups, "dispatch and other"), 0.0), 0.0
     for event in found.key_averages():
+        if event.key.startswith("step "):  # what lies around the operations
+            continue
         name = next(
             (name for name, pattern in groups.items() if re.match(pattern, event.key)), "dispatch and other"
         )
@@ -475,6 +516,7 @@ def profile(args: argparse.Namespace) -> dict[str, Any]:
         "shape": shape_of(s),
         "step_ms": [round(x * 1e3) for x in seconds],
         **{name: f"{share / total:.1%}" for name, share in shares.items()},
+        **costliest(found, len(args.steps)),
     }
 
 
@@ -566,6 +608,10 @@ def main() -> None:
     parser.add_argument("--reference", action="store_true", help="step, profile: torch's attention")
     parser.add_argument("--preset-shape", action="store_true", help="step, profile: the shape of PRESET")
     parser.add_argument("--step-ms", type=float, default=52.0, help="loader: length of a step")
+    words = "profile: which ones, the end not among them; those before warm up (3:6)"
+    parser.add_argument("--steps", type=span, default=range(3, 6), metavar="FIRST:END", help=words)
+    words = "profile: write what happened when; compressed, if the name ends in .gz"
+    parser.add_argument("--trace", type=trace_file, metavar="FILE", help=words)
     parser.add_argument("--against", metavar="REV", help="another commit to compare with")
     parser.add_argument("--pairs", type=int, default=3, help="--against, scale: how often all are run")
     args = parser.parse_args()

@@ -906,12 +906,15 @@ def test_the_commands(stand, bigram, tmp_path):
 # --- samples ----------------------------------------------------------------------------------------------
 
 
-class Scripted(Fixed):
+class Scripted:
     """Writes the tokens that it is given, whatever it reads."""
 
-    def __init__(self, prompt: int, ids: list[int]):
-        super().__init__()
-        self.rest = [0] * (prompt - 1) + ids
+    def __init__(self, ids: list[int], size: int = SIZE):
+        self.vocab_size = size
+        self.rest = [*ids, 0]
+
+    def start(self, rows):
+        """Of no use here."""
 
     def step(self, ids):
         found = np.full((1, self.vocab_size), -20, np.float32)
@@ -919,20 +922,48 @@ class Scripted(Fixed):
         return found
 
 
+def write(tokenizer, ids: list[int], size: int = SIZE) -> list[str]:
+    return [*sample(Scripted(ids, size), tokenizer, [], len(ids), 0, np.random.default_rng(1))]
+
+
 def test_a_sample_comes_in_whole_characters(tokenizer):
     """Some of these are four tokens of one byte each."""
     text = "🦊 naïve 𓀀 日本"
     ids = tokenizer.encode(text)
-    prompt = 1 + len(tokenizer.encode("a"))
     assert len(ids) > len(text)
-    pieces = list(sample(Scripted(prompt, ids), tokenizer, "a", len(ids), 0, np.random.default_rng(1)))
-    assert "".join(pieces) == "a" + text and "\ufffd" not in "".join(pieces) and len(pieces) > 8
+    pieces = write(tokenizer, ids)
+    assert "".join(pieces) == text and "" in pieces and "𓀀" in pieces
+
+
+def test_bytes_that_make_no_character_do_not_hold_a_sample_up(tokenizer):
+    """A character that is cut by text, by another character or by the end; bytes that begin none."""
+    fox = [tokenizer.piece_to_id(f"<0x{byte:02X}>") for byte in "🦊".encode()]
+    a = tokenizer.encode("a")
+    assert write(tokenizer, [*fox[:3], *a]) == ["", "", "", "\ufffda", ""]
+    assert write(tokenizer, [*fox[:2], *fox]) == ["", "", "\ufffd", "", "", "🦊", ""]
+    assert write(tokenizer, fox[:1]) == ["", "\ufffd"]
+    assert write(tokenizer, fox[1:2] * 3) == ["\ufffd"] * 3 + [""]
+
+
+@given(strategies.text(max_size=30))
+def test_a_sample_is_what_the_tokenizer_decodes(tokenizer, text):
+    assert "".join(write(tokenizer, tokenizer.encode(text))) == tokenizer.decode(tokenizer.encode(text))
+
+
+def test_a_sample_is_of_the_tokenizer_s_ids(tokenizer):
+    """A model may know more ids than there are, and its favourite may be one of these."""
+    one = Scripted([SIZE + 5], SIZE + 10)
+    assert len([*sample(one, tokenizer, [], 1, 1, np.random.default_rng(1))]) == 2
+    with pytest.raises(DataError, match="do not fit the record's vocabulary of 5"):
+        next(sample(Fixed(5), tokenizer, [7], 1, 1, np.random.default_rng(1)))
 
 
 def test_a_sample_depends_on_seed_and_temperature(tokenizer):
+    told = tokenizer.encode("the ")
+
     def text(seed: int, temperature: float) -> str:
         rng = np.random.default_rng(seed)
-        return "".join(sample(Fixed(), tokenizer, "the ", 30, temperature, rng))
+        return "".join(sample(Fixed(), tokenizer, told, 30, temperature, rng))
 
     assert text(1, 1) == text(1, 1) != text(2, 1)
     assert text(1, 0) == text(2, 0) == text(1, 1e-9)
@@ -948,6 +979,27 @@ def test_a_sample_is_written_by_a_process(stand, bigram, capsys):
     with pytest.raises(SystemExit, match="2"):
         referee.main(["sample", str(bigram), "--temperature", "-1"])
     assert "expected a number of 0 or more" in capsys.readouterr().err
+
+
+@slow
+def test_a_file_is_completed_by_a_process(stand, bigram, tmp_path):
+    """What is new can be put behind the file; a bigram model goes on from the last token alone."""
+    file = tmp_path / "a.txt"
+    file.write_bytes("naïve \r\n the".encode())
+    options = ("--tokens", "20", "--temperature", "0")
+    done = command(stand, "complete", bigram, file, *options)
+    assert done.returncode == 0 and done.stderr == "" and not done.stdout.startswith("na"), done.stderr
+    assert command(stand, "complete", bigram, file, *options, "--context", "1").stdout == done.stdout
+    prompt = file.read_bytes().decode()
+    whole = command(stand, "sample", bigram, "--prompt", prompt, *options).stdout
+    assert whole.removesuffix("\n").endswith(done.stdout.splitlines()[-1])
+    file.write_bytes(b"caf\xe9")
+    done = command(stand, "complete", bigram, file)
+    assert done.returncode == 3 and re.fullmatch(
+        r"error: .*a\.txt: .*expected a text in UTF-8\n", done.stderr
+    )
+    done = command(stand, "complete", bigram, tmp_path / "none.txt")
+    assert done.returncode == 3 and re.fullmatch(r"error: .*none\.txt: cannot be read.*\n", done.stderr)
 
 
 def test_the_folder_of_a_run_is_a_record_with_the_repository_s_script(tmp_path):
