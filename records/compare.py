@@ -390,7 +390,7 @@ def work(args: argparse.Namespace) -> int:
     if args.html:
         from records.page import comparison_page
 
-        write_whole(args.html, comparison_page(its).encode())
+        write_whole(args.html, comparison_page(its, cells, parting_line).encode())
     if args.json:
         print(json.dumps(its.value(), indent=1))
     else:
