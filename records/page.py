@@ -57,7 +57,8 @@ def table(head: list[str], rows: Iterable[tuple[str, list[str]]], name: str, num
         f'<tr class="{kind}">{"".join(cell(*one) for one in enumerate(cells))}</tr>' for kind, cells in rows
     )
     box = f'class="scroll" tabindex="0" role="region" aria-label="{escape(name)}"'
-    return f"<div {box}><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
+    judged = ' class="judged"' if head[-1] == "verdict" else ""
+    return f"<div {box}><table{judged}><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
 # --- curves -----------------------------------------------------------------------------------------------

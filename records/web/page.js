@@ -5,7 +5,11 @@ A run's curve is {x: steps, s: seconds, y: values}. A point's place on another a
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const css = (name) => getComputedStyle(document.querySelector(".chart") || document.body).getPropertyValue(name);
+  const probe = document.body.appendChild(document.createElement("span"));
+  function css(name) {
+    probe.style.color = `var(${name})`; // a canvas takes no light-dark(): the browser works it out
+    return getComputedStyle(probe).color;
+  }
   const charts = [];
   const runs = data.runs || [];
   const shown = runs.map(() => true);
@@ -73,16 +77,20 @@ A run's curve is {x: steps, s: seconds, y: values}. A point's place on another a
     const line = css("--line");
     const ink = css("--quiet");
     const axes = [
-      { label: AXES[axis].label, values: (u, ticks) => ticks.map(short), space: 70 },
-      { label: spec.unit, values: (u, ticks) => ticks.map((v) => (v === null ? "" : short(v))), size: 58 },
+      { label: AXES[axis].label, values: (u, ticks) => ticks.map(short), space: box.clientWidth < 500 ? 50 : 80 },
+      { label: spec.unit, values: (u, ticks) => ticks.map(short), size: 58, ...(spec.log ? { filter: (u, ticks) => ticks } : {}) },
     ];
     for (const one of axes) Object.assign(one, { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { stroke: line }, labelSize: 18, labelFont: "12px sans-serif", font: "12px sans-serif" });
+    if (spec.log) axes[1].splits = (u, at, min, max) => decades(min, max);
     return {
       width: box.clientWidth,
       height: Math.max(220, Math.min(340, box.clientWidth * 0.6)),
-      padding: [8, 8, 0, 0],
+      padding: [8, 26, 0, 0],
       legend: { show: false },
-      scales: { x: { time: false }, y: spec.log ? { distr: 3 } : { range: (u, min, max) => fit(min, max) } },
+      scales: {
+        x: { time: false, range: (u, min, max) => (spec.points && min === u.data[0][0] ? fit(min, max, 0.02) : [min, max]) },
+        y: spec.log ? { distr: 3, range: (u, min, max) => [0.8 * (min || 1), 1.25 * (max || 1)] } : { range: (u, min, max) => fit(min, max, 0.05) },
+      },
       cursor: { drag: { x: true, y: false }, points: { show: false }, sync: { key: axis } },
       axes,
       series: [{}, ...list.map((one) => drawn(one, spec))],
@@ -90,7 +98,17 @@ A run's curve is {x: steps, s: seconds, y: values}. A point's place on another a
     };
   }
 
-  const fit = (min, max) => (min === null ? [0, 1] : [min - 0.05 * (max - min || 1), max + 0.05 * (max - min || 1)]);
+  /* A little more than what is shown. */
+  const fit = (min, max, part) => (min === null ? [0, 1] : [min - part * (max - min || 1), max + part * (max - min || 1)]);
+
+  /* Marks of a logarithmic axis: 1, 2 and 5 of each decade where there are few, else every decade. */
+  function decades(min, max) {
+    const found = [];
+    for (let ten = 10 ** Math.floor(Math.log10(min)); ten <= max; ten *= 10) {
+      for (const one of max / min < 200 ? [1, 2, 5] : [1]) if (ten * one >= min && ten * one <= max) found.push(ten * one);
+    }
+    return found;
+  }
 
   function drawn(one, spec) {
     const own = colour(one.run);
@@ -105,8 +123,11 @@ A run's curve is {x: steps, s: seconds, y: values}. A point's place on another a
 
   const visible = (one) => shown[one.at] && (raw || !one.faint);
 
-  /* The last value of each run at or before a place, and how long ago: what hover and keyboard tell. */
+  /* The value of a curve that lies nearest to a place; none beyond the curve's end. */
   function nearest(values, at) {
+    let end = values.length - 1;
+    while (end >= 0 && (values[end] === undefined || values[end] === null)) end--;
+    if (at > end) return null;
     for (let step = 0; step < values.length; step++) {
       if (values[at - step] !== undefined && values[at - step] !== null) return values[at - step];
       if (values[at + step] !== undefined && values[at + step] !== null) return values[at + step];
@@ -122,7 +143,7 @@ A run's curve is {x: steps, s: seconds, y: values}. A point's place on another a
     chart.list.forEach((one, i) => {
       if (one.faint || one.marks || !shown[one.at]) return;
       const value = nearest(u.data[i + 1], at);
-      parts.push(`<i style="border-color:${colour(one.run)}"></i>${escape(one.run.name)} <b>${short(value)}</b>`);
+      parts.push(`<i style="border-color:${colour(one.run)}"></i>${escape(one.run.name)} <b>${value === null ? "ended" : short(value)}</b>`);
     });
     out.innerHTML = parts.map((part) => `<span>${part}</span>`).join(" ");
   }
@@ -197,6 +218,14 @@ A run's curve is {x: steps, s: seconds, y: values}. A point's place on another a
     }
     const name = `${KINDS[kind].title}: a chart. Arrow keys read values, plus and minus zoom, 0 shows all. The numbers stand in the table below it.`;
     for (const [key, value] of Object.entries({ tabindex: "0", role: "group", "aria-label": name })) box.setAttribute(key, value);
+    const tools = document.createElement("div");
+    tools.className = "tools";
+    box.before(tools);
+    for (const [label, act] of [["+", (u) => zoom(u, 0.5)], ["−", (u) => zoom(u, 2)], ["all", whole]]) {
+      const button = element("button", { type: "button", "aria-label": `${{ "+": "zoom in", "−": "zoom out", all: "show all" }[label]}: ${KINDS[kind].title}` }, tools);
+      button.textContent = label;
+      button.addEventListener("click", () => act(chart.plot));
+    }
     chart.out = document.createElement("div");
     chart.out.className = "readout";
     chart.out.textContent = "Hover or use the arrow keys to read values; drag or press + to zoom, double-click or press 0 to see all.";
@@ -273,12 +302,16 @@ A run's curve is {x: steps, s: seconds, y: values}. A point's place on another a
     const ink = css("--quiet");
     const style = { stroke: ink, grid: { stroke: css("--line"), width: 1 }, ticks: { stroke: css("--line") }, font: "12px sans-serif", labelFont: "12px sans-serif", labelSize: 18 };
     const days = { values: (u, ticks) => ticks.map((t) => new Date(t * 1000).toISOString().slice(0, 10)), space: 90, incrs: [1, 2, 7, 14, 30, 91, 182, 365].map((d) => d * 86400) };
-    const plot = new uPlot({
-      width: box.clientWidth, height: Math.max(280, Math.min(420, box.clientWidth * 0.7)), legend: { show: false }, cursor: { show: false }, padding: [8, 12, 0, 0],
+    return new uPlot({
+      width: box.clientWidth, hooks: { ready: [(u) => overlay(u, spec)] }, height: Math.max(280, Math.min(420, box.clientWidth * 0.7)), legend: { show: false }, cursor: { show: false }, padding: [8, box.clientWidth > 640 ? 130 : 12, 0, 0],
       scales: { x: { time: false, range: () => xr }, y: { range: () => yr } },
       axes: [{ ...style, label: spec.xlabel, ...(spec.time ? days : { values: (u, t) => t.map(short), space: 70 }) }, { ...style, label: "bits per byte", size: 58 }],
-      series: [{}, { paths: () => null, points: { show: false } }],
-    }, [spec.points.map((p) => p.x), spec.points.map((p) => p.y)], box);
+      series: [{}, { stroke: css("--link"), width: 2, paths: uPlot.paths.stepped({ align: 1 }), points: { show: false } }],
+    }, [spec.points.map((p) => p.x), spec.best || spec.points.map(() => null)], box);
+  }
+
+  /* Rules, intervals and links, laid over a chart that has its size. */
+  function overlay(plot, spec) {
     const over = plot.over;
     const put = (name, className, css, attributes = {}) => element(name, { class: className, style: css, ...attributes }, over);
     const height = over.clientHeight;
@@ -287,7 +320,7 @@ A run's curve is {x: steps, s: seconds, y: values}. A point's place on another a
       const top = plot.valToPos(rule.y, "y");
       put("div", "rule", `top:${top}px`);
       if (top - last >= 11) {
-        put("div", "rule-name", `top:${top - 5.5}px`).textContent = rule.name;
+        put("div", `rule-name${plot.width > 640 ? " outside" : ""}`, `top:${top - 5.5}px`).textContent = rule.name;
         last = top;
       }
     }
@@ -303,8 +336,7 @@ A run's curve is {x: steps, s: seconds, y: values}. A point's place on another a
       const link = put("a", `mark${point.open ? " open" : ""}${side}`, `left:${left}px;top:${top}px`, { href: point.href, "aria-label": point.text, title: point.text });
       element("span", {}, link).textContent = point.name;
     }
-    over.querySelectorAll("canvas").forEach((canvas) => canvas.setAttribute("aria-hidden", "true"));
-    return plot;
+    plot.root.querySelectorAll("canvas").forEach((canvas) => canvas.setAttribute("aria-hidden", "true"));
   }
 
   /* --- start ------------------------------------------------------------------------------------------ */
