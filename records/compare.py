@@ -264,7 +264,8 @@ def parting(one: Metrics, other: Metrics) -> dict:
     count = min(one.steps, other.steps)
     a, b = (run.table["train_loss"][:count] for run in (one, other))
     unequal = (a != b) & ~(np.isnan(a) & np.isnan(b))
-    visible = unequal & ~(np.abs(a - b) <= VISIBLE * np.abs(a))
+    with np.errstate(invalid="ignore"):  # of losses that are not finite
+        visible = unequal & ~(np.abs(a - b) <= VISIBLE * np.abs(a))
     first, seen = (int(np.argmax(marks)) + 1 if marks.any() else None for marks in (unequal, visible))
     return {"steps": count, "first": first, "visible": seen}
 

@@ -1,6 +1,7 @@
 """records.compare: noise, change, and broken logs. The runs are made up; tests/noise.py has real ones."""
 
 import json
+import random
 import shutil
 
 import numpy as np
@@ -179,6 +180,37 @@ def test_a_line_that_is_half_written(tmp_path, capsys):
     assert code == 3 and "the last line is cut off" in err and "--unfinished" in err
     code, out, _ = run(capsys, good, "--", living, "--unfinished")
     assert code == 0 and "living: has not ended: 2" in out
+
+
+ODD = [None, True, -1, 0, 1e308, 10**400, "", "nan", "x", [], {}, [1] * 9, "1.5 partial", "\ud800", 0.5]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_log_makes_a_traceback(tmp_path, capsys, seed):
+    """Values, lines and bytes changed at random, in metrics, log and config: a table, or one line of error."""
+    rng = random.Random(seed)
+    good, broken = write_run(tmp_path / "good", steps=20), write_run(tmp_path / "broken", steps=20)
+
+    def odd_value(event):
+        if rng.random() < (0.5 if event["event"] != "step" else 0.03):
+            event[rng.choice([*event])] = rng.choice(ODD)
+        return event
+
+    if seed % 2:
+        edit_events(broken, odd_value)
+        about = json.loads((broken / "config.json").read_text())
+        part = rng.choice([*about.values()]) or about
+        part[rng.choice([*part])] = rng.choice(ODD)
+        (broken / "config.json").write_text(json.dumps(about))
+    else:
+        for name in rng.sample(["metrics.jsonl", "train.log", "config.json"], 2):
+            blob = bytearray((broken / name).read_bytes())
+            for _ in range(rng.choice([1, 5, 50])):
+                blob[rng.randrange(len(blob))] = rng.choice([0, 10, 34, 48, 57, 123, 255])
+            (broken / name).write_bytes(blob[: rng.choice([len(blob), rng.randrange(len(blob))])])
+    words = ["--unfinished"] * (seed % 3 > 0)
+    code, _, err = run(capsys, good, "--", broken, *words, "--html", tmp_path / "page.html")
+    assert (code == 3 and err.startswith("error: ") and err.count("\n") == 1) or (code in (0, 1) and not err)
 
 
 def test_losses_that_are_not_finite_are_read(tmp_path):

@@ -303,7 +303,7 @@ A run's curve is {x: steps, s: seconds, y: values}. A point's place on another a
     const style = { stroke: ink, grid: { stroke: css("--line"), width: 1 }, ticks: { stroke: css("--line") }, font: "12px sans-serif", labelFont: "12px sans-serif", labelSize: 18 };
     const days = { values: (u, ticks) => ticks.map((t) => new Date(t * 1000).toISOString().slice(0, 10)), space: 90, incrs: [1, 2, 7, 14, 30, 91, 182, 365].map((d) => d * 86400) };
     return new uPlot({
-      width: box.clientWidth, hooks: { ready: [(u) => overlay(u, spec)] }, height: Math.max(280, Math.min(420, box.clientWidth * 0.7)), legend: { show: false }, cursor: { show: false }, padding: [8, box.clientWidth > 640 ? 130 : 12, 0, 0],
+      width: box.clientWidth, hooks: { ready: [(u) => overlay(u, spec)] }, height: Math.max(280, Math.min(420, box.clientWidth * 0.7)), legend: { show: false }, cursor: { show: false }, padding: [8, box.clientWidth > 640 ? 180 : 12, 0, 0],
       scales: { x: { time: false, range: () => xr }, y: { range: () => yr } },
       axes: [{ ...style, label: spec.xlabel, ...(spec.time ? days : { values: (u, t) => t.map(short), space: 70 }) }, { ...style, label: "bits per byte", size: 58 }],
       series: [{}, { stroke: css("--link"), width: 2, paths: uPlot.paths.stepped({ align: 1 }), points: { show: false } }],
@@ -316,11 +316,15 @@ A run's curve is {x: steps, s: seconds, y: values}. A point's place on another a
     const put = (name, className, css, attributes = {}) => element(name, { class: className, style: css, ...attributes }, over);
     const height = over.clientHeight;
     let last = -99;
+    let label = null;
     for (const rule of [...spec.rules].sort((a, b) => b.y - a.y)) {
       const top = plot.valToPos(rule.y, "y");
       put("div", "rule", `top:${top}px`);
-      if (top - last >= 11) {
-        put("div", `rule-name${plot.width > 640 ? " outside" : ""}`, `top:${top - 5.5}px`).textContent = rule.name;
+      if (top - last < 11) {
+        label.textContent += `, ${rule.name}`; // one name would lie on the other
+      } else {
+        label = put("div", `rule-name${plot.width > 640 ? " outside" : ""}`, `top:${top - 5.5}px`);
+        label.textContent = rule.name;
         last = top;
       }
     }
