@@ -22,7 +22,7 @@ import numpy as np
 
 from data.command import Parser, UsageError, open_streams, run
 from records.files import write_whole
-from records.metrics import Metrics, find_runs
+from records.metrics import Metrics, count, find_runs
 from records.noise import BETTER, OTHER, UNKNOWN, WORSE, Difference, Row, compare
 from records.papers import OF_ONE_RUN
 from records.tracks import RECORDS, load_track
@@ -49,8 +49,13 @@ def noise_bpb(runs: list[Metrics]) -> float:
 
 def noise_nats(runs: list[Metrics]) -> float:
     """The same in nats a token."""
-    ratios = [run.vals[-1]["val_loss"] / run.vals[-1]["val_bpb"] for run in runs if run.vals]
-    ratios += [run.told("val_loss") / run.told("val_bpb") for run in runs if run.told("val_bpb")]
+    ratios = [
+        run.vals[-1]["val_loss"] / run.vals[-1]["val_bpb"]
+        for run in runs
+        if run.vals and run.vals[-1]["val_bpb"]
+    ]
+    ends = [(run.told("val_loss"), run.told("val_bpb")) for run in runs]
+    ratios += [loss / bpb for loss, bpb in ends if loss and bpb]
     return noise_bpb(runs) * (statistics.median(ratios) if ratios else 1.0)
 
 
@@ -114,7 +119,7 @@ def mfu(runs: list[Metrics], run: Metrics) -> float | None:
     rate = per_second(run, run.flops_per_step)
     if not peaks or not rate:
         return None
-    return 100 * rate / max(peaks) / int(run.environment.get("ranks", 1))
+    return 100 * rate / max(peaks) / (count(run.environment.get("ranks")) or 1)
 
 
 def told(name: str):
@@ -389,9 +394,9 @@ def work(args: argparse.Namespace) -> int:
     sides = [[*map(Path, names)] for names in (args.runs[:at], args.runs[at + 1 :])]
     its = load(*sides, args.unfinished)
     if args.html:
-        from records.page import comparison_page
+        from records.page import comparison_page, encoded
 
-        write_whole(args.html, comparison_page(its, cells, parting_line).encode())
+        write_whole(args.html, encoded(comparison_page(its, cells, parting_line)))
     if args.json:
         print(json.dumps(its.value(), indent=1))
     else:

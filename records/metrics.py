@@ -31,7 +31,16 @@ def number(value) -> float:
         return float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError from None
+
+
+def count(value) -> int | None:
+    """A whole number above 0; None for anything else, which other programs may have written."""
+    text = str(value)
+    return int(text) if re.fullmatch("[1-9][0-9]{0,14}", text) else None
 
 
 @dataclass(frozen=True)
@@ -112,8 +121,8 @@ class Metrics:
 
     @property
     def tokens_per_step(self) -> float | None:
-        given = self.config.get("settings", {}).get("train_batch_tokens")
-        if isinstance(given, int):
+        given = count(self.config.get("settings", {}).get("train_batch_tokens"))
+        if given:
             return float(given)
         tokens, steps = self.told("tokens_seen"), self.told("steps")
         return tokens / steps if tokens and steps else None
@@ -161,9 +170,10 @@ class Metrics:
         data = {name: self.final.get(name, self.config.get("sha256", {}).get(name)) for name in hashes}
         return {name: str(value) for name, value in {**found, **data}.items() if value is not None}
 
-    def fact(self, name: str):
+    def fact(self, name: str) -> str | None:
         """Of environment, end or properties; None where nobody says it."""
-        return self.environment.get(name, self.final.get(name, getattr(self, name, None)))
+        found = self.environment.get(name, self.final.get(name, getattr(self, name, None)))
+        return None if found is None else str(found)
 
     @property
     def given(self) -> dict[str, str]:
@@ -211,13 +221,13 @@ def read_lines(path: Path, living: bool) -> Iterator[tuple[str, dict]]:
 LIVING = "if the run goes on, wait for its end or compare it with --unfinished"
 
 
-def step_values(where: str, event: dict, before: list[float] | None, count: int) -> list[float]:
-    """FIELDS of a step; `before`: those of the step before. Raises DataError."""
-    if event.get("step") != count + 1:
+def step_values(where: str, event: dict, before: list[float] | None, done: int) -> list[float]:
+    """FIELDS of a step; `before`: those of the step before, number `done`. Raises DataError."""
+    if event.get("step") != done + 1:
         found = event.get("step")
-        twice = isinstance(found, int) and found <= count
+        twice = isinstance(found, int) and found <= done
         mend = "; a resume wrote steps again: keep the later ones only" if twice else ""
-        after = f"after step {count}, expected step {count + 1}" if count else "first, expected step 1"
+        after = f"after step {done}, expected step {done + 1}" if done else "first, expected step 1"
         raise DataError(f"{where}: step {found!r} comes {after}{mend}")
     values = []
     for name in FIELDS:

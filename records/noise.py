@@ -6,10 +6,10 @@ The band of a row, for a difference of means (of logarithms, where a row is `rel
     as many on both sides   or, if that is narrower, the interval of the paired differences, each of the two
                             at half the level: t(1 - level / 4, n - 1) s_pairs / sqrt(n)
     known noise             what two single runs of one commit may lie apart. It is the band where a side
-                            has one run, and the most that a band can be where no side's repeats lie
-                            further apart:
-                            for bits per byte the track's noise_bpb; for speed 5 %, or as far as the machine's
-                            speed wandered within the runs
+                            has one run: for bits per byte the track's noise_bpb; for speed 5 %, or as far as
+                            the machine's speed wandered within the runs
+    ceiling                 the known noise, or three times the way from the lowest to the highest of a side's
+                            repeats (nine times of two repeats), whichever is more: t says little of a few
     floor                   the least that a band can be: a tenth of noise_bpb, 1 % of speed and memory
 
 `level` is FAMILY / QUANTITIES, after Bonferroni: all rows together call two sets of runs of one commit
@@ -26,6 +26,7 @@ from records.metrics import Metrics
 
 FAMILY = 0.01  # probability that at least one row of two equal sides gets a colour
 QUANTITIES = 8  # that are measured: tokens/s, MFU and step time are one, loss and bits per byte another
+APART = {2: 9, 3: 3}  # how far means may lie apart, in ranges of two repeats, and of three or more
 LEVEL = FAMILY / QUANTITIES
 BETTER, WORSE, SAME, OTHER, UNKNOWN = "better", "worse", "same", "differs", "-"
 
@@ -118,7 +119,7 @@ def band(base: list[float], new: list[float], partners: list[int] | None, known:
         differences = [new[at] - value for at, value in zip(partners, base)]
         width = min(welch(base, new, LEVEL / 2), paired(differences, LEVEL / 2))
     apart = max(max(side) - min(side) for side in (base, new))
-    return min(width, known) if apart <= known else width
+    return min(width, max(known, APART[min(3, len(base), len(new))] * apart))
 
 
 def unlike(row: Row, base: list[Metrics], new: list[Metrics]) -> str:

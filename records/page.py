@@ -41,6 +41,11 @@ def document(title: str, body: str, data: dict) -> str:
     )
 
 
+def encoded(text: str) -> bytes:
+    """A page's bytes. What is no character, as half of a pair in somebody's JSON, becomes a question mark."""
+    return text.encode(errors="replace")
+
+
 def table(head: list[str], rows: Iterable[tuple[str, list[str]]], name: str, number: range = range(0)) -> str:
     """A table of texts that scrolls by itself. rows: (class, cells); `number`: the columns of numbers."""
 

@@ -1,7 +1,7 @@
 """The board as a site of plain files: the tracks on one page, and a page for each record.
 
 Any server serves it as it is, and so does a disk. Nothing is run for it: curves come from the records'
-metrics, and what a model writes from samples.json, which `python -m records.samples` writes.
+metrics, and what a model writes from excerpts.json, which `python -m records.excerpts` writes.
 """
 
 import datetime
@@ -12,10 +12,10 @@ from urllib.parse import quote
 
 from data.command import DataError
 from records.board import TITLES, Entry, load_entries
+from records.excerpts import read_excerpts
 from records.files import read_bytes, write_whole
 from records.metrics import find_runs
-from records.page import charts, document, runs_data, table
-from records.samples import read_samples
+from records.page import charts, document, encoded, runs_data, table
 from records.tracks import Track
 from records.yardsticks import NOTHING, TRAINING, Row, read_yardsticks
 
@@ -85,7 +85,7 @@ def curves(entry: Entry) -> tuple[str, dict]:
 
 def writing(sample: dict | None) -> str:
     if not sample:
-        return '<p class="quiet">No sample is kept. <code>python -m records.samples</code> makes one.</p>'
+        return '<p class="quiet">No sample is kept. <code>python -m records.excerpts</code> makes one.</p>'
     prompt, text = sample["prompt"], sample["text"]
     rest = text.removeprefix(prompt)
     return (
@@ -239,7 +239,7 @@ def write_site(target: Path, tracks: list[Track]) -> int:
     folder, index = (target.parent, target.name) if target.suffix == ".html" else (target, "index.html")
     data, sections, pages = {}, [], {}
     for track in sorted(tracks, key=lambda one: not one.records):  # those without a record last
-        entries, rows, samples = load_entries(track), read_yardsticks(track), read_samples(track)
+        entries, rows, samples = load_entries(track), read_yardsticks(track), read_excerpts(track)
         sections.append(track_section(track, entries, rows))
         data |= track_data(track, entries, rows) if entries else {}
         pages |= {address(one): record_page(one, samples.get(one.record.name), index) for one in entries}
@@ -250,5 +250,5 @@ def write_site(target: Path, tracks: list[Track]) -> int:
     for name, page in pages.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, page.encode())
+        write_whole(path, encoded(page))
     return len(pages)

@@ -6,9 +6,11 @@ import shutil
 
 import numpy as np
 import pytest
+from scipy.stats import t
 
 from records import compare
 from records.metrics import find_runs
+from records.noise import LEVEL, band, welch
 from tests import noise
 from tests.helpers import ROOT
 from tests.metrics_kit import edit_events, edit_lines, write_run
@@ -86,15 +88,26 @@ def test_a_machine_that_wanders_is_told_from_a_slower_script(tmp_path):
     assert keys(base, [edit_events(write_run(tmp_path / "b", 2, steps=200), drift)], "worse") == set()
 
 
-def test_false_alarms_are_rare():
-    """Ten thousand pairs of sides of five: at most LEVEL of them are called different."""
-    from records.noise import LEVEL, band
-
+@pytest.mark.parametrize("spread", [0.1, 1.0, 3.0])
+def test_false_alarms_are_rare(spread):
+    """Two thousand pairs of equal sides of five; repeats differ by less than the known noise, and more."""
     rng = np.random.default_rng(1)
     found = 0
-    for base, new in rng.standard_normal((2000, 2, 5)):
-        found += abs(new.mean() - base.mean()) > band([*base], [*new], [*range(5)], 0.0)
-    assert found <= 2000 * LEVEL * 2
+    for base, new in spread * rng.standard_normal((2000, 2, 5)):
+        found += abs(new.mean() - base.mean()) > band([*base], [*new], [*range(5)], 1.0)
+    assert found <= 2 * 2000 * LEVEL
+
+
+def test_a_band_of_known_numbers():
+    base, new = [1.0, 2.0, 3.0, 4.0, 5.0], [2.0, 2.0, 3.0, 4.0, 4.0]
+    width = (
+        t.isf(LEVEL / 2, 0.7**2 / (0.5**2 / 4 + 0.2**2 / 4)) * (2.5 / 5 + 1.0 / 5) ** 0.5
+    )  # Welch and Satterthwaite by hand
+    assert welch(base, new, LEVEL) == pytest.approx(width, rel=1e-9)
+    assert band(base, new, None, 0.0) == pytest.approx(width, rel=0.01)
+    assert band(base, [one + 0.5 for one in base], [*range(5)], 0.0) == 0.0  # all pairs differ alike
+    assert band(base[:1], new, None, 0.7) == 0.7
+    assert band([1.0, 1.1], [1.0, 1.2], None, 0.3) == pytest.approx(9 * 0.2)
 
 
 def test_what_cannot_be_compared_has_no_verdict(tmp_path):
@@ -187,7 +200,7 @@ ODD = [None, True, -1, 0, 1e308, 10**400, "", "nan", "x", [], {}, [1] * 9, "1.5 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_no_log_makes_a_traceback(tmp_path, capsys, seed):
-    """Values, lines and bytes changed at random, in metrics, log and config: a table, or one line of error."""
+    """Values and bytes changed at random, in metrics, log and config: a table, or one line of error."""
     rng = random.Random(seed)
     good, broken = write_run(tmp_path / "good", steps=20), write_run(tmp_path / "broken", steps=20)
 

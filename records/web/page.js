@@ -164,12 +164,19 @@ A run's curve is {x: steps, s: seconds, y: values}. A point's place on another a
     const { min, max } = u.scales.x;
     const at = u.cursor.idx;
     const middle = at === null || at === undefined ? (min + max) / 2 : u.data[0][at];
-    u.setScale("x", { min: middle - (middle - min) * factor, max: middle + (max - middle) * factor });
+    everywhere(middle - (middle - min) * factor, middle + (max - middle) * factor);
   }
 
-  function whole(u) {
-    const xs = u.data[0];
-    u.setScale("x", { min: xs[0], max: xs[xs.length - 1] });
+  /* All charts show the same part, as they do after dragging. */
+  function everywhere(min, max) {
+    const ends = charts.map((chart) => chart.plot.data[0]);
+    const first = Math.min(...ends.map((xs) => xs[0]));
+    const last = Math.max(...ends.map((xs) => xs[xs.length - 1]));
+    for (const chart of charts) chart.plot.setScale("x", { min: Math.max(first, min), max: Math.min(last, max) });
+  }
+
+  function whole() {
+    everywhere(-Infinity, Infinity);
   }
 
   function keys(chart, event) {

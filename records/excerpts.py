@@ -1,6 +1,6 @@
-"""What the models of records write, kept for the pages: records/<track>/samples.json.
+"""What the models of records write, kept for the pages: records/<track>/excerpts.json.
 
-    python -m records.samples records/track_floppy/2026-11-22_Par
+    python -m records.excerpts records/track_floppy/2026-11-22_Par
 
 A sample is what `records.referee sample` prints with the settings below; it takes a minute or less.
 """
@@ -17,13 +17,13 @@ from records.files import read_json, write_whole
 from records.tracks import Track, load_track
 from records.verdicts import folder_sha256
 
-FILE = "samples.json"
+FILE = "excerpts.json"
 PROMPT = 'def read_file(path):\n    """'  # how the text begins
 TOKENS, TEMPERATURE, SEED = 300, 0.8, 1
 FIELDS = {"sha256": str, "command": str, "prompt": str, "temperature": float, "text": str}
 
 
-def read_samples(track: Track) -> dict[str, dict]:
+def read_excerpts(track: Track) -> dict[str, dict]:
     """The samples of a track's records by name, without those of folders that changed since. DataError."""
     path = track.folder / FILE
     if not path.exists():
@@ -34,12 +34,14 @@ def read_samples(track: Track) -> dict[str, dict]:
             key for key in FIELDS if not isinstance(its.get(key), FIELDS[key])
         ]
         if wrong:
-            raise DataError(f"{path}: {name!r} is no whole sample: python -m records.samples writes it again")
+            raise DataError(
+                f"{path}: {name!r} is no whole sample: python -m records.excerpts writes it again"
+            )
     now = {folder.name: folder_sha256(folder) for folder in track.records}
     return {name: its for name, its in kept.items() if now.get(name) == its["sha256"]}
 
 
-def make_sample(record: Path, options: list[str]) -> dict:
+def make_excerpt(record: Path, options: list[str]) -> dict:
     """Raises DataError with the referee's words."""
     given = {"--prompt": PROMPT, "--tokens": TOKENS, "--temperature": TEMPERATURE, "--seed": SEED}
     words = ["records.referee", "sample", str(record), *(str(one) for pair in given.items() for one in pair)]
@@ -64,7 +66,7 @@ def work(args: argparse.Namespace) -> int:
     for record in args.records:
         record = record.resolve()
         track = load_track(record.parent)
-        made = make_sample(record, ["--trust"] if args.trust else [])
+        made = make_excerpt(record, ["--trust"] if args.trust else [])
         path = track.folder / FILE
         kept = read_json(path) if path.exists() else {}
         kept[record.name] = made
@@ -75,7 +77,7 @@ def work(args: argparse.Namespace) -> int:
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m records.samples", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m records.excerpts", description=__doc__.splitlines()[0])
     parser.add_argument("records", nargs="+", type=Path, metavar="RECORD", help="a record's folder")
     parser.add_argument("--trust", action="store_true", help="run the record without a sandbox")
     return parser.parse_args(argv)
