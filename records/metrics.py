@@ -103,12 +103,17 @@ class Metrics:
 
     @property
     def last_losses(self) -> np.ndarray:
-        """Of the last steps, float64[n]: what one step says is mostly its batch's."""
-        return self.table["train_loss"][-max(10, round(LAST * self.steps)) :]
+        """Of the last steps, float64[n]: what one step says is mostly its batch's.
+
+        Those that are not finite changed no weight, and are left out unless there are no others.
+        """
+        losses = self.table["train_loss"][-max(10, round(LAST * self.steps)) :]
+        finite = losses[np.isfinite(losses)]
+        return finite if len(finite) else losses
 
     def told(self, name: str) -> float | None:
         """A number of the final block, which may be text such as '1.5 partial'; None where there is none."""
-        found = re.match(r"-?[0-9][0-9.e+-]*(?= |$)", str(self.final.get(name, "")))
+        found = re.match(r"(-?[0-9][0-9.e+-]*|nan|-?inf)(?= |$)", str(self.final.get(name, "")))
         try:
             return float(found[0]) if found else None
         except ValueError:

@@ -66,7 +66,7 @@ class Difference:
 
 
 def mean(row: Row, values: list[float | None]) -> float | None:
-    if None in values:
+    if None in values or not all(map(math.isfinite, values)):
         return None
     scaled = statistics.fmean(scale(row, values))
     return math.exp(scaled) if is_log(row, values) else scaled
@@ -134,9 +134,13 @@ def compare(row: Row, base: list[Metrics], new: list[Metrics]) -> Difference:
     """One row of two sides."""
     values = [[row.value(run) for run in side] for side in (base, new)]
     both = values[0] + values[1]
-    unknown = any(value is None or not math.isfinite(value) for value in both)
-    if unknown or (note := unlike(row, base, new)):
-        return Difference(row, *values, None, None, UNKNOWN, "" if unknown else note)
+    if None in both:
+        return Difference(row, *values, None, None, UNKNOWN)
+    if not all(map(math.isfinite, both)):
+        worse = row.good and all(map(math.isfinite, values[0]))
+        return Difference(row, *values, None, None, WORSE if worse else UNKNOWN, "not finite")
+    if note := unlike(row, base, new):
+        return Difference(row, *values, None, None, UNKNOWN, note)
     as_log = is_log(row, both)
     sides = [[math.log(value) for value in side] for side in values] if as_log else values
     difference = statistics.fmean(sides[1]) - statistics.fmean(sides[0])

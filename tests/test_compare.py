@@ -117,6 +117,15 @@ def test_what_cannot_be_compared_has_no_verdict(tmp_path):
     assert {key for key, found in its.items() if found == "-"} == {"val_loss", "bpb_before", "bpb", "step_ms"}
 
 
+def test_a_run_that_diverged_is_worse(tmp_path, capsys):
+    base, other = [write_run(tmp_path / "a", 1)], write_run(tmp_path / "b", 1, val_loss="nan", val_bpb="nan")
+    assert keys(base, [other], "worse") == {"val_loss", "bpb"}
+    edit_events(other, lambda event: event | {"train_loss": "nan"} if event["event"] == "step" else event)
+    assert keys(base, [other], "worse") == {"val_loss", "bpb", "train_loss"}
+    code, out, _ = run(capsys, *base, "--", other, "--html", tmp_path / "page.html")
+    assert code == 1 and "not finite" in out
+
+
 def test_settings_and_the_first_step_where_losses_part(tmp_path, capsys):
     base = write_run(tmp_path / "a", 1)
     other = shutil.copytree(base, tmp_path / "b")
