@@ -10,6 +10,7 @@ BASE and NEW are folders of runs, metrics.jsonl files, or records, which stand f
 import argparse
 import json
 import math
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from records.noise import BETTER, OTHER, UNKNOWN, WORSE, Difference, Row, compar
 from records.papers import OF_ONE_RUN
 from records.rows import rows
 
+HASH = re.compile("([0-9a-f]{16})[0-9a-f]{48}")  # people tell them apart by the first part
 BETWEEN = "--"  # BASE and NEW
 VISIBLE = 0.01  # a part of the loss by which two curves lie apart for whoever looks
 COLOURS = {BETTER: "\033[32m", WORSE: "\033[31m", OTHER: "\033[1m"}
@@ -67,7 +69,8 @@ class Comparison:
     @property
     def environment(self) -> list[list[str]]:
         """The same of the machine, the script and the data."""
-        return differing(*([run.environment for run in side] for side in (self.base, self.new)))
+        found = differing(*([run.environment for run in side] for side in (self.base, self.new)))
+        return [[name, *(HASH.sub(r"\1", side) for side in sides)] for name, *sides in found]
 
     @property
     def stalls(self) -> list[dict]:

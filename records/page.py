@@ -101,14 +101,20 @@ def means(run: Metrics, values: np.ndarray) -> dict:
     return curve(run, middles, np.array([values[part].mean() for part in parts]))
 
 
+def scores(run: Metrics, partial: bool | None) -> dict:
+    """The curve of the validations on a part of the text, or of those on all of it; None: of none."""
+    chosen = [val for val in run.vals if val["partial"] == partial and 0 < val["step"] <= run.steps]
+    places = np.array([int(val["step"]) - 1 for val in chosen], int)
+    return curve(run, places, np.array([val["val_bpb"] for val in chosen]))
+
+
 def run_data(run: Metrics, side: int, place: int, of: int, buckets: int) -> dict:
     """What page.js draws of a run. Step times are milliseconds."""
     every = np.arange(run.steps)
     losses, times, rates = run.table["train_loss"], 1e3 * run.seconds, run.table["lr_mul"]
     seen, slow, quick = thin(losses, buckets), np.flatnonzero(run.stalls), thin(times, buckets)
+    some = any(val["partial"] for val in run.vals)
     few = thin(rates, MEANS // 2) if not np.isnan(rates).all() else every[:0]
-    ends = np.array([int(val["step"]) - 1 for val in run.vals if 0 < val["step"] <= run.steps], int)
-    scores = np.array([val["val_bpb"] for val in run.vals if 0 < val["step"] <= run.steps])
     return {
         "name": run.name,
         "side": side,
@@ -118,7 +124,8 @@ def run_data(run: Metrics, side: int, place: int, of: int, buckets: int) -> dict
         "flops": run.flops_per_step,
         "loss": curve(run, seen, losses[seen]),
         "mean": means(run, losses),
-        "val": curve(run, ends, scores),
+        "val": scores(run, some),
+        "whole": scores(run, not some) if some else scores(run, None),
         "time": curve(run, quick, np.maximum(times[quick], 1e-3)),
         "stalls": curve(run, slow, times[slow]),
         "rate": curve(run, few, rates[few]),
@@ -143,12 +150,17 @@ CHARTS = {
     "rate": "Learning rate",
 }
 
+NOTES = {"bpb": "A ring is a score on the whole text where the others are on a part of it."}
+
 
 def charts() -> str:
     """Where page.js puts the curves, and what switches them."""
     parts = ["<div data-controls></div>"]
     for name, title in CHARTS.items():
-        parts.append(f'<section><h3>{title}</h3><div class="chart" data-chart="{name}"></div></section>')
+        note = f'<p class="quiet">{NOTES[name]}</p>' if name in NOTES else ""
+        parts.append(
+            f'<section><h3>{title}</h3>{note}<div class="chart" data-chart="{name}"></div></section>'
+        )
     return "".join(parts)
 
 

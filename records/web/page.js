@@ -46,7 +46,7 @@ A run's curve is {x: steps, s: seconds, y: values}. A point's place on another a
 
   const KINDS = {
     loss: { title: "train loss", unit: "nats a token", curves: ["loss", "mean"] },
-    bpb: { title: "validation", unit: "bits per byte", curves: ["val"], points: true },
+    bpb: { title: "validation", unit: "bits per byte", curves: ["val", "whole"], points: true },
     time: { title: "step time", unit: "ms, logarithmic", curves: ["time", "stalls"], log: true },
     rate: { title: "learning rate", unit: "multiplier", curves: ["rate"] },
   };
@@ -58,7 +58,7 @@ A run's curve is {x: steps, s: seconds, y: values}. A point's place on another a
         const curve = run[name];
         if (!curve || !curve.x.length) continue;
         const faint = name === "loss" && run.mean.x.length > 1;
-        found.push({ run, at, name, curve, faint, marks: name === "stalls" });
+        found.push({ run, at, name, curve, faint, label: name === "whole" ? `${run.name}, whole text` : run.name, rings: name === "stalls" || name === "whole", silent: faint || name === "stalls" });
       }
     });
     return found;
@@ -117,7 +117,7 @@ A run's curve is {x: steps, s: seconds, y: values}. A point's place on another a
     else if (one.run.side && spec !== KINDS.time) style.dash = [7, 3];
     if (spec === KINDS.time) style.width = 1;
     if (spec.points) style.points = { show: true, size: 6, fill: own };
-    if (one.marks) Object.assign(style, { paths: () => null, points: { show: true, size: 11, width: 2, fill: css("--paper") } });
+    if (one.rings) Object.assign(style, { paths: () => null, points: { show: true, size: 11, width: 2, fill: css("--paper") } });
     return style;
   }
 
@@ -141,9 +141,9 @@ A run's curve is {x: steps, s: seconds, y: values}. A point's place on another a
     if (at === null || at === undefined) return;
     const parts = [`<b>${AXES[axis].label} ${short(u.data[0][at])}</b>`];
     chart.list.forEach((one, i) => {
-      if (one.faint || one.marks || !shown[one.at]) return;
+      if (one.silent || !shown[one.at]) return;
       const value = nearest(u.data[i + 1], at);
-      parts.push(`<i style="border-color:${colour(one.run)}"></i>${escape(one.run.name)} <b>${value === null ? "ended" : short(value)}</b>`);
+      parts.push(`<i style="border-color:${colour(one.run)}"></i>${escape(one.label)} <b>${value === null ? "ended" : short(value)}</b>`);
     });
     out.innerHTML = parts.map((part) => `<span>${part}</span>`).join(" ");
   }
@@ -199,12 +199,12 @@ A run's curve is {x: steps, s: seconds, y: values}. A point's place on another a
   /* --- the table behind a chart ----------------------------------------------------------------------- */
 
   function numbers(chart) {
-    const list = chart.list.filter((one) => !one.faint && !one.marks && shown[one.at]);
+    const list = chart.list.filter((one) => !one.silent && shown[one.at]);
     const columns = list.map((one) => chart.plot.data[chart.list.indexOf(one) + 1]);
     const xs = chart.plot.data[0];
     const rows = 40;
     const places = [...new Set([...Array(rows).keys()].map((i) => Math.round((i * (xs.length - 1)) / (rows - 1))))];
-    const head = [AXES[axis].label, ...list.map((one) => one.run.name)].map((name) => `<th scope="col" class="n">${escape(name)}</th>`);
+    const head = [AXES[axis].label, ...list.map((one) => one.label)].map((name) => `<th scope="col" class="n">${escape(name)}</th>`);
     const body = places.map((at) => `<tr><th scope="row" class="n">${short(xs[at])}</th>${columns.map((ys) => `<td class="n">${short(nearest(ys, at))}</td>`).join("")}</tr>`);
     return `<table><thead><tr>${head.join("")}</tr></thead><tbody>${body.join("")}</tbody></table>`;
   }
