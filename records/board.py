@@ -1,7 +1,8 @@
-"""The board: the tables of records/README.md, from the folders and the verdicts on them.
+"""The board: the tables of records/README.md, from the folders and the verdicts on them, or a site of pages.
 
-python -m records.board             write them
+python -m records.board             write the tables
 python -m records.board --check     exit 1 if they are not up to date
+python -m records.board --html DIR  write the site, DIR/index.html first
 """
 
 import argparse
@@ -45,15 +46,20 @@ class Entry:
         )
 
     @property
-    def interval(self) -> str:
-        """The mean, and half the width of its 95 % confidence interval by Student's t."""
+    def half(self) -> float | None:
+        """Half the width of the mean's 95 % confidence interval by Student's t; None of one score."""
         from scipy.stats import t  # a second
 
         scores = [*self.record.scores.values()]
         if len(scores) < 2:
-            return f"{self.record.mean:.4f}"
-        width = t.ppf(0.975, len(scores) - 1) * statistics.stdev(scores) / len(scores) ** 0.5
-        return f"{self.record.mean:.4f} ± {width:.4f}"
+            return None
+        return float(t.ppf(0.975, len(scores) - 1) * statistics.stdev(scores) / len(scores) ** 0.5)
+
+    @property
+    def interval(self) -> str:
+        """The mean, and half the width of its confidence interval."""
+        half = self.half
+        return f"{self.record.mean:.4f}" + (f" ± {half:.4f}" if half is not None else "")
 
     @property
     def kind(self) -> str:
@@ -165,11 +171,17 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--records", type=Path, default=RECORDS, help="folder of the tracks")
     add("--check", action="store_true", help="write nothing, exit 1 if something would change")
+    add("--html", type=Path, metavar="DIR", help="write a site of pages into this folder, and nothing else")
     return parser.parse_args(argv)
 
 
 def work(args: argparse.Namespace) -> int:
     tracks = [load_track(path.parent) for path in sorted(args.records.glob("*/track.json"))]
+    if args.html:
+        from records.site import write_site
+
+        print(f"{args.html}: {write_site(args.html, tracks)} pages written")
+        return 0
     readme = args.records / "README.md"
     old = read_bytes(readme).decode()
     board = "\n".join(

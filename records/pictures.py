@@ -1,0 +1,179 @@
+"""The two pictures of the README, from the records that are committed: the ladder, and two curves of loss.
+
+python -m records.pictures            write records/ladder.svg and records/curves.svg
+python -m records.pictures --check    exit 1 if the records have changed since
+"""
+
+import argparse
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from data.command import DataError, Parser, open_streams, run, say
+from records.board import Entry, load_entries
+from records.files import read_bytes, sha256, write_whole
+from records.metrics import find_runs
+from records.tracks import RECORDS, load_track
+from records.yardsticks import NOTHING, read_yardsticks
+
+TRACK = "track_floppy"
+PAR = "Par"  # what every record has to beat
+BLUE, ORANGE, GREY = "#3b82f6", "#e08a1e", "#808a96"  # seen on white and on black alike
+NEAR = 0.03  # bits per byte between two names of the ladder's lines
+POINTS = 150  # of a curve's means
+STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "bytegolf",
+    "font.size": 10,
+    "text.color": GREY,
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": GREY,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "grid.color": GREY,
+    "grid.alpha": 0.25,
+}
+
+
+def name_of(entry: Entry) -> str:
+    return entry.record.name.partition("_")[2]
+
+
+def ladder_data(entries: list[Entry], rules: list) -> dict:
+    """Records in order of date, and compressors that saw nothing before."""
+    shown = sorted((entry for entry in entries if entry.kind != "disputed"), key=lambda one: one.record.name)
+    rows = [[name_of(one), one.record.name[:10], one.record.mean, one.half or 0.0] for one in shown]
+    return {
+        "records": rows,
+        "rules": [[row.name, row.bits_per_byte] for row in rules if row.after == NOTHING],
+    }
+
+
+def curves_data(entries: list[Entry]) -> dict:
+    """Loss over operations of par and of the best record: [operations, bits per byte] of each seed's means.
+
+    A token is worth as many bytes as in the validation text: nats of other tokenizers could not be compared.
+    """
+    best = [*(one for one in entries if one.kind == "records"), *entries][0]
+    par = [one for one in entries if name_of(one) == PAR] or [best]
+    chosen = {name_of(one): one for one in (par[0], best)}
+    curves = {}
+    for name, entry in chosen.items():
+        curves[name] = []
+        for one in find_runs(entry.record.path):
+            parts = np.array_split(np.arange(one.steps), POINTS)
+            flops, losses = (one.table[key] for key in ("train_flops", "train_loss"))
+            losses = losses * (one.told("val_bpb") / one.told("val_loss"))
+            means = [[float(f"{values[part].mean():.4g}") for part in parts] for values in (flops, losses)]
+            curves[name].append(means)
+    return curves
+
+
+def labels(rules: list) -> list[tuple[str, float]]:
+    """The rules' names and places; those that lie closer than a line of text share one."""
+    groups = []
+    for name, bpb in sorted(rules, key=lambda rule: -rule[1]):
+        if groups and groups[-1][0][1] - bpb < NEAR:
+            groups[-1].append((name, bpb))
+        else:
+            groups.append([(name, bpb)])
+    return [(", ".join(name for name, _ in group), np.mean([bpb for _, bpb in group])) for group in groups]
+
+
+def draw_ladder(axes, data: dict) -> None:
+    places = np.arange(len(data["records"]))
+    names, days, means, halves = zip(*data["records"])
+    low = min([*means, *(bpb for _, bpb in data["rules"])]) - 0.06
+    high = max([*means, *(bpb for _, bpb in data["rules"])]) + 0.06
+    for _, bpb in data["rules"]:
+        axes.axhline(bpb, color=GREY, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
+    for text, bpb in labels(data["rules"]):
+        axes.annotate(
+            text, (1.01, bpb), xycoords=("axes fraction", "data"), va="center", fontsize=8, color=GREY
+        )
+    axes.errorbar(
+        places, means, halves, fmt="o", color=BLUE, markersize=7, capsize=4, linewidth=1.4, zorder=3
+    )
+    for place, mean in zip(places, means):
+        axes.annotate(f"{mean:.4f}", (place, mean), (9, -3), textcoords="offset points", color=BLUE)
+    axes.set_xticks(places, [f"{name}\n{day}" for name, day in zip(names, days)])
+    axes.set_xlim(-0.6, len(places) - 0.4)
+    axes.set_ylim(low, high)
+    axes.set_ylabel("bits per byte")
+
+
+def draw_curves(axes, data: dict) -> None:
+    for (name, seeds), colour in zip(data.items(), (ORANGE, BLUE)):
+        for at, (flops, losses) in enumerate(seeds):
+            axes.plot(flops, losses, color=colour, linewidth=1.3, alpha=0.8, label=None if at else name)
+    axes.grid(axis="y")
+    axes.set_xlabel("operations of training")
+    axes.set_ylabel("train loss, bits per byte")
+    axes.legend(frameon=False)
+
+
+def svg(draw: Callable, data: dict) -> bytes:
+    """The picture, with the digest of its data as its title."""
+    import matplotlib  # a second that --check need not pay
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    with pyplot.rc_context(STYLE):
+        figure, axes = pyplot.subplots(figsize=(7.2, 3.4), layout="constrained")
+        draw(axes, data)
+        blob = io.BytesIO()
+        meta = {"Date": None, "Title": digest(data)}
+        figure.savefig(blob, format="svg", transparent=True, metadata=meta)
+        pyplot.close(figure)
+    return blob.getvalue()
+
+
+def digest(data: dict) -> str:
+    return sha256(json.dumps(data, sort_keys=True).encode())
+
+
+def work(args: argparse.Namespace) -> int:
+    track = load_track(args.records / TRACK)
+    entries = load_entries(track)
+    if not entries:
+        raise DataError(f"{track.folder}: holds no record to draw")
+    ladder = ladder_data(entries, read_yardsticks(track))
+    pictures = {"ladder.svg": (draw_ladder, ladder), "curves.svg": (draw_curves, curves_data(entries))}
+    code = 0
+    for name, (draw, data) in pictures.items():
+        path = args.records / name
+        if path.exists() and digest(data).encode() in read_bytes(path):
+            continue
+        if args.check:
+            print(f"{path}: is not up to date: python -m records.pictures")
+            code = 1
+        else:
+            write_whole(path, svg(draw, data))
+            say(f"{path}: written")
+    return code
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = Parser(prog="python -m records.pictures", description=__doc__.splitlines()[0])
+    parser.add_argument("--records", type=Path, default=RECORDS, help="folder of the tracks")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing, exit 1 if something would change"
+    )
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    open_streams()
+    args = parse_args(argv)
+    return run(lambda: work(args), "draw again")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

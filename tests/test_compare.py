@@ -1,0 +1,271 @@
+"""records.compare: noise, change, and broken logs. The runs are made up; tests/noise.py has real ones."""
+
+import json
+import random
+import shutil
+
+import numpy as np
+import pytest
+from scipy.stats import t
+
+from records import compare
+from records.metrics import find_runs
+from records.noise import LEVEL, band, welch
+from tests import noise
+from tests.helpers import ROOT
+from tests.metrics_kit import edit_events, edit_lines, write_run
+
+PAR = ROOT / "records/track_floppy/2026-11-22_Par"
+PRESET = ROOT / "records/track_floppy/2026-11-22_Preset"
+
+
+@pytest.fixture
+def sides(tmp_path):
+    """Five runs of one commit on each side; speeds lie 1 % apart, losses less."""
+    return [[write_run(tmp_path / f"{side}{seed}", seed) for seed in range(1, 6)] for side in ("a", "bb")]
+
+
+def run(capsys, *words) -> tuple[int, str, str]:
+    code = compare.main([*map(str, words)])
+    return code, *capsys.readouterr()
+
+
+def verdicts(base, new) -> dict[str, str]:
+    return {found.row.key: found.verdict for found in compare.load(base, new).rows}
+
+
+def keys(base, new, verdict) -> set[str]:
+    return {key for key, found in verdicts(base, new).items() if found == verdict}
+
+
+# --- noise and change -------------------------------------------------------------------------------------
+
+
+def test_two_sides_of_one_commit_are_grey(sides, capsys):
+    code, out, _ = run(capsys, *sides[0], "--", *sides[1])
+    assert code == 0
+    assert "worse by more than noise: nothing" in out and "settings: the same" in out
+    assert set(verdicts(*sides).values()) == {"same"}
+
+
+@pytest.mark.parametrize(
+    "change, red", [(noise.slow, noise.SPEED), (noise.loss, noise.LOSSES), (noise.stall, set())]
+)
+@pytest.mark.parametrize("where", ["copies", "others"])
+def test_a_change_reddens_its_rows_and_no_others(sides, tmp_path, change, red, where):
+    runs = noise.changed(sides[0] if where == "copies" else sides[1], change, tmp_path / "changed")
+    its = compare.load(sides[0], runs)
+    assert noise.colours(its) == (red, set())
+    assert [one["step"] for one in its.stalls] == ([noise.STALL_STEP] if change is noise.stall else [])
+
+
+def test_a_gain_is_green_and_the_exit_code_says_only_what_is_worse(sides, tmp_path, capsys):
+    runs = noise.changed(sides[0], noise.slow, tmp_path / "changed")
+    assert keys(runs, sides[0], "better") == noise.SPEED
+    assert run(capsys, *runs, "--", *sides[0])[0] == 0
+    code, out, _ = run(capsys, *sides[0], "--", *runs)
+    assert code == 1
+    assert "worse by more than noise: median step, tokens/s, MFU" in out
+
+
+def test_one_run_a_side_is_held_against_the_known_noise(tmp_path):
+    base = [write_run(tmp_path / "a", 1)]
+    quicker = [write_run(tmp_path / "b", 2, step_seconds=0.24)]
+    slower = [write_run(tmp_path / "c", 2, step_seconds=0.30)]
+    assert keys(base, quicker, "better") == set()
+    assert keys(base, slower, "worse") == noise.SPEED
+    assert keys(base, [write_run(tmp_path / "d", 2, loss=2.02)], "worse") == set()  # noise_bpb is 0.02
+    assert keys(base, [write_run(tmp_path / "e", 2, loss=2.08)], "worse") == noise.LOSSES
+
+
+def test_a_machine_that_wanders_is_told_from_a_slower_script(tmp_path):
+    base = [write_run(tmp_path / "a", 1, steps=200)]
+
+    def drift(event):
+        more = 0.3 * max(0.0, event.get("train_seconds", 0.0) - 25)  # the second half is slower
+        return event | {"train_seconds": event["train_seconds"] + more} if "train_seconds" in event else event
+
+    assert keys(base, [edit_events(write_run(tmp_path / "b", 2, steps=200), drift)], "worse") == set()
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0, 3.0])
+def test_false_alarms_are_rare(spread):
+    """Two thousand pairs of equal sides of five; repeats differ by less than the known noise, and more."""
+    rng = np.random.default_rng(1)
+    found = 0
+    for base, new in spread * rng.standard_normal((2000, 2, 5)):
+        found += abs(new.mean() - base.mean()) > band([*base], [*new], [*range(5)], 1.0)
+    assert found <= 2 * 2000 * LEVEL
+
+
+def test_a_band_of_known_numbers():
+    base, new = [1.0, 2.0, 3.0, 4.0, 5.0], [2.0, 2.0, 3.0, 4.0, 4.0]
+    width = (
+        t.isf(LEVEL / 2, 0.7**2 / (0.5**2 / 4 + 0.2**2 / 4)) * (2.5 / 5 + 1.0 / 5) ** 0.5
+    )  # Welch and Satterthwaite by hand
+    assert welch(base, new, LEVEL) == pytest.approx(width, rel=1e-9)
+    assert band(base, new, None, 0.0) == pytest.approx(width, rel=0.01)
+    assert band(base, [one + 0.5 for one in base], [*range(5)], 0.0) == 0.0  # all pairs differ alike
+    assert band(base[:1], new, None, 0.7) == 0.7
+    assert band([1.0, 1.1], [1.0, 1.2], None, 0.3) == pytest.approx(9 * 0.2)
+
+
+def test_what_cannot_be_compared_has_no_verdict(tmp_path):
+    base = [write_run(tmp_path / "a", 1)]
+    other = [write_run(tmp_path / "b", 1, val_bytes=7, settings={"train_batch_tokens": 8192})]
+    its = verdicts(base, other)
+    assert {key for key, found in its.items() if found == "-"} == {"val_loss", "bpb_before", "bpb", "step_ms"}
+
+
+def test_a_run_that_diverged_is_worse(tmp_path, capsys):
+    base, other = [write_run(tmp_path / "a", 1)], write_run(tmp_path / "b", 1, val_loss="nan", val_bpb="nan")
+    assert keys(base, [other], "worse") == {"val_loss", "bpb"}
+    edit_events(other, lambda event: event | {"train_loss": "nan"} if event["event"] == "step" else event)
+    assert keys(base, [other], "worse") == {"val_loss", "bpb", "train_loss"}
+    code, out, _ = run(capsys, *base, "--", other, "--html", tmp_path / "page.html")
+    assert code == 1 and "not finite" in out
+
+
+def test_settings_and_the_first_step_where_losses_part(tmp_path, capsys):
+    base = write_run(tmp_path / "a", 1)
+    other = shutil.copytree(base, tmp_path / "b")
+    edit_events(other, lambda event: event | {"train_loss": 1.0} if event.get("step") == 31 else event)
+    about = json.loads((other / "config.json").read_text())
+    about["settings"]["matrix_lr"] = 0.02
+    (other / "config.json").write_text(json.dumps(about))
+    _, out, _ = run(capsys, base, "--", other)
+    assert "MATRIX_LR: 0.06 | 0.02" in out
+    assert "the losses part at step 31, by 1 % from step 31" in out
+    assert "the same to the last bit over 60 steps" in run(capsys, base, "--", base)[1]
+
+
+def test_json_has_what_the_table_has(sides, capsys):
+    code, out, _ = run(capsys, *sides[0], "--", *sides[1], "--json")
+    value = json.loads(out)
+    assert code == 0 and value["worse"] == []
+    rows = {row["key"]: row for row in value["rows"]}
+    assert rows["step_ms"]["base"] == pytest.approx(250, rel=0.02)
+    assert rows["mfu"]["base"] == pytest.approx(100 * 45.7 / 0.25 / 400, rel=0.02)
+    assert rows["start_seconds"]["new"] == pytest.approx(25, abs=0.1)
+    assert len(rows["bpb"]["new_runs"]) == 5
+
+
+def test_records_are_compared_by_all_their_seeds(capsys):
+    code, out, _ = run(capsys, PRESET, "--", PAR)
+    assert "NUM_LAYERS: unset | 5" in out and "base: 3 runs" in out
+    assert code == 1  # the artifact is larger
+
+
+# --- broken logs ------------------------------------------------------------------------------------------
+
+STEP = '{"event": "step", "train_loss": 1.0, "step": 1, "train_seconds": 1.0}'
+
+
+@pytest.mark.parametrize(
+    "change, where, words",
+    [
+        (lambda lines: [], "metrics.jsonl", "is empty"),
+        (lambda lines: lines[:30], "metrics.jsonl:30", "without a final event"),
+        (lambda lines: [*lines[:30], lines[30][:50]], "metrics.jsonl:31", "is no JSON"),
+        (lambda lines: ["\x00" * 9, *lines], "metrics.jsonl:1", "is no JSON"),
+        (lambda lines: [*lines[:20], *lines[10:]], "metrics.jsonl:21", "keep the later ones"),
+        (lambda lines: [*lines[:20], *lines[22:]], "metrics.jsonl:21", "after step 19, expected step 20"),
+        (lambda lines: [*lines, *lines], "metrics.jsonl:67", "after the run's end"),
+        (lambda lines: ['{"loss": 3.1, "iter": 1}'], "metrics.jsonl:1", 'an object with "event"'),
+        (lambda lines: ["[1]"], "metrics.jsonl:1", 'an object with "event"'),
+        (lambda lines: [lines[-1]], "metrics.jsonl", "has no step"),
+        (lambda lines: [STEP.replace('"train_seconds"', '"seconds"')], ":1", "without train_seconds"),
+        (lambda lines: [STEP.replace("1.0,", "NaN,")], ":1", "is no JSON"),
+        (lambda lines: [STEP.replace("1.0,", '"much",')], ":1", "train_loss is 'much', expected a number"),
+        (lambda lines: [STEP.replace(": 1.0}", ": -1.0}")], ":1", "train_seconds is -1"),
+        (
+            lambda lines: [*lines[:1], '{"event": "val", "step": 1}', *lines[1:]],
+            ":2",
+            "numbers step, val_loss",
+        ),
+    ],
+)
+def test_a_broken_log_gets_one_line(tmp_path, capsys, change, where, words):
+    good = write_run(tmp_path / "good")
+    broken = edit_lines(write_run(tmp_path / "broken"), change)
+    code, out, err = run(capsys, good, "--", broken)
+    assert (code, out) == (3, "")
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert where in err and words in err
+
+
+def test_a_line_that_is_half_written(tmp_path, capsys):
+    good, living = write_run(tmp_path / "good"), write_run(tmp_path / "living")
+    path = living / "metrics.jsonl"
+    path.write_text(path.read_text()[:5000])
+    code, _, err = run(capsys, good, "--", living)
+    assert code == 3 and "the last line is cut off" in err and "--unfinished" in err
+    code, out, _ = run(capsys, good, "--", living, "--unfinished")
+    assert code == 0 and "living: has not ended: 2" in out
+
+
+ODD = [None, True, -1, 0, 1e308, 10**400, "", "nan", "x", [], {}, [1] * 9, "1.5 partial", "\ud800", 0.5]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_log_makes_a_traceback(tmp_path, capsys, seed):
+    """Values and bytes changed at random, in metrics, log and config: a table, or one line of error."""
+    rng = random.Random(seed)
+    good, broken = write_run(tmp_path / "good", steps=20), write_run(tmp_path / "broken", steps=20)
+
+    def odd_value(event):
+        if rng.random() < (0.5 if event["event"] != "step" else 0.03):
+            event[rng.choice([*event])] = rng.choice(ODD)
+        return event
+
+    if seed % 2:
+        edit_events(broken, odd_value)
+        about = json.loads((broken / "config.json").read_text())
+        part = rng.choice([*about.values()]) or about
+        part[rng.choice([*part])] = rng.choice(ODD)
+        (broken / "config.json").write_text(json.dumps(about))
+    else:
+        for name in rng.sample(["metrics.jsonl", "train.log", "config.json"], 2):
+            blob = bytearray((broken / name).read_bytes())
+            for _ in range(rng.choice([1, 5, 50])):
+                blob[rng.randrange(len(blob))] = rng.choice([0, 10, 34, 48, 57, 123, 255])
+            (broken / name).write_bytes(blob[: rng.choice([len(blob), rng.randrange(len(blob))])])
+    words = ["--unfinished"] * (seed % 3 > 0)
+    code, _, err = run(capsys, good, "--", broken, *words, "--html", tmp_path / "page.html")
+    assert (code == 3 and err.startswith("error: ") and err.count("\n") == 1) or (code in (0, 1) and not err)
+
+
+def test_losses_that_are_not_finite_are_read(tmp_path):
+    run = edit_events(
+        write_run(tmp_path / "a"), lambda e: e | {"train_loss": "nan"} if e.get("step") == 5 else e
+    )
+    (found,) = find_runs(run)
+    assert np.isnan(found.table["train_loss"][4])
+
+
+def test_metrics_alone_and_runs_without_the_newer_fields(tmp_path, capsys):
+    source = write_run(tmp_path / "a")
+    alone = tmp_path / "old.jsonl"
+    old = edit_events(source, lambda e: {k: v for k, v in e.items() if k not in ("train_flops", "lr_mul")})
+    shutil.copy(old / "metrics.jsonl", alone)
+    code, out, _ = run(capsys, alone, "--", alone)
+    assert code == 0 and "tokens/s" in out
+
+
+@pytest.mark.parametrize("words", [["A"], ["A", "--"], ["--", "A"], ["A", "B", "--json"]])
+def test_two_sides_are_needed(capsys, words):
+    code, _, err = run(capsys, *words)
+    assert code == 2 and "with -- between them" in err
+
+
+def test_no_such_run(tmp_path, capsys):
+    assert "no such file" in run(capsys, tmp_path / "no", "--", tmp_path)[2]
+    assert "holds no metrics.jsonl" in run(capsys, tmp_path, "--", tmp_path)[2]
+
+
+@pytest.mark.slow
+def test_real_runs_of_smoke(tmp_path):
+    """The script that README names; needs the demo corpus."""
+    if not (ROOT / "data/tokenizers/demo_1024_bpe.model").exists():
+        pytest.skip("needs python -m data.prepare demo")
+    assert noise.main([str(tmp_path)]) == 0
