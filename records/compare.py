@@ -57,13 +57,21 @@ class Comparison:
         return [found for found in self.rows if found.verdict == WORSE]
 
     @property
+    def whole(self) -> bool:
+        """Whether all settings of all runs are known. Records have no config.json, only what was given."""
+        return all(run.settings for run in self.runs)
+
+    @property
+    def settings_title(self) -> str:
+        return "settings" if self.whole else "settings that were given (a preset's own stand in its script)"
+
+    @property
     def settings(self) -> list[list[str]]:
         """[name, values of base, values of new] of the settings that differ.
 
         All settings where every run has its config.json, else those that were given.
         """
-        whole = all(run.settings for run in self.runs)
-        told = [[run.settings if whole else run.given for run in side] for side in (self.base, self.new)]
+        told = [[run.settings if self.whole else run.given for run in side] for side in (self.base, self.new)]
         return differing(*told, leave=OF_ONE_RUN)
 
     @property
@@ -229,7 +237,7 @@ def text(its: Comparison, colour: bool) -> Iterator[str]:
     for one in its.runs:
         if not one.final:
             yield f"{one.name}: has not ended: {one.steps} steps so far"
-    for title, lines in (("settings", its.settings), ("environment", its.environment)):
+    for title, lines in ((its.settings_title, its.settings), ("environment", its.environment)):
         yield ""
         yield f"{title}, what differs:" if lines else f"{title}: the same"
         yield from (f"  {name}: {base} | {new}" for name, base, new in lines)

@@ -214,7 +214,7 @@ def comparison_page(its, cells: Callable, parting: Callable) -> str:
         f"<p class=lead>base: {escape(names[0])}<br>new: {escape(names[1])}</p>",
         summary(its),
         "<h2>What differs before the start</h2>",
-        differing("Settings", its.settings),
+        differing(its.settings_title.capitalize(), its.settings),
         differing("Environment", its.environment),
         "<h2>Numbers</h2><p class=quiet>Means of the runs; speeds are medians over each run's steady steps. "
         "A difference within the noise has no colour.</p>",
