@@ -23,9 +23,14 @@ escape = html.escape
 KINDS = {
     "records": "record",
     "waiting": "not retrained yet",
-    "others": "claims no record",
+    "others": "not scored again yet",
     "disputed": "disputed",
 }
+
+
+def kind_of(entry: Entry) -> str:
+    """In words."""
+    return "claims no record" if entry.record.field("claim") == "none" else KINDS[entry.kind]
 
 
 def address(entry: Entry) -> str:
@@ -58,7 +63,7 @@ def facts(entry: Entry) -> str:
         "date": record.name[:10],
         "dataset": record.field("dataset"),
         "bytes": f"{record.total_bytes:,} of {record.track['budget_bytes']:,}",
-        "beats": record.field("beats") or "nothing: it claims no record",
+        "beats": record.field("beats") or "nothing",
         "folder": f"records/{record.track.name}/{record.name}",
     }
     return table(["what", "value"], [("", [name, str(value)]) for name, value in told.items()], "facts")
@@ -138,7 +143,7 @@ def points(entries: list[Entry], x) -> list[dict]:
                 "y": entry.record.mean,
                 "half": entry.half,
                 "name": short_name(entry),
-                "text": f"{words}, {day}, {KINDS[entry.kind]}",
+                "text": f"{words}, {day}, {kind_of(entry)}",
                 "href": address(entry),
                 "open": entry.kind != "records",
             }
@@ -192,7 +197,7 @@ def board_table(track: Track, entries: list[Entry]) -> str:
         for place, entry in enumerate(chosen, 1):
             rank = str(place) if kind == "records" else ""
             link = f'<a href="{address(entry)}">{escape(short_name(entry))}</a>'
-            told = [entry.record.name[:10], entry.interval, f"{entry.record.total_bytes:,}", KINDS[kind]]
+            told = [entry.record.name[:10], entry.interval, f"{entry.record.total_bytes:,}", kind_of(entry)]
             told += [entry.record.field("author"), entry.words]
             cells = "".join(f"<td>{escape(one)}</td>" for one in told)
             rows.append(f'<tr><td>{rank}</td><th scope="row">{link}</th>{cells}</tr>')
