@@ -46,6 +46,11 @@ class Entry:
         )
 
     @property
+    def short_name(self) -> str:
+        """The record's name without its date."""
+        return self.record.name.partition("_")[2]
+
+    @property
     def half(self) -> float | None:
         """Half the width of the mean's 95 % confidence interval by Student's t; None of one score."""
         from scipy.stats import t  # a second

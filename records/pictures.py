@@ -41,14 +41,10 @@ STYLE = {
 }
 
 
-def name_of(entry: Entry) -> str:
-    return entry.record.name.partition("_")[2]
-
-
 def ladder_data(entries: list[Entry], rules: list) -> dict:
     """Records in order of date, and compressors that saw nothing before."""
     shown = sorted((entry for entry in entries if entry.kind != "disputed"), key=lambda one: one.record.name)
-    rows = [[name_of(one), one.record.name[:10], one.record.mean, one.half or 0.0] for one in shown]
+    rows = [[one.short_name, one.record.name[:10], one.record.mean, one.half or 0.0] for one in shown]
     return {
         "records": rows,
         "rules": [[row.name, row.bits_per_byte] for row in rules if row.after == NOTHING],
@@ -61,8 +57,8 @@ def curves_data(entries: list[Entry]) -> dict:
     A token is worth as many bytes as in the validation text: nats of other tokenizers could not be compared.
     """
     best = [*(one for one in entries if one.kind == "records"), *entries][0]
-    par = [one for one in entries if name_of(one) == PAR] or [best]
-    chosen = {name_of(one): one for one in (par[0], best)}
+    par = [one for one in entries if one.short_name == PAR] or [best]
+    chosen = {one.short_name: one for one in (par[0], best)}
     curves = {}
     for name, entry in chosen.items():
         curves[name] = []

@@ -47,13 +47,13 @@ def sample(
     if max([bos, *told]) >= predictor.vocab_size:
         raise DataError(f"the tokenizer's ids do not fit the record's vocabulary of {predictor.vocab_size}")
     predictor.start(1)
-    for token in [bos, *told]:
-        logits = predictor.step(np.array([token]))
+    *before, token = bos, *told
+    for each in before:
+        predictor.step(np.array([each]))
     characters = codecs.getincrementaldecoder("utf-8")("replace")
     for _ in range(count):
-        weights = logits[0].astype(np.float64)
+        weights = predictor.step(np.array([token]))[0].astype(np.float64)
         weights[[bos, *range(tokenizer.vocab_size(), len(weights))]] = -np.inf
         token = choose(weights, temperature, rng)
         yield characters.decode(bytes_of(tokenizer, token))
-        logits = predictor.step(np.array([token]))
     yield characters.decode(b"", final=True)

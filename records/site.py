@@ -30,16 +30,14 @@ KINDS = {
 
 def kind_of(entry: Entry) -> str:
     """In words."""
-    return "claims no record" if entry.record.field("claim") == "none" else KINDS[entry.kind]
+    if entry.kind == "others" and entry.record.field("claim") == "none":
+        return "claims no record"
+    return KINDS[entry.kind]
 
 
 def address(entry: Entry) -> str:
     """Of a record's page, from the page of the tracks."""
     return f"{quote(entry.record.track.name)}/{quote(entry.record.name)}.html"
-
-
-def short_name(entry: Entry) -> str:
-    return entry.record.name.partition("_")[2]
 
 
 def markdown(text: str) -> str:
@@ -105,7 +103,7 @@ def record_page(entry: Entry, sample: dict | None, index: str) -> str:
     readme = read_bytes(record.path / "README.md").decode(errors="replace")
     place, data = curves(entry)
     body = [
-        f'<main><p><a href="../{quote(index)}">All records</a></p><h1>{escape(short_name(entry))}</h1>',
+        f'<main><p><a href="../{quote(index)}">All records</a></p><h1>{escape(entry.short_name)}</h1>',
         f'<p class="lead">{escape(record.field("what_changed"))}</p>',
         facts(entry),
         f"<h2>Why</h2><p>{escape(record.field('why'))}</p>",
@@ -136,13 +134,13 @@ def points(entries: list[Entry], x) -> list[dict]:
     for entry in sorted(entries, key=lambda one: one.record.name):
         day = entry.record.name[:10]
         days[day] = days.get(day, -1) + 1
-        words = f"{short_name(entry)}: {entry.interval} bits per byte, {entry.record.total_bytes:,} bytes"
+        words = f"{entry.short_name}: {entry.interval} bits per byte, {entry.record.total_bytes:,} bytes"
         found.append(
             {
                 "x": x(entry, days[day]),
                 "y": entry.record.mean,
                 "half": entry.half,
-                "name": short_name(entry),
+                "name": entry.short_name,
                 "text": f"{words}, {day}, {kind_of(entry)}",
                 "href": address(entry),
                 "open": entry.kind != "records",
@@ -196,7 +194,7 @@ def board_table(track: Track, entries: list[Entry]) -> str:
         chosen = [entry for entry in entries if entry.kind == kind]
         for place, entry in enumerate(chosen, 1):
             rank = str(place) if kind == "records" else ""
-            link = f'<a href="{address(entry)}">{escape(short_name(entry))}</a>'
+            link = f'<a href="{address(entry)}">{escape(entry.short_name)}</a>'
             told = [entry.record.name[:10], entry.interval, f"{entry.record.total_bytes:,}", kind_of(entry)]
             told += [entry.record.field("author"), entry.words]
             cells = "".join(f"<td>{escape(one)}</td>" for one in told)
