@@ -65,14 +65,15 @@ class Stopped(Exception):  # by a signal or a lost rank: the run can go on, as a
 
 FLOPPY = """
     DATA_PATH=./data/datasets/demo_sp1024 TOKENIZER_PATH=./data/tokenizers/demo_1024_bpe.model
-    NUM_LAYERS=4 MODEL_DIM=192 NUM_HEADS=3 NUM_KV_HEADS=1 KEY_SHIFT=0.5 QK_GAIN_INIT=4
+    DOC_TOKENS=16384 EVAL_SLIDING=1
+    NUM_LAYERS=4 MODEL_DIM=192 NUM_HEADS=3 NUM_KV_HEADS=1 KEY_SHIFT=0.5 VALUE_EMB=1 QK_GAIN_INIT=4
     TRAIN_SEQ_LEN=512 TRAIN_BATCH_TOKENS=8192 BATCH_SLOTS=4 VAL_BATCH_SIZE=16384
     ITERATIONS=100000 MAX_WALLCLOCK_SECONDS=0 MAX_FLOPS=1e14 BUDGET_BYTES=1474560 CODE_BYTES=zlib
     WARMDOWN_ITERS=0.6 WARMUP_STEPS=2 LR_WARMUP_STEPS=20
     MATRIX_LR=0.06 MUON_MOMENTUM=0.95 MUON_MOMENTUM_WARMUP_START=0.85 MUON_MOMENTUM_WARMUP_STEPS=300
 """
 SMOKE = """
-    NUM_LAYERS=3 MODEL_DIM=64 NUM_HEADS=2 QK_GAIN_INIT=1.5
+    DOC_TOKENS=0 EVAL_SLIDING=0 NUM_LAYERS=3 MODEL_DIM=64 NUM_HEADS=2 QK_GAIN_INIT=1.5
     TRAIN_SEQ_LEN=128 TRAIN_BATCH_TOKENS=4096 BATCH_SLOTS=8
     VAL_LOSS_EVERY=0 VAL_TOKENS_LIMIT=65536 TRAIN_LOG_EVERY=10
     ITERATIONS=60 MAX_WALLCLOCK_SECONDS=60 MAX_FLOPS=0 WARMDOWN_ITERS=0.5 WARMUP_STEPS=1 LR_WARMUP_STEPS=5
@@ -99,6 +100,7 @@ class Settings:
     data_path: str = free("./data/datasets/fineweb10B_sp1024", "folder of *_train_*.bin and *_val_*.bin")
     tokenizer_path: str = free("./data/tokenizers/fineweb_1024_bpe.model", "SentencePiece model file")
     data_order: str = var("shuffled", "of training windows", pick=("shuffled", "sequential"))
+    doc_tokens: int = var(0, "train on documents of at most so many tokens; 0: on all", 0)
     run_id: str = free("", "name of the run's folder under logs/; empty: date, time and process id")
     seed: int = var(1337, "draws the start weights and the data order", 0)
     device: str = free("auto", "where to compute", pick=("auto", "cuda", "cpu"))
@@ -108,7 +110,7 @@ class Settings:
     val_loss_every: int = free(1000, "steps between validations on the first eight batches; 0: at the end", 0)
     val_tokens_limit: int = var(0, "score only so many tokens and mark the result partial; 0: all", 0)
     eval_seq_len: int = var(0, "window of the evaluation in tokens; 0: TRAIN_SEQ_LEN", 0)
-    eval_stride: int = var(0, "tokens by which a full window moves in streams; 0: EVAL_SEQ_LEN", 0)
+    eval_sliding: bool = var(False, "in streams a token's window ends with it, not where the next begins")
     eval_only: str = free("", "path of an artifact to score; nothing is trained or written")
     train_log_every: int = free(200, "steps between log lines; the first ten steps are logged too", 1)
     ckpt_seconds: float = free(60.0, "between checkpoints; 0: at the end and on a signal only", 0)
@@ -129,6 +131,7 @@ class Settings:
     num_heads: int = var(8, "query heads", 1)
     num_kv_heads: int = var(4, "key and value heads", 1)
     key_shift: float = var(0.0, "start of the learned share of the token before in a key; 0: none", 0, 1)
+    value_emb: bool = var(False, "each block adds to a token's value one that its piece has there")
     mlp_mult: int = var(2, "hidden width of the MLP in model widths", 1)
     tie_embeddings: bool = var(True, "the output matrix is the token embedding")
     rope_base: float = var(10000.0, "longest wavelength of the rotary positions over 2 pi", 1)
@@ -136,7 +139,7 @@ class Settings:
     qk_gain_init: float = var(1.5, "start of the learned gain of each query head")
     embed_lr: float = var(0.6, "Adam rate of an untied embedding", 0)
     head_lr: float = var(0.008, "Adam rate of an untied output matrix", 0)
-    tied_embed_lr: float = var(0.03, "Adam rate of a tied embedding", 0)
+    tied_embed_lr: float = var(0.03, "Adam rate of a tied embedding and of value embeddings", 0)
     tied_embed_init_std: float = var(0.005, "start of a tied embedding", 0)
     matrix_lr: float = var(0.02, "Muon rate of the blocks' matrices", 0)
     scalar_lr: float = var(0.02, "Adam rate of vectors and scalars", 0)
@@ -219,7 +222,7 @@ def check_settings(s):
         ("num_heads", s.model_dim % (2 * s.num_heads) == 0, f"a divisor of half of MODEL_DIM={s.model_dim}"),
         ("num_kv_heads", s.num_heads % s.num_kv_heads == 0, f"a divisor of NUM_HEADS={s.num_heads}"),
         ("train_batch_tokens", s.train_batch_tokens % unit == 0, f"a multiple of {unit}, a sequence a slot"),
-        ("eval_stride", s.eval_stride <= s.eval_window, f"at most the window, {s.eval_window}"),
+        ("doc_tokens", not s.doc_tokens or s.data_order == "shuffled", "0 with DATA_ORDER=sequential"),
         ("run_id", re.fullmatch(r"([\w-][\w.-]{0,99})?", s.run_id), letters),
         ("val_tokens_limit", s.val_tokens_limit != 1, "0 or at least 2: the first token is not scored"),
     ):
@@ -267,6 +270,9 @@ def parameter_table(s):
     table.append(Param("tok_emb", vocab, "normal", std, "embed", lr, layered=False))
     if not s.tie_embeddings:
         table.append(Param("head", vocab, "constant", 0.0, "head", s.head_lr, layered=False))
+    if s.value_emb:
+        tables = layers, s.vocab_size, kv_dim
+        table.append(Param("value_emb", tables, "normal", 0.02, "embed", s.tied_embed_lr))
     for name, start in {"attn_scale": 1.0, "mlp_scale": 1.0, "mix_x": 1.0, "mix_x0": 0.0}.items():
         table.append(Param(name, (layers, dim), "constant", start, "vector", s.scalar_lr))
     if s.key_shift:
@@ -373,32 +379,36 @@ def attention_by_blocks(q_BTGRK, k_BTGK, v_BTGK):
 
 
 def cached_attention(q_BTGRK, k_BTGK, v_BTGK, cache, start):
-    """attention of one position, or several from 0 on; cache: [2, B, G, T, K], the keys and values so far."""
-    end = start + q_BTGRK.size(1)
-    cache[:, :, :, start:end] = torch.stack((k_BTGK, v_BTGK)).transpose(2, 3)
-    if start == 0:
-        return attention(q_BTGRK, k_BTGK, v_BTGK)
-    out_BGRK = F.scaled_dot_product_attention(q_BTGRK[:, 0], *cache[:, :, :, :end])
+    """attention of position `start` alone; cache: [2, B, G, T + 1, K], T keys and values as a ring."""
+    length = cache.size(3) - 1
+    cache[:, :, :, start % length] = torch.stack((k_BTGK[:, 0], v_BTGK[:, 0]))
+    held = cache[:, :, :, : min(start + 1, length)]  # in any order: a softmax's sum has none
+    out_BGRK = F.scaled_dot_product_attention(q_BTGRK[:, 0], *held)
     return out_BGRK.flatten(1)[:, None]
 
 
 def mix_before(k_BTGK, share_GK, past):
     """Keys in float32, each mixed with the one before: what followed a token is found in a single layer."""
     before = F.pad(k_BTGK, (0, 0, 0, 0, 1, -1))
-    if past:  # the last key as it was waits in the cache, where the next one will stand
+    if past:  # the last key as it was waits behind the ring
         (keys_BGTK, _), start = past
-        before[:, 0] = keys_BGTK[:, :, start] if start else 0.0
-        keys_BGTK[:, :, start + k_BTGK.size(1)] = k_BTGK[:, -1]
+        before[:, 0] = keys_BGTK[:, :, -1] if start else 0.0
+        keys_BGTK[:, :, -1] = k_BTGK[:, 0]
     return torch.lerp(k_BTGK.float(), before.float(), share_GK)
 
 
-def block(x, x0, cos, sin, w, head_dim, past=None):
-    """One pre-norm transformer block, [B, T, D] to the same; vectors among its weights act in float32."""
+def block(x, x0, value, cos, sin, w, head_dim, past=None):
+    """One pre-norm transformer block, [B, T, D] to the same; vectors among its weights act in float32.
+
+    value: None, or what each token's piece adds to its values, float32[B, T, G * K].
+    """
     dtype, heads = x.dtype, x.size(2) // head_dim
     x = w["mix_x"] * x + w["mix_x0"] * x0
     qkv = F.linear(rms_norm(x).to(dtype), w["qkv"]).unflatten(2, (-1, head_dim))
     groups = (qkv.size(2) - heads) // 2
     q, k, v = qkv.split((heads, groups, groups), dim=2)
+    if value is not None:
+        v = v + value.view_as(v).to(dtype)
     q = q.unflatten(2, (groups, -1))  # (G, R): over H Inductor vectorizes no loop
     q = norm_and_rotate(q, cos[:, None], sin[:, None]) * w["q_gain"].view(groups, -1, 1)
     if "key_shift" in w:
@@ -453,7 +463,8 @@ class GPT:
         """int64[B, T] -> the last block's output, [B, T, D] in the compute dtype, and the output matrix."""
         once, layers = self.weights()
         end = start + ids.size(1)
-        cos, sin = (table[start:end] for table in self.positions(max(end, self.s.eval_window)))
+        tables = self.positions(1 << max(end, self.s.eval_window).bit_length())  # made anew for few lengths
+        cos, sin = (table[start:end] for table in tables)
         x0 = rms_norm(F.embedding(ids, once["tok_emb"])).to(self.machine.dtype)
         x = x0.view_as(x0)  # were it x0 itself, the block would be compiled once more for that case
         half, outputs = len(layers) // 2, []
@@ -461,7 +472,9 @@ class GPT:
             if i >= half and outputs:  # the second half takes up what the first left, last in first out
                 x = x + (once["skip_weight"][i - half] * outputs.pop()).to(x.dtype)
             past = None if cache is None else (cache[i], start)
-            x = self.block(x, x0, cos, sin, layer, self.s.head_dim, past)
+            values = layer.pop("value_emb", None)
+            value = None if values is None else F.embedding(ids, values)
+            x = self.block(x, x0, value, cos, sin, layer, self.s.head_dim, past)
             if i < half:
                 outputs.append(x)
         return x, once.get("head", once["tok_emb"])
@@ -756,9 +769,23 @@ class BatchReader:
             least = f"expected the {self.length} of a slot at least; lower TRAIN_BATCH_TOKENS"
             raise DataError(f"DATA_PATH={s.data_path}: {stream.total} training tokens, {least}")
         rng = np.random.Generator(np.random.Philox(key=s.seed))
-        self.order = rng.permutation(stream.total // self.length)
+        windows = np.arange(stream.total // self.length)
+        if s.doc_tokens:
+            windows = windows[self.document_tokens(windows) <= s.doc_tokens]
+            if not len(windows):
+                raise DataError(f"DOC_TOKENS={s.doc_tokens}: no known document of {s.data_path} is as small")
+        self.order = rng.permutation(windows)
         self.thread = ThreadPoolExecutor(1, "batch reader")
         self.coming = self.thread.submit(self.read, step)
+
+    def document_tokens(self, windows):
+        """Tokens of the document in the middle of each window."""
+        header, tokens = self.stream.headers[0], self.stream.read(0, self.stream.total)
+        first = tokens == (header["bos"] if header["extension"] else -1)  # legacy shards are one document
+        starts = np.flatnonzero(np.append(True, first[1:]))
+        sizes = np.diff(starts, append=len(tokens))
+        middles = windows * self.length + self.length // 2
+        return sizes[np.searchsorted(starts, middles, "right") - 1]
 
     def read(self, step):
         """This rank's slots of a step, int64[n, slot_tokens + 1] of the framework, and a checksum."""
@@ -1283,7 +1310,8 @@ def keep_freed_memory():
 class Predictor:
     """A model that is told one token after the other, in many streams at once: what the referee calls.
 
-    It keeps the keys and values of a window of EVAL_SEQ_LEN tokens. A full window moves by EVAL_STRIDE.
+    It keeps the keys and values of the last EVAL_SEQ_LEN tokens; without EVAL_SLIDING, of those that stand in
+    the window of the next one. A deep block's keys have seen further tokens, those before their own windows.
     """
 
     rows = 256  # streams: enough of them to fill a product's tiles, few enough for the memory
@@ -1296,19 +1324,16 @@ class Predictor:
         s, machine = self.model.s, self.model.machine
         shape = s.num_layers, 2, rows, s.num_kv_heads, s.eval_window + 1, s.head_dim  # + 1 for mix_before
         self.cache = torch.empty(shape, dtype=machine.dtype, device=machine.device)
-        self.told = torch.empty(rows, 0, dtype=torch.int64, device=machine.device)
+        self.told = 0
         return np.zeros((rows, s.vocab_size), np.float32)
 
     @torch.no_grad()
     def step(self, ids):
         """Told the next token of every stream, int64[rows]: logits of the one after, float32[rows, V]."""
-        s, new = self.model.s, torch.from_numpy(ids).to(self.told.device)[:, None]
-        if self.told.size(1) == s.eval_window:
-            self.told = self.told[:, s.eval_stride or s.eval_window :]
-            if self.told.size(1):
-                self.model.trunk(self.told, self.cache)
-        x, head = self.model.trunk(new, self.cache, self.told.size(1))
-        self.told = torch.cat((self.told, new), 1)
+        s, new = self.model.s, torch.from_numpy(ids).to(self.cache.device)[:, None]
+        start = self.told if s.eval_sliding else self.told % s.eval_window
+        x, head = self.model.trunk(new, self.cache, start)
+        self.told += 1
         return head_logits(x[:, -1], head, s.logit_softcap, torch.float32).cpu().numpy()
 
 

@@ -68,8 +68,11 @@ def mix_before(k_BTGK, share_GK):
     return k + share_GK * (before - k)
 
 
-def block(x, x0, cos, sin, w, head_dim):
-    """One pre-norm transformer block, [B, T, D] to the same; vectors among its weights act in float32."""
+def block(x, x0, value, cos, sin, w, head_dim):
+    """One pre-norm transformer block, [B, T, D] to the same; vectors among its weights act in float32.
+
+    value: None, or what each token's piece adds to its values, float32[B, T, G * K].
+    """
     dtype = x.dtype
     heads = x.shape[2] // head_dim
     x = w["mix_x"] * x + w["mix_x0"] * x0
@@ -77,6 +80,8 @@ def block(x, x0, cos, sin, w, head_dim):
     qkv = mx.unflatten(qkv, 2, (-1, head_dim))
     groups = (qkv.shape[2] - heads) // 2
     q, k, v = mx.split(qkv, (heads, heads + groups), axis=2)
+    if value is not None:
+        v = v + value.reshape(v.shape).astype(dtype)
     q = norm_and_rotate(q, cos, sin) * w["q_gain"][:, None]
     if "key_shift" in w:
         k = mix_before(k, w["key_shift"].reshape(groups, head_dim))
@@ -154,7 +159,9 @@ class GPT:
             if i >= half and outputs:  # the second half takes up what the first left, last in first out
                 skip = once["skip_weight"][i - half] * outputs.pop()
                 x = x + skip.astype(x.dtype)
-            x = block(x, x0, cos, sin, layer, self.s.head_dim)
+            table = layer.get("value_emb")
+            value = None if table is None else table[ids]
+            x = block(x, x0, value, cos, sin, layer, self.s.head_dim)
             if i < half:
                 outputs.append(x)
         return x, once.get("head", once["tok_emb"])

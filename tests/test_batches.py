@@ -102,6 +102,36 @@ def test_every_rank_reads_its_slots_of_the_told_order(stream, order, slots, sequ
             assert total == told_checksum(told, step)
 
 
+@settings(max_examples=40)
+@given(streams(), st.integers(1, 6), st.integers(1, 40), st.integers(0, 9))
+def test_windows_are_of_documents_of_at_most_doc_tokens(stream, sequence, most, seed):
+    tokens, sizes = stream
+    length, bos = sequence + 1, helpers.BOS
+    tokens = [bos, *(bos if token % 9 == 0 else max(token, bos + 1) for token in tokens[1:])]
+    if len(tokens) < length:
+        return
+    starts = [*(i for i, token in enumerate(tokens) if token == bos), len(tokens)]
+    small = {at for i, j in itertools.pairwise(starts) if j - i <= most for at in range(i, j)}
+    windows = [at for at in range(0, len(tokens) - length + 1, length) if at + length // 2 in small]
+    env = {"TRAIN_SEQ_LEN": sequence, "TRAIN_BATCH_TOKENS": 8 * sequence}
+    with tempfile.TemporaryDirectory() as folder:
+        read = stream_of(Path(folder), tokens, sizes)
+        s = small_settings(Path(folder), SEED=seed, DOC_TOKENS=most, **env)
+        if not windows:
+            with pytest.raises(DataError, match=f"DOC_TOKENS={most}: no known document"):
+                batches(s, read, 1)
+            return
+        order = np.random.Generator(np.random.Philox(key=seed)).permutation(windows).tolist()
+        told = itertools.islice(itertools.cycle(order), 8)
+        assert batches(s, read, 1)[0] == [[tokens[at : at + length] for at in told]]
+
+
+def test_legacy_shards_do_not_say_where_documents_begin(tmp_path):
+    stream = stream_of(tmp_path, [0, 1, 2, 3, 4] * 20, [100], extended=False)
+    with pytest.raises(DataError, match="DOC_TOKENS=50: no known document"):
+        batches(small_settings(tmp_path, DOC_TOKENS=50), stream, 1)
+
+
 def test_an_epoch_of_windows_overlaps_nowhere_and_the_next_has_the_same_order(tmp_path):
     stream = stream_of(tmp_path, list(range(203)), [100, 103])
     two, _ = batches(small_settings(tmp_path), stream, 10)

@@ -376,48 +376,62 @@ def nats_of_steps(predictor: Predictor, ids: np.ndarray) -> np.ndarray:
     return -logprobs.gather(-1, torch.from_numpy(ids)[..., None])[..., 0].numpy()
 
 
-def nats_of_windows(model, ids: np.ndarray, window: int, stride: int) -> np.ndarray:
-    """The same by nll: in each window, `stride` further on, the tokens that none before it had."""
+def nats_of_windows(model, ids: np.ndarray, window: int) -> np.ndarray:
+    """The same by nll, in windows side by side."""
     rows, length = ids.shape
-    parts, done = [np.full((rows, 1), math.log(model.s.vocab_size))], 0
-    for start in range(0, length, stride):
-        end = min(start + window, length - 1)
-        if end > done:
-            parts.append(model.nll(ids[:, start : end + 1])[:, done - start :])
-            done = end
-    return np.concatenate(parts, 1)
+    first = np.full((rows, 1), math.log(model.s.vocab_size))
+    starts = range(0, length - 1, window)
+    return np.concatenate([first, *(model.nll(ids[:, at : at + window + 1]) for at in starts)], 1)
 
 
-@pytest.mark.parametrize("key_shift", [0, 0.5])
-@pytest.mark.parametrize("stride", [0, 1, 7, 13, 19, 20])
-def test_a_predictor_says_what_windows_side_by_side_or_sliding_say(stride, key_shift):
-    s = tiny(EVAL_STRIDE=stride, KEY_SHIFT=key_shift)
+def sliding_attention(window: int):
+    """Softmax attention in which a position sees `window` positions, itself the last of them."""
+
+    def attention(q_BTGRK, k_BTGK, v_BTGK):
+        q, k, v = q_BTGRK.permute(0, 2, 3, 1, 4), k_BTGK.transpose(1, 2)[:, :, None], v_BTGK.transpose(1, 2)
+        at = torch.arange(q.size(3))
+        seen = (at <= at[:, None]) & (at > at[:, None] - window)
+        scores = (q @ k.mT / q.size(4) ** 0.5).where(seen, -math.inf)
+        return (scores.softmax(-1) @ v[:, :, None]).permute(0, 3, 1, 2, 4).flatten(2)
+
+    return attention
+
+
+SHIFTED = pytest.mark.parametrize("more", [{}, {"KEY_SHIFT": 0}, {"VALUE_EMB": 0}])
+
+
+@SHIFTED
+@pytest.mark.parametrize("window", [7, 20, 150])
+def test_a_predictor_says_what_windows_side_by_side_say(window, more):
+    s = tiny(EVAL_SEQ_LEN=window, **more)
     model = random_trainer(s).model
-    ids = random_ids(s, 3, 90)
+    ids = random_ids(s, 3, 190)
     found = nats_of_steps(Predictor(model), ids)
-    assert np.abs(found - nats_of_windows(model, ids, 20, stride or 20)).max() < 1e-5
+    assert np.abs(found - nats_of_windows(model, ids, window)).max() < 1e-5
 
 
-def test_a_window_of_the_evaluation_may_be_longer_than_that_of_training():
-    s = tiny(EVAL_SEQ_LEN=150, EVAL_STRIDE=50)
+@SHIFTED
+def test_a_predictor_says_what_attention_in_a_sliding_window_says(more, monkeypatch):
+    s = tiny(EVAL_SLIDING=1, **more)
     model = random_trainer(s).model
-    ids = random_ids(s, 2, 230)
+    ids = random_ids(s, 3, 190)
     found = nats_of_steps(Predictor(model), ids)
-    assert np.abs(found - nats_of_windows(model, ids, 150, 50)).max() < 1e-5
+    monkeypatch.setattr(train_gpt, "attention", sliding_attention(20))
+    assert np.abs(found - nats_of_windows(model, ids, 190)).max() < 1e-5
 
 
 def test_a_predictor_in_bfloat16_is_near_the_windows_in_bfloat16():
-    s = tiny(EVAL_STRIDE=7)
+    s = tiny()
     model = random_trainer(s, Machine(torch.device("cpu"), dtype=torch.bfloat16)).model
     ids = random_ids(s, 3, 60)
-    difference = nats_of_steps(Predictor(model), ids) - nats_of_windows(model, ids, 20, 7)
+    difference = nats_of_steps(Predictor(model), ids) - nats_of_windows(model, ids, 20)
     assert np.abs(difference).max() < 0.2
     assert abs(difference.mean()) < 0.01
 
 
 def test_a_predictor_begins_anew_with_any_number_of_rows():
     """What one text was, and in how many streams, shows in no other."""
-    s = tiny(EVAL_STRIDE=7)
+    s = tiny(EVAL_SLIDING=1)
     predictor = Predictor(random_trainer(s).model)
     ids = random_ids(s, 5, 50)
     first = nats_of_steps(predictor, ids)
