@@ -66,7 +66,7 @@ class Stopped(Exception):  # by a signal or a lost rank: the run can go on, as a
 FLOPPY = """
     DATA_PATH=./data/datasets/demo_sp1024 TOKENIZER_PATH=./data/tokenizers/demo_1024_bpe.model
     DOC_TOKENS=16384 EVAL_SLIDING=1
-    NUM_LAYERS=4 MODEL_DIM=192 NUM_HEADS=3 NUM_KV_HEADS=1 KEY_SHIFT=0.5 VALUE_EMB=1 QK_GAIN_INIT=4
+    NUM_LAYERS=4 MODEL_DIM=192 NUM_HEADS=3 NUM_KV_HEADS=1 SMEAR=0.5 KEY_SHIFT=0.5 QK_GAIN_INIT=4
     TRAIN_SEQ_LEN=512 TRAIN_BATCH_TOKENS=8192 BATCH_SLOTS=4 VAL_BATCH_SIZE=16384
     ITERATIONS=100000 MAX_WALLCLOCK_SECONDS=0 MAX_FLOPS=1e14 BUDGET_BYTES=1474560 CODE_BYTES=zlib
     WARMDOWN_ITERS=0.6 WARMUP_STEPS=2 LR_WARMUP_STEPS=20
@@ -130,8 +130,8 @@ class Settings:
     model_dim: int = var(512, "width of the residual stream", 1)
     num_heads: int = var(8, "query heads", 1)
     num_kv_heads: int = var(4, "key and value heads", 1)
+    smear: float = var(0.0, "start of the learned share of the token before in an embedding; 0: none", 0, 1)
     key_shift: float = var(0.0, "start of the learned share of the token before in a key; 0: none", 0, 1)
-    value_emb: bool = var(False, "each block adds to a token's value one that its piece has there")
     mlp_mult: int = var(2, "hidden width of the MLP in model widths", 1)
     tie_embeddings: bool = var(True, "the output matrix is the token embedding")
     rope_base: float = var(10000.0, "longest wavelength of the rotary positions over 2 pi", 1)
@@ -139,7 +139,7 @@ class Settings:
     qk_gain_init: float = var(1.5, "start of the learned gain of each query head")
     embed_lr: float = var(0.6, "Adam rate of an untied embedding", 0)
     head_lr: float = var(0.008, "Adam rate of an untied output matrix", 0)
-    tied_embed_lr: float = var(0.03, "Adam rate of a tied embedding and of value embeddings", 0)
+    tied_embed_lr: float = var(0.03, "Adam rate of a tied embedding", 0)
     tied_embed_init_std: float = var(0.005, "start of a tied embedding", 0)
     matrix_lr: float = var(0.02, "Muon rate of the blocks' matrices", 0)
     scalar_lr: float = var(0.02, "Adam rate of vectors and scalars", 0)
@@ -270,9 +270,8 @@ def parameter_table(s):
     table.append(Param("tok_emb", vocab, "normal", std, "embed", lr, layered=False))
     if not s.tie_embeddings:
         table.append(Param("head", vocab, "constant", 0.0, "head", s.head_lr, layered=False))
-    if s.value_emb:
-        tables = layers, s.vocab_size, kv_dim
-        table.append(Param("value_emb", tables, "normal", 0.02, "embed", s.tied_embed_lr))
+    if s.smear:
+        table.append(Param("smear", (dim,), "constant", s.smear, "vector", s.scalar_lr, layered=False))
     for name, start in {"attn_scale": 1.0, "mlp_scale": 1.0, "mix_x": 1.0, "mix_x0": 0.0}.items():
         table.append(Param(name, (layers, dim), "constant", start, "vector", s.scalar_lr))
     if s.key_shift:
@@ -397,18 +396,13 @@ def mix_before(k_BTGK, share_GK, past):
     return torch.lerp(k_BTGK.float(), before.float(), share_GK)
 
 
-def block(x, x0, value, cos, sin, w, head_dim, past=None):
-    """One pre-norm transformer block, [B, T, D] to the same; vectors among its weights act in float32.
-
-    value: None, or what each token's piece adds to its values, float32[B, T, G * K].
-    """
+def block(x, x0, cos, sin, w, head_dim, past=None):
+    """One pre-norm transformer block, [B, T, D] to the same; vectors among its weights act in float32."""
     dtype, heads = x.dtype, x.size(2) // head_dim
     x = w["mix_x"] * x + w["mix_x0"] * x0
     qkv = F.linear(rms_norm(x).to(dtype), w["qkv"]).unflatten(2, (-1, head_dim))
     groups = (qkv.size(2) - heads) // 2
     q, k, v = qkv.split((heads, groups, groups), dim=2)
-    if value is not None:
-        v = v + value.view_as(v).to(dtype)
     q = q.unflatten(2, (groups, -1))  # (G, R): over H Inductor vectorizes no loop
     q = norm_and_rotate(q, cos[:, None], sin[:, None]) * w["q_gain"].view(groups, -1, 1)
     if "key_shift" in w:
@@ -459,22 +453,26 @@ class GPT:
         parts = {p.name: read.pop(p.name).unbind(0) for p in self.table if p.layered}
         return read, [dict(zip(parts, layer)) for layer in zip(*parts.values())]
 
-    def trunk(self, ids, cache=None, start=0):
-        """int64[B, T] -> the last block's output, [B, T, D] in the compute dtype, and the output matrix."""
+    def trunk(self, ids, cache=None, start=0, last=None):
+        """int64[B, T] -> the last block's output, [B, T, D] in the compute dtype, and the output matrix.
+
+        With a cache these are the ids of position `start`; last: int64[B, 1], those before, or None.
+        """
         once, layers = self.weights()
         end = start + ids.size(1)
         tables = self.positions(1 << max(end, self.s.eval_window).bit_length())  # made anew for few lengths
         cos, sin = (table[start:end] for table in tables)
-        x0 = rms_norm(F.embedding(ids, once["tok_emb"])).to(self.machine.dtype)
+        x0 = F.embedding(ids if last is None else torch.cat((last, ids), 1), once["tok_emb"])
+        if "smear" in once:
+            x0 = x0 + once["smear"] * F.pad(x0, (0, 0, 1, -1))
+        x0 = rms_norm(x0[:, -ids.size(1) :]).to(self.machine.dtype)
         x = x0.view_as(x0)  # were it x0 itself, the block would be compiled once more for that case
         half, outputs = len(layers) // 2, []
         for i, layer in enumerate(layers):
             if i >= half and outputs:  # the second half takes up what the first left, last in first out
                 x = x + (once["skip_weight"][i - half] * outputs.pop()).to(x.dtype)
             past = None if cache is None else (cache[i], start)
-            values = layer.pop("value_emb", None)
-            value = None if values is None else F.embedding(ids, values)
-            x = self.block(x, x0, value, cos, sin, layer, self.s.head_dim, past)
+            x = self.block(x, x0, cos, sin, layer, self.s.head_dim, past)
             if i < half:
                 outputs.append(x)
         return x, once.get("head", once["tok_emb"])
@@ -1332,8 +1330,8 @@ class Predictor:
         """Told the next token of every stream, int64[rows]: logits of the one after, float32[rows, V]."""
         s, new = self.model.s, torch.from_numpy(ids).to(self.cache.device)[:, None]
         start = self.told if s.eval_sliding else self.told % s.eval_window
-        x, head = self.model.trunk(new, self.cache, start)
-        self.told += 1
+        x, head = self.model.trunk(new, self.cache, start, self.last if start else None)
+        self.told, self.last = self.told + 1, new
         return head_logits(x[:, -1], head, s.logit_softcap, torch.float32).cpu().numpy()
 
 

@@ -68,11 +68,8 @@ def mix_before(k_BTGK, share_GK):
     return k + share_GK * (before - k)
 
 
-def block(x, x0, value, cos, sin, w, head_dim):
-    """One pre-norm transformer block, [B, T, D] to the same; vectors among its weights act in float32.
-
-    value: None, or what each token's piece adds to its values, float32[B, T, G * K].
-    """
+def block(x, x0, cos, sin, w, head_dim):
+    """One pre-norm transformer block, [B, T, D] to the same; vectors among its weights act in float32."""
     dtype = x.dtype
     heads = x.shape[2] // head_dim
     x = w["mix_x"] * x + w["mix_x0"] * x0
@@ -80,8 +77,6 @@ def block(x, x0, value, cos, sin, w, head_dim):
     qkv = mx.unflatten(qkv, 2, (-1, head_dim))
     groups = (qkv.shape[2] - heads) // 2
     q, k, v = mx.split(qkv, (heads, heads + groups), axis=2)
-    if value is not None:
-        v = v + value.reshape(v.shape).astype(dtype)
     q = norm_and_rotate(q, cos, sin) * w["q_gain"][:, None]
     if "key_shift" in w:
         k = mix_before(k, w["key_shift"].reshape(groups, head_dim))
@@ -151,7 +146,11 @@ class GPT:
         """int[B, T] -> the last block's output, [B, T, D] in the compute dtype, and the output matrix."""
         once, layers = self.weights(flat)
         cos, sin = self.positions(ids.shape[1])
-        x0 = rms_norm(once["tok_emb"][ids]).astype(self.machine.mx_dtype)
+        x0 = once["tok_emb"][ids]
+        if "smear" in once:
+            before = mx.pad(x0[:, :-1], [(0, 0), (1, 0), (0, 0)])
+            x0 = x0 + once["smear"] * before
+        x0 = rms_norm(x0).astype(self.machine.mx_dtype)
         x = x0
         half = len(layers) // 2
         outputs = []
@@ -159,9 +158,7 @@ class GPT:
             if i >= half and outputs:  # the second half takes up what the first left, last in first out
                 skip = once["skip_weight"][i - half] * outputs.pop()
                 x = x + skip.astype(x.dtype)
-            table = layer.get("value_emb")
-            value = None if table is None else table[ids]
-            x = block(x, x0, value, cos, sin, layer, self.s.head_dim)
+            x = block(x, x0, cos, sin, layer, self.s.head_dim)
             if i < half:
                 outputs.append(x)
         return x, once.get("head", once["tok_emb"])

@@ -184,21 +184,14 @@ def test_a_fork_predicts_token_by_token_what_it_scores_in_windows(forks, corpus,
 
 
 @pytest.mark.slow
-def test_smear_gates_start_closed_and_are_learned(forks, base_run):
-    """No gradient would reach a gate that the model does not use."""
-    fork = forks("smear_gate")
+@pytest.mark.parametrize("name", ["second", "value"])
+def test_embeddings_start_unread_and_are_learned(forks, base_run, name):
+    fork = forks({"second": "second_embedding", "value": "value_embeddings"}[name])
     assert losses(fork.run)[0] == pytest.approx(losses(base_run)[0], rel=1e-6)
-    assert fork.weights()["smear"].all()
-
-
-@pytest.mark.slow
-def test_a_second_embedding_starts_unread_and_is_learned(forks, base_run):
-    fork = forks("second_embedding")
-    assert losses(fork.run)[0] == pytest.approx(losses(base_run)[0], rel=1e-6)
-    assert fork.weights()["second_share"].all()
+    assert fork.weights()[f"{name}_share"].all()
     model = fork.model()
-    start = {p.name: fork.module.draw(p, model.s.seed) for p in model.table}["second_emb"]
-    assert np.abs(fork.weights()["second_emb"] - start).max() > 0.1
+    start = {p.name: fork.module.draw(p, model.s.seed) for p in model.table}[f"{name}_emb"]
+    assert np.abs(fork.weights()[f"{name}_emb"] - start).max() > 0.1
 
 
 @pytest.mark.slow
@@ -218,7 +211,7 @@ def test_int6_levels_are_what_the_model_computes_with_and_what_is_stored(forks, 
         model.flat.data.copy_(flat)
         found.append(model.nll(ids))
     assert np.array_equal(*found)
-    assert len(fork.artifact) < 0.85 * int(base_run.final["artifact_bytes"])
+    assert len(fork.artifact) < 0.8 * int(base_run.final["artifact_bytes"])
 
 
 @pytest.mark.slow

@@ -206,12 +206,14 @@ def start_weights(**more) -> dict[str, np.ndarray]:
 
 
 def test_start_weights_have_their_spread_or_are_constant():
-    w = start_weights(VOCAB_SIZE=2000, TIED_EMBED_INIT_STD=0.005, QK_GAIN_INIT=1.25, KEY_SHIFT=0.25)
+    w = start_weights(
+        VOCAB_SIZE=2000, TIED_EMBED_INIT_STD=0.005, QK_GAIN_INIT=1.25, KEY_SHIFT=0.25, SMEAR=0.3
+    )
     assert w["tok_emb"].std() == pytest.approx(0.005, rel=0.02)
     assert abs(w["tok_emb"].mean()) < 1e-4
     ones = dict.fromkeys(("attn_scale", "mlp_scale", "mix_x", "skip_weight"), 1)
     zeros = dict.fromkeys(("attn_out", "mlp_down", "mix_x0"), 0)
-    for name, value in (ones | zeros | {"q_gain": 1.25, "key_shift": 0.25}).items():
+    for name, value in (ones | zeros | {"q_gain": 1.25, "key_shift": 0.25, "smear": np.float32(0.3)}).items():
         assert (w[name] == value).all(), name
     for name in ("qkv", "mlp_up"):
         assert np.abs(w[name]).max() == pytest.approx(24**-0.5, rel=0.01)
@@ -397,10 +399,10 @@ def sliding_attention(window: int):
     return attention
 
 
-SHIFTED = pytest.mark.parametrize("more", [{}, {"KEY_SHIFT": 0}, {"VALUE_EMB": 0}])
+VARIANTS = pytest.mark.parametrize("more", [{}, {"KEY_SHIFT": 0}, {"SMEAR": 0}])
 
 
-@SHIFTED
+@VARIANTS
 @pytest.mark.parametrize("window", [7, 20, 150])
 def test_a_predictor_says_what_windows_side_by_side_say(window, more):
     s = tiny(EVAL_SEQ_LEN=window, **more)
@@ -410,7 +412,7 @@ def test_a_predictor_says_what_windows_side_by_side_say(window, more):
     assert np.abs(found - nats_of_windows(model, ids, window)).max() < 1e-5
 
 
-@SHIFTED
+@VARIANTS
 def test_a_predictor_says_what_attention_in_a_sliding_window_says(more, monkeypatch):
     s = tiny(EVAL_SLIDING=1, **more)
     model = random_trainer(s).model
