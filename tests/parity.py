@@ -347,7 +347,8 @@ TRAINING = """
 """
 UNTIED = """
     TIE_EMBEDDINGS=0 NUM_LAYERS=4 MODEL_DIM=12 NUM_HEADS=6 NUM_KV_HEADS=1 SMEAR=0 KEY_SHIFT=0 MLP_MULT=3
-    VOCAB_SIZE=33 GRAD_CLIP_NORM=0.2 MUON_BACKEND_STEPS=3 ADAM_EPS=1e-4 WARMDOWN_ITERS=5 ROPE_BASE=10000 LOGIT_SOFTCAP=30
+    VOCAB_SIZE=33 GRAD_CLIP_NORM=0.2 MUON_BACKEND_STEPS=3 ADAM_EPS=1e-4 WARMDOWN_ITERS=5 ROPE_BASE=10000
+    LOGIT_SOFTCAP=30
 """
 FRESH = "NUM_LAYERS=2 MODEL_DIM=8 NUM_HEADS=2 NUM_KV_HEADS=2 LOGIT_SOFTCAP=30"
 # A later word counts. In `fresh` the weights are as at a run's start: zero or one where they begin so.
@@ -391,10 +392,8 @@ def start_weights(s: Any, rng: np.random.Generator, fresh: bool = False) -> Weig
     """float32 by name; unless fresh, everything is moved away from where it starts, so that all has slope."""
     ones = dict.fromkeys(("attn_scale", "mlp_scale", "mix_x", "skip_weight"), 1.0)
     zeros = dict.fromkeys(("attn_out", "mlp_down", "mix_x0"), 0.0)
-    constant, weights = (
-        ones | zeros | {"q_gain": s.qk_gain_init, "smear": s.smear, "key_shift": s.key_shift},
-        {},
-    )
+    constant = ones | zeros | {"q_gain": s.qk_gain_init, "smear": s.smear, "key_shift": s.key_shift}
+    weights = {}
     for name, shape in shapes(s).items():
         spread = s.model_dim**-0.5 if name in (*MATRICES, "tok_emb", "head") else 0.3
         if fresh and name in constant:
