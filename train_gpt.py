@@ -66,7 +66,7 @@ class Stopped(Exception):  # by a signal or a lost rank: the run can go on, as a
 FLOPPY = """
     DATA_PATH=./data/datasets/demo_sp1024 TOKENIZER_PATH=./data/tokenizers/demo_1024_bpe.model
     DOC_TOKENS=16384 EVAL_SLIDING=1
-    NUM_LAYERS=4 MODEL_DIM=192 NUM_HEADS=3 NUM_KV_HEADS=1 SMEAR=0.5 KEY_SHIFT=0.5 QK_GAIN_INIT=4
+    NUM_LAYERS=4 MODEL_DIM=192 NUM_HEADS=3 NUM_KV_HEADS=1 KEY_SHIFT=0.5 QK_GAIN_INIT=4
     TRAIN_SEQ_LEN=512 TRAIN_BATCH_TOKENS=8192 BATCH_SLOTS=4 VAL_BATCH_SIZE=16384
     ITERATIONS=100000 MAX_WALLCLOCK_SECONDS=0 MAX_FLOPS=1e14 BUDGET_BYTES=1474560 CODE_BYTES=zlib
     WARMDOWN_ITERS=0.6 WARMUP_STEPS=2 LR_WARMUP_STEPS=20
@@ -130,7 +130,6 @@ class Settings:
     model_dim: int = var(512, "width of the residual stream", 1)
     num_heads: int = var(8, "query heads", 1)
     num_kv_heads: int = var(4, "key and value heads", 1)
-    smear: float = var(0.0, "start of the learned share of the token before in an embedding; 0: none", 0, 1)
     key_shift: float = var(0.0, "start of the learned share of the token before in a key; 0: none", 0, 1)
     mlp_mult: int = var(2, "hidden width of the MLP in model widths", 1)
     tie_embeddings: bool = var(True, "the output matrix is the token embedding")
@@ -270,8 +269,6 @@ def parameter_table(s):
     table.append(Param("tok_emb", vocab, "normal", std, "embed", lr, layered=False))
     if not s.tie_embeddings:
         table.append(Param("head", vocab, "constant", 0.0, "head", s.head_lr, layered=False))
-    if s.smear:
-        table.append(Param("smear", (dim,), "constant", s.smear, "vector", s.scalar_lr, layered=False))
     for name, start in {"attn_scale": 1.0, "mlp_scale": 1.0, "mix_x": 1.0, "mix_x0": 0.0}.items():
         table.append(Param(name, (layers, dim), "constant", start, "vector", s.scalar_lr))
     if s.key_shift:
@@ -453,19 +450,16 @@ class GPT:
         parts = {p.name: read.pop(p.name).unbind(0) for p in self.table if p.layered}
         return read, [dict(zip(parts, layer)) for layer in zip(*parts.values())]
 
-    def trunk(self, ids, cache=None, start=0, last=None):
+    def trunk(self, ids, cache=None, start=0):
         """int64[B, T] -> the last block's output, [B, T, D] in the compute dtype, and the output matrix.
 
-        With a cache these are the ids of position `start`; last: int64[B, 1], those before, or None.
+        With a cache these are the ids of position `start` alone.
         """
         once, layers = self.weights()
         end = start + ids.size(1)
         tables = self.positions(1 << max(end, self.s.eval_window).bit_length())  # made anew for few lengths
         cos, sin = (table[start:end] for table in tables)
-        x0 = F.embedding(ids if last is None else torch.cat((last, ids), 1), once["tok_emb"])
-        if "smear" in once:
-            x0 = x0 + once["smear"] * F.pad(x0, (0, 0, 1, -1))
-        x0 = rms_norm(x0[:, -ids.size(1) :]).to(self.machine.dtype)
+        x0 = rms_norm(F.embedding(ids, once["tok_emb"])).to(self.machine.dtype)
         x = x0.view_as(x0)  # were it x0 itself, the block would be compiled once more for that case
         half, outputs = len(layers) // 2, []
         for i, layer in enumerate(layers):
@@ -1330,8 +1324,8 @@ class Predictor:
         """Told the next token of every stream, int64[rows]: logits of the one after, float32[rows, V]."""
         s, new = self.model.s, torch.from_numpy(ids).to(self.cache.device)[:, None]
         start = self.told if s.eval_sliding else self.told % s.eval_window
-        x, head = self.model.trunk(new, self.cache, start, self.last if start else None)
-        self.told, self.last = self.told + 1, new
+        x, head = self.model.trunk(new, self.cache, start)
+        self.told += 1
         return head_logits(x[:, -1], head, s.logit_softcap, torch.float32).cpu().numpy()
 
 

@@ -146,11 +146,7 @@ class GPT:
         """int[B, T] -> the last block's output, [B, T, D] in the compute dtype, and the output matrix."""
         once, layers = self.weights(flat)
         cos, sin = self.positions(ids.shape[1])
-        x0 = once["tok_emb"][ids]
-        if "smear" in once:
-            before = mx.pad(x0[:, :-1], [(0, 0), (1, 0), (0, 0)])
-            x0 = x0 + once["smear"] * before
-        x0 = rms_norm(x0).astype(self.machine.mx_dtype)
+        x0 = rms_norm(once["tok_emb"][ids]).astype(self.machine.mx_dtype)
         x = x0
         half = len(layers) // 2
         outputs = []

@@ -27,7 +27,6 @@ import numpy as np
 GOLDEN = Path(__file__).parent / "golden" / "parity.npz"
 NORM_EPS = 1e-6
 STEPS = 10
-ONCE = ("tok_emb", "head", "smear", "skip_weight")  # what is not of a block
 MATRICES = ("qkv", "attn_out", "mlp_up", "mlp_down")
 Array = np.ndarray
 Weights = dict[str, Array]
@@ -194,26 +193,10 @@ def block(s: Any, w: Weights, x: Array, x0: Array) -> tuple[Array, Callable]:
     return middle + more, back
 
 
-def embed(s: Any, w: Weights, ids: Array) -> tuple[Array, Callable]:
-    """ids [B, T] -> what the first block is given, [B, T, D]. Back: gradients by name."""
-    x = w["tok_emb"][ids]
-    before = np.pad(x[:, :-1], [(0, 0), (1, 0), (0, 0)])
-    share = w["smear"] if s.smear else 0.0
-    y, norm_back = norm(x + share * before)
-
-    def back(dy: Array) -> Weights:
-        dx = norm_back(dy)
-        grads = {"tok_emb": np.zeros_like(w["tok_emb"])}
-        np.add.at(grads["tok_emb"], ids, dx + share * np.pad(dx[:, 1:], [(0, 0), (0, 1), (0, 0)]))
-        return grads | ({"smear": (dx * before).sum((0, 1))} if s.smear else {})
-
-    return y, back
-
-
 def trunk(s: Any, w: Weights, ids: Array) -> tuple[Array, Callable]:
     """ids [B, T] -> the last block's output [B, T, D]. Back: gradients of all weights of the trunk."""
     half, stack, skips, block_backs = s.num_layers // 2, [], {}, []
-    x0, embed_back = embed(s, w, ids)
+    x0, embed_back = norm(w["tok_emb"][ids])
     x = x0
     for i in range(s.num_layers):
         if i >= half and stack:
@@ -221,7 +204,7 @@ def trunk(s: Any, w: Weights, ids: Array) -> tuple[Array, Callable]:
             skipped, skip_back = scale(left, w["skip_weight"][i - half])
             skips[i] = pushed_by, skip_back
             x = x + skipped
-        own = {name: w[name][i] for name in w if name not in ONCE}
+        own = {name: w[name][i] for name in w if name not in ("tok_emb", "head", "skip_weight")}
         x, back_of_block = block(s, own, x, x0)
         block_backs.append(back_of_block)
         if i < half:
@@ -238,7 +221,8 @@ def trunk(s: Any, w: Weights, ids: Array) -> tuple[Array, Callable]:
             if i in skips:
                 pushed_by, skip_back = skips[i]
                 later[pushed_by], grads["skip_weight"][i - half] = skip_back(dx)
-        return grads | embed_back(dx0 + dx)
+        np.add.at(grads["tok_emb"], ids, embed_back(dx0 + dx))
+        return grads
 
     return x, back
 
@@ -335,7 +319,7 @@ class Optimizer:
 # --- golden file ------------------------------------------------------------------------------------------
 
 SHAPE = """
-    VOCAB_SIZE=40 NUM_LAYERS=3 MODEL_DIM=16 NUM_HEADS=4 NUM_KV_HEADS=2 SMEAR=0.5 KEY_SHIFT=0.5 MLP_MULT=2
+    VOCAB_SIZE=40 NUM_LAYERS=3 MODEL_DIM=16 NUM_HEADS=4 NUM_KV_HEADS=2 KEY_SHIFT=0.5 MLP_MULT=2
     TIE_EMBEDDINGS=1 ROPE_BASE=100 LOGIT_SOFTCAP=4 QK_GAIN_INIT=1.5
     TRAIN_SEQ_LEN=12 BATCH_SLOTS=2 TRAIN_BATCH_TOKENS=48
 """
@@ -346,9 +330,8 @@ TRAINING = """
     MUON_MOMENTUM_WARMUP_STEPS=6 MUON_BACKEND_STEPS=5 BETA1=0.85 BETA2=0.96 ADAM_EPS=1e-8 GRAD_CLIP_NORM=0
 """
 UNTIED = """
-    TIE_EMBEDDINGS=0 NUM_LAYERS=4 MODEL_DIM=12 NUM_HEADS=6 NUM_KV_HEADS=1 SMEAR=0 KEY_SHIFT=0 MLP_MULT=3
-    VOCAB_SIZE=33 GRAD_CLIP_NORM=0.2 MUON_BACKEND_STEPS=3 ADAM_EPS=1e-4 WARMDOWN_ITERS=5 ROPE_BASE=10000
-    LOGIT_SOFTCAP=30
+    TIE_EMBEDDINGS=0 NUM_LAYERS=4 MODEL_DIM=12 NUM_HEADS=6 NUM_KV_HEADS=1 KEY_SHIFT=0 MLP_MULT=3 VOCAB_SIZE=33
+    GRAD_CLIP_NORM=0.2 MUON_BACKEND_STEPS=3 ADAM_EPS=1e-4 WARMDOWN_ITERS=5 ROPE_BASE=10000 LOGIT_SOFTCAP=30
 """
 FRESH = "NUM_LAYERS=2 MODEL_DIM=8 NUM_HEADS=2 NUM_KV_HEADS=2 LOGIT_SOFTCAP=30"
 # A later word counts. In `fresh` the weights are as at a run's start: zero or one where they begin so.
@@ -371,7 +354,6 @@ def shapes(s: Any) -> dict[str, tuple[int, ...]]:
         "mlp_down": (L, D, s.mlp_mult * D),
         "tok_emb": (s.vocab_size, D),
         "head": (s.vocab_size, D),
-        "smear": (D,),
         "attn_scale": (L, D),
         "mlp_scale": (L, D),
         "mix_x": (L, D),
@@ -382,9 +364,8 @@ def shapes(s: Any) -> dict[str, tuple[int, ...]]:
     }
     if s.tie_embeddings:
         del named["head"]
-    for name in ("smear", "key_shift"):
-        if not getattr(s, name):
-            del named[name]
+    if not s.key_shift:
+        del named["key_shift"]
     return named
 
 
@@ -392,8 +373,7 @@ def start_weights(s: Any, rng: np.random.Generator, fresh: bool = False) -> Weig
     """float32 by name; unless fresh, everything is moved away from where it starts, so that all has slope."""
     ones = dict.fromkeys(("attn_scale", "mlp_scale", "mix_x", "skip_weight"), 1.0)
     zeros = dict.fromkeys(("attn_out", "mlp_down", "mix_x0"), 0.0)
-    constant = ones | zeros | {"q_gain": s.qk_gain_init, "smear": s.smear, "key_shift": s.key_shift}
-    weights = {}
+    constant, weights = ones | zeros | {"q_gain": s.qk_gain_init, "key_shift": s.key_shift}, {}
     for name, shape in shapes(s).items():
         spread = s.model_dim**-0.5 if name in (*MATRICES, "tok_emb", "head") else 0.3
         if fresh and name in constant:

@@ -328,7 +328,7 @@ def test_the_real_script_killed_with_its_campaign_ends_as_if_undisturbed(place):
     shared |= {"ITERATIONS": "200", "CKPT_SECONDS": "0.05", "TRAIN_LOG_EVERY": "1"}
     head = "[settings]\n" + "\n".join(f'{name} = "{value}"' for name, value in shared.items())
     place.script = helpers.SCRIPT
-    smear = f'patches = ["{helpers.ROOT / "tests/ideas/second_embedding.patch"}"]'
+    smear = f'patches = ["{helpers.ROOT / "tests/ideas/smear_gate.patch"}"]'
     place.write(head, plain="", smear=smear, base="plain")
     process = place.start("--cores", 2, start_new_session=True)
     logs = place.home / "1/plain/logs/1"

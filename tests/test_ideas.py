@@ -184,14 +184,21 @@ def test_a_fork_predicts_token_by_token_what_it_scores_in_windows(forks, corpus,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["second", "value"])
-def test_embeddings_start_unread_and_are_learned(forks, base_run, name):
-    fork = forks({"second": "second_embedding", "value": "value_embeddings"}[name])
+def test_smear_gates_start_closed_and_are_learned(forks, base_run):
+    """No gradient would reach a gate that the model does not use."""
+    fork = forks("smear_gate")
     assert losses(fork.run)[0] == pytest.approx(losses(base_run)[0], rel=1e-6)
-    assert fork.weights()[f"{name}_share"].all()
+    assert fork.weights()["smear"].all()
+
+
+@pytest.mark.slow
+def test_value_embeddings_start_unread_and_are_learned(forks, base_run):
+    fork = forks("value_embeddings")
+    assert losses(fork.run)[0] == pytest.approx(losses(base_run)[0], rel=1e-6)
+    assert fork.weights()["value_share"].all()
     model = fork.model()
-    start = {p.name: fork.module.draw(p, model.s.seed) for p in model.table}[f"{name}_emb"]
-    assert np.abs(fork.weights()[f"{name}_emb"] - start).max() > 0.1
+    start = {p.name: fork.module.draw(p, model.s.seed) for p in model.table}["value_emb"]
+    assert np.abs(fork.weights()["value_emb"] - start).max() > 0.1
 
 
 @pytest.mark.slow

@@ -206,14 +206,12 @@ def start_weights(**more) -> dict[str, np.ndarray]:
 
 
 def test_start_weights_have_their_spread_or_are_constant():
-    w = start_weights(
-        VOCAB_SIZE=2000, TIED_EMBED_INIT_STD=0.005, QK_GAIN_INIT=1.25, KEY_SHIFT=0.25, SMEAR=0.3
-    )
+    w = start_weights(VOCAB_SIZE=2000, TIED_EMBED_INIT_STD=0.005, QK_GAIN_INIT=1.25, KEY_SHIFT=0.25)
     assert w["tok_emb"].std() == pytest.approx(0.005, rel=0.02)
     assert abs(w["tok_emb"].mean()) < 1e-4
     ones = dict.fromkeys(("attn_scale", "mlp_scale", "mix_x", "skip_weight"), 1)
     zeros = dict.fromkeys(("attn_out", "mlp_down", "mix_x0"), 0)
-    for name, value in (ones | zeros | {"q_gain": 1.25, "key_shift": 0.25, "smear": np.float32(0.3)}).items():
+    for name, value in (ones | zeros | {"q_gain": 1.25, "key_shift": 0.25}).items():
         assert (w[name] == value).all(), name
     for name in ("qkv", "mlp_up"):
         assert np.abs(w[name]).max() == pytest.approx(24**-0.5, rel=0.01)
@@ -399,7 +397,7 @@ def sliding_attention(window: int):
     return attention
 
 
-VARIANTS = pytest.mark.parametrize("more", [{}, {"KEY_SHIFT": 0}, {"SMEAR": 0}])
+VARIANTS = pytest.mark.parametrize("more", [{}, {"KEY_SHIFT": 0}])
 
 
 @VARIANTS
