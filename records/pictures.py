@@ -44,7 +44,7 @@ STYLE = {
 def ladder_data(entries: list[Entry], rules: list) -> dict:
     """Records in order of date, and compressors that saw nothing before."""
     shown = sorted((entry for entry in entries if entry.kind != "disputed"), key=lambda one: one.record.name)
-    rows = [[one.short_name, one.record.name[:10], one.record.mean, one.half or 0.0] for one in shown]
+    rows = [[one.short_name, one.record.mean, one.half or 0.0] for one in shown]
     return {
         "records": rows,
         "rules": [[row.name, row.bits_per_byte] for row in rules if row.after == NOTHING],
@@ -84,7 +84,7 @@ def labels(rules: list) -> list[tuple[str, float]]:
 
 def draw_ladder(axes, data: dict) -> None:
     places = np.arange(len(data["records"]))
-    names, days, means, halves = zip(*data["records"])
+    names, means, halves = zip(*data["records"])
     low = min([*means, *(bpb for _, bpb in data["rules"])]) - 0.06
     high = max([*means, *(bpb for _, bpb in data["rules"])]) + 0.06
     for _, bpb in data["rules"]:
@@ -98,7 +98,7 @@ def draw_ladder(axes, data: dict) -> None:
     )
     for place, mean in zip(places, means):
         axes.annotate(f"{mean:.4f}", (place, mean), (9, -3), textcoords="offset points", color=BLUE)
-    axes.set_xticks(places, [f"{name}\n{day}" for name, day in zip(names, days)])
+    axes.set_xticks(places, names, rotation=25, ha="right", rotation_mode="anchor")
     axes.set_xlim(-0.6, len(places) - 0.4)
     axes.set_ylim(low, high)
     axes.set_ylabel("bits per byte")
