@@ -65,11 +65,10 @@ class Stopped(Exception):  # by a signal or a lost rank: the run can go on, as a
 
 FLOPPY = """
     DATA_PATH=./data/datasets/demo_sp1024 TOKENIZER_PATH=./data/tokenizers/demo_1024_bpe.model
-    DOC_TOKENS=16384 EVAL_SLIDING=1
-    NUM_LAYERS=4 MODEL_DIM=192 NUM_HEADS=3 NUM_KV_HEADS=1 KEY_SHIFT=0.5 QK_GAIN_INIT=4
+    NUM_LAYERS=4 MODEL_DIM=192 NUM_HEADS=3 NUM_KV_HEADS=1 KEY_SHIFT=0.5 QK_GAIN_INIT=4 EVAL_SLIDING=1
     TRAIN_SEQ_LEN=512 TRAIN_BATCH_TOKENS=8192 BATCH_SLOTS=4 VAL_BATCH_SIZE=16384
     ITERATIONS=100000 MAX_WALLCLOCK_SECONDS=0 MAX_FLOPS=1e14 BUDGET_BYTES=1474560 CODE_BYTES=zlib
-    WARMDOWN_ITERS=0.6 WARMUP_STEPS=2 LR_WARMUP_STEPS=20
+    DOC_TOKENS=16384 WARMDOWN_ITERS=0.6 WARMUP_STEPS=2 LR_WARMUP_STEPS=20
     MATRIX_LR=0.06 MUON_MOMENTUM=0.95 MUON_MOMENTUM_WARMUP_START=0.85 MUON_MOMENTUM_WARMUP_STEPS=300
 """
 SMOKE = """
@@ -451,14 +450,11 @@ class GPT:
         return read, [dict(zip(parts, layer)) for layer in zip(*parts.values())]
 
     def trunk(self, ids, cache=None, start=0):
-        """int64[B, T] -> the last block's output, [B, T, D] in the compute dtype, and the output matrix.
-
-        With a cache these are the ids of position `start` alone.
-        """
+        """int64[B, T] -> the last block's output, [B, T, D] in the compute dtype, and the output matrix."""
         once, layers = self.weights()
         end = start + ids.size(1)
-        tables = self.positions(1 << max(end, self.s.eval_window).bit_length())  # made anew for few lengths
-        cos, sin = (table[start:end] for table in tables)
+        longest = 1 << max(end, self.s.eval_window).bit_length()  # so that few tables are made
+        cos, sin = (table[start:end] for table in self.positions(longest))
         x0 = rms_norm(F.embedding(ids, once["tok_emb"])).to(self.machine.dtype)
         x = x0.view_as(x0)  # were it x0 itself, the block would be compiled once more for that case
         half, outputs = len(layers) // 2, []
