@@ -374,11 +374,10 @@ def attention_by_blocks(q_BTGRK, k_BTGK, v_BTGK):
 
 
 def cached_attention(q_BTGRK, k_BTGK, v_BTGK, cache, start):
-    """attention of position `start` alone; cache: [2, B, G, T + 1, K], T keys and values as a ring."""
+    """attention of position `start`; cache: [2, B, G, T + 1, K], T keys and values, in any order: a ring."""
     length = cache.size(3) - 1
     cache[:, :, :, start % length] = torch.stack((k_BTGK[:, 0], v_BTGK[:, 0]))
-    held = cache[:, :, :, : min(start + 1, length)]  # in any order: a softmax's sum has none
-    out_BGRK = F.scaled_dot_product_attention(q_BTGRK[:, 0], *held)
+    out_BGRK = F.scaled_dot_product_attention(q_BTGRK[:, 0], *cache[:, :, :, : min(start + 1, length)])
     return out_BGRK.flatten(1)[:, None]
 
 
@@ -434,10 +433,8 @@ class GPT:
         self.sizes = [math.prod(p.shape) for p in self.table]
         self.flat = torch.zeros(sum(self.sizes), device=machine.device, requires_grad=True)
         self.positions = functools.cache(functools.partial(rope_tables, s, machine.device))
-        parts = block, head_nll
-        if machine.compile:
-            parts = (torch.compile(part, dynamic=False) for part in parts)
-        self.block, self.head_nll = parts
+        compiled = functools.partial(torch.compile, dynamic=False) if machine.compile else lambda part: part
+        self.block, self.head_nll = compiled(block), compiled(head_nll)
 
     def views(self, flat):
         return {p.name: part.view(p.shape) for p, part in zip(self.table, flat.split(self.sizes))}
@@ -453,8 +450,7 @@ class GPT:
         """int64[B, T] -> the last block's output, [B, T, D] in the compute dtype, and the output matrix."""
         once, layers = self.weights()
         end = start + ids.size(1)
-        longest = 1 << max(end, self.s.eval_window).bit_length()  # so that few tables are made
-        cos, sin = (table[start:end] for table in self.positions(longest))
+        cos, sin = (table[start:end] for table in self.positions(1 << end.bit_length()))  # a few lengths
         x0 = rms_norm(F.embedding(ids, once["tok_emb"])).to(self.machine.dtype)
         x = x0.view_as(x0)  # were it x0 itself, the block would be compiled once more for that case
         half, outputs = len(layers) // 2, []
@@ -753,27 +749,20 @@ class BatchReader:
     def __init__(self, s, stream, machine, step):
         self.s, self.stream, self.machine, self.step = s, stream, machine, step
         self.length = s.slot_tokens + 1  # the last is a target only
-        if stream.total < self.length:
-            least = f"expected the {self.length} of a slot at least; lower TRAIN_BATCH_TOKENS"
-            raise DataError(f"DATA_PATH={s.data_path}: {stream.total} training tokens, {least}")
         rng = np.random.Generator(np.random.Philox(key=s.seed))
         windows = np.arange(stream.total // self.length)
         if s.doc_tokens:
-            windows = windows[self.document_tokens(windows) <= s.doc_tokens]
-            if not len(windows):
-                raise DataError(f"DOC_TOKENS={s.doc_tokens}: no known document of {s.data_path} is as small")
+            bos = stream.headers["bos"][0] if stream.headers["extension"][0] else -1  # legacy: one document
+            document = np.cumsum(stream.read(0, stream.total) == bos)
+            middles = windows * self.length + self.length // 2
+            windows = windows[np.bincount(document)[document[middles]] <= s.doc_tokens]
+        if not len(windows):
+            least = f"expected the {self.length} of a slot at least; lower TRAIN_BATCH_TOKENS"
+            small = f", none in a known document of DOC_TOKENS={s.doc_tokens} at most" * (s.doc_tokens > 0)
+            raise DataError(f"DATA_PATH={s.data_path}: {stream.total} training tokens{small}, {least}")
         self.order = rng.permutation(windows)
         self.thread = ThreadPoolExecutor(1, "batch reader")
         self.coming = self.thread.submit(self.read, step)
-
-    def document_tokens(self, windows):
-        """Tokens of the document in the middle of each window."""
-        header, tokens = self.stream.headers[0], self.stream.read(0, self.stream.total)
-        first = tokens == (header["bos"] if header["extension"] else -1)  # legacy shards are one document
-        starts = np.flatnonzero(np.append(True, first[1:]))
-        sizes = np.diff(starts, append=len(tokens))
-        middles = windows * self.length + self.length // 2
-        return sizes[np.searchsorted(starts, middles, "right") - 1]
 
     def read(self, step):
         """This rank's slots of a step, int64[n, slot_tokens + 1] of the framework, and a checksum."""
@@ -842,9 +831,10 @@ def load_corpus(s, with_train=True):
     need(where, "vocabulary", tokenizer.vocab_size(), s.vocab_size, " (VOCAB_SIZE)")
     expected = {"vocabulary": s.vocab_size, "tokenizer": hashlib.sha256(blob).digest()}
     train = TokenStream(s, "train", expected) if with_train else None
+    headers = train.headers if train else b""
     if with_train and not any(Path(s.data_path).glob("*_val_*.bin")):
         none, notes = np.zeros(0, np.uint16), ["note: no validation text: this run is not scored"]
-        return Corpus(train, none, none, notes, data_hashes(train=train.headers, tokenizer=blob))
+        return Corpus(train, none, none, notes, data_hashes(train=headers, tokenizer=blob))
     val = TokenStream(s, "val", expected)
     tokens = val.read(0, val.total)
     worth, notes = token_bytes(tokenizer, tokens), []
@@ -857,9 +847,7 @@ def load_corpus(s, with_train=True):
     else:
         hint = f" by the headers; see python -m data.shards verify {s.data_path}"
         need(s.data_path, "byte count of the validation tokens", total, stated, hint)
-    headers = train.headers if train else b""
-    hashes = data_hashes(train=headers, val=tokens, tokenizer=blob)
-    return Corpus(train, tokens, worth, notes, hashes)
+    return Corpus(train, tokens, worth, notes, data_hashes(train=headers, val=tokens, tokenizer=blob))
 
 
 # --- score: windows over the validation tokens, every token but the first scored exactly once -------------
@@ -885,8 +873,8 @@ def evaluate(s, nll, corpus, machine, limit):
         raise Stopped("stopped by a signal during an evaluation")
     scored_bytes = int(corpus.val_bytes[1 : last + 1].sum(dtype=np.int64))
     score = {"val_loss": nats / last, "val_bpb": nats / math.log(2) / max(scored_bytes, 1)}
-    score |= {"val_tokens": last, "val_bytes": scored_bytes}
-    return score | {"partial": len(tokens) < len(corpus.val_tokens)}
+    partial = last + 1 < len(corpus.val_tokens)
+    return score | {"val_tokens": last, "val_bytes": scored_bytes, "partial": partial}
 
 
 # --- artifact: zlib level 9 over a safetensors file (format: records/FORMAT.md) ---------------------------
@@ -1298,8 +1286,7 @@ def keep_freed_memory():
 class Predictor:
     """A model that is told one token after the other, in many streams at once: what the referee calls.
 
-    It keeps the keys and values of the last EVAL_SEQ_LEN tokens; without EVAL_SLIDING, of those that stand in
-    the window of the next one. A deep block's keys have seen further tokens, those before their own windows.
+    It keeps the keys and values of the last EVAL_SEQ_LEN tokens; without EVAL_SLIDING, those of one window.
     """
 
     rows = 256  # streams: enough of them to fill a product's tiles, few enough for the memory
@@ -1352,7 +1339,7 @@ def score_artifact(trainer, blob, path, corpus, run):
 
 
 def eval_only(s, origins, machine, make):
-    """EVAL_ONLY=path: score an artifact of any shape, write nothing. Window and stride can be overridden."""
+    """EVAL_ONLY=path: score an artifact of any shape, write nothing. The window can be overridden."""
     blob = read_file("EVAL_ONLY=", s.eval_only)
     carried, _ = decode_artifact(blob, s.eval_only)
     own = {k for k in carried if k.startswith(("eval_", "val_", "dtype")) and origins[k] == "environment"}

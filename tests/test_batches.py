@@ -118,7 +118,7 @@ def test_windows_are_of_documents_of_at_most_doc_tokens(stream, sequence, most, 
         read = stream_of(Path(folder), tokens, sizes)
         s = small_settings(Path(folder), SEED=seed, DOC_TOKENS=most, **env)
         if not windows:
-            with pytest.raises(DataError, match=f"DOC_TOKENS={most}: no known document"):
+            with pytest.raises(DataError, match=f"none in a known document of DOC_TOKENS={most}"):
                 batches(s, read, 1)
             return
         order = np.random.Generator(np.random.Philox(key=seed)).permutation(windows).tolist()
@@ -128,7 +128,7 @@ def test_windows_are_of_documents_of_at_most_doc_tokens(stream, sequence, most, 
 
 def test_legacy_shards_do_not_say_where_documents_begin(tmp_path):
     stream = stream_of(tmp_path, [0, 1, 2, 3, 4] * 20, [100], extended=False)
-    with pytest.raises(DataError, match="DOC_TOKENS=50: no known document"):
+    with pytest.raises(DataError, match="none in a known document of DOC_TOKENS=50"):
         batches(small_settings(tmp_path, DOC_TOKENS=50), stream, 1)
 
 
