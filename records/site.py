@@ -6,6 +6,7 @@ metrics, and what a model writes from excerpts.json, which `python -m records.ex
 
 import datetime
 import html
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
@@ -128,16 +129,18 @@ def lower_heads(text: str) -> str:
 
 
 def points(entries: list[Entry], x) -> list[dict]:
-    """What a chart shows of records; `x`: a function of an entry and its place among those of its day."""
+    """What a chart shows of records; `x`: a function of one and its hour, as if a day was shared evenly."""
     found = []
-    days = {}
+    of_day = Counter(entry.record.name[:10] for entry in entries)
+    before = Counter()
     for entry in sorted(entries, key=lambda one: one.record.name):
         day = entry.record.name[:10]
-        days[day] = days.get(day, -1) + 1
+        hour = 24 * before[day] / of_day[day]
+        before[day] += 1
         words = f"{entry.short_name}: {entry.interval} bits per byte, {entry.record.total_bytes:,} bytes"
         found.append(
             {
-                "x": x(entry, days[day]),
+                "x": x(entry, hour),
                 "y": entry.record.mean,
                 "half": entry.half,
                 "name": entry.short_name,
@@ -149,10 +152,10 @@ def points(entries: list[Entry], x) -> list[dict]:
     return found
 
 
-def day_of(entry: Entry, place: int) -> float:
-    """Seconds since 1970. Records of one day stand side by side, a fifth of a day apart."""
+def time_of(entry: Entry, hour: float) -> float:
+    """Seconds since 1970."""
     date = datetime.datetime.fromisoformat(entry.record.name[:10]).replace(tzinfo=datetime.UTC)
-    return date.timestamp() + 86400 * 0.2 * place
+    return date.timestamp() + 3600 * hour
 
 
 def best_so_far(found: list[dict]) -> list[float | None]:
@@ -166,10 +169,10 @@ def best_so_far(found: list[dict]) -> list[float | None]:
 
 def track_data(track: Track, entries: list[Entry], rows: list[Row]) -> dict:
     """The two charts of a track, by the names that its section gives them."""
-    more = {NOTHING: "", TRAINING: " + training text"}
+    more = {NOTHING: "", TRAINING: "+"}
     rules = [{"y": row.bits_per_byte, "name": row.name + more.get(row.after, "")} for row in rows]
-    ladder = points(entries, day_of)
-    sizes = points(entries, lambda entry, place: entry.record.total_bytes)
+    ladder = points(entries, time_of)
+    sizes = points(entries, lambda entry, hour: entry.record.total_bytes)
     return {
         f"{track.name}-time": {
             "points": ladder,
@@ -232,7 +235,8 @@ def track_section(track: Track, entries: list[Entry], rows: list[Row]) -> str:
         box = f'class="chart" role="group" aria-label="{words}" data-board="{track.name}-{name}"'
         parts.append(f"<h3>{title}</h3><div {box}></div>")
     note = "Bars are 95 % intervals of the mean over seeds; one that is cut off goes further than the chart. "
-    note += "Filled points are records, hollow ones are not. Dashed lines are compressors."
+    note += "Filled points are records, hollow ones are not. Dashed lines are compressors; "
+    note += "those with + were given the training text before. Records of one day stand side by side."
     parts += [f'<p class="quiet">{note}</p>', board_table(track, entries), yardstick_table(track, rows)]
     return "".join(parts)
 

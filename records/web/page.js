@@ -305,12 +305,12 @@ A run's curve is {x: steps, s: seconds, y: values}. A point's place on another a
       const more = Math.max((high - low) * 0.12, least);
       return [low - more, high + more];
     };
-    const [xr, yr] = [pad(xs, spec.time ? 86400 * 2 : 5000), pad(ys, 0.02)];
+    const [xr, yr] = [pad(xs, spec.time ? 86400 / 2 : 5000), pad(ys, 0.02)];
     const ink = css("--quiet");
     const style = { stroke: ink, grid: { stroke: css("--line"), width: 1 }, ticks: { stroke: css("--line") }, font: "12px sans-serif", labelFont: "12px sans-serif", labelSize: 18 };
     const days = { values: (u, ticks) => ticks.map((t) => new Date(t * 1000).toISOString().slice(0, 10)), space: 90, incrs: [1, 2, 7, 14, 30, 91, 182, 365].map((d) => d * 86400) };
     return new uPlot({
-      width: box.clientWidth, hooks: { ready: [(u) => overlay(u, spec)] }, height: Math.max(280, Math.min(420, box.clientWidth * 0.7)), legend: { show: false }, cursor: { show: false }, padding: [8, box.clientWidth > 640 ? 180 : 12, 0, 0],
+      width: box.clientWidth, hooks: { ready: [(u) => overlay(u, spec)] }, height: Math.max(340, Math.min(420, box.clientWidth * 0.7)), legend: { show: false }, cursor: { show: false }, padding: [8, box.clientWidth > 640 ? 180 : 12, 0, 0],
       scales: { x: { time: false, range: () => xr }, y: { range: () => yr } },
       axes: [{ ...style, label: spec.xlabel, ...(spec.time ? days : { values: (u, t) => t.map(short), space: 70 }) }, { ...style, label: "bits per byte", size: 58 }],
       series: [{}, { stroke: css("--link"), width: 2, paths: uPlot.paths.stepped({ align: 1 }), points: { show: false } }],
@@ -336,16 +336,22 @@ A run's curve is {x: steps, s: seconds, y: values}. A point's place on another a
       }
     }
     if (spec.budget) put("div", "budget", `left:${plot.valToPos(spec.budget, "x")}px`, { title: "budget" });
-    for (const point of spec.points) {
+    const free = {}; // where the next name may begin, at the left and right of the points
+    for (const point of [...spec.points].sort((a, b) => b.y - a.y)) {
       const [left, top] = [plot.valToPos(point.x, "x"), plot.valToPos(point.y, "y")];
       if (point.half) {
         const [from, to] = [plot.valToPos(point.y + point.half, "y"), plot.valToPos(point.y - point.half, "y")];
         const cut = `${from < 0 ? " cut-top" : ""}${to > height ? " cut-bottom" : ""}`;
         put("div", `whisker${cut}`, `left:${left}px;top:${Math.max(0, from)}px;height:${Math.min(height, to) - Math.max(0, from)}px`);
       }
-      const side = left > over.clientWidth * 0.6 ? " left" : "";
-      const link = put("a", `mark${point.open ? " open" : ""}${side}`, `left:${left}px;top:${top}px`, { href: point.href, "aria-label": point.text, title: point.text });
-      element("span", {}, link).textContent = point.name;
+      const link = put("a", `mark${point.open ? " open" : ""}`, `left:${left}px;top:${top}px`, { href: point.href, "aria-label": point.text, title: point.text });
+      const name = element("span", {}, link);
+      name.textContent = point.name;
+      const side = left + 16 + name.offsetWidth > over.clientWidth ? "left" : "right";
+      const from = Math.max(top - 8, free[side] || 0);
+      link.classList.add(side);
+      name.style.top = `${from - top + 5}px`; // 5: of the mark above its middle
+      free[side] = from + name.offsetHeight;
     }
     plot.root.querySelectorAll("canvas").forEach((canvas) => canvas.setAttribute("aria-hidden", "true"));
   }
