@@ -176,3 +176,11 @@ def test_every_requirement_is_pinned_exactly(name):
     lines = [line.split("#")[0].strip() for line in (helpers.ROOT / name).read_text().splitlines()]
     pin = r"[A-Za-z0-9_.-]+(\[\w+\])?==\d+(\.\d+)*(; sys_platform == \"\w+\")?"
     assert not [line for line in lines if line and not re.fullmatch(pin, line)]
+
+
+def test_the_first_commands_of_the_readme_need_requirements_txt_alone():
+    lines = (helpers.ROOT / "tests/requirements.txt").read_text().splitlines()
+    names = [re.match(r"[\w-]+", line)[0].replace("-", "_") for line in lines if line[:1].isalpha()]
+    code = f"import sys; sys.modules.update(dict.fromkeys({names}))\n"  # an import of these fails
+    code += "import data.prepare, records.referee, train_gpt"
+    subprocess.run([sys.executable, "-c", code], cwd=helpers.ROOT, check=True)
