@@ -65,7 +65,7 @@ class Stopped(Exception):  # by a signal or a lost rank: the run can go on, as a
 
 FLOPPY = """
     DATA_PATH=./data/datasets/demo_sp1024 TOKENIZER_PATH=./data/tokenizers/demo_1024_bpe.model
-    NUM_LAYERS=4 MODEL_DIM=192 NUM_HEADS=3 NUM_KV_HEADS=1 KEY_SHIFT=0.5 QK_GAIN_INIT=4 EVAL_SLIDING=1
+    NUM_LAYERS=4 MODEL_DIM=192 NUM_HEADS=3 NUM_KV_HEADS=1 KEY_SHIFT=1 QK_GAIN_INIT=4 EVAL_SLIDING=1
     TRAIN_SEQ_LEN=512 TRAIN_BATCH_TOKENS=8192 BATCH_SLOTS=16 VAL_BATCH_SIZE=65536
     ITERATIONS=100000 MAX_WALLCLOCK_SECONDS=0 MAX_FLOPS=1e14 BUDGET_BYTES=1474560 CODE_BYTES=zlib
     DOC_TOKENS=16384 WARMDOWN_ITERS=0.6 WARMUP_STEPS=2 LR_WARMUP_STEPS=20
@@ -129,7 +129,7 @@ class Settings:
     model_dim: int = var(512, "width of the residual stream", 1)
     num_heads: int = var(8, "query heads", 1)
     num_kv_heads: int = var(4, "key and value heads", 1)
-    key_shift: float = var(0.0, "start of the learned share of the token before in a key; 0: none", 0, 1)
+    key_shift: float = var(0.0, "start of the share of the token before in the last keys; 0: none", 0, 1)
     mlp_mult: int = var(2, "hidden width of the MLP in model widths", 1)
     tie_embeddings: bool = var(True, "the output matrix is the token embedding")
     rope_base: float = var(10000.0, "longest wavelength of the rotary positions over 2 pi", 1)
@@ -166,7 +166,6 @@ class Settings:
 
     @property
     def steps(self):
-        """The number of the last step."""
         return min(self.iterations, int(self.max_flops // step_flops(self) if self.max_flops else LARGE))
 
 
@@ -246,7 +245,7 @@ class Param(NamedTuple):
 
     name: str
     shape: tuple[int, ...]
-    init: str  # normal, uniform (by scale), or constant (the scale itself)
+    init: str  # normal, uniform (by scale), constant, or last: of the last layer, else 0
     scale: float
     group: str  # matrix: updated by Muon, products in the compute dtype; others: by Adam
     lr: float
@@ -271,7 +270,7 @@ def parameter_table(s):
     for name, start in {"attn_scale": 1.0, "mlp_scale": 1.0, "mix_x": 1.0, "mix_x0": 0.0}.items():
         table.append(Param(name, (layers, dim), "constant", start, "vector", s.scalar_lr))
     if s.key_shift:
-        table.append(Param("key_shift", (layers, kv_dim), "constant", s.key_shift, "vector", s.scalar_lr))
+        table.append(Param("key_shift", (layers, kv_dim), "last", s.key_shift, "vector", s.scalar_lr))
     table.append(Param("q_gain", (layers, s.num_heads), "constant", s.qk_gain_init, "vector", s.scalar_lr))
     skips = (layers // 2, dim)
     return [*table, Param("skip_weight", skips, "constant", 1.0, "vector", s.scalar_lr, layered=False)]
@@ -281,11 +280,14 @@ def draw(param, seed):
     """Start value, float32, from the seed and the parameter's name alone: equal in every framework."""
     digest = hashlib.sha256(f"{seed}:{param.name}".encode()).digest()
     rng = np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
+    unit = np.ones(param.shape, np.float32)
     if param.init == "normal":
-        return rng.standard_normal(param.shape, dtype=np.float32) * np.float32(param.scale)
-    if param.init == "uniform":
-        return (2 * rng.random(param.shape, dtype=np.float32) - 1) * np.float32(param.scale)
-    return np.full(param.shape, param.scale, np.float32)
+        unit = rng.standard_normal(param.shape, dtype=np.float32)
+    elif param.init == "uniform":
+        unit = 2 * rng.random(param.shape, dtype=np.float32) - 1
+    elif param.init == "last":
+        unit[:-1] = 0.0
+    return unit * np.float32(param.scale)
 
 
 def part_rows(s, param):
@@ -534,7 +536,7 @@ def lr_multiplier(s, step, elapsed):
     """Linear rise, constant, linear fall to 0 over the last part of the run, by its steps or its seconds."""
     by_clock = elapsed / s.max_wallclock_seconds if s.max_wallclock_seconds else 0.0
     progress = min(1.0, max(step / s.steps, by_clock))
-    rise = min(1.0, (step + 1) / s.lr_warmup_steps) if s.lr_warmup_steps else 1.0
+    rise = min(1.0, (step + 1) / max(s.lr_warmup_steps, 1))
     part = s.warmdown_iters if s.warmdown_iters < 1 else s.warmdown_iters / s.steps
     return rise * (min(1.0, (1.0 - progress) / part) if part else 1.0)
 
@@ -625,8 +627,8 @@ class Trainer:
         began = time.perf_counter()
         score = evaluate(s, self.model.nll, corpus, self.machine, limit)
         run.counters.eval_seconds += time.perf_counter() - began
-        mark = " partial" * score["partial"]
-        found = f"val_loss:{score['val_loss']:.4f} val_bpb:{score['val_bpb']:.4f}{mark}"
+        found = f"val_loss:{score['val_loss']:.4f} val_bpb:{score['val_bpb']:.4f}"
+        found += " partial" * score["partial"]
         run.line(f"step:{step}/{s.steps} {found} train_time:{seconds * 1e3:.0f}ms")
         run.event("val", step=step, train_seconds=seconds, **score)
         return score["val_bpb"]
@@ -636,8 +638,7 @@ def train(trainer, corpus, run):
     """Step and validate until the last step, the clock's cap or a signal (Stopped)."""
     s, machine, counters = trainer.s, trainer.machine, run.counters
     reader = BatchReader(s, corpus.train, machine, counters.steps)
-    hidden = machine.rank > 0 or None  # None: shown on a terminal only
-    bar = tqdm(total=s.steps, initial=counters.steps, leave=False, disable=hidden)
+    bar = tqdm(total=s.steps, initial=counters.steps, leave=False, disable=machine.rank > 0 or None)
     saved = time.perf_counter()
     began = saved - counters.train_seconds  # validation moves it: its seconds do not count
     while True:
@@ -1444,8 +1445,7 @@ def main(open_machine=open_machine, make=Trainer, file=__file__):
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
         getattr(sys, name).reconfigure(errors="backslashreplace")
     try:
-        default = "10min_16mb" if torch.cuda.is_available() else "floppy"
-        s, origins = load_settings(os.environ, default)
+        s, origins = load_settings(os.environ, "10min_16mb" if torch.cuda.is_available() else "floppy")
         script = b"".join(Path(path).read_bytes() for path in dict.fromkeys([__file__, file]))
         if s.dry_run:
             print("\n".join(dry_run(s, origins, script)))
