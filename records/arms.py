@@ -240,6 +240,8 @@ class Run:
         if scored:
             return read_json(self.score_file)["val_bpb"] if self.score_file.exists() else None
         end = self.end()
+        if end and "partial" in end.final.get("val_bpb", ""):
+            raise DataError(f"{self.folder}: scored on a part of the text, though VAL_TOKENS_LIMIT was 0")
         return end and end.value("val_bpb")
 
     def failure(self, code: int) -> str:

@@ -265,6 +265,12 @@ def test_a_track_of_seconds_and_a_silly_budget(place):
     assert "expected a share above 0" in refused(place.run("--budget", 0, code=2))
 
 
+def test_a_part_of_the_text_is_no_score(place):
+    place.write(narrow="settings = {WIDTH = 1}", seeds=[1])
+    place.script.write_text(STAND_IN.replace("{bpb:.8f}", "{bpb:.8f} partial"))
+    assert "scored on a part of the text" in refused(place.run(code=3))
+
+
 # --- scores and statistics --------------------------------------------------------------------------------
 
 
