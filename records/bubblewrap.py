@@ -6,8 +6,10 @@ as text: modules that torch needs are there as bytecode without docstrings, the 
 """
 
 import atexit
+import contextlib
 import errno
 import functools
+import hashlib
 import importlib.metadata
 import importlib.util
 import itertools
@@ -72,13 +74,42 @@ def distributions(roots: tuple[str, ...]) -> dict[str, importlib.metadata.Distri
     return found
 
 
-@functools.cache
-def bytecode(name: str) -> Path:
-    """A folder with the modules of one distribution as bytecode without docstrings and asserts."""
+def cache_folder() -> Path:
+    """Where programs leave what they can make again; where there is no such place, it ends with us."""
+    with contextlib.suppress(OSError, RuntimeError):  # nobody's home, or one that cannot be written to
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "bytegolf"
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
     folder = Path(tempfile.mkdtemp(prefix="bytegolf-bytecode-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    folder.chmod(0o755)
-    for file in importlib.metadata.distribution(name).files:
+    return folder
+
+
+@functools.cache
+def bytecode(name: str) -> Path:
+    """A folder with the modules of one distribution as bytecode without docstrings and asserts.
+
+    It is kept for the next time: to compile what torch needs takes seven seconds.
+    """
+    its = importlib.metadata.distribution(name)
+    made_of = repr((sys.version, NOT_IMPORTED, its.read_text("RECORD"))).encode()
+    kept = cache_folder() / f"{name}-{its.version}-{hashlib.sha256(made_of).hexdigest()[:16]}"
+    if not kept.exists():
+        with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
+            made = Path(folder, name)
+            made.mkdir()
+            compile_modules(its, made)
+            for path in (made, *made.rglob("*")):  # another user reads it
+                path.chmod(0o755 if path.is_dir() else 0o644)
+            with contextlib.suppress(OSError):  # another process was quicker
+                made.rename(kept)
+    return kept
+
+
+def compile_modules(its: importlib.metadata.Distribution, folder: Path) -> None:
+    """Write a distribution's bytecode into a folder; __file__ and tracebacks name the sources."""
+    for file in its.files:
         if len(file.parts) < 2 or set(NOT_IMPORTED) & set(file.parts) or ".." in file.parts:
             continue
         target = folder / file
@@ -89,7 +120,6 @@ def bytecode(name: str) -> Path:
             target.with_suffix(".pyc").write_bytes(data)
         elif file.suffix == ".txt":  # setuptools reads some
             shutil.copyfile(file.locate(), target)
-    return folder
 
 
 def packages(imports: Iterable[str]) -> list[str]:

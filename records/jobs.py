@@ -133,8 +133,12 @@ def find_job(
     trust: bool = False,
     second: Path | None = None,
     dataset: str | None = None,
+    alone: bool = False,
 ) -> Job:
-    """The job of a record's folder. None stands for what the folder or its track says. Raises DataError."""
+    """The job of a record's folder. None stands for what the folder or its track says. Raises DataError.
+
+    `alone`: for a stream alone.
+    """
     if not record.is_dir():
         raise DataError(f"{record}: no such folder")
     rules = load_track(track) if track else find_track(record)
@@ -154,7 +158,7 @@ def find_job(
         script,
         artifacts[0],
         tokenizer_path(rules, data, record),
-        Mode(device or rules["device"], trust),
+        Mode(device or rules["device"], trust, alone),
         Limits(processor=seconds, seconds=2 * seconds),
         slow,
         second,

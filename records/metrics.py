@@ -20,6 +20,7 @@ from records.submission import Run as LogRun
 STEADY_FROM = 10  # steps that caches, compilers and clocks take to settle; fewer where a run is short
 NEAR = 31  # steps around one that say how long a step takes then: machines change their speed within minutes
 STALL_TIMES, STALL_SECONDS, STALL_DEVIATIONS = 2.0, 1.0, 10.0  # a stall is beyond all three
+ONE_END = 5.0  # seconds within which a run ends its two logs
 LAST = 0.05  # part of the steps whose mean is the final training loss, ten steps at least
 FIELDS = ("train_loss", "train_seconds", "train_flops", "data_wait_seconds", "lr_mul", "grad_norm")
 NEEDED = ("train_loss", "train_seconds")
@@ -152,12 +153,17 @@ class Metrics:
         """Wall clock from config.json to the log's last line, less training and validation.
 
         That is compilation and warm-up, and also checkpoints and the export. By the times of the files: None
-        after a resume, and where copies have lost them.
+        after a resume, and where copies or changes have lost them.
         """
         if not self.config or not self.log or self.told("resumes") != 0:
             return None
-        folder = self.path.parent
-        wall = (folder / "train.log").stat().st_mtime - (folder / "config.json").stat().st_mtime
+        files = [self.path.with_name(name) for name in ("metrics.jsonl", "train.log", "config.json")]
+        if not all(file.exists() for file in files):
+            return None
+        metrics, end, began = (file.stat().st_mtime for file in files)
+        if abs(metrics - end) > ONE_END:
+            return None
+        wall = end - began
         timed = self.told("train_seconds"), self.told("eval_seconds")
         left = wall - sum(timed) if None not in timed else -1.0
         return left if left > 0 else None

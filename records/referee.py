@@ -188,8 +188,9 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 def work(args: argparse.Namespace) -> int:
     same = ("track", "dataset", "artifact", "data", "trust", "second")
     options = {name: value for name, value in vars(args).items() if name in same}
-    device = args.device or ("cpu" if args.command in ("sample", "complete") else None)
-    job = find_job(args.record, device=device, **options)
+    alone = args.command in ("sample", "complete")
+    device = args.device or ("cpu" if alone else None)
+    job = find_job(args.record, device=device, alone=alone, **options)
     try:
         return COMMANDS[args.command][0](job, args)
     except (SandboxError, NoSandbox) as error:

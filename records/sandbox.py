@@ -38,12 +38,19 @@ class Mode:
 
     device: str = "cpu"
     trust: bool = False  # without a sandbox
+    alone: bool = False  # it is told one stream only
 
 
 # --- starting ---------------------------------------------------------------------------------------------
 
 
-def environment() -> dict[str, str]:
+ALONE = {
+    "OMP_NUM_THREADS": "1",  # one token's products are too small to be shared
+    "NUMPY_MADVISE_HUGEPAGE": "0",  # few places of a table are touched: 4 KiB are cleared, not 2 MiB
+}
+
+
+def environment(mode: Mode) -> dict[str, str]:
     """Nothing of the caller's but the number of threads."""
     variables = {
         "PATH": "/usr/bin:/bin",
@@ -54,6 +61,7 @@ def environment() -> dict[str, str]:
         "GOMP_SPINCOUNT": "1000",
         "TORCHINDUCTOR_CACHE_DIR": "/tmp/inductor",
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        **(ALONE if mode.alone else {}),
     }
     if "OMP_NUM_THREADS" in os.environ:
         variables["OMP_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"]
@@ -122,7 +130,7 @@ def launch(
             cwd="/",
             pass_fds=(*pass_fds, filters.fileno()),
             start_new_session=True,
-            env=environment(),
+            env=environment(mode),
             **pipes,
         )
 

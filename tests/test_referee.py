@@ -787,6 +787,22 @@ def test_no_docstring_of_the_corpus_is_in_the_bytecode():
     assert "Decorate an iterable object" in source and b"Decorate an iterable object" not in std
 
 
+def test_bytecode_is_made_once_and_without_a_home_too(tmp_path, monkeypatch):
+    make = bubblewrap.bytecode.__wrapped__
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made = make("tqdm")
+    assert [*(tmp_path / "cache/bytegolf").iterdir()] == [made]
+    with monkeypatch.context() as patch:
+        patch.setattr(bubblewrap, "compile_modules", None)
+        assert make("tqdm") == made
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    elsewhere = make("tqdm")
+    assert tmp_path not in elsewhere.parents and len({*elsewhere.rglob("*.pyc")}) == len(
+        {*made.rglob("*.pyc")}
+    )
+
+
 def test_without_a_sandbox_foreign_code_is_refused(stand, bigram, monkeypatch):
     monkeypatch.setattr(bubblewrap, "find", lambda: None)
     with pytest.raises(sandbox.NoSandbox, match="--trust"):
