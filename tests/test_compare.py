@@ -150,6 +150,12 @@ def test_json_has_what_the_table_has(sides, capsys):
     assert len(rows["bpb"]["new_runs"]) == 5
 
 
+def test_start_up_is_not_told_by_files_that_were_changed_later(tmp_path):
+    whole = write_run(tmp_path / "a", 1)
+    assert find_runs(whole)[0].start_seconds == pytest.approx(25, abs=0.1)
+    assert find_runs(edit_lines(whole, lambda lines: lines))[0].start_seconds is None
+
+
 def test_records_are_compared_by_all_their_seeds(capsys):
     code, out, _ = run(capsys, PRESET, "--", PAR)
     assert "NUM_LAYERS: unset | 5" in out and "base: 3 runs" in out
