@@ -6,7 +6,7 @@ A run is named by its folder or by its metrics.jsonl. The folder of a record sta
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -55,6 +55,7 @@ class Metrics:
     final: dict  # the values of its end; empty while it has none
     log: str
     config: dict
+    score: float | None = None  # bits per byte, the referee's
 
     @property
     def steps(self) -> int:
@@ -287,6 +288,20 @@ def read_run(path: Path, name: str, log: Path, config: Path, living: bool = Fals
     return Metrics(name, path, table, vals, final, text, about)
 
 
+def referee_score(folder: Path, seed: str) -> float | None:
+    """Of a record's seed, by its submission.json; None where nobody has scored it. Raises DataError."""
+    path = folder / "submission.json"
+    scores = read_json(path).get("scores") if path.exists() else None
+    if not isinstance(scores, dict) or seed not in scores:
+        return None
+    try:
+        return number(scores[seed])
+    except ValueError:
+        raise DataError(
+            f"{path}: the score of seed {seed} is {scores[seed]!r:.40}, expected a number"
+        ) from None
+
+
 def find_runs(path: Path, living: bool = False) -> list[Metrics]:
     """The runs that a path names: a run's folder, its metrics.jsonl, or a record. Raises DataError."""
     if path.is_dir():
@@ -301,12 +316,13 @@ def find_runs(path: Path, living: bool = False) -> list[Metrics]:
         )
     runs = []
     for file in files:
-        seed = re.fullmatch(r"metrics(_seed\d+)\.jsonl", file.name)
+        seed = re.fullmatch(r"metrics_seed(\d+)\.jsonl", file.name)
         alone = file.name not in ("metrics.jsonl", seed and file.name)
-        name = file.resolve().parent.name + (seed[1].replace("_", " ") if seed else "")
-        log = file.with_name(f"train{seed[1]}.log" if seed else "train.log")
+        name = file.resolve().parent.name + (f" seed{seed[1]}" if seed else "")
+        log = file.with_name(f"train_seed{seed[1]}.log" if seed else "train.log")
         config = file.with_name("config.json")
         if alone:  # of a file by another name nobody knows which log is its own
             name, log, config = file.stem, file.with_suffix(".log"), file.with_suffix(".config.json")
-        runs.append(read_run(file, name, log, config, living))
+        score = referee_score(file.parent, seed[1]) if seed else None
+        runs.append(replace(read_run(file, name, log, config, living), score=score))
     return runs

@@ -97,7 +97,9 @@ def draw_ladder(axes, data: dict) -> None:
         places, means, halves, fmt="o", color=BLUE, markersize=7, capsize=4, linewidth=1.4, zorder=3
     )
     for place, mean in zip(places, means):
-        axes.annotate(f"{mean:.4f}", (place, mean), (9, -3), textcoords="offset points", color=BLUE)
+        axes.annotate(
+            f"{mean:.4f}", (place, mean), (8, -3), textcoords="offset points", color=BLUE, fontsize=8.5
+        )
     axes.set_xticks(places, names, rotation=25, ha="right", rotation_mode="anchor")
     axes.set_xlim(-0.6, len(places) - 0.4)
     axes.set_ylim(low, high)

@@ -127,6 +127,7 @@ def rows(runs: list[Metrics]) -> list[Row]:
     memory = {"good": -1, "relative": True, "known": constant(0.1), "floor": constant(0.01)}
     packed = {"good": -1, "relative": True, "known": constant(0.005), "floor": constant(0.001)}
     text = ("val_bytes", "tokenizer_sha256")
+    score = Row("score", "bits per byte by the referee", "", ".4f", lambda run: run.score, **bits)
     return [
         Row("params", "parameters", "", ",.0f", told("params")),
         Row("steps", "steps", "", ",.0f", lambda run: float(run.steps)),
@@ -136,6 +137,7 @@ def rows(runs: list[Metrics]) -> list[Row]:
         Row("val_loss", "validation loss", "nats", ".4f", final_loss, needs=text, **nats),
         Row("bpb_before", "bits per byte before export", "", ".4f", told("val_bpb_unquantized"), **bits),
         Row("bpb", "bits per byte after export", "", ".4f", told("val_bpb"), **bits),
+        *([score] if any(run.score for run in runs) else []),
         Row("step_ms", "median step", "ms", ",.1f", step_ms, -1, needs=("tokens_per_step",), **speed),
         Row("tokens_per_second", "tokens/s", "", ",.0f", rate, 1, **speed),
         Row("mfu", "MFU", "%", ".1f", partial(mfu, runs), 1, **speed),

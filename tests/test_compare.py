@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
+from data.command import DataError
 from records import compare
 from records.metrics import find_runs
 from records.noise import LEVEL, band, welch
@@ -160,6 +161,18 @@ def test_records_are_compared_by_all_their_seeds(capsys):
     code, out, _ = run(capsys, PRESET, "--", PAR)
     assert "NUM_LAYERS: unset | 5" in out and "base: 3 runs" in out
     assert code == 1  # the artifact is larger
+
+
+def test_records_of_one_training_differ_by_what_the_referee_says(tmp_path):
+    """Rungs of a ladder may differ in nothing but what they learn while they are scored."""
+    folder = PAR.parent
+    found = verdicts([folder / "2026-11-22_Rung5-Pointer"], [folder / "2026-11-22_Rung6-Memory"])
+    assert found["score"] == "better" and found["bpb"] == "same"
+    assert "score" not in verdicts([write_run(tmp_path / "a", 1)], [write_run(tmp_path / "b", 1)])
+    broken = shutil.copytree(PAR, tmp_path / "broken")
+    (broken / "submission.json").write_text('{"scores": {"1337": "good", "1338": 1, "1339": 1}}')
+    with pytest.raises(DataError, match="the score of seed 1337 is 'good', expected a number"):
+        find_runs(broken)
 
 
 # --- broken logs ------------------------------------------------------------------------------------------

@@ -306,6 +306,7 @@ A run's curve is {x: steps, s: seconds, y: values}. A point's place on another a
       return [low - more, high + more];
     };
     const [xr, yr] = [pad(xs, spec.time ? 86400 / 2 : 5000), pad(ys, 0.02)];
+    if (spec.time) xr[1] += (xr[1] - xr[0]) * Math.min(1, 90 / box.clientWidth); // for the last one's name
     const ink = css("--quiet");
     const style = { stroke: ink, grid: { stroke: css("--line"), width: 1 }, ticks: { stroke: css("--line") }, font: "12px sans-serif", labelFont: "12px sans-serif", labelSize: 18 };
     const days = { values: (u, ticks) => ticks.map((t) => new Date(t * 1000).toISOString().slice(0, 10)), space: 90, incrs: [1, 2, 7, 14, 30, 91, 182, 365].map((d) => d * 86400) };
@@ -336,8 +337,9 @@ A run's curve is {x: steps, s: seconds, y: values}. A point's place on another a
       }
     }
     if (spec.budget) put("div", "budget", `left:${plot.valToPos(spec.budget, "x")}px`, { title: "budget" });
-    const free = {}; // where the next name may begin, at the left and right of the points
-    for (const point of [...spec.points].sort((a, b) => b.y - a.y)) {
+    const names = []; // the places of those that stand already
+    const up = spec.time; // names stand above their points, where the falling line of the ladder never is
+    for (const point of [...spec.points].sort((a, b) => (up ? a.y - b.y : b.y - a.y))) {
       const [left, top] = [plot.valToPos(point.x, "x"), plot.valToPos(point.y, "y")];
       if (point.half) {
         const [from, to] = [plot.valToPos(point.y + point.half, "y"), plot.valToPos(point.y - point.half, "y")];
@@ -347,11 +349,14 @@ A run's curve is {x: steps, s: seconds, y: values}. A point's place on another a
       const link = put("a", `mark${point.open ? " open" : ""}`, `left:${left}px;top:${top}px`, { href: point.href, "aria-label": point.text, title: point.text });
       const name = element("span", {}, link);
       name.textContent = point.name;
-      const side = left + 16 + name.offsetWidth > over.clientWidth ? "left" : "right";
-      const from = Math.max(top - 8, free[side] || 0);
+      const [width, tall] = [name.offsetWidth, name.offsetHeight];
+      const side = left + 16 + width > over.clientWidth ? "left" : "right";
+      const box = { left: side === "left" ? left - 9 - width : left + 9, top: up ? top - 5 - tall : top - 8 };
+      const over_it = (one) => Math.abs(one.top - box.top) < tall && one.left < box.left + width && box.left < one.left + one.width;
+      for (let one; (one = names.find(over_it)); ) box.top = up ? one.top - tall : one.top + tall;
+      names.push({ ...box, width });
       link.classList.add(side);
-      name.style.top = `${from - top + 5}px`; // 5: of the mark above its middle
-      free[side] = from + name.offsetHeight;
+      name.style.top = `${box.top - top + 5}px`; // 5: of the mark above its middle
     }
     plot.root.querySelectorAll("canvas").forEach((canvas) => canvas.setAttribute("aria-hidden", "true"));
   }
