@@ -67,6 +67,11 @@ def open_streams() -> None:
         stream.reconfigure(errors="backslashreplace")  # in the C locale a stream takes ASCII alone
 
 
+def printable(text: object) -> str:
+    """One line without control characters, so that no stranger's text looks like another line of ours."""
+    return "".join(c if c.isprintable() else " " for c in str(text))
+
+
 def say(line: str) -> None:
     """Tell what has been done, or what is going to take a while."""
     print(line, flush=True)
@@ -83,7 +88,7 @@ def run(work: Callable[[], int], mend: str) -> int:
         sys.stdout.flush()
         return code
     except (DataError, UsageError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(error)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print(file=sys.stderr)

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.command import DataError, open_streams, run
+from data.command import DataError, Parser, open_streams, run
 from records.files import read_bytes, write_whole
 from records.papers import Record
 from records.tracks import RECORDS, Track, load_track, schema_errors
@@ -172,7 +172,7 @@ def yardsticks(track: Track, rows: list[Row]) -> str:
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m records.board", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m records.board", description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--records", type=Path, default=RECORDS, help="folder of the tracks")
     add("--check", action="store_true", help="write nothing, exit 1 if something would change")

@@ -3,13 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
+from data.command import printable
+
 MAX_TEXT = 2000  # characters of one line
 MAX_REASONS = 3  # in one line
-
-
-def printable(text: object) -> str:
-    """One line without control characters, so that no text from a record looks like another check's line."""
-    return "".join(c if c.isprintable() else " " for c in str(text))
 
 
 @dataclass(frozen=True)

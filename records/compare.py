@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.command import Parser, UsageError, open_streams, run
+from data.command import Parser, UsageError, open_streams, printable, run
 from records.files import write_whole
 from records.metrics import Metrics, find_runs
 from records.noise import BETTER, OTHER, UNKNOWN, WORSE, Difference, Row, compare
@@ -116,8 +116,12 @@ class Comparison:
 
 
 def load(base: list[Path], new: list[Path], living: bool = False) -> Comparison:
-    """The runs that the paths name; those of one name are called by their paths. Raises DataError."""
+    """The runs that the paths name; those of one name are called by their paths. DataError, UsageError."""
     sides = [[run for path in side for run in find_runs(path, living)] for side in (base, new)]
+    for side in sides:
+        (path, times), *_ = Counter(run.path.resolve() for run in side).most_common(1)
+        if times > 1:
+            raise UsageError(f"{path}: is named twice on one side, expected repeats of a run")
     names = Counter(run.name for side in sides for run in side)
     unlike = [
         [replace(run, name=f"{run.path}") if names[run.name] > 1 else run for run in side] for side in sides
@@ -142,7 +146,8 @@ def parting(one: Metrics, other: Metrics) -> dict:
     a, b = (run.table["train_loss"][:count] for run in (one, other))
     unequal = (a != b) & ~(np.isnan(a) & np.isnan(b))
     with np.errstate(invalid="ignore"):  # of losses that are not finite
-        visible = unequal & ~(np.abs(a - b) <= VISIBLE * np.abs(a))
+        near = np.isfinite(a) & np.isfinite(b) & (np.abs(a - b) <= VISIBLE * np.abs(a))
+        visible = unequal & ~near
     first, seen = (int(np.argmax(marks)) + 1 if marks.any() else None for marks in (unequal, visible))
     return {"steps": count, "first": first, "visible": seen}
 
@@ -213,8 +218,8 @@ def aligned(lines: list[list[str]]) -> list[str]:
     ]
 
 
-def coloured(line: str, verdict: str, colour: bool) -> str:
-    return f"{COLOURS.get(verdict, GREY)}{line}{PLAIN}" if colour else line
+def coloured(line: str, verdict: str) -> str:
+    return f"{COLOURS.get(verdict, GREY)}{line}{PLAIN}"
 
 
 def parting_line(found: dict) -> str:
@@ -229,8 +234,7 @@ def parting_line(found: dict) -> str:
     return f"{who}: the losses part at step {found['first']}, {seen}"
 
 
-def text(its: Comparison, colour: bool) -> Iterator[str]:
-    """All of it, a line at a time."""
+def before_the_table(its: Comparison) -> Iterator[str]:
     for side, runs in (("base", its.base), ("new", its.new)):
         names = ", ".join(one.name for one in runs)
         yield f"{side}: {len(runs)} run{'s' * (len(runs) > 1)}: {names}"
@@ -242,23 +246,33 @@ def text(its: Comparison, colour: bool) -> Iterator[str]:
         yield f"{title}, what differs:" if lines else f"{title}: the same"
         yield from (f"  {name}: {base} | {new}" for name, base, new in lines)
     yield ""
+
+
+def behind_the_table(its: Comparison) -> Iterator[str]:
+    yield ""
+    yield f"stalls, which no speed counts: {len(its.stalls) or 'none'}"
+    yield from (f"  {one['run']}: step {one['step']} took {one['seconds']:.1f} s" for one in its.stalls)
+    if its.partings:
+        yield from map(parting_line, its.partings)
+    else:
+        yield "no seed is on both sides: losses are not held step by step"
+    yield f"worse by more than noise: {', '.join(found.row.label for found in its.worse) or 'nothing'}"
+
+
+def text(its: Comparison, colour: bool) -> Iterator[str]:
+    """All of it, a line at a time."""
+    yield from map(printable, before_the_table(its))
     head, *lines = aligned([HEAD, *map(cells, its.rows)])
     yield head
-    yield from (coloured(line, found.verdict, colour) for line, found in zip(lines, its.rows))
-    yield ""
-    stalls = [f"  {one['run']}: step {one['step']} took {one['seconds']:.1f} s" for one in its.stalls]
-    yield f"stalls, which no speed counts: {len(stalls) or 'none'}"
-    yield from stalls
-    partings = [*map(parting_line, its.partings)] or [
-        "no seed is on both sides: losses are not held step by step"
-    ]
-    yield from partings
-    yield f"worse by more than noise: {', '.join(found.row.label for found in its.worse) or 'nothing'}"
+    for line, found in zip(lines, its.rows):
+        yield coloured(line, found.verdict) if colour else line
+    yield from map(printable, behind_the_table(its))
 
 
 # --- command line -----------------------------------------------------------------------------------------
 
 
+@np.errstate(all="ignore")  # losses may be as large as they like
 def work(args: argparse.Namespace) -> int:
     at = args.runs.index(BETWEEN) if BETWEEN in args.runs else 0
     if not 0 < at < len(args.runs) - 1:

@@ -24,9 +24,9 @@ def read_bytes(path: Path) -> bytes:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """A JSON value; NaN, Infinity and doubled keys, which readers understand differently, are refused.
+    """A JSON value. Raises ValueError.
 
-    Raises ValueError.
+    It refuses what readers understand differently: NaN, Infinity, doubled keys and half characters.
     """
 
     def refuse_constant(name: str):
@@ -38,7 +38,10 @@ def parse_json(text: str | bytes) -> Any:
         return dict(pairs)
 
     try:
-        return json.loads(text, parse_constant=refuse_constant, object_pairs_hook=refuse_doubles)
+        value = json.loads(text, parse_constant=refuse_constant, object_pairs_hook=refuse_doubles)
+        if (b"\\u" if isinstance(text, bytes) else "\\u") in text:
+            json.dumps(value, ensure_ascii=False).encode()  # half a character raises a ValueError
+        return value
     except RecursionError:
         raise ValueError("lists or objects are nested too deep") from None
 
@@ -65,14 +68,17 @@ def sha256(data: bytes) -> str:
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write beside and rename, so that a file of this name is always whole. Raises UsageError."""
+    if not path.name or (path.exists() and not path.is_file()):
+        raise UsageError(f"{path}: is no plain file and cannot be replaced by one")
     beside = path.with_name(path.name + ".part")
     try:
         beside.write_bytes(data)
         os.replace(beside, path)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: cannot be written: {getattr(error, 'strerror', error)}") from None
     finally:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError, ValueError):
+            beside.unlink()
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ time, and given again. A training never waits for it.
 import argparse
 import contextlib
 import importlib.util
+import itertools
 import shlex
 import sys
 import time
@@ -18,7 +19,7 @@ from typing import Any
 
 import filelock
 
-from data.command import DataError, Parser, UsageError, open_streams, run, say, whole
+from data.command import DataError, Parser, UsageError, open_streams, printable, run, say, whole
 from records.files import parse_json, read_json
 from records.folders import run_artifact
 from records.trackers import TRACKERS, Tracker, place
@@ -75,10 +76,10 @@ def checked(event: Any) -> dict:
     """An event, if it is one. Raises ValueError."""
     if not isinstance(event, dict) or not isinstance(event.get("event"), str):
         raise ValueError("no object with a name at 'event'")
-    if event["event"] in ("step", "val"):
-        step = event.get("step")
-        if type(step) is not int or not 0 <= step < LARGEST:
-            raise ValueError(f"step is {step!r:.99}, no whole number")
+    name = {"step": "step", "val": "step", "final": "steps"}.get(event["event"])
+    step = event.get(name, 0 if name == "steps" else None)
+    if name and (type(step) is not int or not 0 <= step < LARGEST):
+        raise ValueError(f"{name} is {step!r:.99}, no whole number")
     return event
 
 
@@ -184,11 +185,13 @@ class Followed:
             if event["event"] in ("step", "val") and place(event) > self.tracker.held:
                 tracker = self.open()
                 if place(event) > tracker.held:  # which the server told
-                    tracker.log(event, numbers(event))
+                    with one_line(self.to):
+                        tracker.log(event, numbers(event))
                     tracker.held = place(event)
                     self.sent += 1
         if self.opened:
-            self.tracker.flush()
+            with one_line(self.to):
+                self.tracker.flush()
         silent = time.time() - self.tail.path.stat().st_mtime
         if silent > patience:
             self.stop(f"has not ended and was silent for {silent:.0f} s; the same command goes on with it")
@@ -201,30 +204,36 @@ class Followed:
         if self.tracker.ended:
             self.stop(f"has ended and is at {self.to} already")
             return
-        self.open().close(summary(self.folder, final))
+        tracker = self.open()
         self.opened = False
+        with one_line(self.to):
+            tracker.close(summary(self.folder, final))
         self.stop("has ended")
 
     def stop(self, words: str) -> None:
         """Follow it no longer."""
         self.done = True
-        if self.opened:
-            self.tracker.close(None)
-        self.lock.release()
+        try:
+            if self.opened:
+                with one_line(self.to):
+                    self.tracker.close(None)
+        finally:
+            self.lock.release()
         say(f"{self.name}: {self.sent} rows sent, {words}")
 
 
-def run_folders(paths: list[Path]) -> list[Path]:
-    """The folders of runs that these are or hold. Raises DataError."""
-    found = {}
+def run_folders(path: Path) -> list[Path]:
+    """The folders of runs that this is or holds."""
+    return [each.parent.resolve() for each in sorted(path.rglob(METRICS)) if each.is_file()]
+
+
+def check_folders(paths: list[Path]) -> None:
+    """Raises DataError where one holds no run. Later they may come and go."""
     for path in paths:
         if not path.is_dir():
             raise DataError(f"{path}: no such folder, expected a run's in logs/, or one above")
-        metrics = sorted(path.rglob(METRICS))
-        if not metrics:
+        if not run_folders(path):
             raise DataError(f"{path}: holds no {METRICS}, expected a run's folder in logs/, or one above")
-        found |= dict.fromkeys(each.resolve().parent for each in metrics)
-    return list(found)
 
 
 def work(args: argparse.Namespace) -> int:
@@ -232,11 +241,13 @@ def work(args: argparse.Namespace) -> int:
     if importlib.util.find_spec(args.to) is None:
         install = shlex.join([sys.executable, "-m", "pip", "install", args.to])
         raise UsageError(f"--to {args.to}: the package is not installed: {install}")
+    check_folders(args.runs)
     followed = {}
     code = 0
     try:
         while True:
-            for folder in run_folders(args.runs):
+            found = itertools.chain(followed, *map(run_folders, args.runs))
+            for folder in dict.fromkeys(found):
                 try:
                     if folder not in followed:
                         followed[folder] = None  # not tried again, if it cannot be followed
@@ -245,16 +256,18 @@ def work(args: argparse.Namespace) -> int:
                         followed[folder].look(args.patience)
                 except (DataError, UsageError, OSError) as error:
                     code = getattr(error, "exit_code", DataError.exit_code)
-                    print(f"error: {error}", file=sys.stderr)
+                    print(f"error: {printable(error)}", file=sys.stderr)
                     if followed[folder]:
-                        followed[folder].stop("is followed no longer")
+                        with contextlib.suppress(DataError, OSError):  # the first error has been told
+                            followed[folder].stop("is followed no longer")
             if all(each is None or each.done for each in followed.values()):
                 return code
             time.sleep(LOOK_SECONDS)
     finally:
         for each in followed.values():
             if each and not each.done:
-                each.stop("has not ended; the same command goes on with it")
+                with contextlib.suppress(DataError, OSError):  # the others end, too
+                    each.stop("has not ended; the same command goes on with it")
 
 
 # --- command line -----------------------------------------------------------------------------------------

@@ -38,6 +38,11 @@ def number(value) -> float:
         raise ValueError from None
 
 
+def positive(value: float) -> float | None:
+    """A number above 0; None for anything else."""
+    return value if 0 < value < math.inf else None
+
+
 def count(value) -> int | None:
     """A whole number above 0; None for anything else, which other programs may have written."""
     text = str(value)
@@ -73,7 +78,7 @@ class Metrics:
         Beyond STALL_TIMES the median of NEAR steps, and by STALL_SECONDS and STALL_DEVIATIONS (of the median
         absolute deviation, scaled to that of a normal distribution) at least.
         """
-        usual = median_filter(self.seconds, min(NEAR, self.steps), mode="nearest")
+        usual = median_filter(self.seconds, min(NEAR, self.steps), mode="mirror")
         beyond = self.seconds - usual
         deviation = 1.4826 * np.median(np.abs(beyond))
         far = (beyond > STALL_SECONDS) & (beyond > STALL_DEVIATIONS * deviation)
@@ -123,8 +128,7 @@ class Metrics:
 
     @property
     def flops_per_step(self) -> float | None:
-        last = float(self.table["train_flops"][-1])
-        return None if math.isnan(last) else last / self.steps
+        return positive(float(self.table["train_flops"][-1]) / self.steps)
 
     @property
     def tokens_per_step(self) -> float | None:
@@ -132,7 +136,7 @@ class Metrics:
         if given:
             return float(given)
         tokens, steps = self.told("tokens_seen"), self.told("steps")
-        return tokens / steps if tokens and steps else None
+        return positive(tokens / steps) if tokens and steps else None
 
     @property
     def seed(self) -> int | None:
@@ -142,12 +146,16 @@ class Metrics:
                 return value
         return None
 
-    @property
+    @cached_property
     def own_peak(self) -> float | None:
         """Operations a second of the machine's products, as the run measured them in its log at its start."""
-        found = re.findall(r"^device:\S+ dtype:(\w+) .*?((?:\w+:\d+GFLOP/s ?)+)$", self.log, re.MULTILINE)
-        rates = [re.search(rf"{dtype}:(\d+)GFLOP/s", rates) for dtype, rates in found]
-        return max((1e9 * int(rate[1]) for rate in rates if rate and int(rate[1])), default=None)
+        rates = []
+        for line in self.log.split("\n"):
+            if line.startswith("device:"):  # device:cpu dtype:float32 ... bfloat16:9GFLOP/s float32:7GFLOP/s
+                words = dict(word.partition(":")[::2] for word in line.split())
+                rate = words.get(words.get("dtype"), "").removesuffix("GFLOP/s")
+                rates.append(1e9 * (count(rate) or 0))
+        return max(rates, default=0.0) or None
 
     @property
     def start_seconds(self) -> float | None:
@@ -156,7 +164,7 @@ class Metrics:
         That is compilation and warm-up, and also checkpoints and the export. By the times of the files: None
         after a resume, and where copies or changes have lost them.
         """
-        if not self.config or not self.log or self.told("resumes") != 0:
+        if self.path.name != "metrics.jsonl" or self.told("resumes") != 0:
             return None
         files = [self.path.with_name(name) for name in ("metrics.jsonl", "train.log", "config.json")]
         if not all(file.exists() for file in files):
@@ -169,7 +177,7 @@ class Metrics:
         left = wall - sum(timed) if None not in timed else -1.0
         return left if left > 0 else None
 
-    @property
+    @cached_property
     def environment(self) -> dict[str, str]:
         """What its numbers depend on, but for settings."""
         found = self.config.get("environment") or {}
@@ -240,7 +248,7 @@ def step_values(where: str, event: dict, before: list[float] | None, done: int) 
         twice = isinstance(found, int) and found <= done
         mend = "; a resume wrote steps again: keep the later ones only" if twice else ""
         after = f"after step {done}, expected step {done + 1}" if done else "first, expected step 1"
-        raise DataError(f"{where}: step {found!r} comes {after}{mend}")
+        raise DataError(f"{where}: step {found!r:.40} comes {after}{mend}")
     values = []
     for name in FIELDS:
         try:
@@ -279,7 +287,7 @@ def read_run(path: Path, name: str, log: Path, config: Path, living: bool = Fals
     if not final and not living:
         raise DataError(f"{where}: ends after step {len(rows)} without a final event; {LIVING}")
     if final and final.get("steps", len(rows)) != len(rows):
-        raise DataError(f"{where}: tells of {final['steps']} steps, and {len(rows)} stand before it")
+        raise DataError(f"{where}: tells of {final['steps']!r:.40} steps, and {len(rows)} stand before it")
     table = dict(zip(FIELDS, np.array(rows).T))
     text = read_bytes(log).decode(errors="replace") if log.exists() else ""
     about = read_json(config) if config.exists() else {}

@@ -45,6 +45,7 @@ class Row:
     known: Callable[[list[Metrics]], float] = lambda runs: 0.0
     floor: Callable[[list[Metrics]], float] = lambda runs: 0.0
     needs: tuple[str, ...] = ()  # what must be the same for the two sides to be compared
+    unjudged: str = ""  # why it has no verdict
 
 
 @dataclass(frozen=True)
@@ -68,16 +69,17 @@ class Difference:
 def mean(row: Row, values: list[float | None]) -> float | None:
     if None in values or not all(map(math.isfinite, values)):
         return None
-    scaled = statistics.fmean(scale(row, values))
-    return math.exp(scaled) if is_log(row, values) else scaled
+    if row.relative and min(values) > 0:
+        return statistics.geometric_mean(values)
+    return statistics.fmean(values)
 
 
-def is_log(row: Row, values: list[float]) -> bool:
-    return row.relative and min(values) > 0
-
-
-def scale(row: Row, values: list[float]) -> list[float]:
-    return [math.log(value) for value in values] if is_log(row, values) else values
+def growth(logarithm: float) -> float:
+    """e^x - 1, which may be infinite."""
+    try:
+        return math.expm1(logarithm)
+    except OverflowError:
+        return math.inf
 
 
 def pairs(base: list[Metrics], new: list[Metrics]) -> list[int] | None:
@@ -127,7 +129,7 @@ def unlike(row: Row, base: list[Metrics], new: list[Metrics]) -> str:
     for name in row.needs:
         if len({run.fact(name) for run in [*base, *new]} - {None}) > 1:
             return f"{name} differs"
-    return ""
+    return row.unjudged
 
 
 def compare(row: Row, base: list[Metrics], new: list[Metrics]) -> Difference:
@@ -139,15 +141,14 @@ def compare(row: Row, base: list[Metrics], new: list[Metrics]) -> Difference:
     if not all(map(math.isfinite, both)):
         worse = row.good and all(map(math.isfinite, values[0]))
         return Difference(row, *values, None, None, WORSE if worse else UNKNOWN, "not finite")
-    if note := unlike(row, base, new):
+    if note := unlike(row, base, new) or ("not above 0" if row.relative and min(both) <= 0 else ""):
         return Difference(row, *values, None, None, UNKNOWN, note)
-    as_log = is_log(row, both)
-    sides = [[math.log(value) for value in side] for side in values] if as_log else values
+    sides = [[math.log(value) for value in side] for side in values] if row.relative else values
     difference = statistics.fmean(sides[1]) - statistics.fmean(sides[0])
     width = max(band(*sides, pairs(base, new), row.known([*base, *new])), row.floor([*base, *new]))
     verdict = SAME
     if abs(difference) > width:
         verdict = (BETTER if difference * row.good > 0 else WORSE) if row.good else OTHER
-    if as_log:
-        difference, width = math.expm1(difference), math.expm1(width)
+    if row.relative:
+        difference, width = growth(difference), growth(width)
     return Difference(row, *values, difference, width, verdict)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.command import DataError, UsageError, fraction, open_streams, run, whole
+from data.command import DataError, Parser, UsageError, fraction, open_streams, run, whole
 from records import scoring
 from records.checks import Check, check, skip
 from records.coder import compress, decompress, table
@@ -88,7 +88,7 @@ def write(job: Job, args: argparse.Namespace) -> int:
     """sample and complete."""
     tokenizer = load_tokenizer(job.tokenizer_path)
     if args.command == "sample":
-        told = tokenizer.encode(args.prompt)
+        told = tokenizer.encode(args.prompt)[-args.context :]
         print(args.prompt, end="", flush=True)
     else:
         try:
@@ -147,7 +147,7 @@ COMMANDS = {
     "decompress": (convert, "and back"),
 }
 BYTES = whole(scoring.LEAST_PROOF)
-CONTEXT = "last tokens of the file that the model is told (default: %(default)s)"
+CONTEXT = "last tokens of prompt or file that the model is told (default: %(default)s)"
 OPTIONS = [  # commands that have it (none: all), its name, what argparse makes of it
     ("", "--track", {"type": Path, "help": "folder with track.json (default: the record's parent)"}),
     ("", "--dataset", {"help": "one of the track's vocabularies (default: the record's)"}),
@@ -167,14 +167,14 @@ OPTIONS = [  # commands that have it (none: all), its name, what argparse makes 
         {"type": temperature, "default": 0.8, "help": "(default: %(default)s)"},
     ),
     ("sample complete", "--seed", {"type": whole(0), "default": 1, "help": "another one, another text"}),
-    ("complete", "--context", {"type": whole(1), "default": 1024, "help": CONTEXT}),
+    ("sample complete", "--context", {"type": whole(1), "default": 1024, "help": CONTEXT}),
     ("complete compress decompress", "file", {"type": Path, "metavar": "FILE"}),
     ("compress decompress", "-o --output", {"type": Path, "help": "(default: FILE.bg, or FILE without .bg)"}),
 ]
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m records.referee", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m records.referee", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (_, words) in COMMANDS.items():
         command = commands.add_parser(name, help=words, description=words)

@@ -27,9 +27,9 @@ from pathlib import Path
 
 import numpy as np
 
-from data.command import DataError
+from data.command import DataError, printable
 from records import room
-from records.checks import Check, check, printable, skip
+from records.checks import Check, check, skip
 from records.files import parse_json, sha256
 from records.folders import SCRIPT
 from records.jobs import processor_speed

@@ -107,6 +107,11 @@ def final_train_loss(run: Metrics) -> float | None:
     return float(run.last_losses.mean()) if run.final else None
 
 
+def training(run: Metrics) -> float:
+    """Seconds of all steps: a run that is slow for less than half of its steps shows it nowhere else."""
+    return float(run.table["train_seconds"][-1])
+
+
 def tokens(run: Metrics) -> float | None:
     return run.tokens_per_step and run.tokens_per_step * run.steps
 
@@ -142,6 +147,7 @@ def rows(runs: list[Metrics]) -> list[Row]:
         Row("tokens_per_second", "tokens/s", "", ",.0f", rate, 1, **speed),
         Row("mfu", "MFU", "%", ".1f", partial(mfu, runs), 1, **speed),
         Row("data_wait_ms", "data wait a step", "ms", ",.3f", wait_ms, **wait),
+        Row("train_seconds", "training", "s", ",.1f", training, unjudged="stalls and all"),
         Row("start_seconds", "start-up and compile", "s", ",.1f", lambda run: run.start_seconds, **start),
         Row("peak_memory_mib", "peak memory", "MiB", ",.0f", told("peak_memory_mib"), **memory),
         Row("code_bytes", "code", "bytes", ",.0f", told("code_bytes"), -1),

@@ -16,7 +16,8 @@ def choose(logits: np.ndarray, temperature: float, rng: np.random.Generator) -> 
     """A token by float[V]; temperature 0 takes the most probable."""
     if temperature == 0:
         return int(logits.argmax())
-    p = np.exp((logits - logits.max()) / temperature)
+    with np.errstate(over="ignore"):  # the least of temperatures
+        p = np.exp((logits - logits.max()) / temperature)
     return int(rng.choice(len(p), p=p / p.sum()))
 
 

@@ -11,8 +11,8 @@ from typing import BinaryIO
 
 import numpy as np
 
+from data.command import printable
 from records import bubblewrap, worker
-from records.checks import printable
 from records.text import MAX_VOCAB
 from records.watch import Limits, Watchdog, kill
 

@@ -46,7 +46,8 @@ class Run:
     @property
     def about(self) -> dict[str, str]:
         """What the run depended on, from the line of name:value that ends with script_sha256."""
-        found = re.search(r"^.* processor:.* script_sha256:.*$", self.log, re.MULTILINE)
+        lines = self.log.split("\n")
+        found = [line for line in lines if " processor:" in line and " script_sha256:" in line]
         if not found:
             raise DataError(f"{self.name}: the log has no line ... processor:... script_sha256:...")
         parts = re.split(r"(?:^| )([a-z][a-z0-9_]*):", found[0])

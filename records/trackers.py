@@ -7,6 +7,7 @@ tracker is, and no step is there twice or missing.
 import contextlib
 import io
 import json
+import os
 import struct
 import time
 import uuid
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from data.command import UsageError
+from data.command import DataError, UsageError
 from records.files import read_bytes, read_json, write_whole
 
 NOTHING = -1  # the place before all others
@@ -214,18 +215,30 @@ class Trackio:
             SQLiteStorage.validate_project_name(project)
         except ValueError as error:
             raise UsageError(f"--project {project}: {error}") from None
+        database = SQLiteStorage.get_project_db_path(project)
+        database.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(database if database.exists() else database.parent, os.W_OK):
+            raise UsageError(f"{database}: cannot be written; TRACKIO_DIR names another folder for trackio")
         self.note = folder / "trackio.json"
         self.project = project
-        self.held = NOTHING
-        self.ended = False
         names = read_json(self.note) if self.note.exists() else {}
+        if not all(isinstance(one, str) for one in names.values()):
+            raise DataError(f"{self.note}: expected names of runs; remove it, and the run begins anew there")
         taken = SQLiteStorage.get_runs(project)
         self.name = names.get(project) or free_name(name, taken)
         self.names = names | {project: self.name}
-        for row in SQLiteStorage.get_logs(project, self.name) if project in names else ():
-            self.ended |= "final/steps" in row
+        self.held, self.ended = self.stored() if project in names else (NOTHING, False)
+
+    def stored(self) -> tuple[int, bool]:
+        """Place of the last event in the database, and whether the final block is there."""
+        from trackio.sqlite_storage import SQLiteStorage
+
+        held, ended = NOTHING, False
+        for row in SQLiteStorage.get_logs(self.project, self.name):
+            ended |= "final/steps" in row
             if "train_loss" in row or "val_loss" in row:
-                self.held = max(self.held, 2 * row["step"] + ("val_loss" in row))
+                held = max(held, 2 * row["step"] + ("val_loss" in row))
+        return held, ended
 
     def open(self, config: dict[str, Any]) -> None:
         import trackio
@@ -256,6 +269,8 @@ class Trackio:
             self.run.log(rows, step=final.get("steps", 0))
         with contextlib.redirect_stdout(io.StringIO()):
             self.run.finish()
+        if self.stored() != (self.held, final is not None):  # it warns of what it cannot keep, and goes on
+            raise DataError(f"{self.name}: trackio has not kept all that was sent; the same command goes on")
 
 
 def free_name(name: str, taken: list[str]) -> str:

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data.command import DataError, open_streams, run, whole
-from records.checks import Check, check, printable, skip
+from data.command import DataError, open_streams, printable, run, whole
+from records.checks import Check, check, skip
 from records.files import utf8
 from records.folders import artifact_paths, record_folders
 from records.jobs import Job, find_job

@@ -46,7 +46,7 @@ def test_two_sides_of_one_commit_are_grey(sides, capsys):
     code, out, _ = run(capsys, *sides[0], "--", *sides[1])
     assert code == 0
     assert "worse by more than noise: nothing" in out and "settings: the same" in out
-    assert set(verdicts(*sides).values()) == {"same"}
+    assert {key for key, found in verdicts(*sides).items() if found != "same"} == {"train_seconds"}
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,39 @@ def test_what_cannot_be_compared_has_no_verdict(tmp_path):
     base = [write_run(tmp_path / "a", 1)]
     other = [write_run(tmp_path / "b", 1, val_bytes=7, settings={"train_batch_tokens": 8192})]
     its = verdicts(base, other)
-    assert {key for key, found in its.items() if found == "-"} == {"val_loss", "bpb_before", "bpb", "step_ms"}
+    unknown = {key for key, found in its.items() if found == "-"}
+    assert unknown == {"val_loss", "bpb_before", "bpb", "step_ms", "train_seconds"}
+
+
+def test_what_is_not_above_zero_has_no_verdict(tmp_path, capsys):
+    base = write_run(tmp_path / "a", 1)
+    odd = write_run(tmp_path / "b", 1, peak_memory_mib=0)
+    edit_events(odd, lambda event: event | {"train_flops": "inf"} if event["event"] == "step" else event)
+    its = verdicts([base], [odd])
+    assert {its[key] for key in ("peak_memory_mib", "flops", "mfu")} == {"-"}
+    assert run(capsys, base, "--", odd, "--html", tmp_path / "page.html")[0] == 0
+
+
+@pytest.mark.parametrize("at", [1, 2, 30, 59, 60])
+def test_a_stall_is_found_wherever_it_is(tmp_path, at):
+    late = lambda event: event.get("step", 60) >= at and "train_seconds" in event
+    more = lambda event: event | {"train_seconds": event["train_seconds"] + 40} if late(event) else event
+    stalled = edit_events(write_run(tmp_path / "b", 1), more)
+    its = compare.load([write_run(tmp_path / "a", 1)], [stalled])
+    assert [one["step"] for one in its.stalls] == [at] and noise.colours(its) == (set(), set())
+
+
+def test_a_run_is_no_repeat_of_itself(tmp_path, capsys):
+    one, other = (write_run(tmp_path / name, 1) for name in "ab")
+    assert run(capsys, one, "--", one)[0] == 0
+    code, _, err = run(capsys, one, one / "metrics.jsonl", "--", other)
+    assert code == 2 and "is named twice on one side" in err
+
+
+def test_no_name_of_a_setting_looks_like_a_line_of_ours(tmp_path, capsys):
+    steers = write_run(tmp_path / "a", 1, settings={"x": "\x1b[31m\nworse by more"})
+    out = run(capsys, steers, "--", write_run(tmp_path / "b"))[1]
+    assert "\x1b" not in out and "\nworse by more\n" not in out
 
 
 def test_a_run_that_diverged_is_worse(tmp_path, capsys):
@@ -269,6 +301,13 @@ def test_metrics_alone_and_runs_without_the_newer_fields(tmp_path, capsys):
     shutil.copy(old / "metrics.jsonl", alone)
     code, out, _ = run(capsys, alone, "--", alone)
     assert code == 0 and "tokens/s" in out
+
+
+@pytest.mark.parametrize("target", [".", "/", "", "--"])
+def test_a_page_needs_a_file(tmp_path, capsys, target):
+    one = write_run(tmp_path / "a", 1)
+    code, out, err = run(capsys, one, "--", one, "--html", target)
+    assert (code, out, err.count("\n")) == (2, "", 1)
 
 
 @pytest.mark.parametrize("words", [["A"], ["A", "--"], ["--", "A"], ["A", "B", "--json"]])

@@ -254,6 +254,18 @@ def test_runs_axes_and_zoom_by_mouse_and_keyboard(browser, big_page):
 
 
 @pytest.mark.slow
+def test_a_run_of_one_step_can_be_zoomed(browser, tmp_path):
+    one, path = write_run(tmp_path / "one", 1, steps=1), tmp_path / "page.html"
+    assert compare.main([str(one), "--", str(one), "--html", str(path)]) == 0
+    with Tab(browser, path) as it:
+        it.tab.locator("[data-chart=loss]").focus()
+        for key in ("+", "-", "0", "End"):
+            it.tab.keyboard.press(key)
+        it.tab.evaluate(f"() => {FRAME}")
+        assert it.wrong == []
+
+
+@pytest.mark.slow
 def test_points_of_the_board_lead_to_the_records(browser, site_folder):
     with Tab(browser, site_folder / "index.html") as it:
         links = it.tab.locator("a.mark")

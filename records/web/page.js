@@ -172,7 +172,8 @@ A run's curve is {x: steps, s: seconds, y: values}. A point's place on another a
     const ends = charts.map((chart) => chart.plot.data[0]);
     const first = Math.min(...ends.map((xs) => xs[0]));
     const last = Math.max(...ends.map((xs) => xs[xs.length - 1]));
-    for (const chart of charts) chart.plot.setScale("x", { min: Math.max(first, min), max: Math.min(last, max) });
+    const [from, to] = [Math.max(first, min), Math.min(last, max)];
+    if (from < to) for (const chart of charts) chart.plot.setScale("x", { min: from, max: to });
   }
 
   function whole() {
