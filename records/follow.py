@@ -10,9 +10,11 @@ import argparse
 import contextlib
 import importlib.util
 import itertools
+import os
 import shlex
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -151,6 +153,8 @@ class Followed:
     """One run, and where it is sent to. `done`: it is no longer followed."""
 
     def __init__(self, folder: Path, args: argparse.Namespace):
+        if str(folder).encode(errors="ignore") != os.fsencode(folder):
+            raise DataError(f"{str(folder)!r:.200}: expected a name in UTF-8; trackers take no other")
         self.folder = folder
         self.to = args.to
         self.name = name_of(folder)
@@ -242,6 +246,7 @@ def work(args: argparse.Namespace) -> int:
         install = shlex.join([sys.executable, "-m", "pip", "install", args.to])
         raise UsageError(f"--to {args.to}: the package is not installed: {install}")
     check_folders(args.runs)
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {printable(message)}\n"  # of trackers
     followed = {}
     code = 0
     try:

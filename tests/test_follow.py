@@ -398,6 +398,15 @@ def test_a_run_that_vanishes_is_left_and_the_others_followed(tmp_path, monkeypat
     check_steps("tensorboard", tmp_path, "stays", 20)
 
 
+def test_a_folder_whose_name_is_no_text_is_refused(here, tmp_path, capsys):
+    make_run(tmp_path / os.fsdecode(b"logs/\xff"), lines(1, 10) + final(10))
+    make_run(tmp_path / "logs/☃", lines(1, 10) + final(10))
+    assert here("logs") == 3
+    said = capsys.readouterr()
+    assert re.fullmatch(r"error: .*logs.*expected a name in UTF-8.*\n", said.err)
+    assert said.out == "☃: 11 rows sent, has ended\n"
+
+
 def test_an_empty_log_is_waited_for_and_then_left(here, tmp_path, capsys):
     make_run(tmp_path / "logs/a", "")
     assert here("logs", "--patience", 0) == 0
