@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.command import REPO, DataError, UsageError, open_streams, run
+from data.command import REPO, DataError, Parser, UsageError, open_streams, run
 from records.files import growing_folder, read_bytes, sha256, utf8
 from records.folders import SCRIPT, run_artifact
 from records.jobs import find_job, named_dataset
@@ -160,7 +160,7 @@ def record_name(text: str) -> str:
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m records.freeze", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m records.freeze", description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("runs", nargs="+", metavar="RUN", help="run directories, one for each seed")
     add("--track", required=True, help="folder of records/ that holds track.json")

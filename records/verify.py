@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.command import DataError, open_streams, printable, run, whole
+from data.command import DataError, Parser, open_streams, printable, run, whole
 from records.checks import Check, check, skip
 from records.files import utf8
 from records.folders import artifact_paths, record_folders
@@ -101,7 +101,7 @@ def seed_or_any(text: str) -> str:
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m records.verify", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m records.verify", description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("folders", nargs="*", type=Path, metavar="FOLDER")
     add("--all", action="store_true", help="every record of every track")
