@@ -10,6 +10,7 @@ BASE and NEW are folders of runs, metrics.jsonl files, or records, which stand f
 import argparse
 import json
 import math
+import os
 import re
 import sys
 from collections import Counter
@@ -116,17 +117,27 @@ class Comparison:
 
 
 def load(base: list[Path], new: list[Path], living: bool = False) -> Comparison:
-    """The runs that the paths name; those of one name are called by their paths. DataError, UsageError."""
+    """The runs that the paths name. Raises DataError, UsageError."""
     sides = [[run for path in side for run in find_runs(path, living)] for side in (base, new)]
     for side in sides:
         (path, times), *_ = Counter(run.path.resolve() for run in side).most_common(1)
         if times > 1:
             raise UsageError(f"{path}: is named twice on one side, expected repeats of a run")
     names = Counter(run.name for side in sides for run in side)
-    unlike = [
-        [replace(run, name=f"{run.path}") if names[run.name] > 1 else run for run in side] for side in sides
-    ]
-    return Comparison(*unlike)
+    alike = [home(run).parent for side in sides for run in side if names[run.name] > 1]
+    above = os.path.commonpath(alike) if alike else ""
+
+    def named(run: Metrics) -> Metrics:
+        """Runs of one name are called by their paths from where these part."""
+        return replace(run, name=os.path.relpath(home(run), above)) if names[run.name] > 1 else run
+
+    return Comparison(*([named(run) for run in side] for side in sides))
+
+
+def home(run: Metrics) -> Path:
+    """The run's folder; of a record's run, and of metrics by another name, the file."""
+    path = run.path.resolve()
+    return path.parent if path.name == "metrics.jsonl" else path
 
 
 def differing(base: list[dict], new: list[dict], leave: tuple[str, ...] = ()) -> list[list[str]]:

@@ -140,6 +140,8 @@ def test_a_stall_is_found_wherever_it_is(tmp_path, at):
 def test_a_run_is_no_repeat_of_itself(tmp_path, capsys):
     one, other = (write_run(tmp_path / name, 1) for name in "ab")
     assert run(capsys, one, "--", one)[0] == 0
+    alike = write_run(tmp_path / "deep/er/a", 1)
+    assert "base: 1 run: a\nnew: 2 runs: deep/er/a, b\n" in run(capsys, one, "--", alike, other)[1]
     code, _, err = run(capsys, one, one / "metrics.jsonl", "--", other)
     assert code == 2 and "is named twice on one side" in err
 
