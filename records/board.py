@@ -12,6 +12,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # its file may be called from any folder
+
 from data.command import DataError, Parser, open_streams, run
 from records.files import read_bytes, write_whole
 from records.papers import Record

@@ -22,6 +22,8 @@ from pathlib import Path
 
 import filelock
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # its file may be called from any folder
+
 from data import command, shards
 from data.command import REPO, UsageError, say
 from records import bubblewrap, standings

@@ -21,6 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # its file may be called from any folder
+
 from data.command import Parser, UsageError, open_streams, printable, run
 from records.files import write_whole
 from records.metrics import Metrics, find_runs

@@ -12,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # its file may be called from any folder
+
 from data.command import REPO, DataError, Parser, open_streams, run, say
 from records.files import read_json, write_whole
 from records.tracks import Track, load_track

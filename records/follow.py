@@ -21,6 +21,8 @@ from typing import Any
 
 import filelock
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # its file may be called from any folder
+
 from data.command import DataError, Parser, UsageError, open_streams, printable, run, say, whole
 from records.files import parse_json, read_json
 from records.folders import run_artifact

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # its file may be called from any folder
+
 from data.command import REPO, DataError, Parser, UsageError, open_streams, run
 from records.files import growing_folder, read_bytes, sha256, utf8
 from records.folders import SCRIPT, run_artifact

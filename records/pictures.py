@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # its file may be called from any folder
+
 from data.command import DataError, Parser, open_streams, run, say
 from records.board import Entry, load_entries
 from records.files import read_bytes, sha256, write_whole

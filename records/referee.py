@@ -22,6 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # its file may be called from any folder
+
 from data.command import DataError, Parser, UsageError, fraction, open_streams, run, whole
 from records import scoring
 from records.checks import Check, check, skip

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # its file may be called from any folder
+
 from data.command import DataError, Parser, open_streams, printable, run, whole
 from records.checks import Check, check, skip
 from records.files import utf8

@@ -28,6 +28,8 @@ import brotli
 import pyppmd
 import zstandard
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # its file may be called from any folder
+
 from data import shards
 from data.command import DataError, Parser, open_streams, run, say, shown
 from records.checks import Check, skip

@@ -29,6 +29,8 @@ from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # its file may be called from any folder
+
 import train_gpt
 from tests import campaign as campaigns
 from tests import launch, readme

@@ -22,6 +22,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # its file may be called from any folder
+
 from records.compare import Comparison, load
 from records.noise import BETTER, WORSE
 from tests.helpers import ROOT, run_script

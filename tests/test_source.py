@@ -146,6 +146,18 @@ def test_importing_the_trainer_has_no_side_effect(tmp_path):
 # --- README -----------------------------------------------------------------------------------------------
 
 
+def is_command(name: str) -> bool:
+    return "argparse" in imported(name) and "__main__" in (helpers.ROOT / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*filter(is_command, PYTHON)])
+def test_a_command_can_be_called_by_its_file_from_any_folder(tmp_path, name):
+    call = [sys.executable, helpers.ROOT / name, "--help"]
+    done = subprocess.run(call, cwd=tmp_path, text=True, capture_output=True, timeout=60)
+    assert done.stdout.startswith("usage: ") and not done.stderr
+
+
 def test_the_tables_are_the_generated_ones():
     """After a change of the settings or a campaign: python -m tests.readme"""
     assert readme.with_tables(README) == README
