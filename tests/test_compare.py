@@ -324,8 +324,21 @@ def test_no_such_run(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_real_runs_of_smoke(tmp_path):
-    """The script that README names; needs the demo corpus."""
-    if not (ROOT / "data/tokenizers/demo_1024_bpe.model").exists():
-        pytest.skip("needs python -m data.prepare demo")
+def test_the_campaign_of_real_runs_on_runs_that_were_never_run(tmp_path, capsys):
+    """records/README.md has what it printed of real ones."""
+    for seed in noise.SEEDS:
+        for side in "ab":
+            run = write_run(tmp_path / f"logs/{side}{seed}", seed)
+            (run / "model.ptz").touch()
     assert noise.main([str(tmp_path)]) == 0
+    hidden = [line for line in capsys.readouterr().out.splitlines() if "10 of 10" not in line]
+    assert [line[:20] for line in hidden] == ["any   loss in others"]  # batches of other seeds
+
+
+@pytest.mark.slow
+def test_a_run_of_the_script_fills_every_row(tmp_path, base_run):
+    ran = base_run.cwd / "logs/läuft-日本"
+    copy = shutil.copytree(ran, tmp_path / "copy")
+    found = compare.load([ran], [copy]).rows
+    assert [one.row.key for one in found if None in one.base + one.new] == []
+    assert {one.verdict for one in found} <= {"same", "-"}
