@@ -88,7 +88,8 @@ class Entry:
             text += f": {its['disputed']}"
         if self.state == "pass" and "retrained" in its:
             again = its["retrained"]
-            text += f"; retrained on {again['date']} by {again['by']} ({again['processor']}): {again['what']}"
+            what = again["what"].removesuffix(", expected so")  # a check's words for "as it should"
+            text += f"; retrained on {again['date']} by {again['by']} ({again['processor']}): {what}"
         return text
 
 

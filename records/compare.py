@@ -66,7 +66,7 @@ class Comparison:
 
     @property
     def settings_title(self) -> str:
-        return "settings" if self.whole else "settings that were given (a preset's own stand in its script)"
+        return "settings" if self.whole else "settings that were given; the others are the script's own"
 
     @property
     def settings(self) -> list[list[str]]:
@@ -86,11 +86,7 @@ class Comparison:
     @property
     def stalls(self) -> list[dict]:
         """Each with the run, the step and its seconds."""
-        return [
-            {"run": run.name, "step": int(at) + 1, "seconds": float(run.seconds[at])}
-            for run in self.runs
-            for at in np.flatnonzero(run.stalls)
-        ]
+        return [stall for run in self.runs for stall in run.stalled]
 
     @property
     def partings(self) -> list[dict]:

@@ -84,6 +84,14 @@ class Metrics:
         far = (beyond > STALL_SECONDS) & (beyond > STALL_DEVIATIONS * deviation)
         return far & (self.seconds > STALL_TIMES * usual)
 
+    @property
+    def stalled(self) -> list[dict]:
+        """The stalls, each with the run, the step and its seconds."""
+        return [
+            {"run": self.name, "step": int(at) + 1, "seconds": float(self.seconds[at])}
+            for at in np.flatnonzero(self.stalls)
+        ]
+
     @cached_property
     def steady(self) -> np.ndarray:
         """Whether speed is measured on a step: no stall, and not among the first, bool[steps]."""

@@ -128,7 +128,7 @@ def unlike(row: Row, base: list[Metrics], new: list[Metrics]) -> str:
     """Why a row cannot be compared; empty if it can."""
     for name in row.needs:
         if len({run.fact(name) for run in [*base, *new]} - {None}) > 1:
-            return f"{name} differs"
+            return f"other {name.replace('_', ' ')}"
     return row.unjudged
 
 

@@ -13,6 +13,7 @@ from records.metrics import Metrics
 from records.noise import BETTER, OTHER, SAME, UNKNOWN, WORSE
 
 WEB = Path(__file__).resolve().parent / "web"
+SCRIPTS = ("uPlot.iife.min.js", "page.js", "curves.js", "board.js")
 BUCKETS, ALL_BUCKETS = 400, 4000  # of a curve, and of that kind of curve in a page: ten runs stay below 1 MB
 MEANS = 120  # points of a curve's means
 NO_NETWORK = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
@@ -22,10 +23,10 @@ escape = html.escape
 
 
 def document(title: str, body: str, data: dict) -> str:
-    """A whole page; `data` is what page.js draws."""
+    """A whole page; `data` is what the scripts draw."""
     style = (WEB / "uPlot.min.css").read_text() + (WEB / "page.css").read_text()
     numbers = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    scripts = [(WEB / name).read_text() for name in ("uPlot.iife.min.js", "page.js")]
+    scripts = [(WEB / name).read_text() for name in SCRIPTS]
     return "\n".join(
         [
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
@@ -52,10 +53,10 @@ def table(head: list[str], rows: Iterable[tuple[str, list[str]]], name: str, num
     def cell(at: int, text: str) -> str:
         kind = " ".join(["n"] * (at in number) + ["v"] * (at == len(head) - 1))
         tag = 'th scope="row"' if at == 0 else "td"
-        return f'<{tag} class="{kind}">{escape(text)}</{tag[:2]}>'
+        return f'<{tag} class="{kind}"><bdi>{escape(text)}</bdi></{tag[:2]}>'
 
     top = "".join(
-        f'<th scope="col"{" class=n" if at in number else ""}>{escape(one)}</th>'
+        f'<th scope="col"{" class=n" if at in number else ""}><bdi>{escape(one)}</bdi></th>'
         for at, one in enumerate(head)
     )
     body = "".join(
@@ -92,13 +93,16 @@ def curve(run: Metrics, places: np.ndarray, values: np.ndarray) -> dict:
     return {"x": (places + 1).tolist(), "s": short(run.table["train_seconds"][places]), "y": short(values)}
 
 
-def means(run: Metrics, values: np.ndarray) -> dict:
-    """The mean of each of MEANS buckets, at its middle; nothing where a run is too short for that."""
+def means(run: Metrics, values: np.ndarray, mean: Callable = np.mean) -> dict:
+    """The mean of each of MEANS buckets, at its middle; nothing where a run is too short for that.
+
+    `every`: how many steps are in a bucket, at most.
+    """
     if len(values) < 2 * MEANS:
         return curve(run, np.arange(0), values[:0])
     parts = np.array_split(np.arange(len(values)), MEANS)
     middles = np.array([part[len(part) // 2] for part in parts])
-    return curve(run, middles, np.array([values[part].mean() for part in parts]))
+    return {"every": len(parts[0]), **curve(run, middles, np.array([mean(values[part]) for part in parts]))}
 
 
 def scores(run: Metrics, partial: bool | None) -> dict:
@@ -109,7 +113,7 @@ def scores(run: Metrics, partial: bool | None) -> dict:
 
 
 def run_data(run: Metrics, side: int, place: int, of: int, buckets: int) -> dict:
-    """What page.js draws of a run. Step times are milliseconds."""
+    """What curves.js draws of a run. Step times are milliseconds."""
     every = np.arange(run.steps)
     losses, times, rates = run.table["train_loss"], 1e3 * run.seconds, run.table["lr_mul"]
     seen, slow, quick = thin(losses, buckets), np.flatnonzero(run.stalls), thin(times, buckets)
@@ -120,6 +124,8 @@ def run_data(run: Metrics, side: int, place: int, of: int, buckets: int) -> dict
         "side": side,
         "place": place,
         "of": of,
+        "steps": run.steps,
+        "seconds": float(run.table["train_seconds"][-1]),
         "tokens": run.tokens_per_step,
         "flops": run.flops_per_step,
         "loss": curve(run, seen, losses[seen]),
@@ -127,6 +133,7 @@ def run_data(run: Metrics, side: int, place: int, of: int, buckets: int) -> dict
         "val": scores(run, some),
         "whole": scores(run, not some) if some else scores(run, None),
         "time": curve(run, quick, np.maximum(times[quick], 1e-3)),
+        "median": means(run, np.maximum(times, 1e-3), np.median),
         "stalls": curve(run, slow, times[slow]),
         "rate": curve(run, few, rates[few]),
     }
@@ -150,17 +157,19 @@ CHARTS = {
     "rate": "Learning rate",
 }
 
-NOTES = {"bpb": "A ring is a score on the whole text where the others are on a part of it."}
+NOTES = {
+    "bpb": "Before the export. A ring is a score on the whole text where the others are on a part of it.",
+    "time": "A ring is a stall, a step that took far longer than those around it.",
+}
 
 
 def charts() -> str:
-    """Where page.js puts the curves, and what switches them."""
+    """Where curves.js puts the curves, and what switches them."""
     parts = ["<div data-controls></div>"]
     for name, title in CHARTS.items():
         note = f'<p class="quiet">{NOTES[name]}</p>' if name in NOTES else ""
-        parts.append(
-            f'<section><h3>{title}</h3>{note}<div class="chart" data-chart="{name}"></div></section>'
-        )
+        chart = f'<div class="chart" data-chart="{name}"></div>'
+        parts.append(f"<section><header><h3>{title}</h3></header>{note}{chart}</section>")
     return "".join(parts)
 
 
@@ -192,11 +201,11 @@ def summary(its) -> str:
     return f'<p class="verdict {kind}">{" ".join(words) or "No difference is more than noise."}</p>'
 
 
-def stalls(its) -> str:
-    rows = [("", [one["run"], f"{one['step']:,}", f"{one['seconds']:.1f} s"]) for one in its.stalls]
-    if not rows:
-        return "<p class=quiet>None.</p>"
-    return table(["run", "step", "took"], rows, "stalls", range(1, 3))
+def stalls(runs: list[Metrics]) -> str:
+    told = [one for run in runs for one in run.stalled]
+    rows = [("", [one["run"], f"{one['step']:,}", f"{one['seconds']:.1f} s"]) for one in told]
+    words = "<p class=quiet>Steps that took far longer than those around them. No speed counts them.</p>"
+    return words + (table(["run", "step", "took"], rows, "stalls", range(1, 3)) if rows else "<p>None.</p>")
 
 
 def comparison_page(its, cells: Callable, parting: Callable) -> str:
@@ -211,7 +220,7 @@ def comparison_page(its, cells: Callable, parting: Callable) -> str:
     partings = [f"<li>{escape(parting(one))}</li>" for one in its.partings]
     body = [
         f"<main><h1>{len(its.new)} new against {len(its.base)} base</h1>",
-        f"<p class=lead>base: {escape(names[0])}<br>new: {escape(names[1])}</p>",
+        f"<p class=lead>base: <bdi>{escape(names[0])}</bdi><br>new: <bdi>{escape(names[1])}</bdi></p>",
         summary(its),
         "<h2>What differs before the start</h2>",
         differing(its.settings_title.capitalize(), its.settings),
@@ -219,9 +228,7 @@ def comparison_page(its, cells: Callable, parting: Callable) -> str:
         "<h2>Numbers</h2><p class=quiet>Means of the runs; speeds are medians over each run's steady steps. "
         "A difference within the noise has no colour.</p>",
         table(head, rows, "numbers", range(1, 5)),
-        "<h2>Stalls</h2><p class=quiet>Steps that took far longer than those around them. No speed counts "
-        "them.</p>",
-        stalls(its),
+        f"<h2>Stalls</h2>{stalls(its.runs)}",
         "<h2>Where losses part</h2>",
         f"<ul>{''.join(partings)}</ul>" if partings else "<p class=quiet>No seed is on both sides.</p>",
         f"<h2>Curves</h2>{charts()}",

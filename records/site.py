@@ -16,7 +16,7 @@ from records.board import TITLES, Entry, load_entries
 from records.excerpts import read_excerpts
 from records.files import read_bytes, write_whole
 from records.metrics import find_runs
-from records.page import charts, document, encoded, runs_data, table
+from records.page import charts, document, encoded, runs_data, stalls, table
 from records.tracks import Track
 from records.yardsticks import NOTHING, TRAINING, Row, read_yardsticks
 
@@ -75,7 +75,11 @@ def scores(entry: Entry) -> str:
         cells = [str(seed), f"{score:.6f}", f"{run.value('val_bpb'):.6f}", f"{run.value('steps'):,}"]
         rows.append(("", [*cells, f"{run.value('artifact_bytes'):,}"]))
     head = ["seed", "bits per byte", "by its log", "steps", "artifact bytes"]
-    return table(head, rows, "scores by seed", range(1, 5))
+    words = (
+        "The first is the referee's, which counts. The log's is the script's own, after the export; it knows "
+    )
+    words += "nothing of what a model learns while it is scored."
+    return f'<p class="quiet">{words}</p>' + table(head, rows, "scores by seed", range(1, 5))
 
 
 def curves(entry: Entry) -> tuple[str, dict]:
@@ -84,7 +88,7 @@ def curves(entry: Entry) -> tuple[str, dict]:
         runs = [replace(run, name=f"seed {run.seed}") for run in find_runs(entry.record.path)]
     except DataError as error:
         return f'<p class="quiet">Its metrics have no curves: {escape(Path(str(error)).name)}</p>', {}
-    return charts(), runs_data([("Runs", runs)])
+    return f"{charts()}<h2>Stalls</h2>{stalls(runs)}", runs_data([("Runs", runs)])
 
 
 def writing(sample: dict | None) -> str:

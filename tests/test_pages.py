@@ -13,6 +13,7 @@ import pytest
 
 from data.command import DataError
 from records import board, compare, excerpts, page, pictures, site
+from records.metrics import find_runs
 from tests.helpers import ROOT
 from tests.metrics_kit import edit_events, write_run
 
@@ -251,6 +252,59 @@ def test_runs_axes_and_zoom_by_mouse_and_keyboard(browser, big_page):
             press(key)
             places.append(readout.locator("b").first.inner_text())
         assert places[2] not in (places[0], places[5]) and it.wrong == []
+
+
+@pytest.mark.slow
+def test_a_chart_says_what_was_measured_where_it_was(browser, tmp_path):
+    """Of the right step, none after a run's end, and none of a validation before there was one."""
+    long, short = write_run(tmp_path / "long", 1, 1000), write_run(tmp_path / "short", 1, 40)
+    path = tmp_path / "page.html"
+    compare.main([str(long), "--", str(short), "--html", str(path)])
+    with Tab(browser, path) as it:
+        tab = it.tab
+
+        def read(kind: str, *pressed: str) -> str:
+            tab.locator(f"[data-chart={kind}]").focus()
+            for key in pressed:
+                tab.keyboard.press(key)
+            return tab.locator(f"section:has([data-chart={kind}]) .readout").inner_text()
+
+        losses = find_runs(long)[0].table["train_loss"]
+        last = f"{losses[-8:].mean():.5g}"
+        assert re.search(
+            rf"steps 1,000, means of \d+ to \d+ steps\s+long {last}\s+short ended", read("loss", "End")
+        )
+        assert "short ended" not in read("loss", "Home")
+        assert re.search(r"steps 8\s+short", read("bpb", "Home"))  # long is validated first at 200
+        assert [read("bpb", "ArrowRight").split("\n")[0][:9] for _ in range(4)][-1] == "steps 40 "
+        assert re.search(r"long [\d.]+\s+short [\d.]+ at 40", read("bpb", "ArrowRight"))
+        assert it.wrong == []
+
+
+@pytest.mark.slow
+def test_nothing_moves_while_values_are_read_and_a_zoom_outlives_the_window(browser, tmp_path):
+    run, path = write_run(tmp_path / ("x" * 180)), tmp_path / "page.html"
+    compare.main([str(run), "--", str(run), "--html", str(path)])
+    shown = "plots.map((chart) => [chart.plot.scales.x.min, chart.plot.scales.x.max])"
+    with Tab(browser, path, width=390) as it:
+        tab = it.tab
+        box = tab.locator("[data-chart=rate]")
+        before = box.bounding_box()
+        for chart in tab.locator("[data-chart] .u-over").all():
+            chart.hover()
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+        assert tab.evaluate("window.scrollY") >= 0 and box.bounding_box()["width"] == before["width"]
+        tab.locator("[data-chart=loss]").focus()
+        for key in ("Home", "+", "+"):
+            tab.keyboard.press(key)
+        zoomed = tab.evaluate(shown)
+        assert zoomed[0][1] < 60 and zoomed == [zoomed[0]] * 4
+        tab.set_viewport_size({"width": 700, "height": 500})
+        tab.emulate_media(color_scheme="dark")
+        tab.wait_for_timeout(300)
+        assert tab.evaluate(shown) == zoomed
+        tab.locator("[data-chart=time] .u-over").dblclick()
+        assert tab.evaluate(shown) == [[1, 60]] * 4 and it.wrong == []
 
 
 @pytest.mark.slow
