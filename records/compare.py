@@ -162,8 +162,8 @@ def parting(one: Metrics, other: Metrics) -> dict:
 
 
 def describe(run: Metrics) -> dict:
-    end = "ended" if run.final else "has not ended"
-    return {"name": run.name, "path": str(run.path), "seed": run.seed, "steps": run.steps, "state": end}
+    about = {"path": str(run.path), "seed": run.seed, "steps": run.steps, "state": run.state}
+    return {"name": run.name, **about}
 
 
 def finite(value: float | None) -> float | None:
@@ -203,7 +203,8 @@ def shown_difference(found: Difference) -> tuple[str, str]:
     if found.row.relative:
         return f"{100 * found.difference:+.1f} %", f"± {100 * found.band:.1f} %"
     form = found.row.form
-    return format(found.difference, "+" + form), f"± {format(found.band, form)}" if found.band else "exact"
+    difference = format(found.difference, "+" + form) if found.difference else "0"
+    return difference, f"± {format(found.band, form)}" if found.band else "exact"
 
 
 def cells(found: Difference) -> list[str]:
@@ -249,7 +250,7 @@ def before_the_table(its: Comparison) -> Iterator[str]:
         yield f"{side}: {len(runs)} run{'s' * (len(runs) > 1)}: {names}"
     for one in its.runs:
         if not one.final:
-            yield f"{one.name}: has not ended: {one.steps} steps so far"
+            yield f"{one.name} {one.state}"
     for title, lines in ((its.settings_title, its.settings), ("environment", its.environment)):
         yield ""
         yield f"{title}, what differs:" if lines else f"{title}: the same"

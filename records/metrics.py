@@ -208,9 +208,8 @@ class Metrics:
         """PRESET and the settings that the environment gave."""
         origins = self.config.get("origins", {})
         if origins:
-            return {
-                name: text for name, text in self.settings.items() if origins.get(name.lower()) != "preset"
-            }
+            kept = {"PRESET", *(name.upper() for name, origin in origins.items() if origin != "preset")}
+            return {name: text for name, text in self.settings.items() if name in kept}
         try:
             return LogRun(self.name, self.log, {}, []).given
         except DataError:
@@ -218,8 +217,26 @@ class Metrics:
 
     @property
     def settings(self) -> dict[str, str]:
-        """All of them, as config.json has them."""
-        return {name.upper(): str(value) for name, value in self.config.get("settings", {}).items()}
+        """All of them, as their variables would be written."""
+        return {name.upper(): written(value) for name, value in self.config.get("settings", {}).items()}
+
+    @property
+    def state(self) -> str:
+        """Whether it has ended; of a run that has not, also whether its numbers failed."""
+        if self.final:
+            return "has ended"
+        norms = np.isfinite(self.table["grad_norm"])
+        good = np.isfinite(self.table["train_loss"]) & (norms | ~norms.any())  # not all versions tell norms
+        last = int(np.argmax(good[::-1])) if good.any() else self.steps
+        words = f"; the last {last} changed nothing, for their numbers were not finite" if last else ""
+        return f"has not ended: {self.steps} steps so far{words}"
+
+
+def written(value) -> str:
+    """A setting's value as text: 1 for true, 0.5, 3 for 3.0."""
+    if isinstance(value, float):
+        return repr(value).removesuffix(".0")
+    return str(int(value) if isinstance(value, bool) else value)
 
 
 # --- reading ----------------------------------------------------------------------------------------------

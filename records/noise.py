@@ -5,16 +5,18 @@ The band of a row, for a difference of means (of logarithms, where a row is `rel
     repeats on both sides   Welch's interval: t(1 - level / 2, df) sqrt(s_base^2 / n + s_new^2 / m)
     as many on both sides   or, if that is narrower, the interval of the paired differences, each of the two
                             at half the level: t(1 - level / 4, n - 1) s_pairs / sqrt(n)
-    known noise             what two single runs of one commit may lie apart. It is the band where a side
-                            has one run: for bits per byte the track's noise_bpb; for speed 5 %, or as far as
-                            the machine's speed wandered within the runs
+    known noise             what two single runs of one commit may lie apart, see rows.py. It is the band
+                            between single runs
+    repeats on one side     the interval of one more run, t(1 - FAMILY / 2, n - 1) s sqrt(1 + 1 / n), or the
+                            known noise if that is wider
     ceiling                 the known noise, or three times the way from the lowest to the highest of a side's
                             repeats (nine times of two repeats), whichever is more: t says little of a few
     floor                   the least that a band can be: a tenth of noise_bpb, 1 % of speed and memory
 
 `level` is FAMILY / QUANTITIES, after Bonferroni: all rows together call two sets of runs of one commit
 different once in a hundred comparisons. Runs are paired by seed where both sides have the same seeds, else in
-the order in which they are named.
+the order in which they are named. A seed's losses come out the same again on one machine. So where the sides
+have other seeds, its repeats count as one run in the rows that are `seeded`.
 """
 
 import math
@@ -22,12 +24,15 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from records.metrics import Metrics
 
 FAMILY = 0.01  # probability that at least one row of two equal sides gets a colour
 QUANTITIES = 8  # that are measured: tokens/s, MFU and step time are one, loss and bits per byte another
 APART = {2: 9, 3: 3}  # how far means may lie apart, in ranges of two repeats, and of three or more
 LEVEL = FAMILY / QUANTITIES
+FEW = 10  # steady steps: fewer say nothing of a speed
 BETTER, WORSE, SAME, OTHER, UNKNOWN = "better", "worse", "same", "differs", "-"
 
 
@@ -41,7 +46,9 @@ class Row:
     form: str  # of a value
     value: Callable[[Metrics], float | None]
     good: int = 0  # -1: less is better, +1: more is better, 0: neither
-    relative: bool = False  # differences are of logarithms
+    relative: bool = False  # differences are of logarithms, known noise and floors are parts
+    seeded: bool = False  # a seed has the same value again
+    steady: bool = False  # of the steady steps
     known: Callable[[list[Metrics]], float] = lambda runs: 0.0
     floor: Callable[[list[Metrics]], float] = lambda runs: 0.0
     needs: tuple[str, ...] = ()  # what must be the same for the two sides to be compared
@@ -56,7 +63,7 @@ class Difference:
     base: list[float | None]
     new: list[float | None]
     difference: float | None  # new - base; a part of base where the row is relative
-    band: float | None  # the same unit
+    band: float | None  # the same unit: up to there, a difference in this direction is noise
     verdict: str
     note: str = ""  # why there is no verdict
 
@@ -71,7 +78,7 @@ def mean(row: Row, values: list[float | None]) -> float | None:
         return None
     if row.relative and min(values) > 0:
         return statistics.geometric_mean(values)
-    return statistics.fmean(values)
+    return float(np.mean(values))
 
 
 def growth(logarithm: float) -> float:
@@ -82,20 +89,27 @@ def growth(logarithm: float) -> float:
         return math.inf
 
 
-def pairs(base: list[Metrics], new: list[Metrics]) -> list[int] | None:
-    """For each run of base the place of its partner in new; None where the sides differ in number."""
-    seeds = [[run.seed for run in side] for side in (base, new)]
-    unique = all(None not in side and len(set(side)) == len(side) for side in seeds)
-    if unique and set(seeds[0]) == set(seeds[1]):
-        return [seeds[1].index(seed) for seed in seeds[0]]
+def pairs(base: list[int | None], new: list[int | None]) -> list[int] | None:
+    """For each seed of base the place of its partner in new; None where the sides differ in number."""
+    unique = all(None not in side and len(set(side)) == len(side) for side in (base, new))
+    if unique and set(base) == set(new):
+        return [new.index(seed) for seed in base]
     return [*range(len(base))] if len(base) == len(new) else None
+
+
+def by_seed(seeds: list[int | None], values: list[float]) -> tuple[list[int | None], list[float]]:
+    """Seeds without repeats, and the mean of each one's values. Runs that tell no seed stay."""
+    unique = [seed for seed in dict.fromkeys(seeds) if seed is not None]
+    means = [float(np.mean([value for one, value in zip(seeds, values) if one == seed])) for seed in unique]
+    other = [value for seed, value in zip(seeds, values) if seed is None]
+    return unique + [None] * len(other), means + other
 
 
 def welch(base: list[float], new: list[float], level: float) -> float:
     """Half of the width of the interval for the difference of means."""
     from scipy.stats import t
 
-    parts = [statistics.variance(side) / len(side) for side in (base, new)]
+    parts = [float(np.var(side, ddof=1)) / len(side) for side in (base, new)]
     total = sum(parts)
     if total == 0:
         return 0.0
@@ -108,20 +122,32 @@ def paired(differences: list[float], level: float) -> float:
     from scipy.stats import t
 
     freedom = len(differences) - 1
-    return t.isf(level / 2, freedom) * statistics.stdev(differences) / math.sqrt(len(differences))
+    return t.isf(level / 2, freedom) * float(np.std(differences, ddof=1)) / math.sqrt(len(differences))
+
+
+def one_more(side: list[float], level: float) -> float:
+    """Half of the width of the interval for another run, around the mean of these."""
+    from scipy.stats import t
+
+    spread = float(np.std(side, ddof=1)) * math.sqrt(1 + 1 / len(side))
+    return t.isf(level / 2, len(side) - 1) * spread
 
 
 def band(base: list[float], new: list[float], partners: list[int] | None, known: float) -> float:
     """Within which a difference of means is noise; see the top."""
-    if min(len(base), len(new)) < 2:
+    several = [side for side in (base, new) if len(side) > 1]
+    if not several:
         return known
+    apart = max(max(side) - min(side) for side in several)
+    ceiling = max(known, APART[min(3, *map(len, several))] * apart)
+    if len(several) == 1:
+        return max(known, min(one_more(several[0], FAMILY), ceiling))
     if partners is None:
         width = welch(base, new, LEVEL)
     else:
         differences = [new[at] - value for at, value in zip(partners, base)]
         width = min(welch(base, new, LEVEL / 2), paired(differences, LEVEL / 2))
-    apart = max(max(side) - min(side) for side in (base, new))
-    return min(width, max(known, APART[min(3, len(base), len(new))] * apart))
+    return min(width, ceiling)
 
 
 def unlike(row: Row, base: list[Metrics], new: list[Metrics]) -> str:
@@ -129,6 +155,8 @@ def unlike(row: Row, base: list[Metrics], new: list[Metrics]) -> str:
     for name in row.needs:
         if len({run.fact(name) for run in [*base, *new]} - {None}) > 1:
             return f"other {name.replace('_', ' ')}"
+    if row.steady and any(run.steady.sum() < FEW for run in [*base, *new]):
+        return "few steps"
     return row.unjudged
 
 
@@ -144,11 +172,18 @@ def compare(row: Row, base: list[Metrics], new: list[Metrics]) -> Difference:
     if note := unlike(row, base, new) or ("not above 0" if row.relative and min(both) <= 0 else ""):
         return Difference(row, *values, None, None, UNKNOWN, note)
     sides = [[math.log(value) for value in side] for side in values] if row.relative else values
-    difference = statistics.fmean(sides[1]) - statistics.fmean(sides[0])
-    width = max(band(*sides, pairs(base, new), row.known([*base, *new])), row.floor([*base, *new]))
+    difference = float(np.mean(sides[1]) - np.mean(sides[0]))
+    seeds = [[run.seed for run in side] for side in (base, new)]
+    if row.seeded and set(seeds[0]) != set(seeds[1]):
+        seeds, sides = zip(*map(by_seed, seeds, sides))
+    known, floor = row.known([*base, *new]), row.floor([*base, *new])
+    if row.relative:
+        known, floor = math.log1p(known), math.log1p(floor)
+    width = max(band(*sides, pairs(*seeds), known), floor)
     verdict = SAME
     if abs(difference) > width:
         verdict = (BETTER if difference * row.good > 0 else WORSE) if row.good else OTHER
-    if row.relative:
-        difference, width = growth(difference), growth(width)
+    if row.relative:  # a fall of the same logarithm is a smaller part than a rise
+        width = growth(width) if difference > 0 else -growth(-width)
+        difference = growth(difference)
     return Difference(row, *values, difference, width, verdict)

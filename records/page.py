@@ -221,6 +221,7 @@ def comparison_page(its, cells: Callable, parting: Callable) -> str:
     body = [
         f"<main><h1>{len(its.new)} new against {len(its.base)} base</h1>",
         f"<p class=lead>base: <bdi>{escape(names[0])}</bdi><br>new: <bdi>{escape(names[1])}</bdi></p>",
+        *(f"<p><bdi>{escape(run.name)}</bdi> {run.state}.</p>" for run in its.runs if not run.final),
         summary(its),
         "<h2>What differs before the start</h2>",
         differing(its.settings_title.capitalize(), its.settings),

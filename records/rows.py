@@ -3,29 +3,52 @@
 Noise that is `known` and floors are in the row's unit, or parts where the row is relative.
 """
 
+import contextlib
 import math
 import statistics
 from functools import partial
 
+from data.command import DataError
 from records.metrics import Metrics, count
 from records.noise import Row
-from records.tracks import RECORDS, load_track
+from records.papers import Record
+from records.tracks import RECORDS, Track, load_track
 
 NOISE_BPB = 0.02  # where no track is known
+BEYOND = 2.576 * math.sqrt(2)  # standard deviations; two runs lie further apart once in a hundred times
 
 
-def noise_bpb(runs: list[Metrics]) -> float:
-    """Bits per byte that two runs of one commit may lie apart, as the track of their validation text says."""
+def find_track(runs: list[Metrics]) -> Track | None:
+    """The track of their validation text."""
     found = {run.environment.get("val_sha256") for run in runs} - {None}
     for path in sorted(RECORDS.glob("*/track.json")):
         track = load_track(path.parent)
         if found & {one["logged_val_sha256"] for one in track.rules["dataset"]["vocabularies"]}:
-            return track["noise_bpb"]
-    return NOISE_BPB
+            return track
+    return None
 
 
-def noise_nats(runs: list[Metrics]) -> float:
-    """The same in nats a token."""
+def noise_again(runs: list[Metrics]) -> float:
+    """Bits per byte that two runs of one seed and one commit may lie apart, as the track says."""
+    track = find_track(runs)
+    return track["noise_bpb"] if track else NOISE_BPB
+
+
+def noise_bpb(runs: list[Metrics]) -> float:
+    """The same of any seeds: those of the track's records lie apart by the median of what theirs do."""
+    again, track = noise_again(runs), find_track(runs)
+    if track is None or len({run.seed for run in runs}) == 1:
+        return again
+    spreads = []
+    for folder in track.records:
+        with contextlib.suppress(DataError):  # which is the board's to tell
+            scores = Record(folder).scores.values()
+            spreads += [statistics.stdev(scores)] if len(scores) > 1 else []
+    return max(again, BEYOND * statistics.median(spreads)) if spreads else again
+
+
+def in_nats(runs: list[Metrics], bits: float) -> float:
+    """Bits per byte as nats a token."""
     ratios = [
         run.vals[-1]["val_loss"] / run.vals[-1]["val_bpb"]
         for run in runs
@@ -33,7 +56,19 @@ def noise_nats(runs: list[Metrics]) -> float:
     ]
     ends = [(run.told("val_loss"), run.told("val_bpb")) for run in runs]
     ratios += [loss / bpb for loss, bpb in ends if loss and bpb]
-    return noise_bpb(runs) * (statistics.median(ratios) if ratios else 1.0)
+    return bits * (statistics.median(ratios) if ratios else 1.0)
+
+
+def noise_nats(runs: list[Metrics]) -> float:
+    return in_nats(runs, noise_bpb(runs))
+
+
+def floor_nats(runs: list[Metrics]) -> float:
+    return in_nats(runs, floor_bpb(runs))
+
+
+def floor_bpb(runs: list[Metrics]) -> float:
+    return 0.1 * noise_again(runs)
 
 
 def noise_last(runs: list[Metrics]) -> float:
@@ -52,7 +87,7 @@ def constant(value: float):
 
 def noise_speed(runs: list[Metrics]) -> float:
     """5 %, or as far as the machine's speed wandered within the runs."""
-    return max(0.05, *(run.wander for run in runs))
+    return max(0.05, *(math.expm1(run.wander) for run in runs))
 
 
 def hundredth_of_step(runs: list[Metrics]) -> float:
@@ -123,14 +158,21 @@ def flops(run: Metrics) -> float | None:
 def rows(runs: list[Metrics]) -> list[Row]:
     """Of the table. `runs`: all of both sides."""
     rate = lambda run: per_second(run, run.tokens_per_step)
-    nats = {"good": -1, "known": noise_nats, "floor": part(0.1, noise_nats)}
+    loss = {"good": -1, "seeded": True}
+    nats = loss | {"known": noise_nats, "floor": floor_nats}
     last = nats | {"known": noise_last}
-    bits = {"good": -1, "known": noise_bpb, "floor": part(0.1, noise_bpb), "needs": ("val_bytes",)}
-    speed = {"relative": True, "known": noise_speed, "floor": constant(0.01)}
-    wait = {"good": -1, "known": hundredth_of_step, "floor": hundredth_of_step}
+    bits = loss | {"known": noise_bpb, "floor": floor_bpb, "needs": ("val_bytes",)}
+    speed = {"relative": True, "known": noise_speed, "floor": constant(0.01), "steady": True}
+    wait = {"good": -1, "known": hundredth_of_step, "floor": hundredth_of_step, "steady": True}
     start = {"good": -1, "known": noise_start, "floor": part(0.3, noise_start)}
-    memory = {"good": -1, "relative": True, "known": constant(0.1), "floor": constant(0.01)}
-    packed = {"good": -1, "relative": True, "known": constant(0.005), "floor": constant(0.001)}
+    memory = {"good": -1, "relative": True, "known": constant(0.2), "floor": constant(0.01)}
+    packed = {
+        "good": -1,
+        "relative": True,
+        "seeded": True,
+        "known": constant(0.005),
+        "floor": constant(0.001),
+    }
     text = ("val_bytes", "tokenizer_sha256")
     score = Row("score", "bits per byte by the referee", "", ".4f", lambda run: run.score, **bits)
     return [

@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ from scipy.stats import t
 from data.command import DataError
 from records import compare
 from records.metrics import find_runs
-from records.noise import LEVEL, band, welch
+from records.noise import FAMILY, LEVEL, band, welch
+from records.rows import noise_bpb
+from records.tracks import load_track
 from tests import noise
 from tests.helpers import ROOT
 from tests.metrics_kit import edit_events, edit_lines, write_run
@@ -76,7 +79,80 @@ def test_one_run_a_side_is_held_against_the_known_noise(tmp_path):
     assert keys(base, quicker, "better") == set()
     assert keys(base, slower, "worse") == noise.SPEED
     assert keys(base, [write_run(tmp_path / "d", 2, loss=2.02)], "worse") == set()  # noise_bpb is 0.02
-    assert keys(base, [write_run(tmp_path / "e", 2, loss=2.08)], "worse") == noise.LOSSES
+    assert keys(base, [write_run(tmp_path / "e", 2, loss=2.10)], "worse") == noise.LOSSES
+
+
+def test_single_runs_of_two_seeds_may_lie_as_far_apart_as_those_of_a_record(tmp_path):
+    """The track's noise_bpb is that of one seed."""
+    val = {"val_sha256": load_track(PAR.parent).rules["dataset"]["vocabularies"][0]["logged_val_sha256"]}
+    runs = [write_run(tmp_path / "a", 1, **val), write_run(tmp_path / "b", 1, **val)]
+    assert noise_bpb([*find_runs(runs[0]), *find_runs(runs[1])]) == 0.02
+    other = write_run(tmp_path / "c", 2, **val)
+    assert 0.03 < noise_bpb([*find_runs(runs[0]), *find_runs(other)]) < 0.06
+    for record in sorted(PAR.parent.glob("*_Rung*")):
+        one, *others = sorted(record.glob("metrics_seed*.jsonl"))
+        for another in others:
+            assert verdicts([one], [another])["bpb"] == "same", another
+
+
+def test_a_run_against_several_is_held_against_their_spread(tmp_path):
+    base = [write_run(tmp_path / f"a{seed}", seed, loss=2 + seed / 20) for seed in range(1, 6)]
+    assert keys(base, [write_run(tmp_path / "b", 1, loss=2.05)], "better") == set()
+
+
+def test_repeats_of_one_seed_are_no_evidence_about_another(tmp_path):
+    sides = [[write_run(tmp_path / f"{side}{seed}", seed) for side in "ab"] for seed in (1, 2)]
+    assert keys(*sides, "worse") == keys(*sides, "better") == set()
+    same = [write_run(tmp_path / f"{side}1", 1) for side in "cd"]
+    changed = noise.changed(same, noise.loss, tmp_path / "changed")
+    assert keys(sides[0], changed, "worse") == noise.LOSSES  # what one seed has again and again is no noise
+
+
+@pytest.mark.parametrize(
+    "seconds, verdict", [(0.15, "better"), (0.3, "same"), (0.37, "same"), (0.6, "worse")]
+)
+def test_a_colour_is_where_the_difference_is_beyond_the_band_that_is_told(tmp_path, seconds, verdict):
+    def drift(event):
+        return event | {"train_seconds": event["train_seconds"] ** 1.1} if "train_seconds" in event else event
+
+    base = [edit_events(write_run(tmp_path / "a", 1, spread=0.0), drift)]
+    found = {one.row.key: one for one in compare.load(base, [write_run(tmp_path / "b", 1, 60, seconds)]).rows}
+    for key in noise.SPEED:
+        assert found[key].verdict == verdict
+        assert (abs(found[key].difference) > found[key].band) == (verdict != "same")
+
+
+def test_a_few_steps_say_nothing_of_a_speed(tmp_path):
+    base, slow = write_run(tmp_path / "a", 1, 5), write_run(tmp_path / "b", 1, 5, step_seconds=0.5)
+    assert {verdicts([base], [slow])[key] for key in noise.SPEED} == {"-"}
+
+
+def test_a_run_whose_numbers_failed_says_so(tmp_path, capsys):
+    def fail(event):
+        return event | {"grad_norm": "nan"} if event.get("step", 0) > 57 else event
+
+    good, failed = write_run(tmp_path / "good"), edit_events(write_run(tmp_path / "failed"), fail)
+    edit_lines(failed, lambda lines: lines[:-1])
+    words = "failed has not ended: 60 steps so far; the last 3 changed nothing"
+    page = tmp_path / "page.html"
+    assert words in run(capsys, good, "--", failed, "--unfinished", "--html", page)[1]
+    assert "the last 3 changed nothing" in page.read_text()
+
+
+def test_a_setting_is_the_same_in_a_log_and_in_a_config(tmp_path):
+    folder = write_run(tmp_path / "a", settings={"preset": "floppy", "compile": False, "grad_clip_norm": 1.0})
+    (run,) = find_runs(folder)
+    about = json.loads((folder / "config.json").read_text())
+    about["origins"] = dict.fromkeys(about["settings"], "preset") | {"compile": "environment"}
+    assert run.settings["COMPILE"] == "0" and run.settings["GRAD_CLIP_NORM"] == "1"
+    assert replace(run, config=about).given == {"PRESET": "floppy", "COMPILE": "0"}
+
+
+@pytest.mark.parametrize("large", [1e160, 1e308, 10**200])
+def test_repeats_of_huge_numbers_are_compared(tmp_path, capsys, large):
+    sides = [[write_run(tmp_path / f"{side}{seed}", seed) for seed in (1, 2)] for side in "ab"]
+    edit_events(sides[0][0], lambda e: e | {"params": large, "val_loss": large, "code_bytes": large})
+    assert run(capsys, *sides[0], "--", *sides[1])[0] in (0, 1)
 
 
 def test_a_machine_that_wanders_is_told_from_a_slower_script(tmp_path):
@@ -107,7 +183,12 @@ def test_a_band_of_known_numbers():
     assert welch(base, new, LEVEL) == pytest.approx(width, rel=1e-9)
     assert band(base, new, None, 0.0) == pytest.approx(width, rel=0.01)
     assert band(base, [one + 0.5 for one in base], [*range(5)], 0.0) == 0.0  # all pairs differ alike
-    assert band(base[:1], new, None, 0.7) == 0.7
+    assert band(base[:1], new[:1], None, 0.7) == 0.7
+    assert band(base[:1], new, None, 7.0) == 7.0
+    assert band([3.0], [0.0, 0.1, 0.2], None, 0.0) == pytest.approx(3 * 0.2)  # t is wider: 1.1
+    steady = [one / 1000 for one in new * 3]
+    another = t.isf(FAMILY / 2, 14) * np.std(steady, ddof=1) * (1 + 1 / 15) ** 0.5
+    assert band([3.0], steady, None, 0.0) == pytest.approx(another, rel=1e-9)
     assert band([1.0, 1.1], [1.0, 1.2], None, 0.3) == pytest.approx(9 * 0.2)
 
 
@@ -254,7 +335,7 @@ def test_a_line_that_is_half_written(tmp_path, capsys):
     code, _, err = run(capsys, good, "--", living)
     assert code == 3 and "the last line is cut off" in err and "--unfinished" in err
     code, out, _ = run(capsys, good, "--", living, "--unfinished")
-    assert code == 0 and "living: has not ended: 2" in out
+    assert code == 0 and "living has not ended: 24 steps so far\n" in out
 
 
 ODD = [None, True, -1, 0, 1e308, 10**400, "", "nan", "x", [], {}, [1] * 9, "1.5 partial", "\ud800", 0.5]
