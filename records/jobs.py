@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from data.command import REPO, DataError
+from data.command import REPO, DataError, printable
 from records import worker
-from records.files import read_bytes, read_json
-from records.folders import SCRIPT
+from records.files import read_bytes, read_json, sha256
+from records.folders import SCRIPT, run_artifact
 from records.sandbox import Mode, Predictor, launch, memory_file
 from records.text import DATA, tokenizer_path
 from records.tracks import RECORDS, Track, load_track
@@ -124,6 +124,16 @@ def find_track(record: Path) -> Track:
     )
 
 
+def warn_of_another_script(run: Path) -> None:
+    """A run is loaded by the script that stands in the repository now, which may have changed since."""
+    about = read_json(run / "config.json").get("environment")
+    wrote = about.get("script_sha256") if isinstance(about, dict) else None
+    if wrote not in (None, sha256(read_bytes(REPO / SCRIPT))):
+        words = f"{run}: was written by another {SCRIPT} than is here now, script_sha256 {wrote!s:.16}"
+        mend = f"put that {SCRIPT} into the folder, and it is loaded in its place"
+        print(f"warning: {printable(words)}; {mend}", file=sys.stderr)
+
+
 def find_job(
     record: Path,
     track: Path | None = None,
@@ -145,7 +155,12 @@ def find_job(
     rules = rules.using(dataset or named_dataset(record))
     script = record / SCRIPT
     if not script.exists() and is_run(record):
-        script = REPO / SCRIPT  # which wrote it
+        script = REPO / SCRIPT
+        warn_of_another_script(record)
+    if is_run(record) and artifact is None:
+        artifact = run_artifact(record)
+        if not artifact.exists():
+            raise DataError(f"{record}: holds no {artifact.name}, which a run writes at its end")
     artifacts = [artifact] if artifact else sorted(record.glob("model*"))
     if not artifacts:
         raise DataError(f"{record}: holds no model_seed<N>.ptz; --artifact names the file")

@@ -90,16 +90,19 @@ def write(job: Job, args: argparse.Namespace) -> int:
     """sample and complete."""
     tokenizer = load_tokenizer(job.tokenizer_path)
     if args.command == "sample":
-        told = tokenizer.encode(args.prompt)[-args.context :]
-        print(args.prompt, end="", flush=True)
+        prompt = shown = args.prompt
     else:
         try:
-            told = tokenizer.encode(read_bytes(args.file).decode())[-args.context :]
+            prompt, shown = read_bytes(args.file).decode(), ""
         except ValueError as error:
             raise DataError(f"{args.file}: {error}; expected a text in UTF-8") from None
+    told = tokenizer.encode(prompt)[-args.context :]
     rng = np.random.default_rng(args.seed)
     with job.predictor() as predictor:
-        for text in sample(predictor, tokenizer, told, args.tokens, args.temperature, rng):
+        written = sample(predictor, tokenizer, told, args.tokens, args.temperature, rng)
+        first = next(written)  # once the model is there: an error stands on a line of its own
+        print(shown, end="")
+        for text in itertools.chain([first], written):
             safe = text.translate(CONTROLS) if sys.stdout.isatty() else text
             print(safe, end="", flush=True)
     if args.command == "sample" or sys.stdout.isatty():  # else the text could go behind the file

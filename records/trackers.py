@@ -161,7 +161,8 @@ class Wandb:
         self.ended = False
         for path in sorted(folder.glob("wandb/*run-*/run-*.wandb")):
             records = [Record.FromString(record) for record in wandb_records(read_bytes(path))]
-            if any(record.run.project == project for record in records):
+            began = {(record.run.project, record.run.display_name) for record in records}
+            if (project, name) in began:  # else of another project, or of the run that this was copied from
                 self.id = path.stem.removeprefix("run-")
                 rows = (record.history.step.num for record in records if record.HasField("history"))
                 self.held = max([self.held, *rows])
@@ -200,7 +201,10 @@ class Wandb:
 
 
 class Trackio:
-    """A run in trackio's database on this machine. The run's folder keeps the name that it has there."""
+    """A run in trackio's database on this machine. The run's folder keeps the name that it has there.
+
+    It is kept by project and by the run's own name: a copy of the folder, under another name, is another run.
+    """
 
     def __init__(self, folder: Path, name: str, project: str):
         from trackio import utils
@@ -225,9 +229,10 @@ class Trackio:
         if not all(isinstance(one, str) for one in names.values()):
             raise DataError(f"{self.note}: expected names of runs; remove it, and the run begins anew there")
         taken = SQLiteStorage.get_runs(project)
-        self.name = names.get(project) or free_name(name, taken)
-        self.names = names | {project: self.name}
-        self.held, self.ended = self.stored() if project in names else (NOTHING, False)
+        key = f"{project}/{name}"
+        self.name = names.get(key) or free_name(name, taken)
+        self.names = names | {key: self.name}
+        self.held, self.ended = self.stored() if key in names else (NOTHING, False)
 
     def stored(self) -> tuple[int, bool]:
         """Place of the last event in the database, and whether the final block is there."""

@@ -454,7 +454,7 @@ def span(text: str) -> range:
 def trace_file(text: str) -> Path:
     """The type of --trace."""
     path = Path(text)
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
+    if (path.exists() and not path.is_file()) or not os.access(path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(
             f"{text!r} given, expected a file in a folder that can be written to"
         )
@@ -491,7 +491,10 @@ def profile(args: argparse.Namespace) -> dict[str, Any]:
             with torch.profiler.record_function(f"step {step}"):
                 seconds += all_seconds(lambda step=step: trainer.step(batch, step - 1, 1.0), 1, 0)
     if args.trace:
-        found.export_chrome_trace(str(args.trace))
+        found.export_chrome_trace(str(args.trace))  # which raises nothing where it fails
+        ends = args.trace.read_bytes()[-1:] if args.trace.exists() else b""
+        if not ends or (ends != b"}" and args.trace.suffix != ".gz"):
+            sys.exit(f"error: {args.trace}: the trace could not be written; is there room on the disk?")
     groups = {
         "weight products (mm)": r"aten::(mm|addmm)$",
         "attention products (bmm)": r"aten::bmm$",

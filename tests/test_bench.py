@@ -49,6 +49,7 @@ def test_a_profile_is_a_trace_and_ten_operations(tmp_path):
         (["--steps", "15:10"], "'15:10' given, expected steps from 1 on"),
         (["--steps", "0:3"], "expected steps from 1 on"),
         (["--trace", "no/such/folder/t.json"], "expected a file in a folder that can be written to"),
+        (["--trace", "/dev/full"], "expected a file in a folder that can be written to"),
     ],
 )
 def test_a_wrong_profile_is_refused(args, expected):

@@ -227,6 +227,21 @@ def test_a_run_that_was_cut_is_left_open_and_gone_on_with(here, tmp_path, capsys
     check_steps("tensorboard", tmp_path, "one", 30)
 
 
+@slow
+@pytest.mark.parametrize("to", ["trackio", "wandb"])
+def test_a_copy_of_a_run_s_folder_is_another_run(to, tmp_path):
+    """As of a run that branches from another one's checkpoint."""
+    one = make_run(tmp_path / "logs/one", lines(1, 20) + final(20))
+    follow_all(to, tmp_path)
+    two = Path(shutil.copytree(one, tmp_path / "logs/two"))
+    (two / "metrics.jsonl").write_text(lines(1, 30) + final(30))
+    assert "two: 33 rows sent, has ended" in follow_all(to, tmp_path)
+    for path in one.glob("wandb/offline-run-*"):  # which were copied with the folder
+        shutil.rmtree(two / "wandb" / path.name)
+    check_steps(to, tmp_path, "one", 20)
+    check_steps(to, tmp_path, "two", 30)
+
+
 class Training(threading.Thread):
     """Writes a run: dies at step 27, is resumed from step 20, and ends at step 40. `seconds`: when each step
     was written."""

@@ -25,6 +25,7 @@ from hypothesis import given, settings, strategies
 from data import prepare
 from data.command import DataError, UsageError
 from records import bubblewrap, coder, jobs, referee, sandbox, scoring, watch, worker
+from records.files import sha256
 from records.jobs import Job, find_job
 from records.sample import sample
 from records.scoring import Result
@@ -1025,6 +1026,32 @@ def test_the_folder_of_a_run_is_a_record_with_the_repository_s_script(tmp_path):
     job = find_job(tmp_path)
     assert job.script == helpers.ROOT / "train_gpt.py" and job.artifact == tmp_path / "model.ptz"
     assert job.track.name == "track_floppy" and job.tokenizer_path.name == "demo_1024_bpe.model"
+    (tmp_path / "model.ptz").rename(tmp_path / "model.ptz.part")  # as a kill leaves it
+    with pytest.raises(DataError, match=r"holds no model\.ptz, which a run writes at its end"):
+        find_job(tmp_path)
     (tmp_path / "config.json").unlink()
     with pytest.raises(DataError, match="--track"):
         find_job(tmp_path)
+
+
+def test_a_run_of_another_script_is_told(tmp_path, capsys):
+    (tmp_path / "model.ptz").write_bytes(b"")
+    script = (helpers.ROOT / "train_gpt.py").read_bytes()
+    for wrote, warned in ((sha256(script), 0), ("ab" * 32, 1)):
+        about = {"settings": {"data_path": "demo_sp1024"}, "environment": {"script_sha256": wrote}}
+        (tmp_path / "config.json").write_text(json.dumps(about))
+        find_job(tmp_path)
+        assert capsys.readouterr().err.count("was written by another train_gpt.py") == warned
+    (tmp_path / "train_gpt.py").write_bytes(script)
+    assert find_job(tmp_path).script == tmp_path / "train_gpt.py"
+    assert capsys.readouterr().err == ""
+
+
+@slow
+def test_an_error_stands_on_a_line_of_its_own(stand, bigram, tmp_path):
+    """And not behind the prompt."""
+    shutil.copytree(bigram, tmp_path / "copy")
+    for artifact in (tmp_path / "copy").glob("model*"):
+        artifact.write_bytes(b"no artifact")
+    done = command(stand, "sample", tmp_path / "copy", "--prompt", "def ")
+    assert done.returncode == 3 and done.stdout == "" and done.stderr.startswith("error: ")
