@@ -66,7 +66,7 @@ class Comparison:
 
     @property
     def settings_title(self) -> str:
-        return "settings" if self.whole else "settings that were given; the others are the script's own"
+        return "settings" if self.whole else "given settings (the others are the script's own)"
 
     @property
     def settings(self) -> list[list[str]]:
