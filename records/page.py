@@ -125,7 +125,7 @@ def run_data(run: Metrics, side: int, place: int, of: int, buckets: int) -> dict
         "place": place,
         "of": of,
         "steps": run.steps,
-        "seconds": float(run.table["train_seconds"][-1]),
+        "seconds": short(run.table["train_seconds"][-1:])[0],  # as the last point has them
         "tokens": run.tokens_per_step,
         "flops": run.flops_per_step,
         "loss": curve(run, seen, losses[seen]),

@@ -12,7 +12,7 @@ from data.command import DataError
 from records.metrics import Metrics, count
 from records.noise import Row
 from records.papers import Record
-from records.tracks import RECORDS, Track, load_track
+from records.tracks import RECORDS, Track, load_track, schema_errors
 
 NOISE_BPB = 0.02  # where no track is known
 BEYOND = 2.576 * math.sqrt(2)  # standard deviations; two runs lie further apart once in a hundred times
@@ -42,8 +42,9 @@ def noise_bpb(runs: list[Metrics]) -> float:
     spreads = []
     for folder in track.records:
         with contextlib.suppress(DataError):  # which is the board's to tell
-            scores = Record(folder).scores.values()
-            spreads += [statistics.stdev(scores)] if len(scores) > 1 else []
+            record = Record(folder)
+            if not schema_errors(record.submission, "submission") and len(record.scores) > 1:
+                spreads.append(statistics.stdev(record.scores.values()))
     return max(again, BEYOND * statistics.median(spreads)) if spreads else again
 
 
@@ -56,6 +57,7 @@ def in_nats(runs: list[Metrics], bits: float) -> float:
     ]
     ends = [(run.told("val_loss"), run.told("val_bpb")) for run in runs]
     ratios += [loss / bpb for loss, bpb in ends if loss and bpb]
+    ratios = [ratio for ratio in ratios if math.isfinite(ratio)]
     return bits * (statistics.median(ratios) if ratios else 1.0)
 
 

@@ -423,3 +423,26 @@ def test_a_run_of_the_script_fills_every_row(tmp_path, base_run):
     found = compare.load([ran], [copy]).rows
     assert [one.row.key for one in found if None in one.base + one.new] == []
     assert {one.verdict for one in found} <= {"same", "-"}
+
+
+@pytest.mark.parametrize(
+    "scores", [[1, 2], {"1": "x", "2": 1.0}, {"a": 1.0, "b": 2.0}, {"1": True, "2": 1.0}]
+)
+def test_the_noise_of_seeds_is_that_of_whole_records(tmp_path, monkeypatch, scores):
+    shutil.copytree(PAR.parent, tmp_path / "track_floppy")
+    bad = tmp_path / "track_floppy/2026-11-23_Bad"
+    shutil.copytree(PAR, bad)
+    submission = json.loads((bad / "submission.json").read_text())
+    (bad / "submission.json").write_text(json.dumps(submission | {"scores": scores}))
+    runs = find_runs(PAR)
+    right = noise_bpb(runs)
+    monkeypatch.setattr("records.rows.RECORDS", tmp_path)
+    assert noise_bpb(runs) == right
+
+
+def test_validations_that_are_not_finite_leave_a_band(tmp_path):
+    def fail(event):
+        return event | {"val_loss": "nan", "val_bpb": "nan"} if event["event"] == "val" else event
+
+    sides = edit_events(write_run(tmp_path / "a"), fail), write_run(tmp_path / "b", loss=9.0)
+    assert verdicts([sides[0]], [sides[1]])["train_loss"] == "worse"

@@ -147,7 +147,8 @@ function everywhere(min, max) {
   const all = plots.flatMap((chart) => chart.list);
   const first = Math.min(...all.map((one) => one.xs[0]));
   const last = Math.max(...all.map((one) => one.xs.at(-1)));
-  const [from, to] = [Math.max(first, min), Math.min(last, max)];
+  let [from, to] = [Math.max(first, min), Math.min(last, max)];
+  if (first === last) [from, to] = fit(first, last, 1); // a single place
   if (from < to) for (const { plot } of plots) plot.setScale("x", { min: from, max: to });
 }
 
@@ -161,12 +162,15 @@ function zoom(plot, factor) {
   everywhere(middle - (middle - min) * factor, middle + (max - middle) * factor);
 }
 
-/* Draws all charts again; what is shown of the axis stays. */
+/* Draws all charts again; what is shown of the axis and what is read stay. */
 function rebuild() {
   for (const chart of plots) {
-    const { min, max } = chart.plot.scales.x;
+    const { scales, cursor, data: table } = chart.plot;
+    const { min, max } = scales.x;
+    const x = table[0][cursor.idx];
     build(chart);
     chart.plot.setScale("x", { min, max });
+    if (x !== undefined) queueMicrotask(() => move(chart.plot, x)); // uPlot sets scales in one, too
   }
 }
 
@@ -314,11 +318,15 @@ function redraw() {
     });
     refresh(chart);
   }
+  if (active) readout(active);
 }
 
 function setAxis(name) {
   axis = name;
-  plots.forEach(build);
+  for (const chart of plots) {
+    build(chart);
+    chart.out.textContent = HINT;
+  }
   whole();
   plots.forEach(refresh);
 }
