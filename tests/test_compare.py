@@ -84,11 +84,13 @@ def test_one_run_a_side_is_held_against_the_known_noise(tmp_path):
 
 def test_single_runs_of_two_seeds_may_lie_as_far_apart_as_those_of_a_record(tmp_path):
     """The track's noise_bpb is that of one seed."""
-    val = {"val_sha256": load_track(PAR.parent).rules["dataset"]["vocabularies"][0]["logged_val_sha256"]}
-    runs = [write_run(tmp_path / "a", 1, **val), write_run(tmp_path / "b", 1, **val)]
-    assert noise_bpb([*find_runs(runs[0]), *find_runs(runs[1])]) == 0.02
-    other = write_run(tmp_path / "c", 2, **val)
-    assert 0.03 < noise_bpb([*find_runs(runs[0]), *find_runs(other)]) < 0.06
+    vocabulary = load_track(PAR.parent).rules["dataset"]["vocabularies"][0]
+    runs = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        folder = write_run(tmp_path / name, seed, val_sha256=vocabulary["logged_val_sha256"])
+        runs += find_runs(folder)
+    assert noise_bpb(runs[:2]) == 0.02
+    assert 0.03 < noise_bpb(runs[1:]) < 0.06
     for record in sorted(PAR.parent.glob("*_Rung*")):
         one, *others = sorted(record.glob("metrics_seed*.jsonl"))
         for another in others:
@@ -101,11 +103,13 @@ def test_a_run_against_several_is_held_against_their_spread(tmp_path):
 
 
 def test_repeats_of_one_seed_are_no_evidence_about_another(tmp_path):
-    sides = [[write_run(tmp_path / f"{side}{seed}", seed) for side in "ab"] for seed in (1, 2)]
-    assert keys(*sides, "worse") == keys(*sides, "better") == set()
-    same = [write_run(tmp_path / f"{side}1", 1) for side in "cd"]
-    changed = noise.changed(same, noise.loss, tmp_path / "changed")
-    assert keys(sides[0], changed, "worse") == noise.LOSSES  # what one seed has again and again is no noise
+    first = [write_run(tmp_path / f"{side}1", 1) for side in "ab"]
+    second = [write_run(tmp_path / f"{side}2", 2) for side in "ab"]
+    assert keys(first, second, "worse") == set()
+    assert keys(first, second, "better") == set()
+    again = [write_run(tmp_path / f"{side}1", 1) for side in "cd"]
+    changed = noise.changed(again, noise.loss, tmp_path / "changed")
+    assert keys(first, changed, "worse") == noise.LOSSES  # what one seed has again and again is no noise
 
 
 @pytest.mark.parametrize(
@@ -150,9 +154,12 @@ def test_a_setting_is_the_same_in_a_log_and_in_a_config(tmp_path):
 
 @pytest.mark.parametrize("large", [1e160, 1e308, 10**200])
 def test_repeats_of_huge_numbers_are_compared(tmp_path, capsys, large):
-    sides = [[write_run(tmp_path / f"{side}{seed}", seed) for seed in (1, 2)] for side in "ab"]
-    edit_events(sides[0][0], lambda e: e | {"params": large, "val_loss": large, "code_bytes": large})
-    assert run(capsys, *sides[0], "--", *sides[1])[0] in (0, 1)
+    base = [write_run(tmp_path / f"a{seed}", seed) for seed in (1, 2)]
+    new = [write_run(tmp_path / f"b{seed}", seed) for seed in (1, 2)]
+    huge = dict.fromkeys(("params", "val_loss", "code_bytes"), large)
+    edit_events(base[0], lambda event: event | huge)
+    code, _, _ = run(capsys, *base, "--", *new)
+    assert code in (0, 1)
 
 
 def test_a_machine_that_wanders_is_told_from_a_slower_script(tmp_path):
@@ -444,5 +451,6 @@ def test_validations_that_are_not_finite_leave_a_band(tmp_path):
     def fail(event):
         return event | {"val_loss": "nan", "val_bpb": "nan"} if event["event"] == "val" else event
 
-    sides = edit_events(write_run(tmp_path / "a"), fail), write_run(tmp_path / "b", loss=9.0)
-    assert verdicts([sides[0]], [sides[1]])["train_loss"] == "worse"
+    base = edit_events(write_run(tmp_path / "a"), fail)
+    new = write_run(tmp_path / "b", loss=9.0)
+    assert verdicts([base], [new])["train_loss"] == "worse"
