@@ -75,10 +75,8 @@ def scores(entry: Entry) -> str:
         cells = [str(seed), f"{score:.6f}", f"{run.value('val_bpb'):.6f}", f"{run.value('steps'):,}"]
         rows.append(("", [*cells, f"{run.value('artifact_bytes'):,}"]))
     head = ["seed", "bits per byte", "by its log", "steps", "artifact bytes"]
-    words = (
-        "The first is the referee's, which counts. The log's is the script's own, after the export; it knows "
-    )
-    words += "nothing of what a model learns while it is scored."
+    words = "The first is the referee's, which counts. The log's is the script's own, after the export. "
+    words += "It knows nothing of what a model learns while it is scored."
     return f'<p class="quiet">{words}</p>' + table(head, rows, "scores by seed", range(1, 5))
 
 
