@@ -15,6 +15,7 @@ the gradients by the arguments. Letters: B batch, T tokens (S when they are keys
 key-value heads, R = H / G, K head width, V vocabulary.
 """
 
+import argparse
 import json
 import sys
 from collections.abc import Callable
@@ -412,5 +413,6 @@ def make() -> dict[str, Array]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__.split("\n")[0]).parse_args()  # refuses all but --help
     np.savez(GOLDEN, **make())  # not compressed: the bytes depend on no version of zlib
     sys.stdout.write(f"{GOLDEN}: {GOLDEN.stat().st_size} bytes\n")

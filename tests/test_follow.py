@@ -286,7 +286,7 @@ def last_step(to: str, root: Path) -> int:
 def test_a_living_run_is_seen_within_five_seconds(to, tmp_path):
     """Another run, which has ended, is followed beside it."""
     make_run(tmp_path / "logs/other", lines(1, 30) + final(30))
-    training = Training(make_run(tmp_path / "logs/one", lines(1, 1)), 0.4)
+    training = Training(make_run(tmp_path / "logs/one", lines(1, 1)), 0.2)
     seen = {}
     with subprocess.Popen(command(to), cwd=tmp_path, env=environment(tmp_path)) as process:
         while not last_step(to, tmp_path):  # its packages load

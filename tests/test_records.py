@@ -46,9 +46,11 @@ from tests.record_kit import (
     reseal,
     scale_scores,
 )
+from tests.test_workflows import Hub
 
 RECORDS = helpers.ROOT / "records"
 slow = pytest.mark.slow
+sandboxed = pytest.mark.skipif(not record_kit.HAS_SANDBOX, reason=record_kit.NO_SANDBOX)
 
 
 @pytest.fixture(scope="session")
@@ -68,7 +70,7 @@ def test_a_good_record_passes_every_check_on_paper(kit):
 
 
 @slow
-@pytest.mark.skipif(not record_kit.HAS_SANDBOX, reason=record_kit.NO_SANDBOX)
+@sandboxed
 def test_a_good_record_passes_in_the_sandbox(kit):
     checks = kit.verify(kit.good, "--every-seed")
     assert failed(checks) == set(), "\n".join(map(str, checks))
@@ -610,7 +612,8 @@ def test_an_artifact_that_knows_more_than_the_training_text_is_found(kit, tmp_pa
     ],
     ids=["half of every step", "before the first step", "no step while counted"],
 )
-def test_operations_that_were_not_told_are_found(kit, tmp_path, often, lie):
+def test_operations_that_were_not_told_are_found(kit, tmp_path, often, monkeypatch, lie):
+    monkeypatch.setattr(retrain, "POINTS", 0)  # the start and the last checkpoint show these
     folder = kit.copy(tmp_path)
     edit(folder / "train_gpt.py", lie)
     if "//" in lie[1]:
@@ -660,6 +663,36 @@ def test_links_in_what_a_run_left_lead_nowhere(tmp_path):
     for name in ("logs/room/secret", "link", "pipe", "logs"):
         with pytest.raises(DataError, match="the run left"):
             retrain.read_below(tmp_path / "work", Path(name), 99)
+
+
+# --- pull requests ----------------------------------------------------------------------------------------
+
+
+@slow
+@sandboxed
+def test_a_pull_request_with_a_good_record_passes(kit, tmp_path):
+    hub = Hub(tmp_path, kit.records / TRACK)
+    folder = f"records/{TRACK}/{NAME}"
+    verdict = hub.judge(lambda root: shutil.copytree(kit.good, root / folder), kit.data)
+    assert verdict.code == 0, verdict.out
+    assert verdict.summary.startswith(f"`{folder}` passes.\n")
+    passed = set(re.findall("^PASS ([a-z-]+):", verdict.summary, re.MULTILINE))
+    assert {"score", "proof", "sandbox"} <= passed
+
+
+@slow
+@sandboxed
+def test_a_pull_request_with_a_forged_score_fails(kit, tmp_path):
+    hub = Hub(tmp_path, kit.records / TRACK)
+
+    def forge(root):
+        folder = kit.copy(root / "records")
+        scale_scores(folder, 0.9)
+        reseal(folder)
+
+    verdict = hub.judge(forge, kit.data)
+    found = re.search("^FAIL score: seed [123]: ", verdict.summary, re.MULTILINE)
+    assert verdict.code == 1 and found, verdict.out
 
 
 # --- freeze -----------------------------------------------------------------------------------------------

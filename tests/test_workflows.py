@@ -1,4 +1,7 @@
-"""A pull request judges itself: .github/workflows/record.yml, whose steps run here on scratch clones."""
+"""A pull request judges itself: .github/workflows/record.yml, whose steps run here on scratch clones.
+
+test_records.py has pull requests that the real referee judges.
+"""
 
 import os
 import re
@@ -271,42 +274,6 @@ def test_more_bytes_than_a_record_needs_are_not_unpacked(hub):
     hub.commit(hub.base)
     verdict = hub.judge(add_record)
     assert (verdict.code, verdict.folder) == (3, "") and "holds more than 256 bytes" in verdict.summary
-
-
-# --- the real referee -------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def kit(tmp_path_factory):
-    return record_kit.Kit(tmp_path_factory.mktemp("records"))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not record_kit.HAS_SANDBOX, reason=record_kit.NO_SANDBOX)
-def test_a_good_record_passes_in_the_sandbox(tmp_path, kit):
-    hub = Hub(tmp_path, kit.records / record_kit.TRACK)
-    folder = f"records/{record_kit.TRACK}/{record_kit.NAME}"
-    verdict = hub.judge(lambda root: shutil.copytree(kit.good, root / folder), kit.data, retrain="true")
-    assert verdict.code == 0, verdict.out
-    assert verdict.summary.startswith(f"`{folder}` passes.\n")
-    passed = set(re.findall("^PASS ([a-z-]+):", verdict.summary, re.MULTILINE))
-    assert {"score", "proof", "sandbox", "retrained"} <= passed
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not record_kit.HAS_SANDBOX, reason=record_kit.NO_SANDBOX)
-def test_a_forged_score_fails(tmp_path, kit):
-    hub = Hub(tmp_path, kit.records / record_kit.TRACK)
-
-    def change(root):
-        folder = kit.copy(root / "records")
-        record_kit.scale_scores(folder, 0.9)
-        record_kit.reseal(folder)
-
-    verdict = hub.judge(change, kit.data)
-    assert verdict.code == 1 and re.search("^FAIL score: seed [123]: ", verdict.summary, re.MULTILINE), (
-        verdict.out
-    )
 
 
 # --- the workflows ----------------------------------------------------------------------------------------
