@@ -181,7 +181,8 @@ def test_a_patch_counts_and_a_changed_arm_is_refused(place):
     assert "2.0015" in place.run("--report"), "what was run can still be read"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_gently_and_the_same_command_goes_on(place, number):
     place.write(narrow="settings = {WIDTH = 1, PACE = 0.15}")
     process = place.start("--cores", 2)
@@ -302,6 +303,7 @@ def test_differences_are_paired_and_p_is_welchs():
     assert standings.against({1: 1.0}, base) == ["-0.5000", "-", "-"]
 
 
+@pytest.mark.slow
 def test_smaller_budgets_are_held_against_the_largest(place):
     """At a quarter of the operations two of four arms change places; e was another arm then."""
     widths = {"a": 1, "b": 2, "c": 3, "d": 4}

@@ -82,6 +82,7 @@ def test_one_run_a_side_is_held_against_the_known_noise(tmp_path):
     assert keys(base, [write_run(tmp_path / "e", 2, loss=2.10)], "worse") == noise.LOSSES
 
 
+@pytest.mark.slow
 def test_single_runs_of_two_seeds_may_lie_as_far_apart_as_those_of_a_record(tmp_path):
     """The track's noise_bpb is that of one seed."""
     vocabulary = load_track(PAR.parent).rules["dataset"]["vocabularies"][0]

@@ -277,6 +277,7 @@ def test_copies_are_found(size):
         assert search.covered() == size
 
 
+@pytest.mark.slow
 def test_what_spoils_a_score_is_told(tmp_path):
     """A document that outweighs all others, and text that training has seen; both in manifest and output."""
     rng = random.Random(3)

@@ -77,6 +77,7 @@ def test_a_sample_of_a_folder_that_changed_is_not_shown(tmp_path):
         excerpts.read_excerpts(copy)
 
 
+@pytest.mark.slow
 def test_a_record_with_metrics_of_its_own_kind_has_a_page_without_curves(tmp_path):
     shutil.copytree(ROOT / "records/track_floppy", tmp_path / "track_floppy")
     folder = tmp_path / "track_floppy/2026-11-22_Par"
@@ -87,6 +88,7 @@ def test_a_record_with_metrics_of_its_own_kind_has_a_page_without_curves(tmp_pat
     assert "Its metrics have no curves: metrics_seed1337.jsonl:1" in text
 
 
+@pytest.mark.slow
 def test_the_first_page_may_have_a_name_of_its_own(tmp_path, capsys):
     assert board.main(["--html", str(tmp_path / "board.html")]) == 0
     assert "pages written" in capsys.readouterr().out

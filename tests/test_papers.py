@@ -114,6 +114,7 @@ def test_the_workflow_runs_what_the_readme_says():
 # --- the bigram -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_record_in_the_papers_scores_as_it_stands_there(tmp_path, capsys):
     """The bigram of records/README.md, by the referee and by counts of our own."""
     script = re.search(r"```python\n(.*?)```", text_of("records/README.md"), re.DOTALL)[1]

@@ -764,6 +764,7 @@ def test_the_board_shows_what_was_verified(kit, tmp_path):
         assert ("changed since" in (tmp_path / "README.md").read_text()) is stale
 
 
+@slow
 def test_the_repository_s_own_records_are_good():
     """The sandboxed checks of the records are for the one who merges them: verify --all --write."""
     options = verify.parse_args(["--all", "--static"])

@@ -511,6 +511,7 @@ def step(self, ids):
 """
 
 
+@slow
 @needs_sandbox
 def test_an_answer_cannot_be_changed_once_it_was_given(stand, tmp_path):
     """What is written into the memory before and after each answer is of use for nothing."""
@@ -863,6 +864,7 @@ def test_a_damaged_file_is_an_error_of_one_line(tokenizer):
         coder.decompress(predictor, tokenizer, b"87654321", packed)
 
 
+@slow
 @needs_sandbox
 def test_a_record_that_computes_otherwise_the_second_time_has_no_proof(stand, tmp_path):
     body = """

@@ -351,6 +351,7 @@ def test_a_path_without_programs_does_not_stop_a_run(corpus, tmp_path):
     assert (run.code, run.err) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_fit_into_memory_is_told_in_one_line(corpus, tmp_path):
     run = helpers.run_script(tmp_path, corpus.env(MODEL_DIM=1048576))
     assert run.code == 2

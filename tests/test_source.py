@@ -190,6 +190,7 @@ def test_every_requirement_is_pinned_exactly(name):
     assert not [line for line in lines if line and not re.fullmatch(pin, line)]
 
 
+@pytest.mark.slow
 def test_the_first_commands_of_the_readme_need_requirements_txt_alone():
     lines = (helpers.ROOT / "tests/requirements.txt").read_text().splitlines()
     names = [re.match(r"[\w-]+", line)[0].replace("-", "_") for line in lines if line[:1].isalpha()]
