@@ -179,7 +179,8 @@ def least_ms(tab, action: str, times: int = 5) -> float:
 def test_every_page_opens_from_disk_and_shuts_nobody_out(browser, big_page, site_folder, scheme, width):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
     records = sorted(site_folder.glob("*/*.html"))
-    for path in (big_page, site_folder / "index.html", *records[: 1 if scheme == "dark" else None]):
+    opened = records[:1] if scheme == "dark" else records  # which differ in nothing that the dark changes
+    for path in (big_page, site_folder / "index.html", *opened):
         with Tab(browser, path, scheme, width) as it:
             assert it.wrong == []
             assert it.tab.evaluate("document.documentElement.scrollWidth") <= width

@@ -425,7 +425,8 @@ def test_damage_that_one_rank_alone_reads_is_told(corpus, tmp_path, tokenizer_pa
 def test_compiled_and_eager_runs_agree(base_run, corpus, tmp_path):
     env = corpus.env(RUN_ID="compiled", ITERATIONS=20, COMPILE=1)
     run = helpers.run_script(tmp_path, env | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")})
-    assert run.code == 0, run.err  # torch's CUDA build says there that it finds no GPU
+    said = [line for line in run.err.splitlines() if "No CUDA runtime is found" not in line]
+    assert (run.code, said) == (0, [])  # torch's CUDA build says so where there is no GPU
     if "compile:1" not in run.out:
         pytest.skip("no compiler here: " + re.search(r"compile:0.*", run.out)[0])
     np.testing.assert_allclose(losses(run), losses(base_run), rtol=1e-3)
