@@ -27,8 +27,10 @@ import resource
 import signal
 import sys
 import time
+import timeit
 import types
 import zlib
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,7 +44,12 @@ if __name__ == "__main__":  # read when torch loads: waiting threads soon sleep,
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import Tensor
 from tqdm import tqdm
+
+Arrays = dict[str, np.ndarray]
+Facts = dict[str, Any]  # that JSON can hold
+sha256 = lambda blob: hashlib.sha256(blob).hexdigest()
 
 
 class SettingError(ValueError):  # does not parse, is impossible, or looks misspelt
@@ -61,28 +68,30 @@ class Stopped(Exception):  # by a signal or a lost rank: the run can go on, as a
     exit_code = 16
 
 
-# --- settings: one table of environment variables; a preset is an environment of defaults -----------------
+# --- settings: one table of environment variables; a preset is a row of other defaults --------------------
 
-FLOPPY = """
-    DATA_PATH=./data/datasets/demo_sp1024 TOKENIZER_PATH=./data/tokenizers/demo_1024_bpe.model
-    NUM_LAYERS=4 MODEL_DIM=192 NUM_HEADS=3 NUM_KV_HEADS=1 KEY_SHIFT=1 QK_GAIN_INIT=4 EVAL_SLIDING=1
-    TRAIN_SEQ_LEN=512 TRAIN_BATCH_TOKENS=8192 BATCH_SLOTS=16 VAL_BATCH_SIZE=65536
-    ITERATIONS=100000 MAX_WALLCLOCK_SECONDS=0 MAX_FLOPS=1e14 BUDGET_BYTES=1474560 CODE_BYTES=zlib
-    DOC_TOKENS=16384 WARMDOWN_ITERS=0.6 WARMUP_STEPS=2 LR_WARMUP_STEPS=20
-    MATRIX_LR=0.06 MUON_MOMENTUM=0.95 MUON_MOMENTUM_WARMUP_START=0.85 MUON_MOMENTUM_WARMUP_STEPS=300
-"""
-SMOKE = """
-    DOC_TOKENS=0 EVAL_SLIDING=0 NUM_LAYERS=3 MODEL_DIM=64 NUM_HEADS=2 QK_GAIN_INIT=1.5
-    TRAIN_SEQ_LEN=128 TRAIN_BATCH_TOKENS=4096 BATCH_SLOTS=8
-    VAL_LOSS_EVERY=0 VAL_TOKENS_LIMIT=65536 TRAIN_LOG_EVERY=10
-    ITERATIONS=60 MAX_WALLCLOCK_SECONDS=60 MAX_FLOPS=0 WARMDOWN_ITERS=0.5 WARMUP_STEPS=1 LR_WARMUP_STEPS=5
-    MATRIX_LR=0.02 MUON_MOMENTUM_WARMUP_STEPS=30 COMPILE=0
-"""
-PRESETS = {"10min_16mb": "", "floppy": FLOPPY, "smoke": FLOPPY + SMOKE}
-LARGE = 1e300  # no limit
+FLOPPY = (
+    {"data_path": "./data/datasets/demo_sp1024", "tokenizer_path": "./data/tokenizers/demo_1024_bpe.model"}
+    | {"num_layers": 4, "model_dim": 192, "num_heads": 3, "num_kv_heads": 1, "key_shift": 1.0}
+    | {"qk_gain_init": 4.0, "doc_tokens": 16384, "eval_sliding": True, "val_batch_size": 65536}
+    | {"train_seq_len": 512, "train_batch_tokens": 8192, "batch_slots": 16, "iterations": 100000}
+    | {"max_wallclock_seconds": 0.0, "max_flops": 1e14, "budget_bytes": 1474560, "code_bytes": "zlib"}
+    | {"warmdown_iters": 0.6, "warmup_steps": 2, "lr_warmup_steps": 20, "matrix_lr": 0.06}
+    | {"muon_momentum": 0.95, "muon_momentum_warmup_start": 0.85, "muon_momentum_warmup_steps": 300}
+)
+SMOKE = (
+    {"num_layers": 3, "model_dim": 64, "num_heads": 2, "qk_gain_init": 1.5, "compile": False}
+    | {"train_seq_len": 128, "train_batch_tokens": 4096, "batch_slots": 8, "doc_tokens": 0}
+    | {"val_loss_every": 0, "val_tokens_limit": 65536, "eval_sliding": False, "train_log_every": 10}
+    | {"iterations": 60, "max_wallclock_seconds": 60.0, "max_flops": 0.0, "warmdown_iters": 0.5}
+    | {"warmup_steps": 1, "lr_warmup_steps": 5, "matrix_lr": 0.02, "muon_momentum_warmup_steps": 30}
+)
+PRESETS = {"10min_16mb": {}, "floppy": FLOPPY, "smoke": FLOPPY | SMOKE}
+RUN_NAME = r"([\w-][\w.-]{0,99})?"
+LARGE = 1e300  # no limit; infinity is no value of a setting
 
 
-def var(default, doc, low=-LARGE, high=LARGE, **flags):
+def var(default: Any, doc: str, low: float = -LARGE, high: float = LARGE, **flags: Any) -> Any:
     """A row of the settings table. pick: all values it takes; free: a resumed run may change it."""
     return dataclasses.field(default=default, metadata={"doc": doc, "low": low, "high": high, **flags})
 
@@ -152,30 +161,19 @@ class Settings:
     budget_bytes: int = var(16000000, "most bytes of artifact and code together", 1)
     code_bytes: str = var("raw", "how the script counts: its size, or at zlib level 9", pick=("raw", "zlib"))
 
-    @property
-    def slot_tokens(self):
-        return self.train_batch_tokens // self.batch_slots
-
-    @property
-    def head_dim(self):
-        return self.model_dim // self.num_heads
-
-    @property
-    def eval_window(self):
-        return self.eval_seq_len or self.train_seq_len
-
-    @property
-    def steps(self):
-        return min(self.iterations, int(self.max_flops // step_flops(self) if self.max_flops else LARGE))
+    slot_tokens = property(lambda s: s.train_batch_tokens // s.batch_slots)
+    head_dim = property(lambda s: s.model_dim // s.num_heads)
+    eval_window = property(lambda s: s.eval_seq_len or s.train_seq_len)
+    plan = functools.cached_property(lambda s: Plan(s))
 
 
 ROWS = {row.name: row for row in dataclasses.fields(Settings)}
 TAKES = {"int": "a whole number", "float": "a number", "bool": "0 or 1", "str": "a text"}
 
 
-def parse_setting(row, text):
+def parse_setting(row: dataclasses.Field, text: str) -> Any:
     """The value of one environment variable. Raises SettingError naming what it takes."""
-    low, high, pick = row.metadata["low"], row.metadata["high"], row.metadata.get("pick")
+    low, high, pick = (row.metadata.get(key) for key in ("low", "high", "pick"))
     value, good = text, not pick or text in pick
     if row.type == "bool":
         value, good = text == "1", text in ("0", "1")
@@ -187,57 +185,48 @@ def parse_setting(row, text):
             good = False
     if not good:
         takes = "one of " + ", ".join(pick) if pick else TAKES[row.type]
-        takes += f" from {low:g}" * (low > -1e300) + f" to {high:g}" * (high < 1e300)
+        takes += f" from {low:g}" if low > -LARGE else ""
+        takes += f" to {high:g}" if high < LARGE else ""
         raise SettingError(f"{row.name.upper()}={text!r}: takes {takes}")
     return value
 
 
-def refuse_near_misses(env):
-    """Stop at a variable that was probably meant as a setting (ITERATION, num_layers)."""
-    names = {name.upper() for name in ROWS}
-    for name in sorted(env.keys() - names - {"COMPILER", "MODEL_DIR"}):  # other programs' own
-        for meant in difflib.get_close_matches(name.upper(), names, 1, cutoff=0.85):
-            raise SettingError(f"{name}={env[name]!r} is no setting, {meant} is: write that or unset it")
-
-
-def load_settings(env, default_preset):
+def load_settings(env: Mapping[str, str], default_preset: str) -> tuple[Settings, dict[str, str]]:
     """The settings, and the origin of each: 'preset' or 'environment'. Raises SettingError."""
-    refuse_near_misses(env)
+    names = {name.upper() for name in ROWS}
+    for name in sorted(env.keys() - names - {"COMPILER", "MODEL_DIR"}):  # the last are other programs' own
+        for meant in difflib.get_close_matches(name.upper(), names, 1, cutoff=0.85):  # ITERATION, num_layers
+            raise SettingError(f"{name}={env[name]!r} is no setting, {meant} is: write that or unset it")
     preset = parse_setting(ROWS["preset"], env.get("PRESET", default_preset))
-    texts = dict(word.split("=") for word in PRESETS[preset].split()) | {"PRESET": preset} | env
-    given = [row for name, row in ROWS.items() if name.upper() in texts]
-    s = Settings(**{row.name: parse_setting(row, texts[row.name.upper()]) for row in given})
+    given = {name: parse_setting(row, env[name.upper()]) for name, row in ROWS.items() if name.upper() in env}
+    s = Settings(**PRESETS[preset] | {"preset": preset} | given)
     check_settings(s)
-    return s, {name: "environment" if name.upper() in env else "preset" for name in ROWS}
+    return s, {name: "environment" if name in given else "preset" for name in ROWS}
 
 
-def check_settings(s):
+def check_settings(s: Settings):
     """Refuse values that are possible alone but not together. Raises SettingError."""
     unit = s.batch_slots * s.train_seq_len
-    letters = "at most 100 letters, digits, '.', '_', '-', the first no '.'"
     for name, good, takes in (
         ("num_heads", s.model_dim % (2 * s.num_heads) == 0, f"a divisor of half of MODEL_DIM={s.model_dim}"),
         ("num_kv_heads", s.num_heads % s.num_kv_heads == 0, f"a divisor of NUM_HEADS={s.num_heads}"),
         ("train_batch_tokens", s.train_batch_tokens % unit == 0, f"a multiple of {unit}, a sequence a slot"),
         ("doc_tokens", not s.doc_tokens or s.data_order == "shuffled", "0 with DATA_ORDER=sequential"),
-        ("run_id", re.fullmatch(r"([\w-][\w.-]{0,99})?", s.run_id), letters),
+        ("run_id", re.fullmatch(RUN_NAME, s.run_id), "100 letters, digits, . _ - at most, the first no ."),
         ("val_tokens_limit", s.val_tokens_limit != 1, "0 or at least 2: the first token is not scored"),
+        ("max_flops", s.plan.steps > 0, f"0 or at least those of a step, {s.plan.flops[0]}"),
     ):
         if not good:
-            raise SettingError(f"{name.upper()}={getattr(s, name)}: takes {takes}")
-    if s.steps < 1:
-        takes = f"0 or at least those of a step, {step_flops(s)}"
-        raise SettingError(f"MAX_FLOPS={show(s.max_flops)}: takes {takes}")
+            raise SettingError(f"{name.upper()}={show(getattr(s, name))}: takes {takes}")
 
 
-def show(value):
-    """A setting's value as its environment variable would be written."""
+def show(value: Any) -> str:
     if isinstance(value, float):
         return repr(value).removesuffix(".0")
     return str(int(value) if isinstance(value, bool) else value)
 
 
-# --- parameters: names, shapes, start values and learning rates of everything that is learned -------------
+# --- parameters and plan: everything that is learned, and what each step consists of ----------------------
 
 
 class Param(NamedTuple):
@@ -249,23 +238,27 @@ class Param(NamedTuple):
     scale: float
     group: str  # matrix: updated by Muon, products in the compute dtype; others: by Adam
     lr: float
+    parts: tuple[int, ...] = ()  # rows of the matrices in each layer of it
     layered: bool = True
 
 
-def parameter_table(s):
+def parameter_table(s: Settings) -> list[Param]:
     """All parameters in storage order, matrices first; qkv holds three matrices, [out, in]."""
     layers, dim, hidden = s.num_layers, s.model_dim, s.mlp_mult * s.model_dim
     kv_dim = s.head_dim * s.num_kv_heads
-    vocab, bound = (s.vocab_size, dim), dim**-0.5  # uniform in +-1/sqrt(fan in): usual for a linear layer
+    qkv = (dim, kv_dim, kv_dim)
+    bound = dim**-0.5  # uniform in +-1/sqrt(fan in), as usual for a linear layer
+    # What a block adds to the stream starts at zero, so deep models train from step 0 (Zhang et al. 2019).
     table = [
-        Param("qkv", (layers, dim + 2 * kv_dim, dim), "uniform", bound, "matrix", s.matrix_lr),
-        Param("attn_out", (layers, dim, dim), "constant", 0.0, "matrix", s.matrix_lr),
-        Param("mlp_up", (layers, hidden, dim), "uniform", bound, "matrix", s.matrix_lr),
-        Param("mlp_down", (layers, dim, hidden), "constant", 0.0, "matrix", s.matrix_lr),
+        Param("qkv", (layers, sum(qkv), dim), "uniform", bound, "matrix", s.matrix_lr, qkv),
+        Param("attn_out", (layers, dim, dim), "constant", 0.0, "matrix", s.matrix_lr, (dim,)),
+        Param("mlp_up", (layers, hidden, dim), "uniform", bound, "matrix", s.matrix_lr, (hidden,)),
+        Param("mlp_down", (layers, dim, hidden), "constant", 0.0, "matrix", s.matrix_lr, (dim,)),
     ]
+    vocab = (s.vocab_size, dim)
     std, lr = (s.tied_embed_init_std, s.tied_embed_lr) if s.tie_embeddings else (1.0, s.embed_lr)
     table.append(Param("tok_emb", vocab, "normal", std, "embed", lr, layered=False))
-    if not s.tie_embeddings:
+    if not s.tie_embeddings:  # tied: Press and Wolf 2017
         table.append(Param("head", vocab, "constant", 0.0, "head", s.head_lr, layered=False))
     for name, start in {"attn_scale": 1.0, "mlp_scale": 1.0, "mix_x": 1.0, "mix_x0": 0.0}.items():
         table.append(Param(name, (layers, dim), "constant", start, "vector", s.scalar_lr))
@@ -276,7 +269,7 @@ def parameter_table(s):
     return [*table, Param("skip_weight", skips, "constant", 1.0, "vector", s.scalar_lr, layered=False)]
 
 
-def draw(param, seed):
+def draw(param: Param, seed: int) -> np.ndarray:
     """Start value, float32, from the seed and the parameter's name alone: equal in every framework."""
     digest = hashlib.sha256(f"{seed}:{param.name}".encode()).digest()
     rng = np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
@@ -290,49 +283,96 @@ def draw(param, seed):
     return unit * np.float32(param.scale)
 
 
-def part_rows(s, param):
-    """Rows of each of the matrices that stand in a layer of a parameter."""
-    kv_dim = s.head_dim * s.num_kv_heads
-    return (s.model_dim, kv_dim, kv_dim) if param.name == "qkv" else (param.shape[1],)
+class Step(NamedTuple):
+    """What one optimizer step consists of, and all steps before it."""
+
+    seq_len: int  # tokens of a sequence; divides those of a slot
+    slots: int  # of the batch; the number of ranks divides it
+    slots_before: int
+    flops_before: int
 
 
-def query_block(ratio):
-    """Queries that are multiplied at once with the keys up to their last: 256 rows fill a product's tiles."""
-    return max(128, 256 // ratio)
+class Plan:
+    """The shape of each step, and how many there are: as many as ITERATIONS and MAX_FLOPS allow."""
+
+    def __init__(self, s: Settings):
+        self.s = s
+        # Parts of the run whose steps have one shape: share of all steps at its end, seq_len, slots.
+        self.stages = [(1.0, s.train_seq_len, s.batch_slots)]
+        self.flops = [step_flops(s, seq_len, slots) for _, seq_len, slots in self.stages]
+        self.steps = s.iterations
+        if s.max_flops:
+            shares = np.diff([until for until, *_ in self.stages], prepend=0.0)
+            self.steps = min(self.steps, int(s.max_flops // np.dot(shares, self.flops)))
+        while s.max_flops and self.step(self.steps).flops_before > s.max_flops:
+            self.steps -= 1  # the end of a stage was rounded up
+
+    def step(self, number: int) -> Step:
+        """The step of this number. The one after the last says what the whole run was."""
+        first, slots_before, flops_before = 0, 0, 0
+        for (until, seq_len, slots), flops in zip(self.stages, self.flops):
+            end = round(until * self.steps) if until < 1 else math.inf
+            done = min(number, end) - first
+            slots_before += done * slots
+            flops_before += done * flops
+            if number < end:
+                return Step(seq_len, slots, slots_before, flops_before)
+            first = end
+
+    def lr_multiplier(self, step: int, elapsed: float) -> float:
+        """Linear rise, constant, linear fall to 0 over the last part of the run's operations or seconds."""
+        s = self.s
+        by_flops = self.step(step).flops_before / self.step(self.steps).flops_before
+        progress = max(by_flops, elapsed / (s.max_wallclock_seconds or math.inf))
+        part = s.warmdown_iters if s.warmdown_iters < 1 else s.warmdown_iters / self.steps
+        rise = min(1.0, (step + 1) / max(s.lr_warmup_steps, 1))
+        fall = min(1.0, max(0.0, 1.0 - progress) / part) if part else 1.0
+        return rise * fall
+
+    def muon_momentum(self, step: int) -> float:
+        s = self.s
+        done = min(1.0, step / s.muon_momentum_warmup_steps) if s.muon_momentum_warmup_steps else 1.0
+        return (1 - done) * s.muon_momentum_warmup_start + done * s.muon_momentum
 
 
-@functools.cache
-def step_flops(s):
+def step_flops(s: Settings, seq_len: int, slots: int) -> int:
     """Operations of a training step: 2 m n k for each product, forward, backward and of the optimizer.
 
     A weight is in three products of a token, a query with a key in six. Newton-Schulz counts on one rank.
     """
-    weights, newton_schulz = s.vocab_size * s.model_dim, 0
+    weights, newton_schulz = s.vocab_size * s.model_dim, 0  # of the output matrix
     for param in parameter_table(s):
         if param.group == "matrix":
             weights += math.prod(param.shape)
-            for rows in part_rows(s, param):
+            for rows in param.parts:
                 low, high = sorted((rows, param.shape[2]))
-                newton_schulz += s.num_layers * (4 * low * low * high + 2 * low**3)
-    length, size = s.train_seq_len, query_block(s.num_heads // s.num_kv_heads)
-    whole, rest = divmod(length, size)
-    pairs = size * size * whole * (whole + 1) // 2 + rest * length
-    sequence = 6 * weights * length + 12 * s.num_layers * s.model_dim * pairs
-    return s.train_batch_tokens // length * sequence + s.muon_backend_steps * newton_schulz
+                products = 4 * low * low * high + 2 * low**3  # of the short side, [low, high]
+                newton_schulz += s.num_layers * products
+    # A block of queries meets the keys up to its own last one: size, 2 size, 3 size ...; the rest meets all.
+    size = query_block(s.num_heads // s.num_kv_heads)
+    blocks, rest = divmod(seq_len, size)
+    pairs = size * size * blocks * (blocks + 1) // 2 + rest * seq_len
+    sequence = 6 * weights * seq_len + 12 * s.num_layers * s.model_dim * pairs
+    sequences = slots * s.slot_tokens // seq_len
+    return sequences * sequence + s.muon_backend_steps * newton_schulz
 
 
 # --- model: B batch, T tokens, D width, H heads, G key-value heads, R = H / G, K head width, V vocabulary --
 
+# Queries that attention multiplies at once with the keys up to their last: 256 rows fill a product's tiles.
+query_block = lambda heads_a_key: max(128, 256 // max(heads_a_key, 1))
 NORM_EPS = 1e-6  # written down: the default of rms_norm differs between torch versions
+Weights = dict[str, Tensor]  # by parameter name
+Rope = tuple[Tensor, Tensor]
 
 
-def rms_norm(x):
+def rms_norm(x: Tensor) -> Tensor:
     """x / sqrt(mean(x^2) + eps) over the last dimension, float32, no weights (Zhang and Sennrich 2019)."""
     x = x.float()
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + NORM_EPS)
 
 
-def rope_tables(s, device, length):
+def rope_tables(s: Settings, device: torch.device, length: int) -> Rope:
     """(cos, cos) and (sin, -sin), float32[T, 1, K], of the rotary position embedding (Su et al. 2021)."""
     inverse = s.rope_base ** (-torch.arange(0, s.head_dim, 2, dtype=torch.float64) / s.head_dim)
     angles = torch.outer(torch.arange(length, dtype=torch.float64), inverse)[:, None]
@@ -340,89 +380,118 @@ def rope_tables(s, device, length):
     return angles.cos().float().to(device), angles.sin().float().to(device)
 
 
-def norm_and_rotate(x, cos, sin):
+def norm_and_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """RMS-normalise each head and turn its pairs (first half, second half) by the angle of their position."""
     x = rms_norm(x)
     swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
     return x * cos + swapped * sin
 
 
-def attention(q_BTGRK, k_BTGK, v_BTGK):
-    """Causal grouped-query softmax attention at scale 1 / sqrt(K): [B, T, H * K]."""
+def attention(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
+    """Causal grouped-query softmax attention at scale 1 / sqrt(K): [B, T, H * K] (Ainslie et al. 2023)."""
     if q_BTGRK.device.type == "cpu":
         return attention_by_blocks(q_BTGRK, k_BTGK, v_BTGK)
     q, k, v = (x.transpose(1, 2) for x in (q_BTGRK.flatten(2, 3), k_BTGK, v_BTGK))
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    shared = q.dtype != torch.float32  # the fused kernel for float32 wants keys and values for each head
+    if not shared:
+        k, v = (x.repeat_interleave(q_BTGRK.size(3), dim=1) for x in (k, v))
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shared)  # Dao et al. 2022
     return out.transpose(1, 2).flatten(2)
 
 
-def attention_by_blocks(q_BTGRK, k_BTGK, v_BTGK):
+def attention_by_blocks(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
     """attention for CPUs: blocks of queries, the R heads of a group as rows, on the keys up to their last."""
-    scale = q_BTGRK.size(-1) ** -0.5 * math.log2(math.e)
+    scale = q_BTGRK.size(-1) ** -0.5 * math.log2(math.e)  # softmax to base 2: exp2 is quicker than exp
     q, k, v = (x.transpose(1, 2).contiguous() for x in (q_BTGRK * scale, k_BTGK, v_BTGK))  # or bmm copies
     outs, end = [], 0
     for block_BGtRK in q.split(query_block(q.size(3)), dim=2):
         start, end = end, end + block_BGtRK.size(2)
-        keys, values = k[:, :, :end].flatten(0, 1), v[:, :, :end].flatten(0, 1)
         queries = block_BGtRK.flatten(2, 3).flatten(0, 1)
+        keys = k[:, :, :end].flatten(0, 1)
+        values = v[:, :, :end].flatten(0, 1)
+        # Row i of the queries is head i % R at position start + i // R, and sees the keys up to there.
         rows = torch.arange(queries.size(1), dtype=torch.int32, device=q.device)[:, None]
         causal = torch.arange(end, dtype=torch.int32, device=q.device) <= rows // q.size(3) + start
         scores = torch.bmm(queries, keys.mT).float().where(causal, -math.inf)
-        weight = torch.exp2(scores - scores.detach().amax(-1, keepdim=True)).to(v.dtype)
+        largest = scores.detach().amax(-1, keepdim=True)
+        weight = torch.exp2(scores - largest).to(v.dtype)
         total = weight.sum(-1, keepdim=True, dtype=torch.float32)
         out = torch.bmm(weight, values).float() / total
         outs.append(out.to(v.dtype).view_as(block_BGtRK))
     return torch.cat(outs, 2).transpose(1, 2).flatten(2)
 
 
-def cached_attention(q_BTGRK, k_BTGK, v_BTGK, cache, start):
-    """attention of position `start`; cache: [2, B, G, T + 1, K], T keys and values, in any order: a ring."""
-    length = cache.size(3) - 1
-    cache[:, :, :, start % length] = torch.stack((k_BTGK[:, 0], v_BTGK[:, 0]))
-    out_BGRK = F.scaled_dot_product_attention(q_BTGRK[:, 0], *cache[:, :, :, : min(start + 1, length)])
+class Cache:
+    """What one layer keeps of the tokens before: their keys and values, a ring of the last T positions."""
+
+    def __init__(self, s: Settings, rows: int, machine: Machine):
+        shape = rows, s.num_kv_heads, s.eval_window, s.head_dim  # [B, G, T, K]
+        self.keys = torch.empty(shape, dtype=machine.dtype, device=machine.device)
+        self.values = torch.empty_like(self.keys)
+        self.last_key = None  # [B, 1, G, K] of the token before, as it was before it was mixed
+        self.position = 0  # of the token that comes; at 0 all is forgotten
+
+
+def cached_attention(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, cache: Cache) -> Tensor:
+    """attention of one token, T = 1, to itself and what its cache holds."""
+    length = cache.keys.size(2)
+    place = cache.position % length
+    cache.keys[:, :, place] = k_BTGK[:, 0]
+    cache.values[:, :, place] = v_BTGK[:, 0]
+    cache.position += 1
+    filled = min(cache.position, length)
+    keys, values = cache.keys[:, :, :filled], cache.values[:, :, :filled]
+    out_BGRK = F.scaled_dot_product_attention(q_BTGRK[:, 0], keys, values)
     return out_BGRK.flatten(1)[:, None]
 
 
-def mix_before(k_BTGK, share_GK, past):
-    """Keys in float32, each mixed with the one before: what followed a token is found in a single layer."""
-    before = F.pad(k_BTGK, (0, 0, 0, 0, 1, -1))
-    if past:  # the last key as it was waits behind the ring
-        (keys_BGTK, _), start = past
-        before[:, 0] = keys_BGTK[:, :, -1] if start else 0.0
-        keys_BGTK[:, :, -1] = k_BTGK[:, 0]
+def mix_before(k_BTGK: Tensor, share_GK: Tensor, cache: Cache | None) -> Tensor:
+    """Keys in float32, each mixed with the one before: induction (Olsson et al. 2022) in a single layer."""
+    before = F.pad(k_BTGK, (0, 0, 0, 0, 1, -1))  # zeros before the first
+    if cache:
+        before = cache.last_key if cache.position else before
+        cache.last_key = k_BTGK
     return torch.lerp(k_BTGK.float(), before.float(), share_GK)
 
 
-def block(x, x0, cos, sin, w, head_dim, past=None):
+def block(x: Tensor, x0: Tensor, rope: Rope, w: Weights, head_dim: int, cache: Cache | None = None) -> Tensor:
     """One pre-norm transformer block, [B, T, D] to the same; vectors among its weights act in float32."""
-    dtype, heads = x.dtype, x.size(2) // head_dim
-    x = w["mix_x"] * x + w["mix_x0"] * x0
-    qkv = F.linear(rms_norm(x).to(dtype), w["qkv"]).unflatten(2, (-1, head_dim))
+    dtype = x.dtype
+    heads = x.size(2) // head_dim
+    cos, sin = rope
+    x = w["mix_x"] * x + w["mix_x0"] * x0  # each block may look at the embedding (modded-nanogpt, 2024)
+    qkv = F.linear(rms_norm(x).to(dtype), w["qkv"])
+    qkv = qkv.unflatten(2, (-1, head_dim))
     groups = (qkv.size(2) - heads) // 2
     q, k, v = qkv.split((heads, groups, groups), dim=2)
     q = q.unflatten(2, (groups, -1))  # (G, R): over H Inductor vectorizes no loop
+    # Normed queries and keys keep logits small (Henry et al. 2020); a gain for each head sharpens them.
     q = norm_and_rotate(q, cos[:, None], sin[:, None]) * w["q_gain"].view(groups, -1, 1)
     if "key_shift" in w:
-        k = mix_before(k, w["key_shift"].view(groups, head_dim), past)
-    q, k = q.to(dtype), norm_and_rotate(k, cos, sin).to(dtype)
-    y = cached_attention(q, k, v, *past) if past else attention(q, k, v)
+        k = mix_before(k, w["key_shift"].view(groups, head_dim), cache)
+    k = norm_and_rotate(k, cos, sin)
+    q, k = q.to(dtype), k.to(dtype)
+    y = cached_attention(q, k, v, cache) if cache else attention(q, k, v)
     x = x + w["attn_scale"] * F.linear(y, w["attn_out"])
-    y = F.relu(F.linear(rms_norm(x).to(dtype), w["mlp_up"])).square()  # relu squared: So et al. 2021
-    return (x + w["mlp_scale"] * F.linear(y, w["mlp_down"])).to(dtype)
+    y = F.linear(rms_norm(x).to(dtype), w["mlp_up"])
+    y = F.relu(y).square()  # So et al. 2021
+    x = x + w["mlp_scale"] * F.linear(y, w["mlp_down"])
+    return x.to(dtype)
 
 
-def head_logits(x, matrix, softcap, dtype):
-    """[..., D] -> float32[..., V]: final norm, product in dtype, softcap c tanh(z / c)."""
+def head_logits(x: Tensor, matrix: Tensor, softcap: float, dtype: torch.dtype) -> Tensor:
+    """[..., D] -> float32[..., V]: final norm, product in dtype, softcap c tanh(z / c) (Gemma 2, 2024)."""
     z = F.linear(rms_norm(x).to(dtype), matrix.to(dtype)).float()
     m = torch.expm1((z * (2 / softcap)).clamp(max=80.0))  # tanh = m / (m + 2): its own is slow on a CPU
     return softcap * (m / (m + 2))
 
 
-def head_nll(x, matrix, targets, softcap, dtype):
+def head_nll(x: Tensor, matrix: Tensor, targets: Tensor, softcap: float, dtype: torch.dtype) -> Tensor:
     """float32[B, T]: cross-entropy of each target in nats."""
     logits = head_logits(x, matrix, softcap, dtype)
-    hit = torch.arange(logits.size(-1), dtype=torch.int32, device=x.device) == targets[..., None].int()
-    top = softcap if softcap <= 40 else logits.detach().amax(-1, keepdim=True)  # range of exp
+    ids = torch.arange(logits.size(-1), dtype=torch.int32, device=x.device)
+    hit = ids == targets[..., None].int()
+    top = softcap if softcap <= 40 else logits.detach().amax(-1, keepdim=True)  # exp's range in float32
     total = (logits - top).exp().sum(-1, keepdim=True).log() + top
     return total[..., 0] - (logits * hit).sum(-1)  # a gather's backward, a scatter, is slow
 
@@ -430,192 +499,227 @@ def head_nll(x, matrix, targets, softcap, dtype):
 class GPT:
     """A U-Net of transformer blocks, all parameters of which lie in one flat float32 tensor."""
 
-    def __init__(self, s, machine):
+    def __init__(self, s: Settings, machine: Machine):
         self.s, self.machine, self.table = s, machine, parameter_table(s)
         self.sizes = [math.prod(p.shape) for p in self.table]
         self.flat = torch.zeros(sum(self.sizes), device=machine.device, requires_grad=True)
         self.positions = functools.cache(functools.partial(rope_tables, s, machine.device))
-        compiled = functools.partial(torch.compile, dynamic=False) if machine.compile else lambda part: part
-        self.block, self.head_nll = compiled(block), compiled(head_nll)
+        self.block = machine.compiled(block)
+        self.head_nll = machine.compiled(head_nll)
 
-    def views(self, flat):
+    def views(self, flat: Tensor) -> Weights:
+        """A flat tensor as tensors by parameter name."""
         return {p.name: part.view(p.shape) for p, part in zip(self.table, flat.split(self.sizes))}
 
-    def weights(self):
-        """By name, what is read once, and what each layer reads; matrices in the compute dtype."""
-        read = self.views(self.flat)
-        read |= {p.name: read[p.name].to(self.machine.dtype) for p in self.table if p.group == "matrix"}
-        parts = {p.name: read.pop(p.name).unbind(0) for p in self.table if p.layered}
-        return read, [dict(zip(parts, layer)) for layer in zip(*parts.values())]
+    def weights(self) -> tuple[Weights, list[Weights]]:
+        """By name, what is read once and what each layer reads; matrices in the compute dtype."""
+        once = {}
+        layers = [{} for _ in range(self.s.num_layers)]
+        for param, view in zip(self.table, self.views(self.flat).values()):
+            if param.group == "matrix":
+                view = view.to(self.machine.dtype)
+            if param.layered:
+                for layer, part in zip(layers, view.unbind(0)):
+                    layer[param.name] = part
+            else:
+                once[param.name] = view
+        return once, layers
 
-    def trunk(self, ids, cache=None, start=0):
+    def trunk(self, ids: Tensor, caches: list[Cache] | None = None) -> tuple[Tensor, Tensor]:
         """int64[B, T] -> the last block's output, [B, T, D] in the compute dtype, and the output matrix."""
         once, layers = self.weights()
+        start = caches[0].position if caches else 0
         end = start + ids.size(1)
-        cos, sin = (table[start:end] for table in self.positions(1 << end.bit_length()))  # a few lengths
+        cos, sin = self.positions(1 << end.bit_length())  # powers of two, so that few tables are made
+        rope = cos[start:end], sin[start:end]
         x0 = rms_norm(F.embedding(ids, once["tok_emb"])).to(self.machine.dtype)
         x = x0.view_as(x0)  # were it x0 itself, the block would be compiled once more for that case
-        half, outputs = len(layers) // 2, []
+        half = len(layers) // 2
+        outputs = []
         for i, layer in enumerate(layers):
-            if i >= half and outputs:  # the second half takes up what the first left, last in first out
-                x = x + (once["skip_weight"][i - half] * outputs.pop()).to(x.dtype)
-            past = None if cache is None else (cache[i], start)
-            x = self.block(x, x0, cos, sin, layer, self.s.head_dim, past)
+            if i >= half and outputs:  # the second half takes up what the first left, last in first out:
+                skip = once["skip_weight"][i - half] * outputs.pop()  # U-Net (Ronneberger et al. 2015)
+                x = x + skip.to(x.dtype)
+            cache = caches[i] if caches else None
+            x = self.block(x, x0, rope, layer, self.s.head_dim, cache)
             if i < half:
                 outputs.append(x)
         return x, once.get("head", once["tok_emb"])
 
-    def token_nll(self, ids, targets, dtype):
+    def token_nll(self, ids: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
         """int64[B, T] and their targets -> float32[B, T], nats; the last product in dtype."""
         x, head = self.trunk(ids)
         return self.head_nll(x, head, targets, self.s.logit_softcap, dtype)
 
-    def loss(self, ids, targets):
+    def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
+        """float32[]: what training minimises."""
         return self.token_nll(ids, targets, self.machine.dtype).mean()
 
     @torch.no_grad()
-    def nll(self, ids):
+    def nll(self, ids: np.ndarray) -> np.ndarray:
         """int64[B, T+1] -> float32[B, T]: nats of ids[:, 1:], each given what stands left of it."""
         tensor = torch.from_numpy(ids).to(self.machine.device)
         return self.token_nll(tensor[:, :-1], tensor[:, 1:], torch.float32).cpu().numpy()
 
 
-# --- optimizer and schedules: Muon for the block matrices, Adam for everything else -----------------------
+# --- optimizer and training: Muon for the block matrices, Adam for everything else ------------------------
+
+MICRO_TOKENS = 8192  # slots below it share a forward pass: fewer calls, and a CPU's cache still holds them
 
 
-def newton_schulz(stack, steps, dtype):
+def newton_schulz(stack: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
     """Singular values of [n, rows, cols] to 0.7 to 1.2, in dtype: Muon's quintic (Jordan et al. 2024)."""
+    if stack.size(1) > stack.size(2):
+        return newton_schulz(stack.mT, steps, dtype).mT
     a, b, c = 3.4445, -4.7750, 2.0315
-    tall = stack.size(1) > stack.size(2)
-    x = (stack.mT if tall else stack).to(dtype)
-    x = x / (torch.linalg.matrix_norm(x.float(), keepdim=True) + 1e-7).to(dtype)
+    x = stack.to(dtype)
+    norm = torch.linalg.matrix_norm(x.float(), keepdim=True)
+    x = x / (norm + 1e-7).to(dtype)
     for _ in range(steps):
         gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.mT if tall else x
+        even = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, even, x, beta=a)
+    return x
 
 
 class Optimizer:
     """One step over the flat parameters. `state`: all that the next step depends on but for its number."""
 
-    def __init__(self, s, model, machine):
-        self.s, self.model, self.machine = s, model, machine
-        matrix = sum(math.prod(p.shape) for p in model.table if p.group == "matrix")
-        self.sizes = matrix, len(model.flat) - matrix  # of the matrices, which stand first, and of the rest
-        matrices, rest = model.flat.detach().split(self.sizes)
-        self.state = {"weights": model.flat.detach(), "momentum": torch.zeros_like(matrices)}
+    def __init__(self, s: Settings, model: GPT, machine: Machine):
+        self.s, self.machine = s, machine
+        self.matrices = [p for p in model.table if p.group == "matrix"]
+        self.matrix_sizes = [math.prod(p.shape) for p in self.matrices]
+        num_matrix = sum(self.matrix_sizes)  # the matrices stand first
+        self.sizes = [num_matrix, len(model.flat) - num_matrix]
+        weights = model.flat.detach()
+        matrices, rest = weights.split(self.sizes)
+        self.state = {"weights": weights, "momentum": torch.zeros_like(matrices)}
         self.state |= {"moment1": torch.zeros_like(rest), "moment2": torch.zeros_like(rest)}
-        self.rates = torch.empty_like(model.flat)
-        for param, view in zip(model.table, model.views(self.rates).values()):
-            view.fill_(param.lr)
+        rates = torch.tensor([p.lr for p in model.table])
+        self.rates = rates.repeat_interleave(torch.tensor(model.sizes)).to(machine.device)
+
+    def orthogonalize(self, flat: Tensor) -> Tensor:
+        """Newton-Schulz on each of the matrices in a flat tensor, times sqrt(max(1, out / in))."""
+        updates = []
+        for param, part in zip(self.matrices, flat.split(self.matrix_sizes)):
+            done = []
+            for stack in part.view(param.shape).split(param.parts, dim=1):
+                factor = max(1.0, stack.size(1) / stack.size(2)) ** 0.5
+                x = newton_schulz(stack, self.s.muon_backend_steps, self.machine.dtype)
+                done.append(x.float() * factor)
+            updates.append(torch.cat(done, dim=1).flatten())
+        return torch.cat(updates)
+
+    def muon(self, weights: Tensor, grad: Tensor, rate: Tensor, step: int, take: Tensor):
+        """The direction of Nesterov's momentum, orthogonalized (Jordan et al. 2024)."""
+        beta = self.s.plan.muon_momentum(step)
+        momentum = self.state["momentum"]
+        momentum.mul_(torch.where(take > 0, beta, 1.0)).add_(grad)
+        nesterov = grad.add(momentum, alpha=beta)
+        weights.sub_(self.orthogonalize(nesterov) * rate)
+
+    def adam(self, weights: Tensor, grad: Tensor, rate: Tensor, step: int, take: Tensor):
+        """Kingma and Ba 2015."""
+        s = self.s
+        moment1, moment2 = self.state["moment1"], self.state["moment2"]
+        moment1.lerp_(grad, take * (1 - s.beta1))
+        moment2.lerp_(grad.square(), take * (1 - s.beta2))
+        unbiased1 = moment1 / (1 - s.beta1 ** (step + 1))
+        unbiased2 = moment2 / (1 - s.beta2 ** (step + 1))
+        root = unbiased2.sqrt_().add_(s.adam_eps)
+        weights.sub_(rate * unbiased1 / root)
 
     @torch.no_grad()
-    def step(self, grad, step, multiplier, take):
+    def step(self, grad: Tensor, step: int, multiplier: float, take: Tensor):
         """Update the weights from the flat gradient, float32; where take is 0, and it too, they stay."""
-        s, state, rate = self.s, self.state, self.rates * (take * multiplier)
+        rates = self.rates * (take * multiplier)
+        matrices, rest = self.state["weights"].split(self.sizes)
         matrix_grad, rest_grad = grad.split(self.sizes)
-        matrix_rate, rest_rate = rate.split(self.sizes)
-        matrices, rest = state["weights"].split(self.sizes)
-        momentum = muon_momentum(s, step)
-        state["momentum"].mul_(torch.where(take > 0, momentum, 1.0)).add_(matrix_grad)
-        matrix_grad.add_(state["momentum"], alpha=momentum)  # Nesterov
-        for param, view in zip(self.model.table, self.model.views(grad).values()):
-            if param.group == "matrix":
-                for stack in view.split(part_rows(s, param), dim=1):
-                    done = newton_schulz(stack, s.muon_backend_steps, self.machine.dtype)
-                    stack.copy_(done).mul_(max(1.0, stack.size(1) / stack.size(2)) ** 0.5)
-        matrices.sub_(matrix_grad * matrix_rate)
-        state["moment1"].lerp_(rest_grad, take * (1 - s.beta1))  # Adam (Kingma and Ba 2015)
-        state["moment2"].lerp_(rest_grad.square(), take * (1 - s.beta2))
-        moment1 = state["moment1"] / (1 - s.beta1 ** (step + 1))
-        root = (state["moment2"] / (1 - s.beta2 ** (step + 1))).sqrt_().add_(s.adam_eps)
-        rest.sub_(rest_rate * moment1 / root)
+        matrix_rate, rest_rate = rates.split(self.sizes)
+        self.muon(matrices, matrix_grad, matrix_rate, step, take)
+        self.adam(rest, rest_grad, rest_rate, step, take)
 
 
-def lr_multiplier(s, step, elapsed):
-    """Linear rise, constant, linear fall to 0 over the last part of the run, by its steps or its seconds."""
-    by_clock = elapsed / s.max_wallclock_seconds if s.max_wallclock_seconds else 0.0
-    progress = min(1.0, max(step / s.steps, by_clock))
-    rise = min(1.0, (step + 1) / max(s.lr_warmup_steps, 1))
-    part = s.warmdown_iters if s.warmdown_iters < 1 else s.warmdown_iters / s.steps
-    return rise * (min(1.0, (1.0 - progress) / part) if part else 1.0)
+class Stats(NamedTuple):
+    """What a step reports, each float32[], on the device; in the log, numbers."""
 
-
-def muon_momentum(s, step):
-    done = min(1.0, step / s.muon_momentum_warmup_steps) if s.muon_momentum_warmup_steps else 1.0
-    return (1 - done) * s.muon_momentum_warmup_start + done * s.muon_momentum
-
-
-# --- training ---------------------------------------------------------------------------------------------
-
-MICRO_TOKENS = 8192  # slots below it share a forward pass: fewer calls, and a CPU's cache still holds them
+    loss: Any  # mean nats of a token
+    norm: Any  # of the whole gradient
+    taken: Any  # 1 where all numbers were finite, else 0: the step changed nothing
+    bad: Any  # 1 where those of this rank were not
 
 
 class Trainer:
     """Model and optimizer of one run on this rank. The twin on another framework derives from it."""
 
-    def __init__(self, s, machine):
+    def __init__(self, s: Settings, machine: Machine):
         self.s, self.machine, self.model = s, machine, GPT(s, machine)
         self.size = sum(self.model.sizes)
         self.reset()
 
     def reset(self):
-        """Start weights, and an optimizer that has seen nothing."""
         self.load({p.name: draw(p, self.s.seed) for p in self.model.table})
         self.optimizer = Optimizer(self.s, self.model, self.machine)
 
-    def load(self, weights):
+    def load(self, weights: Arrays):
         flat = np.concatenate([weights[p.name].ravel() for p in self.model.table])
         self.model.flat.data.copy_(torch.from_numpy(flat))
 
-    def gradient(self, batch):
+    def gradient(self, batch: Tensor, seq_len: int) -> Tensor:
         """float32[size + 1]: gradient of the mean loss of int64[n, slot_tokens + 1], and that loss."""
         total = torch.zeros(self.size + 1, device=self.machine.device)
         together = math.gcd(len(batch), max(1, MICRO_TOKENS // self.s.slot_tokens))
         for slots in batch.to(self.machine.device, non_blocking=True).split(together):
-            ids = slots[:, :-1].reshape(-1, self.s.train_seq_len)
-            targets = slots[:, 1:].reshape(-1, self.s.train_seq_len)
-            loss = self.model.loss(ids, targets) * (len(slots) / self.s.batch_slots)
+            ids = slots[:, :-1].reshape(-1, seq_len)
+            targets = slots[:, 1:].reshape(-1, seq_len)
+            share = len(slots) / (len(batch) * self.machine.world)
+            loss = self.model.loss(ids, targets) * share
             total[: self.size] += torch.autograd.grad(loss, self.model.flat)[0]
             total[self.size] += loss.detach()
         return total
 
-    def step(self, batch, step, multiplier):
-        """One optimizer step: loss, gradient norm, 1 if it was taken, and a mark for each bad rank."""
-        total = self.gradient(batch)
-        marks = torch.zeros(self.machine.world, device=total.device)
-        marks[self.machine.rank] = ~total.sum().isfinite()
-        total = torch.cat((total, marks))
-        self.machine.all(dist.all_reduce, total)
-        grad, loss, bad = total.tensor_split([self.size, self.size + 1])
-        norm = grad.norm()[None]
+    def step(self, batch: Tensor, step: int, multiplier: float) -> Stats:
+        """One optimizer step on this rank's slots, int64[n, slot_tokens + 1]."""
+        total = self.gradient(batch, self.s.plan.step(step).seq_len)
+        bad = ~total.sum().isfinite()
+        self.machine.all(dist.all_reduce, total, group=self.machine.reducers)
+        grad, loss = total[: self.size], total[self.size]
+        norm = grad.norm()
         take = (loss + norm).isfinite()  # not so on one rank is not so in the sum: all ranks skip alike
         if self.s.grad_clip_norm:
-            grad *= (self.s.grad_clip_norm / (norm + 1e-6)).clamp(max=1.0)
-        self.optimizer.step(grad.masked_fill_(~take, 0.0), step, multiplier, take.float())
-        return torch.cat((loss, norm, take, bad))
+            grad = grad * (self.s.grad_clip_norm / (norm + 1e-6)).clamp(max=1.0)
+        self.optimizer.step(grad.masked_fill(~take, 0.0), step, multiplier, take.float())
+        return Stats(loss, norm, take.float(), bad.float())
 
     def warm_up(self):
-        """Compile and touch everything with WARMUP_STEPS steps on dummy tokens, then forget them."""
-        shape = (self.s.batch_slots // self.machine.world, self.s.slot_tokens + 1)
+        """Compile and touch everything with steps of every shape on dummy tokens, then forget them."""
+        rows = max(1, self.s.val_batch_size // self.s.batch_slots // self.s.eval_window)
+        self.model.nll(np.zeros((rows, self.s.eval_window + 1), np.int64))
+        for _, seq_len, slots in self.s.plan.stages:
+            shape = slots // self.machine.world, self.s.slot_tokens + 1
+            batch = self.machine.tensor(np.zeros(shape, np.int64))
+            self.gradient(batch, seq_len)
+        patience = datetime.timedelta(seconds=10 * self.s.dist_timeout)  # who has to compile is not lost
+        self.machine.all(dist.monitored_barrier, timeout=patience)
         for step in range(self.s.warmup_steps):
-            self.step(self.machine.tensor(np.zeros(shape, np.int64)), step, 1.0)
+            self.step(batch, step, 1.0)
         self.reset()
 
-    def restore(self, arrays):
+    def restore(self, arrays: Arrays):
         for name, tensor in self.optimizer.state.items():
+            need("checkpoint", f"shape of {name}", np.shape(arrays.get(name)), tuple(tensor.shape), OTHER_RUN)
             tensor.copy_(torch.from_numpy(arrays[name]))
 
-    def sha256(self, *names):
+    def sha256(self, *names: str) -> bytes:
         arrays = [self.machine.numpy(self.optimizer.state[name]) for name in names]
         return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).digest()
 
-    def export(self):
+    def export(self) -> bytes:
         views = self.model.views(self.optimizer.state["weights"])
         weights = {name: self.machine.numpy(view) for name, view in views.items()}
         return encode_artifact(dataclasses.replace(self.s, dtype=self.machine.facts()["dtype"]), weights)
 
-    def validate(self, corpus, run, limit):
+    def validate(self, corpus: Corpus, run: Run, limit: int) -> float | None:
         """Compare the replicas, score `limit` tokens, 0: all; bits per byte. Raises NumericalError."""
         s, step, seconds = self.s, run.counters.steps, run.counters.train_seconds
         hashes = self.machine.share(*self.sha256("weights")).tolist()
@@ -628,72 +732,75 @@ class Trainer:
         score = evaluate(s, self.model.nll, corpus, self.machine, limit)
         run.counters.eval_seconds += time.perf_counter() - began
         found = f"val_loss:{score['val_loss']:.4f} val_bpb:{score['val_bpb']:.4f}"
-        found += " partial" * score["partial"]
-        run.line(f"step:{step}/{s.steps} {found} train_time:{seconds * 1e3:.0f}ms")
+        if score["partial"]:
+            found += " partial"
+        run.line(f"step:{step}/{s.plan.steps} {found} train_time:{seconds * 1e3:.0f}ms")
         run.event("val", step=step, train_seconds=seconds, **score)
         return score["val_bpb"]
 
 
-def train(trainer, corpus, run):
+def train(trainer: Trainer, corpus: Corpus, run: Run):
     """Step and validate until the last step, the clock's cap or a signal (Stopped)."""
     s, machine, counters = trainer.s, trainer.machine, run.counters
     reader = BatchReader(s, corpus.train, machine, counters.steps)
-    bar = tqdm(total=s.steps, initial=counters.steps, leave=False, disable=machine.rank > 0 or None)
-    saved = time.perf_counter()
+    steps, hidden = range(counters.steps, s.plan.steps + 1), machine.rank > 0 or not sys.stderr or None
+    bar = tqdm(steps, None, s.plan.steps, leave=False, initial=steps[0], disable=hidden)
+    saved, logged, crc32 = time.perf_counter(), counters.train_seconds, 0
     began = saved - counters.train_seconds  # validation moves it: its seconds do not count
-    while True:
-        now, step = time.perf_counter(), counters.steps
-        due = 0 < s.ckpt_seconds <= now - saved
-        shared = machine.share(now - began, due, len(machine.signals))
-        counters.train_seconds, due, _ = shared[0].tolist()  # rank 0's clock decides for all ranks,
-        stop = shared[:, 2].any()  # any rank's signal stops all
-        done = step == s.steps or 0 < s.max_wallclock_seconds <= counters.train_seconds
-        due_score = step and s.val_loss_every and step % s.val_loss_every == 0
-        if done or due or stop or due_score:  # the clock stands still
+    for step in bar:
+        now = time.perf_counter()
+        wants_checkpoint = s.ckpt_seconds > 0 and now - saved >= s.ckpt_seconds
+        shared = machine.share(now - began, wants_checkpoint, len(machine.signals), crc32)
+        counters.train_seconds, checkpoint_due, *_ = shared[0].tolist()  # rank 0's clock decides for all
+        signalled = shared[:, 2].any()  # on any rank
+        counters.batches_crc32 = (counters.batches_crc32 + int(shared[:, 3].sum())) % 2**32
+        time_is_up = s.max_wallclock_seconds > 0 and counters.train_seconds >= s.max_wallclock_seconds
+        done = step == s.plan.steps or time_is_up
+        validation_due = step > 0 and s.val_loss_every > 0 and step % s.val_loss_every == 0
+        if done or signalled or checkpoint_due or validation_due:  # the clock stands still
             run.flush()
-            machine.synchronize()
-            pause = time.perf_counter()
+            paused = time.perf_counter()
             run.save(trainer)
             saved = time.perf_counter()
-            if done or stop:
+            if done or signalled:
                 break
-            if due_score:
+            if validation_due:
                 trainer.validate(corpus, run, min(8 * s.val_batch_size, s.val_tokens_limit or 2**63))
-            began += time.perf_counter() - pause
-        lr_mul = lr_multiplier(s, step, counters.train_seconds)
+            began += time.perf_counter() - paused
+        lr_mul = s.plan.lr_multiplier(step, counters.train_seconds)
         batch, crc32, wait = reader.next()
         stats = trainer.step(batch, step, lr_mul)
         counters.steps += 1
-        counters.batches_crc32 += crc32
         facts = {"step": step + 1, "lr_mul": lr_mul, "data_wait_seconds": wait}
-        facts |= {"train_seconds": time.perf_counter() - began, "train_flops": (step + 1) * step_flops(s)}
-        report = machine.report(stats)
-        run.flush()
-        run.pending = report, facts
-        bar.update()
+        facts["train_seconds"] = time.perf_counter() - began
+        facts["train_flops"] = s.plan.step(step + 1).flops_before
+        run.pending.append((stats, facts))
+        if step < 10 or counters.train_seconds - logged >= 2:  # to read numbers from a GPU is to wait for it
+            run.flush()
+            logged = counters.train_seconds
     bar.close()
-    if stop:
-        raise Stopped(f"stopped by a signal after step {step} of {s.steps}")
+    if signalled:
+        raise Stopped(f"stopped by a signal after step {step} of {s.plan.steps}")
 
 
-# --- data: shards of 256 little-endian int32 and uint16 tokens (format: data/README.md) -------------------
+# --- data and score: shards of 256 little-endian int32 and uint16 tokens (format: data/README.md) ---------
 
 WORDS = "magic version tokens extension extension_version vocabulary bos documents highest_id"
 INTS = [(word, "<u4") for word in WORDS.split()] + [("text_bytes", "<u8")]
 INTS += [(word, "<u4") for word in ("crc32", "index", "shards", "split", "flags")]
 HEADER = np.dtype([*INTS, ("tokenizer", "V32"), ("corpus", "V32"), ("unused", "V896")])
-BASE, SET = "magic version extension", "vocabulary index shards split flags tokenizer corpus"
 GET_DATA = "python -m data.prepare demo makes the demo corpus, python -m data.download fetches FineWeb"
+OTHER_RUN = "set that or choose another RUN_ID"
+MEND = "damaged, make or fetch it again; python -m data.shards verify says more"
 
 
-def need(where, what, found, expected, more=""):
-    """Raise DataError unless what was found is what was expected."""
+def need(where: Any, what: str, found: Any, expected: Any, more: str = MEND):
     if found != expected:
         found, expected = (x.hex() if isinstance(x, bytes) else x for x in (found, expected))
-        raise DataError(f"{where}: {what} is {found}, expected {expected}{more}")
+        raise DataError(f"{where}: {what} is {found}, expected {expected}: {more}")
 
 
-def read_file(name, path, start=0, size=-1):
+def read_file(name: str, path: Any, start: int = 0, size: int = -1) -> bytes:
     """Bytes of a file. Raises DataError that begins with `name`."""
     try:
         with open(path, "rb") as file:
@@ -706,77 +813,81 @@ def read_file(name, path, start=0, size=-1):
 class TokenStream:
     """The tokens of all shards of a split, end to end and around again. Raises DataError."""
 
-    def __init__(self, s, split, expected):
-        """expected: what the headers must claim; the first adds to it what the others must claim, too."""
-        folder, self.vocab_size, self.checked = Path(s.data_path), s.vocab_size, set()
-        self.paths = sorted(folder.glob(f"*_{split}_*.bin"))
+    def __init__(self, s: Settings, split: str, tokenizer_sha256: str):
+        self.vocab_size, self.paths = s.vocab_size, sorted(Path(s.data_path).glob(f"*_{split}_*.bin"))
         if not self.paths:
-            raise DataError(f"DATA_PATH={folder} (in {os.getcwd()}): no *_{split}_*.bin; {GET_DATA}")
+            raise DataError(f"DATA_PATH={s.data_path} (in {os.getcwd()}): no *_{split}_*.bin; {GET_DATA}")
         blobs = [read_file("", path, 0, HEADER.itemsize).ljust(HEADER.itemsize, b"\0") for path in self.paths]
         self.headers = np.frombuffer(b"".join(blobs), HEADER)
-        here = {"magic": 20240520, "version": 1, "shards": len(blobs), "split": ("val", "train").index(split)}
-        for index, (path, header) in enumerate(zip(self.paths, self.headers)):
-            for what in f"{BASE} {SET}".split() if header["extension"] else BASE.split():
-                found, here["index"] = header[what].item(), index
-                hint = f"; see python -m data.shards verify {folder}"
-                need(path, what, found, here.get(what, expected.setdefault(what, found)), hint)
+        self.extended = bool(self.headers["extension"][0])  # else legacy: no header says more than its size
+        claims = {"magic": 20240520, "version": 1, "extension": 0x31464C47 if self.extended else 0}
+        if self.extended:
+            claims |= {"vocabulary": s.vocab_size, "tokenizer": bytes.fromhex(tokenizer_sha256)}
+            claims |= {"shards": len(self.paths), "split": int(split == "train")}
+        for path, header in zip(self.paths, self.headers):
+            for what, expected in claims.items():
+                need(path, what, header[what].item(), expected)
             size = HEADER.itemsize + 2 * max(header["tokens"].item(), 1)
-            need(path, "file size", path.stat().st_size, size, "; make or fetch it again")
-        self.ends = np.cumsum(self.headers["tokens"].astype(np.int64))
-        self.total = int(self.ends[-1])
+            need(path, "file size", path.stat().st_size, size)
+        self.starts = [0, *np.cumsum(self.headers["tokens"], dtype=np.int64).tolist()]  # of shards; the end
+        self.total = self.starts[-1]
+        documents = [np.zeros(1, np.int64)]
+        for path, header, start, end in zip(self.paths, self.headers, self.starts, self.starts[1:]):
+            crc32 = 0
+            for at in range(start, end if self.extended else start, 2**24):  # whole shards may be too large
+                tokens = self.read(at, min(2**24, end - at))
+                crc32 = zlib.crc32(tokens, crc32)
+                documents.append(at + np.flatnonzero(tokens == header["bos"]))
+            need(path, "crc32 of the tokens", crc32, header["crc32"])
+        self.documents = np.concatenate(documents)  # int64[n]: where they begin; the last goes on at 0
 
-    def read(self, start, length):
+    def read(self, start: int, length: int) -> np.ndarray:
         """uint16[length] from token `start` on, the first token following the last."""
-        start %= self.total
-        index = int(np.searchsorted(self.ends, start, "right"))
-        path, header, end = self.paths[index], self.headers[index], int(self.ends[index])
-        offset = start - end + int(header["tokens"])
-        count = min(length, end - start)
-        if header["extension"] and index not in self.checked:  # when it is first touched
-            found = zlib.crc32(read_file("", path, HEADER.itemsize))
-            need(path, "crc32 of the tokens", found, header["crc32"], ": damaged, make or fetch it again")
-            self.checked.add(index)
-        tokens = np.frombuffer(read_file("", path, HEADER.itemsize + 2 * offset, 2 * count), "<u2")
-        need(path, f"number of tokens from {offset} on", len(tokens), count, ": the file was cut")
-        if tokens.max() >= self.vocab_size:
-            hint = f"below VOCAB_SIZE={self.vocab_size}; see python -m data.shards inspect {path}"
-            raise DataError(f"{path}: token {tokens.max()} from number {offset} on, expected {hint}")
-        return tokens if count == length else np.append(tokens, self.read(start + count, length - count))
+        parts = [np.zeros(0, np.uint16)]
+        while length:
+            start %= self.total
+            index = int(np.searchsorted(self.starts, start, "right")) - 1
+            path, at = self.paths[index], start - self.starts[index]
+            count = min(length, self.starts[index + 1] - start)
+            parts.append(np.frombuffer(read_file("", path, HEADER.itemsize + 2 * at, 2 * count), "<u2"))
+            need(path, f"number of tokens from {at} on", len(parts[-1]), count, "the file was cut")
+            if parts[-1].max() >= self.vocab_size:
+                hint = f"below VOCAB_SIZE={self.vocab_size}; see python -m data.shards inspect {path}"
+                raise DataError(f"{path}: token {parts[-1].max()} from number {at} on, expected {hint}")
+            start, length = start + count, length - count
+        return np.concatenate(parts)
 
 
 class BatchReader:
     """Reads a rank's part of the next batch in a thread. What a slot holds depends on its number alone."""
 
-    def __init__(self, s, stream, machine, step):
+    def __init__(self, s: Settings, stream: TokenStream, machine: Machine, step: int):
         self.s, self.stream, self.machine, self.step = s, stream, machine, step
         self.length = s.slot_tokens + 1  # the last is a target only
-        rng = np.random.Generator(np.random.Philox(key=s.seed))
-        windows = np.arange(stream.total // self.length)
-        if s.doc_tokens:
-            bos = stream.headers["bos"][0] if stream.headers["extension"][0] else -1  # legacy: one document
-            document = np.cumsum(stream.read(0, stream.total) == bos)
+        windows, among = np.arange(stream.total // self.length), ""
+        if s.doc_tokens:  # windows whose middle stands in a short document
+            among = f", none in a known document of DOC_TOKENS={s.doc_tokens} at most"
+            sizes = np.diff(stream.documents, append=stream.total)
             middles = windows * self.length + self.length // 2
-            windows = windows[np.bincount(document)[document[middles]] <= s.doc_tokens]
+            windows = windows[sizes[np.searchsorted(stream.documents, middles, "right") - 1] <= s.doc_tokens]
         if not len(windows):
             least = f"expected the {self.length} of a slot at least; lower TRAIN_BATCH_TOKENS"
-            small = f", none in a known document of DOC_TOKENS={s.doc_tokens} at most" * (s.doc_tokens > 0)
-            raise DataError(f"DATA_PATH={s.data_path}: {stream.total} training tokens{small}, {least}")
-        self.order = rng.permutation(windows)
+            raise DataError(f"DATA_PATH={s.data_path}: {stream.total} training tokens{among}, {least}")
+        self.order = np.random.Generator(np.random.Philox(key=s.seed)).permutation(windows)
         self.thread = ThreadPoolExecutor(1, "batch reader")
         self.coming = self.thread.submit(self.read, step)
 
-    def read(self, step):
+    def read(self, step: int) -> tuple[Any, int]:
         """This rank's slots of a step, int64[n, slot_tokens + 1] of the framework, and a checksum."""
-        rows, crc32 = [], 0
-        for slot in range(self.machine.rank, self.s.batch_slots, self.machine.world):
-            number = step * self.s.batch_slots + slot
+        shape, rows, crc32 = self.s.plan.step(step), [], 0
+        for slot in range(self.machine.rank, shape.slots, self.machine.world):
+            number = shape.slots_before + slot
             place = number if self.s.data_order == "sequential" else self.order[number % len(self.order)]
-            rows.append(self.stream.read(place * self.length, self.length))
+            rows.append(self.stream.read(int(place) * self.length, self.length))
             crc32 += zlib.crc32(rows[-1], number % 2**32)
         return self.machine.tensor(np.stack(rows).astype(np.int64)), crc32
 
-    def next(self):
-        """(batch, its checksum, seconds waited for it). Raises what reading it raised."""
+    def next(self) -> tuple[Any, int, float]:  # batch, its checksum, seconds waited for it
         began = time.perf_counter()
         batch, crc32 = self.coming.result()
         self.step += 1
@@ -784,24 +895,21 @@ class BatchReader:
         return batch, crc32, time.perf_counter() - began
 
 
-def byte_table(tokenizer):
+def byte_table(tokenizer: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """UTF-8 bytes that a token adds, int64[vocab]: after text; after a control token; which are control."""
     ids = range(tokenizer.vocab_size())
     control = np.array([tokenizer.is_control(i) for i in ids])
-    silent = control | np.array([tokenizer.is_unknown(i) for i in ids])
-    single = np.array([tokenizer.is_byte(i) for i in ids])
-
-    def sizes(prefix):
-        texts = tokenizer.decode([[*prefix, i] for i in ids])
-        return np.array([len(text.encode()) for text in texts])
-
-    first = sizes([])  # here a dummy prefix is dropped
-    anchor = int(np.argmax(~silent & (first > 0)))  # any piece of text
-    inner = np.where(single, 1, sizes([anchor]) - first[anchor])
-    return np.where(silent, 0, inner), np.where(silent, 0, np.where(single, 1, first)), control
+    silent = control | [tokenizer.is_unknown(i) for i in ids]
+    first = np.array([len(text.encode()) for text in tokenizer.decode([[i] for i in ids])])
+    anchor = int(np.argmax(~silent & (first > 0)))  # any piece of text: behind it no dummy prefix is dropped
+    inner = [len(text.encode()) for text in tokenizer.decode([[anchor, i] for i in ids])] - first[anchor]
+    for sizes in (inner, first):
+        sizes[[tokenizer.is_byte(i) for i in ids]] = 1
+        sizes[silent] = 0
+    return inner, first, control
 
 
-def token_bytes(tokenizer, tokens):
+def token_bytes(tokenizer: Any, tokens: np.ndarray) -> np.ndarray:
     """Bytes of each token of a stream, int64[n]; documents begin after a control token."""
     inner, first, control = byte_table(tokenizer)
     after_control = np.concatenate([[True], control[tokens[:-1]]])
@@ -809,8 +917,6 @@ def token_bytes(tokenizer, tokens):
 
 
 class Corpus(NamedTuple):
-    """All data of a run, checked."""
-
     train: TokenStream | None
     val_tokens: np.ndarray  # uint16[n]
     val_bytes: np.ndarray  # int[n]: what each is worth
@@ -818,55 +924,47 @@ class Corpus(NamedTuple):
     sha256: dict[str, str]  # of the training headers, the validation tokens, the tokenizer's file
 
 
-def data_hashes(**texts):
-    return {f"{name}_sha256": hashlib.sha256(text).hexdigest() for name, text in texts.items()}
-
-
-def load_corpus(s, with_train=True):
+def load_corpus(s: Settings, with_train: bool = True) -> Corpus:
     """The tokenizer and the shards, which must belong together. Raises DataError."""
     blob, where = read_file("TOKENIZER_PATH=", s.tokenizer_path), f"TOKENIZER_PATH={s.tokenizer_path}"
     try:
         tokenizer = sentencepiece.SentencePieceProcessor(model_proto=blob)
     except RuntimeError:
         raise DataError(f"{where} is no SentencePiece model; {GET_DATA}") from None
-    need(where, "vocabulary", tokenizer.vocab_size(), s.vocab_size, " (VOCAB_SIZE)")
-    expected = {"vocabulary": s.vocab_size, "tokenizer": hashlib.sha256(blob).digest()}
-    train = TokenStream(s, "train", expected) if with_train else None
-    headers = train.headers if train else b""
-    if with_train and not any(Path(s.data_path).glob("*_val_*.bin")):
+    need(where, "vocabulary", tokenizer.vocab_size(), s.vocab_size, "VOCAB_SIZE must be the tokenizer's")
+    train = TokenStream(s, "train", sha256(blob)) if with_train else None
+    hashes = {"train_sha256": sha256(train.headers if train else b""), "tokenizer_sha256": sha256(blob)}
+    if train and not any(Path(s.data_path).glob("*_val_*.bin")):
         none, notes = np.zeros(0, np.uint16), ["note: no validation text: this run is not scored"]
-        return Corpus(train, none, none, notes, data_hashes(train=headers, tokenizer=blob))
-    val = TokenStream(s, "val", expected)
+        return Corpus(train, none, none, notes, hashes)
+    val = TokenStream(s, "val", sha256(blob))
     tokens = val.read(0, val.total)
     worth, notes = token_bytes(tokenizer, tokens), []
     total, stated = int(worth.sum(dtype=np.int64)), int(val.headers["text_bytes"].sum())
-    if not expected["extension"]:
+    if not val.extended:
         notes.append(f"note: legacy shards: {total} validation bytes by decoding, no header vouches for them")
-    elif expected["flags"] & 1:  # the tokenizer does not give the text back: its true bytes, spread
+    elif val.headers["flags"][0] & 1:  # the tokenizer does not give the text back: its true bytes, spread
         worth = np.diff(np.cumsum(worth, dtype=np.int64) * stated // max(total, 1), prepend=0)
         notes.append(f"note: lossy tokenizer: {total} bytes decoded of {stated}")
     else:
-        hint = f" by the headers; see python -m data.shards verify {s.data_path}"
-        need(s.data_path, "byte count of the validation tokens", total, stated, hint)
-    return Corpus(train, tokens, worth, notes, data_hashes(train=headers, val=tokens, tokenizer=blob))
+        need(s.data_path, "byte count of the validation tokens", total, stated)
+    return Corpus(train, tokens, worth, notes, hashes | {"val_sha256": sha256(tokens)})
 
 
-# --- score: windows over the validation tokens, every token but the first scored exactly once -------------
-
-
-def evaluate(s, nll, corpus, machine, limit):
+def evaluate(s: Settings, nll: Callable, corpus: Corpus, machine: Machine, limit: int) -> dict[str, Any]:
     """val_loss (nats a token) and val_bpb of the first `limit` tokens; 0: all. Raises DataError, Stopped."""
     tokens = corpus.val_tokens[: limit or None]
     last = len(tokens) - 1
     if last < 1:
         raise DataError(f"DATA_PATH={s.data_path}: {len(tokens)} validation tokens, expected at least 2")
-    window = min(s.eval_window, last)
+    nats, window = 0.0, min(s.eval_window, last)
     rows = max(1, s.val_batch_size // s.batch_slots // window)
-    nats = 0.0
-    for at in range(machine.rank * rows, -(-last // window), machine.world * rows):
-        place = (at + np.arange(rows))[:, None] * window + np.arange(window + 1)
-        ids = tokens[np.minimum(place, last)].astype(np.int64)  # one shape, so that a model compiles once
-        nats += float(nll(ids)[place[:, 1:] <= last].sum(dtype=np.float64))
+    for first in range(machine.rank * rows, math.ceil(last / window), machine.world * rows):
+        starts = (first + np.arange(rows)) * window
+        places = starts[:, None] + np.arange(window + 1)
+        ids = tokens[np.minimum(places, last)].astype(np.int64)  # one shape, so that a model compiles once
+        scored = places[:, 1:] <= last
+        nats += float(nll(ids)[scored].sum(dtype=np.float64))
         if machine.signals:
             break
     nats, signals = machine.share(nats, len(machine.signals)).sum(0).tolist()
@@ -878,57 +976,59 @@ def evaluate(s, nll, corpus, machine, limit):
     return score | {"val_tokens": last, "val_bytes": scored_bytes, "partial": partial}
 
 
-# --- artifact: zlib level 9 over a safetensors file (format: records/FORMAT.md) ---------------------------
+# --- files: the artifact, zlib over a safetensors file (format: records/FORMAT.md), and a run's folder -----
 
 INT8_ABOVE = 65536  # elements: smaller tensors are not worth a scale for each row
 INT8_CLIP = 0.9999984  # quantile of |w| in a row that int8's 127 stands for
+TIMES = {"train_seconds": 0.0, "eval_seconds": 0.0, "data_wait_seconds": 0.0}
+COUNTERS = TIMES | {"steps": 0, "skipped_steps": 0, "skipped_in_a_row": 0, "resumes": 0, "batches_crc32": 0}
+DAMAGED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, zlib.error)
+DAMAGED += (safetensors.SafetensorError,)
 
 
-def quantize_rows(matrix):
-    """int8 by rows; scales are float16 where all fit, else float32, without a floor under small rows."""
-    scale = (np.quantile(np.abs(matrix), INT8_CLIP, axis=-1) / 127).astype(np.float32)
+def quantize_rows(matrix: np.ndarray) -> Arrays:
+    """int8[..., rows, columns], and a scale for each row: float16 if all are normal numbers in it."""
+    largest = np.quantile(np.abs(matrix), INT8_CLIP, axis=-1)
+    scale = (largest / 127).astype(np.float32)
     half = np.finfo(np.float16)
-    if np.all((scale == 0) | (scale >= half.tiny) & (scale <= half.max)):
+    if np.all((scale == 0) | ((scale >= half.tiny) & (scale <= half.max))):
         scale = scale.astype(np.float16)
     divisor = np.where(scale > 0, scale, 1).astype(np.float32)[..., None]
-    return {"": np.clip(np.rint(matrix / divisor), -127, 127).astype(np.int8), ".scale": scale}
+    levels = np.clip(np.rint(matrix / divisor), -127, 127)
+    return {"": levels.astype(np.int8), ".scale": scale}
 
 
 SCHEMES = {  # name: (float32 array -> arrays by what is added to the tensor's name, and back)
-    "int8 rows": (quantize_rows, lambda y: y[""] * y[".scale"][..., None].astype(np.float32)),
-    "float16": (lambda x: {"": x.astype(np.float16)}, lambda y: y[""].astype(np.float32)),
-    "float32": (lambda x: {"": x}, lambda y: y[""]),
+    "int8 rows": (quantize_rows, lambda parts: parts[""] * np.float32(parts[".scale"])[..., None]),
+    "float16": (lambda x: {"": x.astype(np.float16)}, lambda parts: parts[""].astype(np.float32)),
+    "float32": (lambda x: {"": x}, lambda parts: parts[""]),
 }
 
 
-def scheme_of(param):
-    """Large stacks of matrices int8 by rows, small ones float16, vectors (which steer) float32."""
-    large = "int8 rows" if math.prod(param.shape) > INT8_ABOVE else "float16"
-    return "float32" if param.group == "vector" else large
+def scheme_of(param: Param) -> str:
+    """Vectors stay float32: their few numbers steer whole layers. Of the rest, large tensors are int8."""
+    if param.group == "vector":
+        return "float32"
+    return "int8 rows" if math.prod(param.shape) > INT8_ABOVE else "float16"
 
 
-def pack_tensors(tensors, about):
+def pack_tensors(tensors: Arrays, about: Facts) -> bytes:
     """A safetensors file. One metadata key only: safetensors writes several in no fixed order."""
     plain = {name: np.ascontiguousarray(array) for name, array in tensors.items()}  # stored as it lies
     return safetensors.numpy.save(plain, {"bytegolf": json.dumps(about, sort_keys=True)})
 
 
-def unpack_tensors(blob):
-    """The tensors and what pack_tensors was told about them. Raises one of DAMAGED."""
+def unpack_tensors(blob: bytes) -> tuple[Arrays, Facts]:
+    """The tensors and what pack_tensors wrote about them. Raises one of DAMAGED."""
     header = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
     return safetensors.numpy.load(blob), json.loads(header["__metadata__"]["bytegolf"])
 
 
-DAMAGED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, zlib.error)
-DAMAGED += (safetensors.SafetensorError,)
-
-
-def encode_artifact(s, weights):
-    """float32 weights by name -> the artifact's bytes."""
+def encode_artifact(s: Settings, weights: Arrays) -> bytes:
+    """float32 weights by name -> the artifact's bytes. Raises NumericalError."""
     schemes, tensors = {p.name: scheme_of(p) for p in parameter_table(s)}, {}
     for name, scheme in schemes.items():
-        encode, _ = SCHEMES[scheme]
-        parts = encode(weights[name])
+        parts = SCHEMES[scheme][0](weights[name])
         if not all(np.isfinite(array).all() for array in parts.values()):
             raise NumericalError(f"{name} is not finite, or too large for {scheme}: nothing was exported")
         tensors |= {name + part: array for part, array in parts.items()}
@@ -936,7 +1036,7 @@ def encode_artifact(s, weights):
     return zlib.compress(pack_tensors(tensors, {"schemes": schemes, "settings": settings}), 9)
 
 
-def decode_artifact(blob, path):
+def decode_artifact(blob: bytes, path: Any) -> tuple[Facts, Arrays]:
     """The settings and float32 weights by name in the bytes of an artifact. Raises DataError if damaged."""
     try:
         inflater = zlib.decompressobj()
@@ -947,11 +1047,12 @@ def decode_artifact(blob, path):
         s, weights = Settings(**settings), {}
         check_settings(s)
         for p in parameter_table(s):
-            parts = [key for key in tensors if key.partition(".")[0] == p.name]
-            _, decode = SCHEMES[about["schemes"][p.name]]
-            value = weights[p.name] = decode({key[len(p.name) :]: tensors.pop(key) for key in parts})
+            keys = [key for key in tensors if key.partition(".")[0] == p.name]
+            parts = {key.removeprefix(p.name): tensors.pop(key) for key in keys}
+            value = SCHEMES[about["schemes"][p.name]][1](parts)
             if (value.shape, value.dtype) != (p.shape, np.float32) or not np.isfinite(value).all():
                 raise ValueError(f"{p.name} is {value.dtype}{value.shape}, expected finite float32{p.shape}")
+            weights[p.name] = value
         if tensors:
             raise ValueError(f"holds {min(tensors)!r}, which the model has no place for")
     except DAMAGED as error:
@@ -959,35 +1060,23 @@ def decode_artifact(blob, path):
     return settings, weights
 
 
-def count_code(s, script):
-    return len(script) if s.code_bytes == "raw" else len(zlib.compress(script, 9))
-
-
-def dry_run(s, origins, script):
+def dry_run(s: Settings, origins: dict[str, str], code: int) -> Iterator[str]:
     """The lines of DRY_RUN=1: all settings, all parameters, the planned size. Needs no data or device."""
     for name, origin in origins.items():
         yield f"{name.upper()}={show(getattr(s, name))} ({origin})"
-    params, artifact, code = 0, 0, count_code(s, script)
+    params, artifact = 0, 0
     for p in parameter_table(s):
         way = "muon" if p.group == "matrix" else "adam"
         yield f"{p.name} {'x'.join(map(str, p.shape))} float32 init {p.init} {p.scale:.6g} {way} {p.group}"
-        encode, _ = SCHEMES[scheme_of(p)]
-        row = encode(np.zeros((1, p.shape[-1]), np.float32))
+        row = SCHEMES[scheme_of(p)][0](np.zeros((1, p.shape[-1]), np.float32))
         artifact += math.prod(p.shape[:-1]) * sum(array.nbytes for array in row.values())
         params += math.prod(p.shape)
-    yield f"params: {params}\nsteps: {s.steps}\nstep_flops: {step_flops(s)}"
+    yield f"params: {params}\nsteps: {s.plan.steps}\nstep_flops: {s.plan.flops[0]}"
     yield f"planned_artifact_bytes: {artifact} (before zlib)\ncode_bytes: {code}"
     yield f"budget: {'ok' if artifact + code <= s.budget_bytes else 'over before zlib'}"
 
 
-# --- a run's folder: train.log for people, metrics.jsonl for programs, checkpoints to go on from ----------
-
-TIMES = {"train_seconds": 0.0, "eval_seconds": 0.0, "data_wait_seconds": 0.0}
-COUNTERS = TIMES | {"steps": 0, "skipped_steps": 0, "skipped_in_a_row": 0, "resumes": 0, "batches_crc32": 0}
-
-
-def write_whole(path, blob):
-    """Write beside and rename, so that a file of this name is always whole."""
+def write_whole(path: Path, blob: bytes):  # so that a file of this name is always whole
     beside = path.with_name(path.name + ".part")
     try:
         with open(beside, "wb") as file:
@@ -999,7 +1088,7 @@ def write_whole(path, blob):
         beside.unlink(missing_ok=True)
 
 
-def newest_checkpoint(folder):
+def newest_checkpoint(folder: Path) -> tuple[Arrays, Facts, list[str]]:
     """Arrays, facts and notes of the newest whole one, if any. Raises DataError if all are damaged."""
     notes, paths = [], sorted(folder.glob("step_*.ckpt"), reverse=True)
     for at, path in enumerate(paths):
@@ -1011,11 +1100,11 @@ def newest_checkpoint(folder):
         notes.append(f"warning: {path} is damaged; the one before is taken")
     if paths:
         raise DataError(f"{paths[0]} and all before it are damaged; to begin anew remove {folder.parent}")
-    return {}, {}, notes
+    return {}, {}, []
 
 
-def open_run(s, about):
-    """logs/<RUN_ID>/, locked, and its newest_checkpoint. SettingError, DataError: not begun with `about`."""
+def open_run(s: Settings, about: Facts) -> tuple[Path, Arrays, Facts, list[str]]:
+    """logs/<RUN_ID>/, locked, and its newest whole checkpoint. SettingError, DataError: not of `about`."""
     folder = Path("logs", s.run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{s.preset}-{os.getpid()}")
     (folder / "checkpoint").mkdir(parents=True, exist_ok=True)
     metrics, refused = folder / "metrics.jsonl", f"RUN_ID={folder.name}: choose another, {folder}"
@@ -1024,107 +1113,94 @@ def open_run(s, about):
         fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the process ends
     except BlockingIOError:
         raise SettingError(f"{refused} is in use by another process") from None
-    told = metrics.read_bytes()
-    if b'{"event": "final"' in told.rpartition(b"\n")[0]:
+    events = metrics.read_bytes()
+    if b'{"event": "final"' in events.rpartition(b"\n")[0]:
         raise SettingError(f"{refused} is a run that has ended and is never overwritten")
     arrays, facts, notes = newest_checkpoint(folder / "checkpoint")
-    for name, now in about["settings"].items():
-        was = facts.get("settings", {}).get(name, now)
-        if now != was and "free" not in ROWS[name].metadata and (name, s.dtype) != ("dtype", "auto"):
-            was = f"{folder} was begun with {show(was)}"
-            raise SettingError(f"{name.upper()}={show(now)}: {was}; set that or choose another RUN_ID")
+    for name, was in facts.get("settings", {}).items():
+        now, free = show(about["settings"][name]), "free" in ROWS[name].metadata
+        if now != show(was) and not free and (name, s.dtype) != ("dtype", "auto"):
+            raise SettingError(f"{name.upper()}={now}: {folder} was begun with {show(was)}; {OTHER_RUN}")
     for name, was in facts.get("sha256", {}).items():
-        need(folder, name, about["sha256"].get(name), was, ", the data that the run was begun with")
-    os.truncate(metrics, min(facts.get("metrics_bytes", 0), len(told)))  # steps beyond are done again
+        need(folder, name, about["sha256"].get(name), was, "the data that the run was begun with")
+    os.truncate(metrics, min(facts.get("metrics_bytes", 0), len(events)))  # steps beyond are done again
     write_whole(folder / "config.json", json.dumps(about, indent=1).encode())
     return folder, arrays, facts, notes
 
 
 class Run:
-    """What a run tells and keeps: rank 0 prints and, if there is a folder, writes."""
+    """What a run tells and keeps; rank 0 writes train.log for people and metrics.jsonl for programs."""
 
-    def __init__(self, machine, s, folder=None, about=None, counters=()):
+    def __init__(self, machine: Machine, s: Settings, folder: Any = None, about: Any = None, was: Any = ()):
         self.machine, self.s, self.folder, self.about = machine, s, folder, about
-        self.counters = types.SimpleNamespace(**COUNTERS | dict(counters))
-        self.logged = self.counters.steps, self.counters.train_seconds, self.counters.data_wait_seconds
-        self.pending = None  # the last step's report
+        self.counters = types.SimpleNamespace(**COUNTERS | dict(was))
+        self.pending = []  # stats and facts of the steps since the last flush
 
-    def write(self, name, text):
+    def write(self, name: str, text: str):
         if self.folder and self.machine.rank == 0:
             with open(self.folder / name, "a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text + "\n")
 
-    def line(self, *texts):
+    def line(self, *texts: str):
         if self.machine.rank == 0:
-            with contextlib.suppress(OSError):  # of a terminal that was closed: the run goes on
+            with contextlib.suppress(OSError, AttributeError):  # a terminal that was closed: the run goes on
                 tqdm.write("\n".join(texts), file=sys.stdout)
                 sys.stdout.flush()
         self.write("train.log", "\n".join(texts))
 
-    def event(self, event, **values):
-        """An object for programs: floats exact, those that are not finite as text."""
+    def event(self, event: str, **values: Any):  # floats exact, those that are not finite as text
         plain = {k: str(v) if v in (math.inf, -math.inf) or v != v else v for k, v in values.items()}
         self.write("metrics.jsonl", json.dumps({"event": event, **plain}))
+        if event == "warning":
+            self.line(f"warning: {values['text']}")
 
-    def warn(self, text):
-        self.line(f"warning: {text}")
-        self.event("warning", text=text)
-
-    def final(self, rows):
-        """The last lines, a `key: value` each, and the event that marks the end of the run."""
+    def final(self, rows: Facts):
         self.line("---", *(f"{key}: {value}" for key, value in rows.items()))
-        self.event("final", **rows)
+        self.event("final", **rows)  # marks the end of the run
 
     def flush(self):
-        """Report the pending step while the next is under way. Raises NumericalError after MAX_SKIPPED."""
-        if not self.pending:
-            return
-        (report, facts), self.pending = self.pending, None
-        loss, norm, taken, *bad = report()
+        for stats, facts in self.pending:
+            self.log_step(Stats(*map(float, stats)), **facts)
+        self.pending = []
+
+    def log_step(self, stats: Stats, **facts: Any):
+        """An event, and a line of some steps. Raises NumericalError after MAX_SKIPPED in a row."""
         s, step, counters = self.s, facts["step"], self.counters
         counters.data_wait_seconds += facts["data_wait_seconds"]
-        counters.skipped_steps += not taken
-        counters.skipped_in_a_row = 0 if taken else counters.skipped_in_a_row + 1
-        self.event("step", train_loss=loss, grad_norm=norm, **facts)
-        if not taken:
-            ranks = [rank for rank, mark in enumerate(bad) if mark] or "all"
-            found = f"step {step} skipped: train_loss {loss}, gradient norm {norm}, from rank {ranks}"
-            self.warn(f"{found}; weights and optimizer are as before")
+        counters.skipped_steps += not stats.taken
+        counters.skipped_in_a_row = 0 if stats.taken else counters.skipped_in_a_row + 1
+        self.event("step", train_loss=stats.loss, grad_norm=stats.norm, **facts)
+        if not stats.taken:
+            ranks = np.flatnonzero(self.machine.share(stats.bad)).tolist() or "all"
+            found = f"step {step} skipped: train_loss {stats.loss}, gradient norm {stats.norm}"
+            self.event("warning", text=f"{found}, from rank {ranks}; weights and optimizer are as before")
             if counters.skipped_in_a_row == s.max_skipped:
-                mend = "lower MATRIX_LR, SCALAR_LR or TIED_EMBED_LR"
-                raise NumericalError(f"{found}, the last of MAX_SKIPPED in a row; {mend}")
-        if step > 10 and step % s.train_log_every and step != s.steps:
-            return
-        now = step, facts["train_seconds"], counters.data_wait_seconds  # the line has averages since the last
-        steps, spent, waited = (new - old for new, old in zip(now, self.logged))
-        self.logged = now
-        rate = steps * s.train_batch_tokens / max(spent, 1e-9)
-        mfu = steps * step_flops(s) / max(spent, 1e-9) / (self.machine.peak_flops * self.machine.world)
-        self.line(
-            f"step:{step}/{s.steps} train_loss:{loss:.4f} lr_mul:{facts['lr_mul']:.3f} "
-            f"train_time:{now[1] * 1e3:.0f}ms step_avg:{spent / steps * 1e3:.2f}ms tok_s:{rate:.0f} "
-            f"mfu:{mfu:.1%} data_wait:{waited / steps * 1e3:.1f}ms train_flops:{facts['train_flops']:.4e}"
-        )
+                raise NumericalError(f"{found}, the last of MAX_SKIPPED; lower MATRIX_LR or SCALAR_LR")
+        seconds, at = max(facts["train_seconds"], 1e-9), s.plan.step(step)
+        if step <= 10 or step % s.train_log_every == 0 or step == s.plan.steps:
+            self.line(  # speeds are averages over the run
+                f"step:{step}/{s.plan.steps} train_loss:{stats.loss:.4f} lr_mul:{facts['lr_mul']:.3f} "
+                f"train_time:{seconds * 1e3:.0f}ms step_avg:{seconds / step * 1e3:.2f}ms "
+                f"tok_s:{at.slots_before * s.slot_tokens / seconds:.0f} "
+                f"mfu:{at.flops_before / seconds / self.machine.peak_flops / self.machine.world:.1%} "
+                f"data_wait:{counters.data_wait_seconds / step * 1e3:.1f}ms train_flops:{at.flops_before:.4e}"
+            )
 
-    def save(self, trainer):
+    def save(self, trainer: Trainer):
         """Write a checkpoint: safetensors, and the sha256 of that behind it. The last two are kept."""
-        counters = vars(self.counters) | {"batches_crc32": self.checksum()}
         if self.machine.rank:
             return
-        size = (self.folder / "metrics.jsonl").stat().st_size
-        about = self.about | {"counters": counters, "metrics_bytes": size}
+        about = self.about | {"counters": vars(self.counters)}
+        about["metrics_bytes"] = (self.folder / "metrics.jsonl").stat().st_size
         state = {name: self.machine.numpy(tensor) for name, tensor in trainer.optimizer.state.items()}
-        blob, path = pack_tensors(state, about), self.folder / f"checkpoint/step_{counters['steps']:08}.ckpt"
+        blob = pack_tensors(state, about)
+        path = self.folder / f"checkpoint/step_{self.counters.steps:08}.ckpt"
         try:
             write_whole(path, blob + hashlib.sha256(blob).digest())
             for old in sorted(path.parent.glob("step_*.ckpt"))[:-2]:
                 old.unlink()
         except OSError as error:  # the others stay, and training goes on
-            self.warn(f"no checkpoint: {error}")
-
-    def checksum(self):
-        """Of all training tokens that all ranks have seen, whatever their number."""
-        return int(self.machine.share(self.counters.batches_crc32).sum()) % 2**32
+            self.event("warning", text=f"no checkpoint: {error}")
 
 
 # --- machine: device, ranks, number format, compiler ------------------------------------------------------
@@ -1142,10 +1218,11 @@ class Machine:
     compile: bool = False
     timeout: float = 60.0  # DIST_TIMEOUT
     watch: Any = None  # a process group for the search for lost ranks alone
+    reducers: Any = None  # the process group that sums gradients
     signals: list[int] = dataclasses.field(default_factory=list)  # those to stop that came
 
-    def all(self, operation, *args, **named):
-        """A collective operation. If it fails, raises Stopped; rank 0 names the ranks that are lost."""
+    def all(self, operation: Callable, *args: Any, **named: Any):
+        """A collective operation. If it fails, raises Stopped, which names the ranks that are lost."""
         if self.world == 1:
             return
         try:
@@ -1154,10 +1231,9 @@ class Machine:
             lost = ", ".join(map(str, self.lost_ranks())) or "unknown"
             raise Stopped(f"lost rank {lost}: dead, or silent for DIST_TIMEOUT") from error
 
-    def lost_ranks(self):
+    def lost_ranks(self) -> list[int]:
         """Who does not answer a call on connections that the failed operation has not used."""
-        others = [rank for rank in range(self.world) if rank != self.rank]
-        calls, lost = {}, []
+        calls, lost, others = {}, [], [rank for rank in range(self.world) if rank != self.rank]
         for rank in others:
             with contextlib.suppress(RuntimeError):  # it is dead
                 calls[rank] = [call(torch.zeros(1), rank, self.watch) for call in (dist.isend, dist.irecv)]
@@ -1169,147 +1245,126 @@ class Machine:
                 lost.append(rank)
         return lost
 
-    def on_rank_0(self, function):
-        """What a function returns on rank 0, on every rank; if it raises there, the others exit."""
-        box = [None, True]
-        try:
-            box = [function(), False] if self.rank == 0 else box
-        finally:
-            self.all(dist.broadcast_object_list, box, device=torch.device("cpu"))
-        return sys.exit(1) if box[1] else box[0]
+    def note(self, number: int, frame: Any):
+        """Note a signal to stop; the second SIGINT kills, if no torchrun passes on what a terminal sent."""
+        self.signals.append(number)
+        if number == signal.SIGINT and "TORCHELASTIC_RUN_ID" not in os.environ:
+            signal.signal(number, signal.SIG_DFL)
 
-    def share(self, *numbers):
-        """float64[world, n]: these numbers of every rank."""
-        own = torch.tensor(numbers, dtype=torch.float64)
-        everyone = [own.clone() for _ in range(self.world)]
-        self.all(dist.all_gather, everyone, own)
+    def on_rank_0(self, function: Callable) -> Any:
+        """What a function returns on rank 0, on every rank; if it raises there, the others lose rank 0."""
+        answer = [function() if self.rank == 0 else None]
+        self.all(dist.broadcast_object_list, answer, device=torch.device("cpu"))
+        return answer[0]
+
+    def share(self, *numbers: float) -> np.ndarray:  # float64[world, n]: these numbers of every rank
+        everyone = [torch.tensor(numbers, dtype=torch.float64) for _ in range(self.world)]
+        self.all(dist.all_gather, everyone, everyone[self.rank].clone())
         return torch.stack(everyone).numpy()
 
-    def tensor(self, array):
+    def tensor(self, array: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(array)
         return tensor.pin_memory() if self.device.type == "cuda" else tensor
 
-    def numpy(self, tensor):
+    def numpy(self, tensor: Tensor) -> np.ndarray:
         return tensor.detach().cpu().numpy()
 
-    def report(self, stats):
-        """Begin to copy numbers to the host; the function returned waits for them and gives a list."""
-        if self.device.type != "cuda":
-            return stats.tolist
-        on_host = torch.empty_like(stats, device="cpu", pin_memory=True).copy_(stats, non_blocking=True)
-        copied = torch.cuda.Event()
-        copied.record()
-        return lambda: copied.synchronize() or on_host.tolist()
+    def compiled(self, function: Callable) -> Callable:
+        return torch.compile(function, dynamic=False) if self.compile else function
 
-    def synchronize(self):
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
+    def product_speed(self, dtype: str) -> float:
+        side = 8192 if self.device.type == "cuda" else 512
+        a, b = torch.randn(2, side, side, device=self.device).to(getattr(torch, dtype))
+        wait = torch.cuda.synchronize if self.device.type == "cuda" else int
+        seconds = timeit.repeat(lambda: (a @ b, wait()), number=1, repeat=4)
+        return 2 * side**3 / min(seconds[1:])
 
-    def choose_dtype(self, wanted):
+    def choose_dtype(self, wanted: str) -> str:
         """Set dtype and peak_flops, on rank 0's word for all; returns a line for the log."""
-        side, flops = 8192 if self.device.type == "cuda" else 512, {}
-        for name in ["bfloat16", "float32"] if wanted == "auto" else [wanted]:
-            a, b = torch.randn(2, side, side, device=self.device).to(getattr(torch, name))
-            seconds = []
-            for _ in range(4):
-                began = time.perf_counter()
-                a @ b
-                self.synchronize()
-                seconds.append(time.perf_counter() - began)
-            flops[name] = 2 * side**3 / min(seconds[1:])
-        flops = self.on_rank_0(lambda: flops)
+        names = ["bfloat16", "float32"] if wanted == "auto" else [wanted]
+        flops = dict(zip(names, self.share(*map(self.product_speed, names))[0].tolist()))
         name = max(flops, key=flops.get)
         self.dtype, self.peak_flops = getattr(torch, name), flops[name]
         speeds = " ".join(f"{n}:{f / 1e9:.0f}GFLOP/s" for n, f in flops.items())
         return f"device:{self.device} dtype:{name} compile:{self.compile:d} {speeds}"
 
-    def facts(self):
-        """What bits may depend on."""
+    def facts(self) -> Facts:
         gpu = torch.cuda.get_device_name() if self.device.type == "cuda" else "none"
-        dtype = str(self.dtype).rpartition(".")[2]
-        return {"torch": torch.__version__, "threads": torch.get_num_threads(), "gpu": gpu, "dtype": dtype}
+        facts = {"torch": torch.__version__, "threads": torch.get_num_threads(), "gpu": gpu}
+        return facts | {"dtype": str(self.dtype).removeprefix("torch.")}
 
-    def peak_memory_mib(self):
-        """Of the GPU, else of this process; macOS counts it in bytes."""
+    def peak_memory_mib(self) -> int:
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated() // 2**20
-        unit = 2**20 if sys.platform == "darwin" else 2**10
+        unit = 2**20 if sys.platform == "darwin" else 2**10  # macOS counts bytes
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // unit
 
 
-def open_machine(s):
+def open_machine(s: Settings) -> Machine:
     """Device, process group and compiler. Raises SettingError for what is not there."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))  # as torchrun sets them
-    rank, local = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
-    if s.batch_slots % world:
+    rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
+    world = int(os.environ.get("WORLD_SIZE", "1"))  # torchrun sets the three
+    if any(slots % world for _, _, slots in s.plan.stages):
         raise SettingError(f"WORLD_SIZE={world}: takes a divisor of BATCH_SLOTS={s.batch_slots}")
     cuda = s.device == "cuda" or (s.device == "auto" and torch.cuda.is_available())
     if cuda and local >= torch.cuda.device_count():
         raise SettingError(f"DEVICE={s.device}: torch finds no GPU of number LOCAL_RANK={local}")
-    device = torch.device(f"cuda:{local}" if cuda else "cpu")
-    machine = Machine(device, rank, world, compile=s.compile and can_compile(device), timeout=s.dist_timeout)
+    machine = Machine(torch.device(f"cuda:{local}" if cuda else "cpu"), rank, world, timeout=s.dist_timeout)
+    try:
+        machine.compile = s.compile
+        machine.compiled(torch.neg)(torch.zeros(2, device=machine.device))
+    except Exception as error:  # no C++ compiler, a broken one, no folder for what it makes: eager runs
+        machine.compile, why = False, " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        print(f"compile:0 (torch.compile fails, so eager and slower: {why})")
     keep_freed_memory()
-    if cuda:
-        torch.cuda.set_device(local)
     if world > 1:  # small decisions travel as CPU tensors over gloo: no GPU waits for them
         patience = datetime.timedelta(seconds=0.45 * s.dist_timeout)  # then half for the search for the lost
         store, *_ = next(dist.rendezvous("env://", timeout=patience))  # outlives torchrun's restarts
         store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
-        kind = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-        dist.init_process_group(kind, timeout=patience, store=store, rank=rank, world_size=world)
-        machine.watch = dist.new_group(backend="gloo")
+        dist.init_process_group("gloo", timeout=patience, store=store, rank=rank, world_size=world)
+        machine.watch = dist.new_group()
+        if cuda:  # NCCL's watchdog kills the process: gloo has to find a lost rank before
+            torch.cuda.set_device(local)
+            machine.reducers = dist.new_group(backend="nccl", timeout=5 * patience)
     return machine
-
-
-def can_compile(device):
-    """Whether torch.compile works; if not, a line says why."""
-    try:
-        torch.compile(torch.neg, dynamic=False)(torch.zeros(2, device=device))
-    except Exception as error:  # no C++ compiler, a broken one, no folder for what it makes: eager runs
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        print(f"compile:0 (torch.compile fails, so eager and slower: {why})")
-        return False
-    return True
 
 
 def keep_freed_memory():
     """Let glibc keep freed memory: page faults of large temporaries slow a step. Elsewhere: nothing."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt:
-        mallopt(-4, 0)  # M_MMAP_MAX
-        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
-        mallopt(-2, 2**26)  # M_TOP_PAD
+    with contextlib.suppress(AttributeError):
+        for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 2**26)):  # mmap's use, trim's threshold, top pad
+            ctypes.CDLL(None).mallopt(option, value)
 
 
-# --- main -------------------------------------------------------------------------------------------------
+# --- main: a whole run, an evaluation alone, and what the referee calls -----------------------------------
+
+# What torch says of a CPU's memory, and MLX of any, in a RuntimeError of no kind of its own:
+NO_MEMORY = "DefaultCPUAllocator: can't allocate|Unable to allocate|Attempting to allocate"
 
 
 class Predictor:
-    """A model that is told one token after the other, in many streams at once: what the referee calls.
-
-    It keeps the keys and values of the last EVAL_SEQ_LEN tokens; without EVAL_SLIDING, those of one window.
-    """
+    """A model that is given one token after the other, in many streams at once: what the referee calls."""
 
     rows = 256  # streams: enough of them to fill a product's tiles, few enough for the memory
 
-    def __init__(self, model):
+    def __init__(self, model: GPT):
         self.model, self.vocab_size = model, model.s.vocab_size
 
-    def start(self, rows):
+    def start(self, rows: int) -> np.ndarray:
         """float32[rows, V]: logits of the first token of every stream, of which nothing is known."""
-        s, machine = self.model.s, self.model.machine
-        shape = s.num_layers, 2, rows, s.num_kv_heads, s.eval_window + 1, s.head_dim  # + 1 for mix_before
-        self.cache = torch.empty(shape, dtype=machine.dtype, device=machine.device)
-        self.told = 0
+        s = self.model.s
+        self.caches = [Cache(s, rows, self.model.machine) for _ in range(s.num_layers)]
         return np.zeros((rows, s.vocab_size), np.float32)
 
     @torch.no_grad()
-    def step(self, ids):
-        """Told the next token of every stream, int64[rows]: logits of the one after, float32[rows, V]."""
-        s, new = self.model.s, torch.from_numpy(ids).to(self.cache.device)[:, None]
-        start = self.told if s.eval_sliding else self.told % s.eval_window
-        x, head = self.model.trunk(new, self.cache, start)
-        self.told += 1
+    def step(self, ids: np.ndarray) -> np.ndarray:
+        """Given the next token of every stream, int64[rows]: logits of the one after, float32[rows, V]."""
+        s = self.model.s
+        if not s.eval_sliding and self.caches[0].position == s.eval_window:
+            for cache in self.caches:
+                cache.position = 0
+        column = torch.from_numpy(ids).to(self.model.machine.device)[:, None]
+        x, head = self.model.trunk(column, self.caches)
         return head_logits(x[:, -1], head, s.logit_softcap, torch.float32).cpu().numpy()
 
 
@@ -1317,89 +1372,69 @@ def load_predictor(artifact: Path, device: str = "cpu") -> Predictor:
     """An artifact's model as the referee asks for it (records/README.md). Raises DataError."""
     settings, weights = decode_artifact(read_file("", artifact), artifact)
     keep_freed_memory()
-    machine = Machine(torch.device(device))  # float32: a score is the same on machines without bfloat16
-    trainer = Trainer(Settings(**settings), machine)
+    trainer = Trainer(Settings(**settings), Machine(torch.device(device)))  # float32: alike everywhere
     trainer.load(weights)
     return Predictor(trainer.model)
 
 
-def score_artifact(trainer, blob, path, corpus, run):
+def score_artifact(trainer: Trainer, blob: bytes, path: Any, corpus: Corpus, run: Run) -> Facts:
     """The result: what the weights of an artifact score. Raises NumericalError if that is no number."""
-    began = time.perf_counter()
+    began, s = time.perf_counter(), trainer.s
     trainer.load(decode_artifact(blob, path)[1])
-    rows = {"artifact_bytes": len(blob), "artifact_sha256": hashlib.sha256(blob).hexdigest()}
+    rows = {"artifact_bytes": len(blob), "artifact_sha256": sha256(blob)}
     if not len(corpus.val_tokens):
         return rows
     run.line(f"scoring {path}")
-    score = evaluate(trainer.s, trainer.model.nll, corpus, trainer.machine, trainer.s.val_tokens_limit)
+    score = evaluate(s, trainer.model.nll, corpus, trainer.machine, s.val_tokens_limit)
     if not math.isfinite(score["val_loss"]):
         raise NumericalError(f"{path}: scores {score['val_loss']} nats a token")
-    mark = " partial" * score.pop("partial")
+    mark = " partial" if score.pop("partial") else ""
     score |= {name: f"{score[name]:.8f}{mark}" for name in ("val_loss", "val_bpb")}
     return score | rows | {"eval_seconds": time.perf_counter() - began}
 
 
-def eval_only(s, origins, machine, make):
-    """EVAL_ONLY=path: score an artifact of any shape, write nothing. The window can be overridden."""
-    blob = read_file("EVAL_ONLY=", s.eval_only)
-    carried, _ = decode_artifact(blob, s.eval_only)
-    own = {k for k in carried if k.startswith(("eval_", "val_", "dtype")) and origins[k] == "environment"}
-    s = dataclasses.replace(s, **{k: v for k, v in carried.items() if k not in own})
-    check_settings(s)
-    corpus, run = load_corpus(s, with_train=False), Run(machine, s)
-    run.line(machine.choose_dtype(s.dtype), *corpus.notes)
-    run.final(score_artifact(make(s, machine), blob, s.eval_only, corpus, run) | corpus.sha256)
-    return 0
-
-
-def finish(trainer, corpus, run, script):
+def finish(trainer: Trainer, corpus: Corpus, run: Run, code: Facts) -> int:
     """Write the artifact, and score it: the result. Returns the exit code."""
-    s, machine, path = trainer.s, trainer.machine, run.folder / "model.ptz"
+    s, machine, counters, path = trainer.s, trainer.machine, run.counters, run.folder / "model.ptz"
     trained = trainer.validate(corpus, run, s.val_tokens_limit)
     state_sha256 = trainer.sha256(*trainer.optimizer.state).hex()
-    blob = machine.on_rank_0(lambda: write_whole(path, trainer.export()) or path.read_bytes())
+    machine.on_rank_0(lambda: write_whole(path, trainer.export()))
+    blob = machine.on_rank_0(path.read_bytes)
     rows = score_artifact(trainer, blob, path, corpus, run)
     if trained is not None:
-        run.counters.eval_seconds += rows["eval_seconds"]
+        counters.eval_seconds += rows["eval_seconds"]
         rows["val_bpb_unquantized"] = f"{trained:.8f}"
-    code = count_code(s, script)
-    total = rows["artifact_bytes"] + code
-    rows |= vars(run.counters) | {"train_flops": run.counters.steps * step_flops(s)}
-    rows["batches_crc32"] = f"{run.checksum():08x}"
-    rows |= {"tokens_seen": run.counters.steps * s.train_batch_tokens, "params": trainer.size}
-    rows |= {"code_bytes": code, "total_bytes": total, "budget_bytes": s.budget_bytes}
-    rows |= {"budget": "ok" if total <= s.budget_bytes else "over", "device": str(machine.device)}
-    rows |= {"preset": s.preset, "seed": s.seed, "run_id": run.folder.name, "torch": torch.__version__}
-    rows |= {"script_sha256": hashlib.sha256(script).hexdigest(), "state_sha256": state_sha256}
+    done, total = s.plan.step(counters.steps), len(blob) + code["code_bytes"]
+    budget = "ok" if total <= s.budget_bytes else "over"
+    rows |= vars(counters) | {"batches_crc32": f"{counters.batches_crc32:08x}"}
+    rows |= {"train_flops": done.flops_before, "tokens_seen": done.slots_before * s.slot_tokens}
+    rows |= code | {"total_bytes": total, "budget_bytes": s.budget_bytes, "budget": budget}
+    rows |= {"device": str(machine.device), "preset": s.preset, "seed": s.seed, "run_id": run.folder.name}
+    rows |= {"params": trainer.size, "torch": torch.__version__, "state_sha256": state_sha256}
     run.final(rows | {"peak_memory_mib": machine.peak_memory_mib()} | corpus.sha256)
-    return 0 if total <= s.budget_bytes else 4
+    return 0 if budget == "ok" else 4
 
 
-def catch_signals(machine):
-    """Note signals to stop; the second SIGINT kills, if no torchrun passes on what a terminal sent."""
-
-    def note(number, frame):
-        machine.signals.append(number)
-        if number == signal.SIGINT and "TORCHELASTIC_RUN_ID" not in os.environ:
-            signal.signal(number, signal.SIG_DFL)
-
+def run_all(s: Settings, origins: dict[str, str], code: Facts, machine: Machine, make: Callable) -> int:
+    """A whole run on this rank. Returns the exit code."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # not under nohup
-            signal.signal(number, note)
-
-
-def run_all(s, origins, script, machine, make):
-    """A whole run on this rank. Returns the exit code."""
-    catch_signals(machine)
-    if s.eval_only:
-        return eval_only(s, origins, machine, make)
-    corpus = load_corpus(s)
-    BatchReader(s, corpus.train, machine, 0).read(0)  # damage shows before anything is made
-    speed, cpu = machine.choose_dtype(s.dtype), os.uname().machine
+            signal.signal(number, machine.note)
+    if s.eval_only:  # score an artifact of any shape, write nothing; the window can be overridden
+        blob = read_file("EVAL_ONLY=", s.eval_only)
+        carried, _ = decode_artifact(blob, s.eval_only)
+        own = {k for k in carried if k.startswith(("eval_", "val_", "dtype")) and origins[k] == "environment"}
+        s = dataclasses.replace(s, **{k: v for k, v in carried.items() if k not in own})
+        check_settings(s)
+        corpus, run = load_corpus(s, with_train=False), Run(machine, s)
+        run.line(machine.choose_dtype(s.dtype), *corpus.notes)
+        run.final(score_artifact(make(s, machine), blob, s.eval_only, corpus, run) | corpus.sha256)
+        return 0
+    corpus, speed, cpu = load_corpus(s), machine.choose_dtype(s.dtype), os.uname().machine
     if os.path.exists("/proc/cpuinfo"):
         cpu = re.search(r"model name\s*: (.*)|$", Path("/proc/cpuinfo").read_text())[1]
     environment = machine.facts() | {"ranks": machine.world, "processor": cpu}
-    environment["script_sha256"] = hashlib.sha256(script).hexdigest()
+    environment["script_sha256"] = code["script_sha256"]
     settings = dataclasses.asdict(s) | {"dtype": environment["dtype"]}
     about = {"settings": settings, "sha256": corpus.sha256, "origins": origins, "environment": environment}
     folder, arrays, facts, notes = machine.on_rank_0(lambda: open_run(s, about))
@@ -1414,54 +1449,48 @@ def run_all(s, origins, script, machine, make):
         speed,
         f"params:{trainer.size} batch:{s.batch_slots}x{s.slot_tokens} train_tokens:{corpus.train.total} "
         f"val_tokens:{len(corpus.val_tokens)} val_bytes:{corpus.val_bytes.sum(dtype=np.int64)}",
-        *corpus.notes,
-        *notes,
+        *(corpus.notes + notes),
         f"warming up: {s.warmup_steps} untimed steps, then forgotten",
     )
     try:
-        trainer.warm_up()
-    except RuntimeError:
-        if machine.signals:  # they reached the compiler, too
-            raise Stopped("stopped by a signal while compiling") from None
-        raise
-    if facts:
-        try:
+        if s.warmup_steps:
+            trainer.warm_up()
+        if facts:
             trainer.restore(arrays)
-        except (KeyError, RuntimeError):
-            raise DataError(f"{folder}: its checkpoint is another script's; choose another RUN_ID") from None
-        run.counters.resumes += 1
-        run.counters.batches_crc32 *= machine.rank == 0
-    try:
+            run.counters.resumes += 1
         train(trainer, corpus, run)
-        return finish(trainer, corpus, run, script)
-    except (Stopped, OSError) as error:
+        return finish(trainer, corpus, run, code)
+    except (Stopped, OSError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not machine.signals:  # those reach the compiler, too
+            raise
         raise Stopped(f"{error}; the same command with RUN_ID={folder.name} goes on") from error
 
 
-def main(open_machine=open_machine, make=Trainer, file=__file__):
+def main(open_machine: Callable = open_machine, make: Callable = Trainer, file: str = __file__) -> int:
     """The program, on this framework or the twin's, whose file counts, too. Returns the exit code."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by who started us
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
-        getattr(sys, name).reconfigure(errors="backslashreplace")
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None where who started us has closed it
+        stream.reconfigure(errors="backslashreplace")
     try:
         s, origins = load_settings(os.environ, "10min_16mb" if torch.cuda.is_available() else "floppy")
         script = b"".join(Path(path).read_bytes() for path in dict.fromkeys([__file__, file]))
+        size = len(script) if s.code_bytes == "raw" else len(zlib.compress(script, 9))
         if s.dry_run:
-            print("\n".join(dry_run(s, origins, script)))
+            print("\n".join(dry_run(s, origins, size)))
             return 0
-        code = run_all(s, origins, script, open_machine(s), make)
+        about_code = {"code_bytes": size, "script_sha256": sha256(script)}
+        code = run_all(s, origins, about_code, open_machine(s), make)
     except (SettingError, DataError, NumericalError, Stopped, OSError, MemoryError, RuntimeError) as error:
-        text, code = f"{error}", getattr(error, "exit_code", 16)
-        if "emory" in f"{type(error)} {text}":  # MemoryError, OutOfMemoryError, can't allocate memory
+        text, code = str(error), getattr(error, "exit_code", 16)
+        no_memory = type(error) is RuntimeError and re.search(NO_MEMORY, text)
+        if no_memory or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
             text, code = "out of memory: lower MODEL_DIM or TRAIN_BATCH_TOKENS", 2
         elif isinstance(error, RuntimeError) and not isinstance(error, dist.DistError):
             raise
         rank = os.environ.get("RANK", "0")
-        if rank == "0" or code != 2:  # bad settings are so on all ranks
-            print(f"{Path(file).name}: {text}" + f" (rank {rank})" * (rank != "0"), file=sys.stderr)
+        if rank == "0" or not isinstance(error, SettingError):  # a bad setting is one on all ranks
+            print(f"{Path(file).name}: {text}" + (f" (rank {rank})" if rank != "0" else ""), file=sys.stderr)
     if dist.is_initialized():  # what waits for a rank which is gone would not end
-        sys.stdout.flush()
+        print(end="", flush=True)
         os._exit(code)
     return code
 

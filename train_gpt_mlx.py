@@ -18,7 +18,7 @@ import math
 import os
 import shutil
 import sys
-import time
+import timeit
 from pathlib import Path
 
 import mlx.core as mx
@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 import train_gpt
-from train_gpt import MICRO_TOKENS, NORM_EPS, SettingError
+from train_gpt import MICRO_TOKENS, NORM_EPS, SettingError, Stats
 
 # --- model: B batch, T tokens, D width, H heads, G key-value heads, K head width, V vocabulary ------------
 
@@ -229,10 +229,9 @@ class Optimizer:
         updates = []
         for param in self.model.table:
             if param.group == "matrix":
-                keys = s.model_dim + s.head_dim * s.num_kv_heads  # where they end
-                cuts = (s.model_dim, keys) if param.name == "qkv" else ()
+                ends = np.cumsum(param.parts).tolist()
                 done = []
-                for stack in mx.split(views[param.name], cuts, axis=1):
+                for stack in mx.split(views[param.name], ends[:-1], axis=1):
                     factor = max(1.0, stack.shape[1] / stack.shape[2]) ** 0.5
                     x = newton_schulz(stack, s.muon_backend_steps, self.machine.mx_dtype)
                     done.append(x.astype(mx.float32) * factor)
@@ -251,17 +250,16 @@ class Optimizer:
 
     def step(self, grad, step, multiplier, take):
         """Update the weights from the flat gradient, float32; where take is 0, and it too, they stay."""
-        s = self.s
         matrices, rest = self.split(self.model.flat)
         matrix_grad, rest_grad = self.split(grad)
         matrix_rate, rest_rate = self.split(self.rates * (take * multiplier))
-        momentum = train_gpt.muon_momentum(s, step)
+        momentum = self.s.plan.muon_momentum(step)
         kept = self.moments["momentum"] * mx.where(take > 0, momentum, 1.0)
         self.moments["momentum"] = kept + matrix_grad
         nesterov = matrix_grad + momentum * self.moments["momentum"]
         update = self.orthogonalize(mx.concatenate([nesterov, rest_grad]))
         matrices = matrices - update * matrix_rate
-        unbias = mx.array([1 - beta ** (step + 1) for beta in (s.beta1, s.beta2)])
+        unbias = mx.array([1 - beta ** (step + 1) for beta in (self.s.beta1, self.s.beta2)])
         numbers = mx.concatenate([take[None], unbias])
         new = self.adam(self.moments | {"weights": rest}, rest_grad, rest_rate, numbers)
         self.model.flat = mx.concatenate([matrices, new.pop("weights")])
@@ -292,32 +290,31 @@ class Trainer(train_gpt.Trainer):
         flat = np.concatenate([weights[p.name].ravel() for p in self.model.table])
         self.model.flat = mx.array(flat)
 
-    def gradient(self, batch):
+    def gradient(self, batch, seq_len):
         """float32[size + 1]: gradient of the mean loss of int64[n, slot_tokens + 1], and that loss."""
         total = mx.zeros(self.size + 1)
-        ids = batch[:, :-1].reshape(-1, self.s.train_seq_len)
-        targets = batch[:, 1:].reshape(-1, self.s.train_seq_len)
+        ids = batch[:, :-1].reshape(-1, seq_len)
+        targets = batch[:, 1:].reshape(-1, seq_len)
         for part, wanted in zip(in_passes(ids), in_passes(targets)):
             loss, slope = self.loss_and_slope(self.model.flat, part, wanted)
-            weight = part.size / self.s.train_batch_tokens
+            weight = part.size / (ids.size * self.machine.world)
             total = total + mx.concatenate([slope, loss[None]]) * weight
             mx.async_eval(total)  # else all passes would wait in memory for the last one
         return total
 
     def step(self, batch, step, multiplier):
-        """One optimizer step: loss, gradient norm, 1 if it was taken, and a mark for each bad rank."""
-        total = self.gradient(batch)
-        marks = mx.zeros(self.machine.world)
-        marks[self.machine.rank] = ~mx.isfinite(total.sum())
-        total = self.machine.all_sum(mx.concatenate([total, marks]))
-        grad, loss, bad = mx.split(total, [self.size, self.size + 1])
+        """One optimizer step on this rank's slots, int64[n, slot_tokens + 1]: train_gpt.Stats."""
+        total = self.gradient(batch, self.s.plan.step(step).seq_len)
+        bad = ~mx.isfinite(total.sum())
+        total = self.machine.all_sum(total)
+        grad, loss = total[: self.size], total[self.size]
         norm = mx.linalg.norm(grad)
-        take = mx.isfinite(loss[0] + norm)  # not so on one rank is not so in the sum: all ranks skip alike
+        take = mx.isfinite(loss + norm)  # not so on one rank is not so in the sum: all ranks skip alike
         if self.s.grad_clip_norm:
             grad = grad * mx.minimum(self.s.grad_clip_norm / (norm + 1e-6), 1.0)
         grad = mx.where(take, grad, 0.0)
         self.optimizer.step(grad, step, multiplier, take.astype(mx.float32))
-        stats = mx.concatenate([loss, norm[None], take[None], bad])
+        stats = Stats(loss, norm, take, bad)
         mx.async_eval(stats, self.optimizer.state)
         return stats
 
@@ -357,35 +354,17 @@ class Machine(train_gpt.Machine):
     def numpy(self, tensor):
         return np.array(tensor)
 
-    def report(self, stats):
-        """A function that waits for numbers on their way and gives a list."""
-        return stats.tolist
-
-    def synchronize(self):
-        mx.synchronize()
-
     def compiled(self, function):
         """The function through mx.compile, where that works."""
         return mx.compile(function) if self.compile else function
 
-    def choose_dtype(self, wanted):
-        """Set dtype and peak_flops, on rank 0's word for all; returns a line for the log."""
+    def product_speed(self, dtype):
+        """Operations per second of a large matrix product, the best of three."""
         side = 512 if self.device.type == "cpu" else 4096
-        flops = {}
-        for name in ["bfloat16", "float32"] if wanted == "auto" else [wanted]:
-            a, b = mx.random.normal((2, side, side)).astype(getattr(mx, name))
-            seconds = []
-            for _ in range(4):
-                mx.eval(a, b)
-                began = time.perf_counter()
-                mx.eval(a @ b)
-                seconds.append(time.perf_counter() - began)
-            flops[name] = 2 * side**3 / min(seconds[1:])
-        flops = self.on_rank_0(lambda: flops)
-        name = max(flops, key=flops.get)
-        self.dtype, self.peak_flops = getattr(torch, name), flops[name]
-        speeds = " ".join(f"{n}:{f / 1e9:.0f}GFLOP/s" for n, f in flops.items())
-        return f"device:{self.device} dtype:{name} compile:{self.compile:d} {speeds}"
+        a, b = mx.random.normal((2, side, side)).astype(getattr(mx, dtype))
+        mx.eval(a, b)
+        seconds = timeit.repeat(lambda: mx.eval(a @ b), number=1, repeat=4)
+        return 2 * side**3 / min(seconds[1:])
 
     def facts(self):
         """What bits may depend on."""

@@ -61,7 +61,7 @@ def load_script(path: Path) -> ModuleType:
 
 
 train_gpt = load_script(SCRIPT)
-FLOPPY = "floppy" if "floppy" in train_gpt.PRESETS else "10min_floppy"  # its name until 961afe4
+FLOPPY = "floppy"
 SHAPE = """
     NUM_LAYERS=6 MODEL_DIM=256 NUM_HEADS=4 NUM_KV_HEADS=2 MLP_MULT=2 VOCAB_SIZE=1024
     TRAIN_SEQ_LEN=512 TRAIN_BATCH_TOKENS=16384 BATCH_SLOTS=8 VAL_BATCH_SIZE=32768
@@ -142,10 +142,17 @@ def plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.
 
 
 def step_flops(s: train_gpt.Settings) -> float:
-    """Operations of a step; scripts until 961afe4 count them by the token, without the optimizer's."""
-    if hasattr(train_gpt, "step_flops"):
-        return train_gpt.step_flops(s)
-    return s.train_batch_tokens * train_gpt.flops_per_token(s)
+    """Operations of the first step; scripts until 33077c4 have no plan of steps."""
+    return s.plan.flops[0] if hasattr(s, "plan") else train_gpt.step_flops(s)
+
+
+def fill_cache(predictor: train_gpt.Predictor, tokens: int) -> None:
+    """As if each stream had been given so many tokens; scripts until 33077c4 keep one tensor."""
+    if hasattr(predictor, "caches"):
+        for cache in predictor.caches:
+            cache.position = tokens
+    else:
+        predictor.told = tokens
 
 
 def shape_of(s: train_gpt.Settings) -> str:
@@ -225,7 +232,9 @@ def predictor(args: argparse.Namespace) -> dict[str, Any]:
     streams = {count: train_gpt.Predictor(eager.model) for count in (train_gpt.Predictor.rows, 1)}
     for count, each in streams.items():
         each.start(count)
-        each.cache.normal_()
+        for cache in getattr(each, "caches", [each]):
+            for name in ("keys", "values", "cache"):
+                getattr(cache, name, torch.empty(0)).normal_()
         each.step(np.full(count, 7))
     fills = np.random.default_rng(0).permutation(6 * args.repeats) * s.eval_window // (6 * args.repeats)
     spent = {name: np.zeros(2) for name in ("evaluation", *streams)}
@@ -233,9 +242,9 @@ def predictor(args: argparse.Namespace) -> dict[str, Any]:
         spent["evaluation"] += wall_and_processor(lambda: trainer.model.nll(ids))
         for count, each in streams.items():
             for fill in turn:
-                each.told = torch.zeros(count, int(fill), dtype=torch.int64)
-                told = np.full(count, 7)
-                spent[count] += wall_and_processor(functools.partial(each.step, told))
+                fill_cache(each, int(fill))
+                given = np.full(count, 7)
+                spent[count] += wall_and_processor(functools.partial(each.step, given))
     tokens = {"evaluation": args.repeats * rows * s.eval_window}
     tokens |= {count: len(fills) * count for count in streams}
     text = {name: seconds / tokens[name] * VAL_TOKENS for name, seconds in spent.items()}
@@ -311,7 +320,7 @@ def loader(args: argparse.Namespace) -> dict[str, Any]:
         path.write_bytes(head.tobytes() + tokens.tobytes())
 
         def waits(rate: float, pause: float, steps: int) -> list[float]:
-            stream = SlowStream(s, "train", {})
+            stream = SlowStream(s, "train", bytes(32).hex())
             stream.rate = rate
             reader = batch_reader(s, stream)
             seconds = []
@@ -536,7 +545,7 @@ def losses(args: argparse.Namespace) -> dict[str, Any]:
         trainer, stream = make_trainer(s)[0], train_gpt.load_corpus(s).train
         reader = batch_reader(s, stream)
         found = [
-            trainer.step(reader.next()[0], i, train_gpt.lr_multiplier(s, i, 0.0))[0].item()
+            float(trainer.step(reader.next()[0], i, s.plan.lr_multiplier(i, 0.0)).loss)
             for i in range(s.iterations)
         ]
         reader.thread.shutdown(cancel_futures=True)
@@ -576,8 +585,10 @@ def against(revision: str, args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         other = Path(folder, "train_gpt.py")
         other.write_bytes(subprocess.run(show, check=True, stdout=subprocess.PIPE).stdout)
+        turn = [("this", SCRIPT), (revision, other)]
         for _ in range(args.pairs):
-            for name, script in (("this", SCRIPT), (revision, other)):
+            turn.reverse()  # what runs second in a pair was up to 5 % faster on a shared host
+            for name, script in turn:
                 env = {**os.environ, "BENCH_SCRIPT": str(script)}
                 out = subprocess.run(command, env=env, check=True, text=True, stdout=subprocess.PIPE).stdout
                 figures[name].append(json.loads(out.splitlines()[-1])["figure"])

@@ -6,7 +6,7 @@
 PROVOKE holds faults with commas between them, each KIND@STEP and what it needs. Steps count as in the log.
 
     nan, inf    a number of the gradient's part=NAME; without a part the loss of the rank's slot=0
-    sleep       so many seconds= before the step
+    sleep       so many seconds= before the step; before step 0: while the others compile
     kill, stop  SIGKILL or SIGSTOP to itself before the step
     drift       the rank's weights change before the step
     tell        print the sha256 of weights and optimizer before the step
@@ -52,7 +52,7 @@ def due(*kinds: str) -> list[dict[str, str]]:
     return [fault for fault in FAULTS if fault["kind"] in kinds and fault["step"] == now["step"]]
 
 
-def step(trainer: train_gpt.Trainer, batch: torch.Tensor, number: int, multiplier: float) -> torch.Tensor:
+def step(trainer: train_gpt.Trainer, batch: torch.Tensor, number: int, multiplier: float) -> train_gpt.Stats:
     """Trainer.step after what happens before it."""
     now["step"] = number + 1
     for fault in due("sleep"):
@@ -74,10 +74,12 @@ def state_sha256(trainer: train_gpt.Trainer) -> str:
     return trainer.sha256(*trainer.optimizer.state).hex()
 
 
-def gradient(trainer: train_gpt.Trainer, batch: torch.Tensor) -> torch.Tensor:
+def gradient(trainer: train_gpt.Trainer, batch: torch.Tensor, seq_len: int) -> torch.Tensor:
     """Trainer.gradient with a bad number in the parts that are due."""
     now["slot"] = 0
-    total = real_gradient(trainer, batch)
+    for fault in due("sleep") if now["step"] == 0 else ():
+        time.sleep(float(fault["seconds"]))
+    total = real_gradient(trainer, batch, seq_len)
     for fault in due(*NUMBERS):
         if "part" in fault:
             part = trainer.model.views(total[: trainer.size])[fault["part"]]

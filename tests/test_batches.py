@@ -1,6 +1,9 @@
 """Batch order against a plain re-telling, for every number of ranks; reading across shards."""
 
 import itertools
+import os
+import subprocess
+import sys
 import tempfile
 import zlib
 from pathlib import Path
@@ -27,7 +30,7 @@ def stream_of(folder: Path, tokens: list[int], sizes: list[int], extended: bool 
     """The training stream of these tokens in shards of these sizes."""
     parts = np.split(np.array(tokens, np.uint16), np.cumsum(sizes)[:-1])
     helpers.write_shards(folder, "train", parts, vocabulary=65536, extended=extended)
-    return TokenStream(small_settings(folder), "train", {})
+    return TokenStream(small_settings(folder), "train", bytes(32).hex())
 
 
 def batches(s, stream: TokenStream, count: int, step: int = 0, rank: int = 0, world: int = 1):
@@ -163,15 +166,66 @@ def test_training_text_shorter_than_a_slot_is_refused(tmp_path, order):
         batches(s, stream_of(tmp_path, list(range(4)), [4]), 1)
 
 
-def test_a_reader_raises_in_the_step_that_needs_the_damaged_tokens(tmp_path):
-    """The read-ahead thread neither loses an error nor raises it before its time, and may raise it again."""
-    stream = stream_of(tmp_path, list(range(200)), [100, 100])
+def test_damage_is_found_before_the_first_step(tmp_path):
+    """Reading whole shards for their crc32 takes no second of the training's clock."""
+    stream_of(tmp_path, list(range(200)), [100, 100])
     with open(tmp_path / "tiny_train_000001.bin", "r+b") as file:
         file.seek(-1, 2)
         file.write(b"\xff")
+    with pytest.raises(DataError, match=r"tiny_train_000001\.bin: crc32"):
+        TokenStream(small_settings(tmp_path), "train", bytes(32).hex())
+
+
+def test_a_reader_raises_in_the_step_that_needs_the_missing_tokens(tmp_path):
+    """The read-ahead thread neither loses an error nor raises it before its time, and may raise it again."""
+    stream = stream_of(tmp_path, list(range(200)), [100, 100])
+    os.truncate(tmp_path / "tiny_train_000001.bin", 1024)
     s = small_settings(tmp_path, DATA_ORDER="sequential")
     assert len(batches(s, stream, 2)[0]) == 2  # 80 tokens of 100
     for _ in range(2):
-        with pytest.raises(DataError, match=r"tiny_train_000001\.bin: crc32"):
+        with pytest.raises(DataError, match=r"tiny_train_000001\.bin: .* the file was cut"):
             batches(s, stream, 3)
     assert len(batches(s, stream, 3, world=8)[0]) == 3  # rank 0 of 8 reads tokens 0 to 84
+
+
+SPARSE = """
+import resource, sys
+import train_gpt
+from tests.test_batches import small_settings
+s = small_settings(sys.argv[1], DOC_TOKENS=100_000, TRAIN_SEQ_LEN=512, TRAIN_BATCH_TOKENS=4096)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+stream = train_gpt.TokenStream(s, "train", bytes(32).hex())
+reader = train_gpt.BatchReader(s, stream, train_gpt.Machine(train_gpt.torch.device("cpu")), 0)
+print(stream.total, len(stream.documents), len(reader.order), before,
+      resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+def test_documents_of_two_billion_tokens_are_found_in_two_gibibytes(tmp_path):
+    """One sparse shard of 4 GB: zeros, a document every 99,999 tokens in its first half, one in the rest."""
+    tokens, every, half = 2 * 10**9, 99_999, 10**9
+    path = tmp_path / "tiny_train_000000.bin"
+    starts = np.arange(0, half, every)
+    with open(path, "wb") as file:
+        os.truncate(file.fileno(), 1024 + 2 * tokens)
+        for start in starts:
+            file.seek(1024 + 2 * int(start))
+            file.write(helpers.BOS.to_bytes(2, "little"))
+    crc32 = 0
+    with open(path, "rb") as file:
+        file.seek(1024)
+        while piece := file.read(2**26):
+            crc32 = zlib.crc32(piece, crc32)
+    with open(path, "r+b") as file:
+        blob = bytearray(helpers.header(np.zeros(1, np.uint16), vocabulary=65536, shards=1, split=1))
+        blob[8:12] = tokens.to_bytes(4, "little")
+        blob[44:48] = crc32.to_bytes(4, "little")
+        file.write(blob)
+    command = [sys.executable, "-c", SPARSE, tmp_path]
+    done = subprocess.run(command, cwd=helpers.ROOT, text=True, capture_output=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    total, documents, windows, before, peak = map(int, done.stdout.split())
+    assert (total, documents) == (tokens, 1 + len(starts))
+    assert windows == len(range(256, int(starts[-1]), 513)), "the last document is too long"
+    assert peak < 2 * 2**20, f"{peak / 2**20:.2f} GiB, of which {before / 2**20:.2f} before the data"

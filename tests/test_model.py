@@ -88,9 +88,9 @@ def test_the_gradient_is_the_same_however_many_slots_share_a_pass(monkeypatch, m
     s = tiny()
     trainer = random_trainer(s)
     batch = torch.from_numpy(random_ids(s, s.batch_slots, s.slot_tokens + 1))
-    together = trainer.gradient(batch)
+    together = trainer.gradient(batch, s.train_seq_len)
     monkeypatch.setattr(train_gpt, "MICRO_TOKENS", micro_tokens)
-    difference = trainer.gradient(batch) - together
+    difference = trainer.gradient(batch, s.train_seq_len) - together
     assert difference.abs().max() < 1e-5 * together.abs().max()
 
 
@@ -153,6 +153,22 @@ def test_attention_is_pytorchs_with_its_gradients(case, dtype, error):
         assert (grad.double() - want).abs().max() < error * max(want.abs().max().item(), 1.0)
 
 
+@pytest.mark.parametrize("dtype, heads", [(torch.float32, 8), (torch.bfloat16, 2)])
+def test_fused_attention_shares_keys_only_where_its_kernels_can(monkeypatch, dtype, heads):
+    """In float32 a GPU has a kernel without a T x T matrix only if each query head has keys of its own.
+
+    A tensor on `meta` takes the path of a GPU; the call it ends in is then done on the CPU."""
+    calls = []
+    monkeypatch.setattr(
+        F, "scaled_dot_product_attention", lambda *x, **named: calls.append((x, named)) or x[0]
+    )
+    q, k, v = attention_case(2, 30, 8, 2, 16, dtype)
+    train_gpt.attention(*(part.detach().to("meta") for part in (q, k, v)))
+    (found_q, found_k, found_v), named = calls[0]
+    assert named == {"is_causal": True, "enable_gqa": heads == 2}
+    assert [x.shape for x in (found_q, found_k, found_v)] == [(2, 8, 30, 16), *[(2, heads, 30, 16)] * 2]
+
+
 @pytest.mark.parametrize("gain", [0.0, 12.0, 200.0])
 def test_attention_is_exact_for_any_gain_it_may_learn(gain):
     """A gain of 200 at width 16 makes scores of +-800 nats."""
@@ -194,7 +210,7 @@ def test_the_operations_of_a_step_are_those_that_torch_counts(shape):
     batch = torch.zeros(s.batch_slots, s.slot_tokens + 1, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
         trainer.step(batch, 0, 1.0)
-    assert train_gpt.step_flops(s) == pytest.approx(counter.get_total_flops(), rel=0.01)
+    assert s.plan.flops[0] == pytest.approx(counter.get_total_flops(), rel=0.01)
 
 
 # --- start weights ----------------------------------------------------------------------------------------
@@ -269,10 +285,11 @@ def test_a_step_without_finite_numbers_changes_nothing(monkeypatch, place):
     batch = torch.from_numpy(random_ids(s, s.batch_slots, s.slot_tokens + 1))
     trainer.step(batch, 0, 1.0)
     before = trainer.sha256(*trainer.optimizer.state)
-    bad = trainer.gradient(batch)
+    bad = trainer.gradient(batch, s.train_seq_len)
     bad[place] = math.nan
-    monkeypatch.setattr(trainer, "gradient", lambda batch: bad)
-    assert trainer.step(batch, 1, 1.0)[2:].tolist() == [0, 1]  # not taken, because of rank 0
+    monkeypatch.setattr(trainer, "gradient", lambda *_: bad)
+    stats = trainer.step(batch, 1, 1.0)
+    assert (float(stats.taken), float(stats.bad)) == (0, 1)
     assert trainer.sha256(*trainer.optimizer.state) == before
 
 

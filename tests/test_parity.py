@@ -56,7 +56,7 @@ class Adapter:
     def step(self, slots: np.ndarray, step: int, multiplier: float) -> tuple[float, float]:
         """One optimizer step: loss and gradient norm."""
         batch = self.trainer.machine.tensor(slots.astype(np.int64))
-        loss, norm, taken, *_ = self.trainer.step(batch, step, multiplier).tolist()
+        loss, norm, taken, _ = map(float, self.trainer.step(batch, step, multiplier))
         assert taken == 1
         return loss, norm
 
@@ -144,9 +144,9 @@ def test_logits_loss_and_gradients_are_the_golden_ones(script, case):
 def assert_ten_steps(adapter: Adapter, case: Case) -> None:
     """Loss and gradient norm before each update: the weights, moments and schedules of all updates before."""
     s, steps = adapter.s, range(parity.STEPS)
-    multipliers = [train_gpt.lr_multiplier(s, step, 0.0) for step in steps]
+    multipliers = [s.plan.lr_multiplier(step, 0.0) for step in steps]
     assert multipliers == pytest.approx(case["lr_muls"], rel=1e-12)
-    momenta = [train_gpt.muon_momentum(s, step) for step in steps]
+    momenta = [s.plan.muon_momentum(step) for step in steps]
     assert momenta == pytest.approx(case["momenta"], rel=1e-12)
     found = [adapter.step(case["tokens"][step], step, multipliers[step]) for step in steps]
     losses, norms = np.array(found).T

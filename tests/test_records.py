@@ -600,7 +600,10 @@ def test_an_artifact_that_knows_more_than_the_training_text_is_found(kit, tmp_pa
 @pytest.mark.parametrize(
     "lie",
     [
-        ('"train_flops": (step + 1) * step_flops(s)', '"train_flops": (step + 1) * step_flops(s) // 2'),
+        (
+            '["train_flops"] = s.plan.step(step + 1).flops_before',
+            '["train_flops"] = s.plan.step(step + 1).flops_before // 2',
+        ),
         (
             "    trainer = make(s, machine)\n",
             "    trainer = make(s, machine)\n    torch.ones(4096, 4096) @ torch.ones(4096, 4096)\n",
@@ -619,7 +622,7 @@ def test_operations_that_were_not_told_are_found(kit, tmp_path, often, monkeypat
     if "//" in lie[1]:
         edit(
             folder / "train_gpt.py",
-            ("run.counters.steps * step_flops(s)}", "run.counters.steps * step_flops(s) // 2}"),
+            ('"train_flops": done.flops_before', '"train_flops": done.flops_before // 2'),
         )
         log_value(folder, 2, "train_flops", submission.read_runs(folder)[2].value("train_flops") // 2)
     lines = train_again(kit, folder)

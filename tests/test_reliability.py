@@ -55,6 +55,14 @@ def test_a_lost_rank_is_named_in_time(corpus, tmp_path, spec):
 
 
 @pytest.mark.slow
+def test_a_rank_that_compiles_for_longer_than_dist_timeout_is_not_lost(corpus, tmp_path):
+    """On a node whose cache of compiled code is empty, the first gradient takes minutes."""
+    spec = "sleep@0:seconds=5:rank=1"
+    env = corpus.env(RUN_ID="cold", ITERATIONS=3, DIST_TIMEOUT=3, PROVOKE=spec)
+    Launch(tmp_path, env, launch.command(2, spec)).need(0)
+
+
+@pytest.mark.slow
 def test_a_checkpoint_that_was_torn_or_cut_is_gone_back_from(corpus, tmp_path):
     """And no number of steps in a row may be bad for ever."""
     env = corpus.env(RUN_ID="run", ITERATIONS=40, CKPT_SECONDS=1e-6, TRAIN_LOG_EVERY=1)

@@ -83,7 +83,7 @@ def test_a_run_ends_with_the_promised_block(base_run, corpus):
     )
     assert numbers["val_bpb"] == pytest.approx(numbers["val_bpb_unquantized"], abs=0.01)
     assert numbers["val_bpb_unquantized"] == pytest.approx(base_run.events("val")[-1]["val_bpb"], abs=1e-8)
-    assert final["train_flops"] == str(20 * train_gpt.step_flops(settings_of(base_run)))
+    assert final["train_flops"] == str(20 * settings_of(base_run).plan.flops[0])
     blob, script = (folder / "model.ptz").read_bytes(), helpers.SCRIPT.read_bytes()
     assert numbers["artifact_bytes"] == len(blob)
     assert numbers["code_bytes"] == len(zlib.compress(script, 9))  # what smoke says
@@ -128,7 +128,7 @@ def test_metrics_are_strict_json_with_exact_floats(base_run):
         assert event["grad_norm"] > 0 and 0 < event["lr_mul"] <= 1
     seconds = [event["train_seconds"] for event in steps]
     assert seconds == sorted(seconds)
-    flops = train_gpt.step_flops(settings_of(base_run))
+    flops = settings_of(base_run).plan.flops[0]
     assert [event["train_flops"] for event in steps] == [flops * n for n in range(1, 21)]
     printed = {line.split()[0]: line for line in lines(base_run, "step")}
     assert all(
@@ -359,6 +359,71 @@ def test_a_model_that_does_not_fit_into_memory_is_told_in_one_line(corpus, tmp_p
 
 
 @pytest.mark.slow
+def cannot_allocate(size: int = 2**60) -> None:
+    torch.empty(size)
+
+
+def fail_with(error: Exception):
+    def fail(s):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize(
+    "fail",
+    [
+        lambda s: cannot_allocate(),
+        lambda s: bytes(2**60),
+        lambda s: np.empty(2**60, np.uint8),
+        fail_with(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")),
+        fail_with(RuntimeError("[malloc] Unable to allocate 68719476736 bytes.")),
+    ],
+    ids=["torch", "python", "numpy", "cuda", "mlx"],
+)
+def test_any_library_that_has_no_memory_left_is_understood_on_any_rank(monkeypatch, capsys, fail, rank):
+    monkeypatch.setenv("PRESET", "smoke")
+    monkeypatch.setenv("RANK", rank)
+    assert train_gpt.main(open_machine=fail) == 2
+    said = "train_gpt.py: out of memory: lower MODEL_DIM or TRAIN_BATCH_TOKENS"
+    assert capsys.readouterr().err == said + (" (rank 1)" if rank == "1" else "") + "\n"
+
+
+def test_memory_in_an_errors_text_is_no_lack_of_it(corpus, tmp_path, monkeypatch):
+    run = helpers.run_script(tmp_path, corpus.env(DATA_PATH="/nonexistent/memory"))
+    assert run.code == 3 and "DATA_PATH=/nonexistent/memory" in run.err and "out of" not in run.err
+    monkeypatch.setenv("PRESET", "smoke")
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        train_gpt.main(
+            open_machine=fail_with(RuntimeError("CUDA error: an illegal memory access was encountered"))
+        )
+
+
+def test_nccl_waits_longer_than_a_lost_rank_is_sought(monkeypatch):
+    """Its watchdog ends the process by SIGABRT; before, gloo fails and the search names who is lost."""
+    groups, patience = {}, {}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(train_gpt.dist, "rendezvous", lambda *_, **__: iter([("store", 0, 2)]))
+    monkeypatch.setattr(train_gpt.dist, "PrefixStore", lambda *_: "store")
+    monkeypatch.setattr(
+        train_gpt.dist, "init_process_group", lambda kind, timeout, **_: patience.update({kind: timeout})
+    )
+    monkeypatch.setattr(
+        train_gpt.dist,
+        "new_group",
+        lambda backend="", timeout=None: groups.setdefault(backend, timeout) or backend,
+    )
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    machine = train_gpt.open_machine(train_gpt.load_settings(helpers.tiny_env(DIST_TIMEOUT=60), "smoke")[0])
+    seconds = groups["nccl"].total_seconds()
+    found = patience["gloo"].total_seconds() + machine.timeout / 2
+    assert found < 60 < seconds and machine.reducers is not None
+
+
 def test_a_relative_path_is_told_with_the_folder_that_it_was_sought_in(corpus, tmp_path):
     run = helpers.run_script(tmp_path, corpus.env(DATA_PATH="data/datasets/nothing"))
     assert run.code == 3 and run.err.count("\n") == 1
@@ -458,7 +523,7 @@ for env in json.loads(sys.argv[1]):
     for name in env:
         del os.environ[name]
 """
-TINY_FLOPS = train_gpt.step_flops(train_gpt.load_settings(helpers.tiny_env(), "smoke")[0])
+TINY_FLOPS = train_gpt.load_settings(helpers.tiny_env(), "smoke")[0].plan.flops[0]
 VARIANTS = {
     "base": {},
     "clip": {"GRAD_CLIP_NORM": 0.1},
