@@ -51,7 +51,7 @@ def read_json(path: Path) -> dict:
     try:
         value = parse_json(read_bytes(path))
     except ValueError as error:
-        raise DataError(f"{path}: no JSON: {error}") from None
+        raise DataError(f"{path}: no JSON: {error}; expected a JSON object") from None
     if not isinstance(value, dict):
         raise DataError(f"{path}: holds a {type(value).__name__}, expected a JSON object")
     return value

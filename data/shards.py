@@ -304,7 +304,7 @@ PROBES = 8  # tokens of a document that its fingerprint takes in
 
 
 @dataclass(frozen=True)
-class Run:
+class DocumentSpan:
     """Whole documents, one after the other: where from, uint16 tokens, int64 starts of the documents."""
 
     path: Path
@@ -329,7 +329,7 @@ class Run:
         return hashlib.sha256(np.ascontiguousarray(self.document(i))).digest()
 
 
-def read_runs(paths: list[Path], bos_id: int) -> Iterator[Run]:
+def read_runs(paths: list[Path], bos_id: int) -> Iterator[DocumentSpan]:
     """All documents of a split in order. Other projects cut documents at a shard's end: these are joined.
 
     Raises DataError where a shard holds no start of a document.
@@ -345,12 +345,12 @@ def read_runs(paths: list[Path], bos_id: int) -> Iterator[Run]:
         first, last = starts[[0, -1]]
         cut = np.concatenate([cut, tokens[:first]])
         if len(cut):
-            yield Run(begun or path, cut, only)
-        yield Run(path, tokens[first:last], starts[:-1] - first)
+            yield DocumentSpan(begun or path, cut, only)
+        yield DocumentSpan(path, tokens[first:last], starts[:-1] - first)
         cut = tokens[last:]
         begun = path
     if len(cut):
-        yield Run(begun, cut, only)
+        yield DocumentSpan(begun, cut, only)
 
 
 def documents_in_both(splits: Splits, bos_id: int) -> tuple[list[Path], int]:
