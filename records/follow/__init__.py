@@ -1,0 +1,1 @@
+"""A run sent on to a tracker. `python -m records.follow` is the command."""
