@@ -52,6 +52,11 @@ def fraction(text: str) -> float:
     return float(text)
 
 
+def utf8(text: str) -> str:
+    """The type of an argument that is text: in the C locale Python itself makes none of other than ASCII."""
+    return os.fsencode(text).decode("utf-8")
+
+
 def open_streams() -> None:
     """Give standard streams that the caller closed a place, and let all of them take any text.
 

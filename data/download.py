@@ -43,8 +43,6 @@ from huggingface_hub.hf_api import RepoFolder
 from huggingface_hub.utils import build_hf_headers, parse_ratelimit_headers, validate_repo_id
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # its file may be called from any folder
-
 from data import command, shards
 from data.command import DataError
 

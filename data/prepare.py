@@ -37,8 +37,6 @@ import filelock
 import numpy as np
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # its file may be called from any folder
-
 from data import command, copies, shards
 from data.command import REPO, DataError, UsageError, say
 from data.shards import SPLIT_NAMES, TRAIN, VAL

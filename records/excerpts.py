@@ -12,12 +12,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # its file may be called from any folder
-
 from data.command import REPO, DataError, Parser, open_streams, run, say
-from records.files import read_json, write_whole
-from records.tracks import Track, load_track
-from records.verdicts import folder_sha256
+from data.files import read_json, write_whole
+from records.archive.tracks import Track, load_track
+from records.archive.verdicts import folder_sha256
 
 FILE = "excerpts.json"
 PROMPT = 'def read_file(path):\n    """'  # how the text begins

@@ -13,14 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # its file may be called from any folder
-
 from data.command import DataError, Parser, open_streams, run, say
-from records.board import Entry, load_entries
-from records.files import read_bytes, sha256, write_whole
-from records.metrics import find_runs
-from records.tracks import RECORDS, load_track
-from records.yardsticks import NOTHING, read_yardsticks
+from data.files import read_bytes, sha256, write_whole
+from records.archive.metrics import find_runs
+from records.archive.tracks import NOTHING, RECORDS, load_track, read_yardsticks
+from records.board.tables import Entry, load_entries
 
 TRACK = "track_floppy"
 PAR = "Par"  # what every record has to beat

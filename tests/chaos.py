@@ -29,13 +29,11 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # its file may be called from any folder
-
 import train_gpt
-from tests import campaign as campaigns
-from tests import launch, readme
-from tests.campaign import Campaign, Row, Skip, Try
-from tests.launch import Launch, check, check_same, end_of
+from tests.kit import launch, readme
+from tests.kit import tries as campaigns
+from tests.kit.launch import Launch, check, check_same, end_of
+from tests.kit.tries import Campaign, Row, Skip, Try
 
 MARGIN = 10.0  # seconds beyond DIST_TIMEOUT in which a rank has ended: Python's exit on a busy machine
 

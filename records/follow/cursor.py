@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from data.command import DataError
-from records.files import read_json, write_whole
+from data.files import read_json, write_whole
 
 
 @dataclasses.dataclass

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data.command import DataError
-from records.files import parse_json, read_json
+from data.files import parse_json, read_json
 
 Event = dict[str, Any]
 SCORES = {"val_loss", "val_bpb", "val_bpb_unquantized"}  # text in the final block, maybe with " partial"

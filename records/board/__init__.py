@@ -1,0 +1,1 @@
+"""The tables and the site. `python -m records.board` is the command."""
