@@ -150,10 +150,11 @@ class Followed:
         say(f"{self.name}: {self.sent} rows sent, {words}")
 
     def leave(self, words: str) -> None:
-        """Stop, if it is still followed. An error has been printed, or other runs are yet to be left."""
-        if not self.done:
+        """Stop, if it was begun and still is followed. Another error has been printed, or a signal came."""
+        if self.cursor and not self.done:
             with contextlib.suppress(DataError, OSError):
                 self.stop(words)
+        self.done = True
 
 
 def run_folders(path: Path) -> list[Path]:
