@@ -7,6 +7,7 @@ time, and given again. A training never waits for it.
 """
 
 import argparse
+import collections
 import contextlib
 import importlib.util
 import itertools
@@ -55,6 +56,8 @@ class Followed:
         self.tail = Tail(folder / METRICS)
         self.cursor: Cursor | None = None
         self.tracker: Tracker | None = None
+        self.taken: collections.deque[tuple[float, int]] = collections.deque()  # when, and up to which place
+        self.place = -1  # of the last row sent
         self.sent = 0
         self.waits = False
         self.done = False
@@ -80,6 +83,7 @@ class Followed:
             if batch[-1]["event"] == "final":
                 self.end(batch[-1])
                 return
+        self.settle()
         silent = time.time() - self.tail.path.stat().st_mtime
         if silent > self.patience:
             self.stop(f"has not ended and was silent for {silent:.0f} s; the same command goes on with it")
@@ -97,6 +101,7 @@ class Followed:
                 f"{self.folder}: is followed to {self.to} already, expected one at a time"
             ) from None
         self.cursor = Cursor.load(self.path, self.project, self.name)
+        self.place = self.cursor.place
 
     @property
     def name(self) -> str:
@@ -112,19 +117,32 @@ class Followed:
         return self.tracker
 
     def send(self, batch: list[Event]) -> None:
-        """Send the rows that the tracker does not have, and then move the cursor."""
-        place = self.cursor.place
+        """Send the rows that the tracker does not have."""
         rows = []
         for row in [measured(event) for event in batch if event["event"] in ("step", "val")]:
-            if row.place > place:  # else a resume wrote it a second time
-                place = row.place
+            if row.place > self.place:  # else a resume wrote it a second time
+                self.place = row.place
                 rows.append(row)
         if rows:
             with one_line(self.to):
                 self.open().send(rows)
-            self.cursor.place = place
-            self.cursor.save(self.path)
+            self.taken.append((time.monotonic(), self.place))
             self.sent += len(rows)
+            self.settle()
+
+    def settle(self) -> None:
+        """Move the cursor to the last row that outlives a kill. A kill may send the rows behind it again."""
+        place = self.cursor.place
+        while self.taken and time.monotonic() - self.taken[0][0] >= self.tracker.settles:
+            _, place = self.taken.popleft()
+        self.move(place, False)
+
+    def move(self, place: int, ended: bool) -> None:
+        """Move the cursor, and write it if it is another."""
+        if (place, ended) != (self.cursor.place, self.cursor.ended):
+            self.cursor.place = place
+            self.cursor.ended = ended
+            self.cursor.save(self.path)
 
     def end(self, final: Event) -> None:
         """The run has ended."""
@@ -134,8 +152,7 @@ class Followed:
         with one_line(self.to):
             self.open().close(summary(self.folder, final))
         self.tracker = None
-        self.cursor.ended = True
-        self.cursor.save(self.path)
+        self.move(self.place, True)
         self.stop("has ended")
 
     def stop(self, words: str) -> None:
@@ -145,6 +162,8 @@ class Followed:
             if self.tracker is not None:
                 with one_line(self.to):
                     self.tracker.close(None)
+                if self.taken:
+                    self.move(self.taken[-1][1], False)
         finally:
             self.lock.release()
         say(f"{self.name}: {self.sent} rows sent, {words}")

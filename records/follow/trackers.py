@@ -20,10 +20,12 @@ from records.follow.events import Measured
 class Tracker(Protocol):
     """One run at a tracker. It begins there, or goes on behind the place that the cursor holds."""
 
+    settles: float  # seconds after which rows that were sent outlive a kill of this process
+
     def __init__(self, folder: Path, cursor: Cursor, config: dict[str, Any]): ...
 
     def send(self, rows: list[Measured]) -> None:
-        """Return when the tracker has the rows, so that they outlive this process."""
+        """Send them; return when the tracker has taken them."""
 
     def close(self, final: dict[str, Any] | None) -> None:
         """Send the final block, or None: the run has not ended."""
@@ -34,6 +36,8 @@ class TensorBoard:
 
     A new file's first event says from which step on the files before it no longer count.
     """
+
+    settles = 0
 
     def __init__(self, folder: Path, cursor: Cursor, config: dict[str, Any]):
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -93,6 +97,8 @@ class Wandb:
     that its server has already is dropped there.
     """
 
+    settles = 4  # its process, which dies with ours, writes every two seconds
+
     def __init__(self, folder: Path, cursor: Cursor, config: dict[str, Any]):
         import wandb
 
@@ -112,7 +118,7 @@ class Wandb:
     def send(self, rows: list[Measured]) -> None:
         for row in rows:
             self.run.log({"step": row.step, **row.numbers}, step=row.place, commit=True)
-        self.run.status()  # wandb's own process answers in order, so that it has the rows
+        self.run.status()  # is answered after all that was sent before
 
     def close(self, final: dict[str, Any] | None) -> None:
         self.run.summary.update(final or {})
@@ -125,6 +131,8 @@ class Trackio:
     trackio has no flush but the end of a run, so a run is begun and ended with each batch: 0.05 s. It knows
     a run by its name, so the name there has the cursor's id behind it.
     """
+
+    settles = 0
 
     def __init__(self, folder: Path, cursor: Cursor, config: dict[str, Any]):
         for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
