@@ -1,4 +1,4 @@
-"""Files that strangers sent are read here, and files of ours written whole or not at all."""
+"""Files that strangers sent are read here, and files of ours are written whole or not at all."""
 
 import contextlib
 import hashlib
@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from data.command import DataError, UsageError
 
@@ -51,7 +51,7 @@ def read_json(path: Path) -> dict:
     try:
         value = parse_json(read_bytes(path))
     except ValueError as error:
-        raise DataError(f"{path}: no JSON: {error}") from None
+        raise DataError(f"{path}: no JSON: {error}; expected a JSON object") from None
     if not isinstance(value, dict):
         raise DataError(f"{path}: holds a {type(value).__name__}, expected a JSON object")
     return value
@@ -61,19 +61,43 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def file_sha256(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def sync(file: IO) -> None:
+    """Put a file's bytes on the disk, so that no rename can overtake them."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def beside(path: Path) -> Path:
+    """Where a file or folder grows until it is whole."""
+    return path.with_name(path.name + ".partial")
+
+
+def write_beside(path: Path, data: bytes) -> None:
+    """Write a file so that `path` holds the old bytes or the new ones, never a part."""
+    partial = beside(path)
+    try:
+        with open(partial, "wb") as file:
+            file.write(data)
+            sync(file)
+        os.replace(partial, path)
+    finally:
+        with contextlib.suppress(OSError, ValueError):  # it is there where a disk was full
+            partial.unlink()
+
+
 def write_whole(path: Path, data: bytes) -> None:
-    """Write beside and rename, so that a file of this name is always whole. Raises UsageError."""
+    """The same at a place that a user named. Raises UsageError."""
     if not path.name or (path.exists() and not path.is_file()):
         raise UsageError(f"{path}: is no plain file and cannot be replaced by one")
-    beside = path.with_name(path.name + ".part")
     try:
-        beside.write_bytes(data)
-        os.replace(beside, path)
+        write_beside(path, data)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: cannot be written: {getattr(error, 'strerror', error)}") from None
-    finally:
-        with contextlib.suppress(OSError, ValueError):
-            beside.unlink()
 
 
 @contextlib.contextmanager

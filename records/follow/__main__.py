@@ -135,14 +135,7 @@ class Followed:
         place = self.cursor.place
         while self.taken and time.monotonic() - self.taken[0][0] >= self.tracker.settles:
             _, place = self.taken.popleft()
-        self.move(place, False)
-
-    def move(self, place: int, ended: bool) -> None:
-        """Move the cursor, and write it if it is another."""
-        if (place, ended) != (self.cursor.place, self.cursor.ended):
-            self.cursor.place = place
-            self.cursor.ended = ended
-            self.cursor.save(self.path)
+        self.cursor.move(self.path, place)
 
     def end(self, final: Event) -> None:
         """The run has ended."""
@@ -152,7 +145,7 @@ class Followed:
         with one_line(self.to):
             self.open().close(summary(self.folder, final))
         self.tracker = None
-        self.move(self.place, True)
+        self.cursor.move(self.path, self.place, ended=True)
         self.stop("has ended")
 
     def stop(self, words: str) -> None:
@@ -163,7 +156,7 @@ class Followed:
                 with one_line(self.to):
                     self.tracker.close(None)
                 if self.taken:
-                    self.move(self.taken[-1][1], False)
+                    self.cursor.move(self.path, self.taken[-1][1])
         finally:
             self.lock.release()
         say(f"{self.name}: {self.sent} rows sent, {words}")

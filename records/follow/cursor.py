@@ -14,7 +14,7 @@ from data.files import read_json, write_whole
 class Cursor:
     """How a tracker knows a run, and how far the run has been sent there."""
 
-    folder: int  # its inode: a copied folder holds the cursor of another run
+    folder: int  # the inode of the run's folder: a copied folder holds the cursor of another run
     project: str
     name: str
     id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex[:8])
@@ -30,6 +30,13 @@ class Cursor:
             raise DataError(f"{path}: is no cursor; remove it, and the run begins anew at the tracker")
         own = (found["folder"], found["project"]) == (new.folder, project)
         return cls(**found) if own else new
+
+    def move(self, path: Path, place: int, ended: bool = False) -> None:
+        """To another place; no other is not written."""
+        if (place, ended) != (self.place, self.ended):
+            self.place = place
+            self.ended = ended
+            self.save(path)
 
     def save(self, path: Path) -> None:
         write_whole(path, json.dumps(vars(self), indent=1).encode())

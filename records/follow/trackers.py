@@ -5,6 +5,7 @@ A tracker's package is imported when its first rows are sent: whoever uses one n
 
 import contextlib
 import contextvars
+import functools
 import io
 import os
 import time
@@ -69,11 +70,10 @@ class TensorBoard:
         from tensorboard.plugins.text.summary_v2 import text_pb
 
         if final is not None:
-            step = final.get("steps", 0)
-            numbers = {name: value for name, value in final.items() if isinstance(value, int | float)}
-            self.add_numbers(step, {f"final/{name}": value for name, value in numbers.items()})
+            numbers = {f"final/{name}": value for name, value in final.items() if not isinstance(value, str)}
+            self.add_numbers(final["steps"], numbers)
             rows = "".join(f"| {name} | {value} |\n" for name, value in final.items())
-            self.add(step, text_pb("final", f"| name | value |\n|---|---|\n{rows}"))
+            self.add(final["steps"], text_pb("final", f"| name | value |\n|---|---|\n{rows}"))
         self.writer.close()
 
 
@@ -161,17 +161,9 @@ class Trackio:
     def begin(self) -> Any:
         import trackio
 
-        def init() -> Any:
-            return trackio.init(
-                project=self.cursor.project,
-                name=f"{self.cursor.name}-{self.cursor.id}",
-                config=self.config,
-                resume="allow",
-                auto_log_gpu=False,
-                auto_log_cpu=False,
-                embed=False,
-            )
-
+        words = {"project": self.cursor.project, "name": f"{self.cursor.name}-{self.cursor.id}"}
+        words |= {"config": self.config, "resume": "allow", "embed": False}
+        init = functools.partial(trackio.init, **words, auto_log_gpu=False, auto_log_cpu=False)
         try:
             return contextvars.copy_context().run(init)  # else init() would end the run begun before it
         except ValueError as error:
@@ -182,7 +174,7 @@ class Trackio:
 
     def close(self, final: dict[str, Any] | None) -> None:
         if final is not None:
-            self.log([(final.get("steps", 0), {f"final/{name}": value for name, value in final.items()})])
+            self.log([(final["steps"], {f"final/{name}": value for name, value in final.items()})])
 
 
 TRACKERS: dict[str, type[Tracker]] = {"wandb": Wandb, "trackio": Trackio, "tensorboard": TensorBoard}

@@ -29,13 +29,13 @@ from records.referee import scoring
 from records.referee.coder import compress, decompress, table
 from records.referee.sample import sample
 from records.referee.text import load_tokenizer, validation_text
-from records.sandbox.jobs import Job, find_job
+from records.sandbox.jobs import PredictorJob, find_job
 from records.sandbox.predictor import NoSandbox, SandboxError
 
 # --- commands ---------------------------------------------------------------------------------------------
 
 
-def convert(job: Job, args: argparse.Namespace) -> int:
+def convert(job: PredictorJob, args: argparse.Namespace) -> int:
     """compress and decompress."""
     packing = args.command == "compress"
     if not packing and args.output is None and args.file.suffix != ".bg":
@@ -58,7 +58,7 @@ def convert(job: Job, args: argparse.Namespace) -> int:
     return 0
 
 
-def write(job: Job, args: argparse.Namespace) -> int:
+def write(job: PredictorJob, args: argparse.Namespace) -> int:
     """sample and complete."""
     tokenizer = load_tokenizer(job.tokenizer_path)
     if args.command == "sample":
@@ -82,7 +82,7 @@ def write(job: Job, args: argparse.Namespace) -> int:
     return 0
 
 
-def judge(job: Job, args: argparse.Namespace) -> int:
+def judge(job: PredictorJob, args: argparse.Namespace) -> int:
     """score and prove."""
     seed = secrets.randbits(32) if args.seed is None else args.seed
     rng = np.random.default_rng(seed)

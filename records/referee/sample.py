@@ -7,7 +7,7 @@ import numpy as np
 import sentencepiece
 
 from data.command import DataError
-from records.sandbox.predictor import Predictor
+from records.sandbox.predictor import RemotePredictor
 
 SPACE = "\u2581"  # stands for a space in SentencePiece's pieces
 
@@ -32,7 +32,7 @@ def bytes_of(tokenizer: sentencepiece.SentencePieceProcessor, token: int) -> byt
 
 
 def sample(
-    predictor: Predictor,
+    predictor: RemotePredictor,
     tokenizer: sentencepiece.SentencePieceProcessor,
     told: list[int],
     count: int,

@@ -15,8 +15,8 @@ from data.command import DataError, UsageError
 from records.archive.checks import Check, check, skip
 from records.referee.coder import LN2, Charge, Decoder, code, stream_starts, table
 from records.referee.text import Text, decode, encode, load_tokenizer, second_text
-from records.sandbox.jobs import Job, slowness
-from records.sandbox.predictor import Predictor, SandboxError
+from records.sandbox.jobs import PredictorJob, slowness
+from records.sandbox.predictor import RemotePredictor, SandboxError
 
 LEAST_STREAMS = 16  # of a share: fewer say nothing of the rest
 LEAST_PROOF = 16  # bytes of text
@@ -30,7 +30,7 @@ TINY = 1e-9  # bits per byte below which a document counts no less
 class Result:
     """A score by the referee."""
 
-    job: Job
+    job: PredictorJob
     text: Text
     rows: int  # streams that the text was cut into
     vocab_size: int
@@ -54,7 +54,7 @@ class Result:
         return "\n".join([*rows, f"processor_seconds: {self.seconds:.1f}", f"seconds: {self.wall:.1f}"])
 
 
-def fitting_rows(predictor: Predictor, text: Text) -> int:
+def fitting_rows(predictor: RemotePredictor, text: Text) -> int:
     """How many streams a text is cut into. Raises SandboxError where the vocabulary is too small for it."""
     highest = int(text.tokens.max())
     size = predictor.vocab_size
@@ -63,7 +63,7 @@ def fitting_rows(predictor: Predictor, text: Text) -> int:
     return min(predictor.rows, len(text.tokens))
 
 
-def score_record(job: Job, text: Text, coding: bool = False, most_rows: int = shards.IDS) -> Result:
+def score_record(job: PredictorJob, text: Text, coding: bool = False, most_rows: int = shards.IDS) -> Result:
     """Charge the whole text in a sandbox, and write it in bits where `coding`.
 
     Raises SandboxError, NoSandbox.
@@ -121,7 +121,9 @@ def check_second(result: Result, second: Text) -> Check:
 # --- a part of a long text --------------------------------------------------------------------------------
 
 
-def estimate(job: Job, text: Text, share: float, rng: np.random.Generator) -> tuple[float, float, int, int]:
+def estimate(
+    job: PredictorJob, text: Text, share: float, rng: np.random.Generator
+) -> tuple[float, float, int, int]:
     """(bits per byte, half its 95 % interval, streams, of how many), from streams drawn at random.
 
     It is true for a record whose streams do not learn from each other. Raises UsageError, SandboxError.
@@ -189,7 +191,9 @@ def check_proof(result: Result) -> Iterator[Check]:
 # --- all of it ----------------------------------------------------------------------------------------------
 
 
-def referee(job: Job, text: Text, proof: bool | int, rng: np.random.Generator) -> Iterator[Check | Result]:
+def referee(
+    job: PredictorJob, text: Text, proof: bool | int, rng: np.random.Generator
+) -> Iterator[Check | Result]:
     """Score, second text and proof; the Result comes first. What the sandbox ends is one FAIL, and the end.
 
     `proof`: True for the whole text, or a number of bytes of it, or False.

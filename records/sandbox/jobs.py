@@ -20,7 +20,7 @@ from records.archive.folders import SCRIPT, run_artifact
 from records.archive.tracks import DATA, RECORDS, Track, load_track, tokenizer_path
 from records.sandbox.inside import worker
 from records.sandbox.limits import Limits, Watchdog
-from records.sandbox.predictor import Mode, Predictor, launch, memory_file
+from records.sandbox.predictor import Mode, RemotePredictor, launch, memory_file
 
 SLOWEST = 8  # how many times slower than the track's machine a machine may be
 SPEED_SIZE = 1024  # of the square matrices whose product is timed
@@ -28,7 +28,7 @@ SPEED_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
-class Job:
+class PredictorJob:
     """A record and how to run it."""
 
     track: Track
@@ -49,7 +49,7 @@ class Job:
         return digest.digest()[:8]
 
     @contextlib.contextmanager
-    def predictor(self) -> Iterator[Predictor]:
+    def predictor(self) -> Iterator[RemotePredictor]:
         """The record in a process of its own, which ends with the block.
 
         Raises NoSandbox, and SandboxError for whatever the record does wrong, here or in the block.
@@ -68,7 +68,7 @@ class Job:
             with launch(words, *room, (memory.fileno(),), **pipes) as process:
                 watchdog = Watchdog(process, process.stderr, self.limits)
                 try:
-                    yield Predictor(process, memory, watchdog, self.track["rows"])
+                    yield RemotePredictor(process, memory, watchdog, self.track["rows"])
                 finally:
                     watchdog.stop()
 
@@ -143,7 +143,7 @@ def find_job(
     second: Path | None = None,
     dataset: str | None = None,
     alone: bool = False,
-) -> Job:
+) -> PredictorJob:
     """The job of a record's folder. None stands for what the folder or its track says. Raises DataError.
 
     `alone`: for a stream alone.
@@ -167,7 +167,7 @@ def find_job(
         read_bytes(path)
     slow = slowness(rules)
     seconds = 2 * slow * rules["eval_seconds"]  # the exact limit is a check of the score
-    return Job(
+    return PredictorJob(
         rules,
         script,
         artifacts[0],

@@ -139,7 +139,7 @@ def launch(
 # --- the contract -----------------------------------------------------------------------------------------
 
 
-class Predictor:
+class RemotePredictor:
     """The record behind the contract of records/README.md, every answer checked for size.
 
     The memory where the worker leaves its answers is read here like a file, and never mapped: a record that

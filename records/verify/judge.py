@@ -14,7 +14,7 @@ from records.archive.record import Record
 from records.archive.submission import this_machine
 from records.referee.scoring import Result, referee
 from records.referee.text import validation_text
-from records.sandbox.jobs import Job, find_job
+from records.sandbox.jobs import PredictorJob, find_job
 from records.verify.papers import check_papers
 from records.verify.retrain import retrain
 
@@ -39,7 +39,7 @@ def check_by_referee(record: Record, options: argparse.Namespace) -> Iterator[Ch
     """Score again and prove; then train again. Raises NoSandbox, DataError."""
     text = validation_text(record.track, options.data, record.path)
 
-    def job_of(artifact: Path) -> Job:
+    def job_of(artifact: Path) -> PredictorJob:
         return find_job(
             record.path, artifact=artifact, data=options.data, trust=options.trust, second=options.second
         )

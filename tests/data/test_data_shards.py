@@ -278,8 +278,8 @@ DAMAGES = {  # what is done to the dataset and its second training shard, words 
     "dangling": (dangling, "No such file"),
     "other tokenizer": (other_tokenizer, "sha256 of the tokenizer is"),
     "no tokenizer": (removed("../../tokenizers/t_500_bpe.model"), "expected a SentencePiece model"),
-    "half a manifest": (manifest_is("{"), "manifest.json: cannot be read"),
-    "manifest without end": (manifest_is("[" * 100_000), "manifest.json: cannot be read"),
+    "half a manifest": (manifest_is("{"), "manifest.json: no JSON"),
+    "manifest without end": (manifest_is("[" * 100_000), "manifest.json: no JSON"),
     "empty manifest": (manifest_is('{"format": "bytegolf dataset"}'), "the manifest lacks"),
     "manifest of another shape": (
         manifest_with(lambda m: m["files"][0].pop("tokens")),

@@ -72,7 +72,7 @@ def help_of(*words: str) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-OURS = re.compile(r"-m ((?:data|records|tests)\.\w+)([^&|;#]*)")
+OURS = re.compile(r"-m ((?:data|records|tests)(?:\.\w+)+)([^&|;#]*)")
 
 
 @pytest.mark.parametrize("paper", PAPERS)

@@ -110,6 +110,88 @@ def test_data_tools_and_referee_know_nothing_of_the_trainer_and_the_tests():
     assert len(tools) > 10 and not [name for name in tools if imported(name) & RINGS - {"data", "records"}]
 
 
+# Each room of records/ and the rooms that it may import beside itself; files beside the rooms are commands.
+ROOMS = {
+    "archive": set(),
+    "sandbox": {"archive", "sandbox.inside"},
+    "sandbox.inside": set(),
+    "referee": {"archive", "sandbox"},
+    "verify": {"archive", "sandbox", "sandbox.inside", "referee"},
+    "compare": {"archive"},
+    "board": {"archive", "compare"},
+    "follow": {"archive"},
+    "campaign": {"archive", "sandbox", "referee"},
+}
+
+
+def modules_of(name: str) -> set[str]:
+    """The modules of data/ and records/ that a file imports."""
+    found = set()
+    for node in ast.walk(tree_of(name)):
+        if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] in ("data", "records"):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            files = {one for one in names if module_file(one)}
+            found |= files or {node.module}
+    return found
+
+
+def module_file(module: str) -> bool:
+    path = helpers.ROOT / module.replace(".", "/")
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
+def room_of(module: str) -> str:
+    """sandbox.inside of records.sandbox.inside.worker."""
+    return module.removeprefix("records.").rpartition(".")[0]
+
+
+def module_of(name: str) -> str:
+    return name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+TOOLS = {module_of(name): modules_of(name) for name in PYTHON if name.startswith(("data/", "records/"))}
+
+
+def test_rooms_import_what_stands_below_them():
+    for module, found in TOOLS.items():
+        room = room_of(module)
+        rooms = {room_of(one) for one in found if one.startswith("records.")}
+        if module.startswith("data."):
+            assert not rooms, module
+        elif room in ROOMS:
+            assert rooms - {""} <= {room, *ROOMS[room]}, module  # "": commands, of which the next test
+
+
+def test_no_library_imports_a_command():
+    """But site.py, which shows what excerpts.py keeps."""
+    commands = {module for module in TOOLS if module.endswith("__main__") or room_of(module) == "records"}
+    found = {(module, one) for module, found in TOOLS.items() for one in found & commands - {"records"}}
+    assert found <= {("records.board.site", "records.excerpts")}
+
+
+def test_imports_run_in_no_circle():
+    left = dict(TOOLS)
+    while free := [module for module, found in left.items() if not found & left.keys() - {module}]:
+        left = {module: found for module, found in left.items() if module not in free}
+    assert set(left) <= {
+        "records.board.tables",
+        "records.board.site",
+        "records.pictures",
+        "records.board.__main__",
+    }
+
+
+def test_a_class_has_its_name_alone():
+    names = [
+        node.name
+        for name in PYTHON
+        if name.startswith(("data/", "records/", "tests/"))
+        for node in tree_of(name).body
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert {name for name in names if names.count(name) > 1} <= {"Plan"}  # of prepare and of download
+
+
 IMPORTING = """
 import os, signal, sys, threading
 import numpy, sentencepiece, safetensors.numpy, tqdm, torch, torch.distributed
@@ -147,18 +229,6 @@ def test_importing_the_trainer_has_no_side_effect(tmp_path):
 
 
 # --- README -----------------------------------------------------------------------------------------------
-
-
-def is_command(name: str) -> bool:
-    return "argparse" in imported(name) and "__main__" in (helpers.ROOT / name).read_text(encoding="utf-8")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*filter(is_command, PYTHON)])
-def test_a_command_can_be_called_by_its_file_from_any_folder(tmp_path, name):
-    call = [sys.executable, helpers.ROOT / name, "--help"]
-    done = subprocess.run(call, cwd=tmp_path, text=True, capture_output=True, timeout=60)
-    assert done.stdout.startswith("usage: ") and not done.stderr
 
 
 def test_the_tables_are_the_generated_ones():

@@ -39,7 +39,7 @@ class Verdict:
     folder: str  # that the judge was told
 
 
-class Hub:
+class Forge:
     """A base branch, a fork of it, and what a runner does with the fork's pull request."""
 
     def __init__(self, root: Path, tiny: Path | None = None):
@@ -117,7 +117,7 @@ def add_record(root: Path, folder: str = NEW, readme: str = "good\n") -> None:
 
 @pytest.fixture
 def hub(tmp_path):
-    return Hub(tmp_path)
+    return Forge(tmp_path)
 
 
 # --- what is judged ---------------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ def tiny_env(**more) -> dict[str, str]:
 
 
 @dataclass
-class Corpus:
+class TinyCorpus:
     """A dataset folder, its tokenizer, and what went into them."""
 
     data_path: Path
@@ -162,9 +162,9 @@ def make_corpus(
     train_docs: int = 500,
     val_docs: int = 60,
     **fields,
-) -> Corpus:
+) -> TinyCorpus:
     """A tiny corpus of documents in several scripts: `train_shards` shards of training, two of validation."""
-    made = Corpus(folder, tokenizer_path, {}, {})
+    made = TinyCorpus(folder, tokenizer_path, {}, {})
     fields = {"corpus": CORPUS, "tokenizer": sha256(tokenizer_path), "extended": extended} | fields
     fields = {"vocabulary": made.tokenizer.vocab_size()} | fields
     for split, count, shards, seed in (("train", train_docs, train_shards, 1), ("val", val_docs, 2, 2)):
@@ -179,7 +179,7 @@ def make_corpus(
 
 
 @dataclass
-class Run:
+class ScriptRun:
     """What a run of the script left behind."""
 
     code: int
@@ -216,7 +216,7 @@ def command(ranks: int = 0, script: Path = SCRIPT) -> list[str]:
 
 def run_script(
     cwd: Path, env: dict[str, str], ranks: int = 0, prefix: tuple[str, ...] = (), script: Path = SCRIPT
-) -> Run:
+) -> ScriptRun:
     """Run the real train_gpt.py as a process of its own in `cwd`."""
     cwd.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
@@ -228,4 +228,4 @@ def run_script(
         text=True,
         encoding="utf-8",
     )
-    return Run(done.returncode, done.stdout, done.stderr, cwd)
+    return ScriptRun(done.returncode, done.stdout, done.stderr, cwd)

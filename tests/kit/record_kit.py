@@ -26,7 +26,7 @@ NO_SANDBOX = "bubblewrap is not installed or does not work here: apt-get install
 SETTINGS = {"ITERATIONS": 12, "TRAIN_LOG_EVERY": 5, "MAX_WALLCLOCK_SECONDS": 60}
 
 
-def make_data(root: Path) -> helpers.Corpus:
+def make_data(root: Path) -> helpers.TinyCorpus:
     """data/ as the tools expect it: datasets/tiny_sp400, tokenizers/tiny.model; and a second text beside."""
     (root / "tokenizers").mkdir(parents=True)
     tokenizer = helpers.train_tokenizer(root / "tokenizers/tiny.model", helpers.documents(400, 3))
@@ -35,7 +35,7 @@ def make_data(root: Path) -> helpers.Corpus:
     return helpers.make_corpus(root / "datasets/tiny_sp400", tokenizer)
 
 
-def make_track(folder: Path, corpus: helpers.Corpus, **more) -> None:
+def make_track(folder: Path, corpus: helpers.TinyCorpus, **more) -> None:
     """track.json of the tiny corpus, from the floppy's."""
     rules = json.loads((helpers.ROOT / "records/track_floppy/track.json").read_text())
     texts = [hashlib.sha256(text.encode()).digest() for text in corpus.texts["val"]]
@@ -213,7 +213,7 @@ def load_predictor(artifact, device):
 '''
 
 
-def foreign(corpus: helpers.Corpus, folder: Path, more: str = "") -> Path:
+def foreign(corpus: helpers.TinyCorpus, folder: Path, more: str = "") -> Path:
     """A folder with the bigram model, its counts, and code that changes it."""
     counts = np.zeros((400, 400), "<u2")
     tokens = corpus.tokens["train"]

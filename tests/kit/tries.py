@@ -34,7 +34,7 @@ class Skip(Exception):
     """What this machine does not let us try."""
 
 
-class Row(NamedTuple):
+class Promise(NamedTuple):
     name: str
     promise: str
     timed: str  # what the median is of
@@ -65,7 +65,7 @@ class Campaign:
         self.script = helpers.sha256(helpers.SCRIPT).hex()
         tokenizer = self.made("tokenizer", self.make_tokenizer) / "tiny.model"
         data = self.made("data", lambda path: helpers.make_corpus(path, tokenizer))
-        self.corpus = helpers.Corpus(data, tokenizer, {}, {})
+        self.corpus = helpers.TinyCorpus(data, tokenizer, {}, {})
 
     @staticmethod
     def make_tokenizer(folder: Path) -> None:
@@ -121,14 +121,14 @@ class Campaign:
         with self.lock, open(self.tries, "a", encoding="utf-8") as file:
             file.write(json.dumps(facts) + "\n")
 
-    def tasks(self, row: Row) -> Iterator[Try]:
+    def tasks(self, row: Promise) -> Iterator[Try]:
         """The calls of a row."""
         tries = row.quick if self.quick else row.full
         for index, done in enumerate(range(0, tries, row.each)):
             rng = random.Random(f"{self.seed} {row.name} {index}")
             yield Try(self.folder / row.name / str(index), rng, index, min(row.each, tries - done))
 
-    def attempt(self, row: Row, task: Try) -> None:
+    def attempt(self, row: Promise, task: Try) -> None:
         """One call of a row, told in tries.jsonl. What fails loses all its tries."""
         shutil.rmtree(task.folder, ignore_errors=True)  # of a campaign that was cut
         task.folder.mkdir(parents=True)
@@ -158,7 +158,7 @@ class Campaign:
             skipped=skipped,
         )
 
-    def run(self, rows: list[Row], jobs: int, say: Callable[[str], None]) -> list[Result]:
+    def run(self, rows: list[Promise], jobs: int, say: Callable[[str], None]) -> list[Outcome]:
         """All tries that are still to be done, so many at a time, evenly over the rows."""
         done = {(line["row"], line["index"]) for line in self.told() if "row" in line}
         order = []
@@ -176,19 +176,19 @@ class Campaign:
                 say(f"FAILED {failure}")
         return results
 
-    def result(self, row: Row) -> Result:
+    def result(self, row: Promise) -> Outcome:
         told = [line for line in self.told() if line.get("row") == row.name]
         tried, survived = (sum(line[name] for line in told) for name in ("tried", "survived"))
         seconds = [second for line in told for second in line["seconds"]]
         failures = [line["failure"] for line in told if line["failure"]]
         skipped = next((line["skipped"] for line in told if line["skipped"]), "")
-        return Result(row, tried, survived, seconds, failures, skipped)
+        return Outcome(row, tried, survived, seconds, failures, skipped)
 
 
-class Result(NamedTuple):
+class Outcome(NamedTuple):
     """What came of a row."""
 
-    row: Row
+    row: Promise
     tried: int
     survived: int
     seconds: list[float]
@@ -213,13 +213,13 @@ def machine() -> str:
     return f"{found[1] if found else platform.processor()}, {os.cpu_count()} cores, {platform.platform()}"
 
 
-def table(results: list[Result]) -> list[str]:
+def table(results: list[Outcome]) -> list[str]:
     cells = [("promise", "tried", "survived", "median"), ("---", "---:", "---:", "---")]
     cells += [result.cells() for result in results]
     return ["| " + " | ".join(row) + " |" for row in cells]
 
 
-def report(campaign: Campaign, results: list[Result]) -> str:
+def report(campaign: Campaign, results: list[Outcome]) -> str:
     """The text of RELIABILITY.md."""
     head, *tries = campaign.told()
     minutes = sum(line["took"] for line in tries) / head["jobs"] / 60

@@ -444,7 +444,7 @@ def test_the_noise_of_seeds_is_that_of_whole_records(tmp_path, monkeypatch, scor
     (bad / "submission.json").write_text(json.dumps(submission | {"scores": scores}))
     runs = find_runs(PAR)
     right = noise_bpb(runs)
-    monkeypatch.setattr("records.rows.RECORDS", tmp_path)
+    monkeypatch.setattr("records.compare.rows.RECORDS", tmp_path)
     assert noise_bpb(runs) == right
 
 

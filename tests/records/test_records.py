@@ -37,7 +37,7 @@ from records.sandbox.jobs import find_job
 from records.verify import __main__ as verify
 from records.verify import retrain
 from records.verify.source import check_source
-from tests.house.test_workflows import Hub
+from tests.house.test_workflows import Forge
 from tests.kit import helpers, record_kit
 from tests.kit.record_kit import (
     ARTIFACT,
@@ -678,7 +678,7 @@ def test_links_in_what_a_run_left_lead_nowhere(tmp_path):
 @slow
 @sandboxed
 def test_a_pull_request_with_a_good_record_passes(kit, tmp_path):
-    hub = Hub(tmp_path, kit.records / TRACK)
+    hub = Forge(tmp_path, kit.records / TRACK)
     folder = f"records/{TRACK}/{NAME}"
     verdict = hub.judge(lambda root: shutil.copytree(kit.good, root / folder), kit.data, retrain="true")
     assert verdict.code == 0, verdict.out
@@ -690,7 +690,7 @@ def test_a_pull_request_with_a_good_record_passes(kit, tmp_path):
 @slow
 @sandboxed
 def test_a_pull_request_with_a_forged_score_fails(kit, tmp_path):
-    hub = Hub(tmp_path, kit.records / TRACK)
+    hub = Forge(tmp_path, kit.records / TRACK)
 
     def forge(root):
         folder = kit.copy(root / "records")

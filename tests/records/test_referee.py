@@ -35,7 +35,7 @@ from records.sandbox import bubblewrap, jobs
 from records.sandbox import limits as watch
 from records.sandbox import predictor as sandbox
 from records.sandbox.inside import worker
-from records.sandbox.jobs import Job, find_job
+from records.sandbox.jobs import PredictorJob, find_job
 from tests.kit import helpers, record_kit
 from tests.kit.record_kit import TRACK, failed
 
@@ -64,11 +64,11 @@ class Stand:
     def foreign(self, folder: Path, more: str = "") -> Path:
         return record_kit.foreign(self.corpus, folder, more)
 
-    def job(self, folder: Path, track: str = TRACK, limits=OURS, **options) -> Job:
+    def job(self, folder: Path, track: str = TRACK, limits=OURS, **options) -> PredictorJob:
         places = {"data": self.data, "second": self.data / "second.jsonl", "dataset": "tiny_sp400"}
         return replace(find_job(folder, self.root / track, **places, **options), limits=limits)
 
-    def judge(self, job: Job, proof: bool | int = False):
+    def judge(self, job: PredictorJob, proof: bool | int = False):
         """(result, checks) of a job."""
         text = validation_text(job.track, self.data)
         lines = list(scoring.referee(job, text, proof, np.random.default_rng(3)))
@@ -314,7 +314,7 @@ class Fixed:
 
 
 def test_a_share_of_the_streams_gives_an_interval(stand, bigram, monkeypatch):
-    monkeypatch.setattr(jobs.Job, "predictor", lambda job: Fixed(30, 1000))
+    monkeypatch.setattr(jobs.PredictorJob, "predictor", lambda job: Fixed(30, 1000))
     job = stand.job(bigram)
     tokens = np.random.default_rng(1).choice(30, 60_000, p=np.arange(1, 31) / 465)
     text = Text([b"x" * 90_000], tokens)

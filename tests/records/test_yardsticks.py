@@ -159,7 +159,7 @@ def test_the_file_tells_its_command_and_its_texts(kit, written):
 def test_what_cannot_be_measured_is_skipped(kit, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     for most in (10, len(text_of(kit[1], "train")) - 1):  # tokens, bytes
-        monkeypatch.setattr(yardsticks, "MOST_BYTES", most)
+        monkeypatch.setattr(compressors, "MOST_BYTES", most)
         said = call(yardsticks.main, *arguments(kit[0]))
         assert "SKIP zpaq -m5: is not installed: apt-get install zpaq\n" in said
         assert f"SKIP after the training text: it has more than {most} bytes\n" in said
@@ -169,7 +169,7 @@ def test_what_cannot_be_measured_is_skipped(kit, monkeypatch):
 def test_a_wrong_track_or_text_is_told(kit, track):
     def refused(*words, code=3):
         line = data_kit.refused(call(yardsticks.main, *words, code=code))
-        assert not list(track.parent.rglob("*.part"))
+        assert not list(track.parent.rglob("*.partial"))
         return line
 
     options = arguments(kit[0], "--write")[1:]

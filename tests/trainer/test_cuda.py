@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available()
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, corpus) -> dict[str, helpers.Run]:
+def runs(tmp_path_factory, corpus) -> dict[str, helpers.ScriptRun]:
     """The same 20 steps on the CPU and on the GPU, there in both number formats and compiled."""
     cwd = tmp_path_factory.mktemp("cuda")
     kinds = {

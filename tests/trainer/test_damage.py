@@ -10,7 +10,7 @@ import pytest
 
 import train_gpt
 from tests.kit import helpers
-from tests.kit.helpers import Corpus
+from tests.kit.helpers import TinyCorpus
 
 VAL, VAL1 = "tiny_val_000000.bin", "tiny_val_000001.bin"
 FIRST, TRAIN, LAST = (f"tiny_train_00000{index}.bin" for index in range(3))
@@ -18,11 +18,11 @@ OTHER = bytes(range(32))
 
 
 @pytest.fixture
-def broken(tmp_path, corpus) -> Corpus:
+def broken(tmp_path, corpus) -> TinyCorpus:
     """A copy of the corpus that a test may damage."""
     shutil.copytree(corpus.data_path, tmp_path / "data")
     shutil.copy(corpus.tokenizer_path, tmp_path / "tiny.model")
-    return Corpus(tmp_path / "data", tmp_path / "tiny.model", corpus.tokens, corpus.texts)
+    return TinyCorpus(tmp_path / "data", tmp_path / "tiny.model", corpus.tokens, corpus.texts)
 
 
 def edit(path: Path, at: int, new: bytes) -> None:
@@ -137,7 +137,7 @@ SHARDS = {
 }
 
 
-def refusal(broken: Corpus, **env) -> str:
+def refusal(broken: TinyCorpus, **env) -> str:
     """The one line that refuses the corpus."""
     with pytest.raises(train_gpt.DataError) as caught:
         train_gpt.load_corpus(train_gpt.load_settings(broken.env(**env), "smoke")[0])
@@ -189,7 +189,7 @@ def test_a_shard_that_shrinks_under_the_run_is_refused_not_a_crash(broken):
 # --- tokenizers -------------------------------------------------------------------------------------------
 
 
-def retrain(broken: Corpus, **options) -> None:
+def retrain(broken: TinyCorpus, **options) -> None:
     helpers.train_tokenizer(broken.tokenizer_path, helpers.documents(400, 9), **options)
 
 

@@ -21,7 +21,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.kit import helpers
-from tests.kit.helpers import Run
+from tests.kit.helpers import ScriptRun
 
 PATCHES = {path.stem: path for path in sorted((helpers.ROOT / "tests/ideas").glob("*.patch"))}
 MOST_LINES = 40
@@ -53,7 +53,7 @@ class Fork:
     script: Path
     module: ModuleType
     env: dict[str, str]
-    run: Run
+    run: ScriptRun
 
     @property
     def artifact(self) -> bytes:
@@ -118,7 +118,7 @@ def forks(scripts, corpus):
     return fork
 
 
-def losses(run: Run) -> list[float]:
+def losses(run: ScriptRun) -> list[float]:
     return [event["train_loss"] for event in run.events("step")]
 
 

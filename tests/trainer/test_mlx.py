@@ -21,7 +21,7 @@ import pytest
 
 import train_gpt
 from tests.kit import helpers
-from tests.kit.helpers import Run
+from tests.kit.helpers import ScriptRun
 
 mx = pytest.importorskip("mlx.core", reason="mlx is not installed: nothing of train_gpt_mlx.py can be tried")
 twin = pytest.importorskip("train_gpt_mlx")
@@ -48,12 +48,12 @@ def start(cwd: Path, env: dict, script: Path = helpers.MLX_SCRIPT) -> subprocess
     )
 
 
-def end(process: subprocess.Popen, cwd: Path) -> Run:
+def end(process: subprocess.Popen, cwd: Path) -> ScriptRun:
     try:
         out, err = process.communicate(timeout=200)
     finally:
         process.kill()
-    return Run(process.returncode, out, err, cwd)
+    return ScriptRun(process.returncode, out, err, cwd)
 
 
 def signal_at(process: subprocess.Popen, line: str, number: signal.Signals) -> None:
@@ -65,17 +65,17 @@ def signal_at(process: subprocess.Popen, line: str, number: signal.Signals) -> N
     pytest.fail(f"it ended before {line}: {process.stderr.read()}")
 
 
-def mlx_run(cwd: Path, env: dict) -> Run:
+def mlx_run(cwd: Path, env: dict) -> ScriptRun:
     return end(start(cwd, env), cwd)
 
 
-def finals(run: Run) -> dict[str, str]:
+def finals(run: ScriptRun) -> dict[str, str]:
     assert run.code == 0, run.err
     return run.final
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory, corpus) -> dict[str, Run]:
+def pair(tmp_path_factory, corpus) -> dict[str, ScriptRun]:
     """The same 30 steps by both scripts, at the same time."""
     cwd = tmp_path_factory.mktemp("pair")
     env = corpus.env(**STEPS, RUN_ID="r")
@@ -253,7 +253,7 @@ def test_two_processes_train_what_one_does(pair, corpus, tmp_path):
         timeout=200,
         env=helpers.clean_environment(**env),
     )
-    run = Run(done.returncode, done.stdout, done.stderr, tmp_path)
+    run = ScriptRun(done.returncode, done.stdout, done.stderr, tmp_path)
     assert finals(run)["batches_crc32"] == pair["torch"].final["batches_crc32"]
     assert " ranks:2 " in run.out
     for told, found in zip(pair["torch"].events("step"), run.events("step"), strict=True):

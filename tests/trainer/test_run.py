@@ -22,7 +22,7 @@ import torch
 
 import train_gpt
 from tests.kit import helpers, launch
-from tests.kit.helpers import Run
+from tests.kit.helpers import ScriptRun
 from tests.trainer.test_batches import told_checksum, told_shuffled
 from tests.trainer.test_model import nats_of_steps
 
@@ -40,16 +40,16 @@ FINAL = """
 FINAL = FINAL.split()
 
 
-def settings_of(run: Run) -> train_gpt.Settings:
+def settings_of(run: ScriptRun) -> train_gpt.Settings:
     config = json.loads((run.folder / "config.json").read_text(encoding="utf-8"))
     return train_gpt.Settings(**config["settings"])
 
 
-def lines(run: Run, kind: str) -> list[str]:
+def lines(run: ScriptRun, kind: str) -> list[str]:
     return [line for line in run.out.splitlines() if re.fullmatch(LINE[kind], line)]
 
 
-def losses(run: Run) -> list[float]:
+def losses(run: ScriptRun) -> list[float]:
     return [event["train_loss"] for event in run.events("step")]
 
 
@@ -255,7 +255,7 @@ def test_load_predictor_scores_the_artifact_as_the_run_did(base_run, corpus):
 
 
 @pytest.fixture(scope="module")
-def unscored(tmp_path_factory, corpus) -> Run:
+def unscored(tmp_path_factory, corpus) -> ScriptRun:
     """The base run without *_val_*.bin: the sealed room."""
     cwd = tmp_path_factory.mktemp("unscored")
     shutil.copytree(corpus.data_path, cwd / "data", ignore=shutil.ignore_patterns("*_val_*"))
@@ -543,7 +543,7 @@ VARIANTS = {
 
 
 @pytest.fixture(scope="module")
-def variants(tmp_path_factory, corpus) -> dict[str, Run]:
+def variants(tmp_path_factory, corpus) -> dict[str, ScriptRun]:
     """A run of ten steps for each variant, by its name."""
     cwd = tmp_path_factory.mktemp("variants")
     envs = [corpus.env(**{"RUN_ID": name, "ITERATIONS": 10} | more) for name, more in VARIANTS.items()]
@@ -558,7 +558,7 @@ def variants(tmp_path_factory, corpus) -> dict[str, Run]:
     told = re.findall(r"(.*?)^exit (\w+) (\d+)$\n", done.stderr, re.MULTILINE | re.DOTALL)
     assert [name for _, name, _ in told] == list(VARIANTS), done.stderr
     return {
-        name: Run(int(code), (cwd / f"logs/{name}/train.log").read_text(encoding="utf-8"), err, cwd)
+        name: ScriptRun(int(code), (cwd / f"logs/{name}/train.log").read_text(encoding="utf-8"), err, cwd)
         for err, name, code in told
     }
 
