@@ -92,14 +92,14 @@ class Followed:
             say(f"{self.name}: {self.sent} rows sent to {self.to}, has not ended and is waited for")
 
     def begin(self) -> None:
+        """Read the cursor, as the only follower to this tracker. Raises DataError, UsageError."""
         if str(self.folder).encode(errors="ignore") != os.fsencode(self.folder):
             raise DataError(f"{str(self.folder)!r:.200}: expected a name in UTF-8; trackers take no other")
         try:
             self.lock.acquire(timeout=0)
         except filelock.Timeout:
-            raise UsageError(
-                f"{self.folder}: is followed to {self.to} already, expected one at a time"
-            ) from None
+            found = f"{self.folder}: is followed to {self.to} already"
+            raise UsageError(f"{found}, expected one at a time") from None
         self.cursor = Cursor.load(self.path, self.project, self.name)
         self.place = self.cursor.place
 
@@ -143,8 +143,9 @@ class Followed:
             self.stop(f"has ended and is at {self.to} already")
             return
         with one_line(self.to):
-            self.open().close(summary(self.folder, final))
-        self.tracker = None
+            tracker = self.open()
+            self.tracker = None  # it is closed once
+            tracker.close(summary(self.folder, final))
         self.cursor.move(self.path, self.place, ended=True)
         self.stop("has ended")
 

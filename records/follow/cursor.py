@@ -32,7 +32,7 @@ class Cursor:
         return cls(**found) if own else new
 
     def move(self, path: Path, place: int, ended: bool = False) -> None:
-        """To another place; no other is not written."""
+        """Write the place, if it is another."""
         if (place, ended) != (self.place, self.ended):
             self.place = place
             self.ended = ended
