@@ -108,6 +108,13 @@ def run(work: Callable[[], int], mend: str) -> int:
         return DataError.exit_code
 
 
+def main(parse: Callable, work: Callable, mend: str, argv: list[str] | None) -> int:
+    """A whole command: `work` on what `parse` makes of its arguments. `mend`: as in `run`. The exit code."""
+    open_streams()
+    args = parse(argv)
+    return run(lambda: work(args), mend)
+
+
 def training_command(dataset: Path, tokenizer: Path, vocab_size: int | None) -> str:
     """The command line that trains on a dataset, for the folder that the user is in."""
     settings = [f"VOCAB_SIZE={vocab_size}"] if vocab_size else []

@@ -21,7 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data.command import DataError, Parser, UsageError, fraction, open_streams, run, utf8, whole
+from data import command
+from data.command import DataError, Parser, UsageError, fraction, utf8, whole
 from data.files import read_bytes, write_whole
 from records.archive.checks import Check
 from records.archive.tracks import DATA
@@ -154,11 +155,11 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(prog="python -m records.referee", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (_, words) in COMMANDS.items():
-        command = commands.add_parser(name, help=words, description=words)
-        command.add_argument("record", type=Path, metavar="RECORD", help="a record's folder, or a run's")
+        one = commands.add_parser(name, help=words, description=words)
+        one.add_argument("record", type=Path, metavar="RECORD", help="a record's folder, or a run's")
         for owners, option, about in OPTIONS:
             if name in (owners or name).split():
-                command.add_argument(*option.split(), **about)
+                one.add_argument(*option.split(), **about)
     return parser.parse_args(argv)
 
 
@@ -175,9 +176,7 @@ def work(args: argparse.Namespace) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    open_streams()
-    args = parse_args(argv)
-    return run(lambda: work(args), "run the command again")
+    return command.main(parse_args, work, "run the command again", argv)
 
 
 if __name__ == "__main__":
