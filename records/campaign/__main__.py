@@ -4,6 +4,7 @@
     python -m records.campaign FILE --budget 0.1     each run with a tenth of the track's operations
     python -m records.campaign FILE --score          also score the artifacts in streams, as the referee does
     python -m records.campaign FILE --report         report what has been run so far
+    python -m records.campaign FILE --renew          say in its patches that they are for the script of today
 
 .github/CONTRIBUTING.md says what stands in FILE. Exit codes: 0 done, 1 a run failed, 2 a bad FILE, 3 bad data
 or an arm that changed, 16 stopped by a signal; the same command goes on.
@@ -24,11 +25,18 @@ import filelock
 
 from data import command, shards
 from data.command import REPO, UsageError, say
-from data.files import write_whole
+from data.files import read_bytes, sha256, write_whole
 from records.archive.folders import SCRIPT, run_artifact
 from records.archive.tracks import DATA, RECORDS, Track, load_track
 from records.campaign import standings
-from records.campaign.arms import Arm, ArmRun, load_arms, read_campaign
+from records.campaign.arms import (
+    Arm,
+    ArmRun,
+    load_arms,
+    made_for_others,
+    read_campaign,
+    renew,
+)
 from records.referee.scoring import score_record
 from records.referee.text import Text, decode, load_tokenizer
 from records.sandbox import bubblewrap
@@ -122,11 +130,19 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     add("--cores", type=command.whole(1), metavar="N", help="N runs at a time, each with one thread")
     add("--score", action="store_true", help="score artifacts in streams, and report these scores")
     add("--report", action="store_true", help="run nothing")
+    add("--renew", action="store_true", help="run nothing; write the script's sha256 into patches that apply")
     add("--script", type=Path, default=REPO / SCRIPT, help="that patches are applied to (%(default)s)")
     add("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/")
     add("--records", type=Path, default=RECORDS, help="folder of the tracks")
     add("--logs", type=Path, default=REPO / "logs/campaigns", help="folder of all runs (%(default)s)")
     return parser.parse_args(argv)
+
+
+def say_made_for(arms: list[Arm], script: Path) -> None:
+    """List the patches that were made for another script: such a one may not apply, or not mean the same."""
+    for patch, its in made_for_others(arms, sha256(read_bytes(script))).items():
+        other = f"made for train_gpt.py of sha256 {its}"
+        say(f"{command.shown(patch)}: {other}, which {command.shown(script)} is not")
 
 
 def carry_out(arms: list[Arm], seeds: list[int], track: Track, args: argparse.Namespace) -> int:
@@ -175,8 +191,13 @@ def work(args: argparse.Namespace) -> int:
     home = args.logs / args.file.stem
     arms_at = functools.partial(load_arms, value, track, home, args.data)
     arms = arms_at(args.budget)
+    if args.renew:
+        for patch in renew(arms, args.script):
+            say(f"{command.shown(patch)}: says now that it is for {command.shown(args.script)}")
+        return 0
     code = 0
     if not args.report:
+        say_made_for(arms, args.script)
         home.mkdir(parents=True, exist_ok=True)
         try:
             with filelock.FileLock(home / "lock", timeout=0):
