@@ -6,17 +6,14 @@
         ...                               # run the real client with HF_ENDPOINT=hub.url
         hub.requests                      # what it asked for
 
-It speaks repo info and tree listing of a commit with git and LFS checksums, HEAD and GET of /resolve/ with
-X-Repo-Commit, ETag, X-Linked-Etag and X-Linked-Size, a redirect to a "CDN" of another origin for LFS files,
-ranges, and the hub's error codes. Files that end in .bin or .model are in LFS. It speaks no Xet.
+It speaks repo info of a commit with git and LFS checksums, HEAD and GET of /resolve/ with X-Repo-Commit, ETag,
+X-Linked-Etag and X-Linked-Size, a redirect to a "CDN" of another origin for LFS files, ranges, and the hub's
+error codes. Files that end in .bin or .model are in LFS. It speaks no Xet.
 """
 
 import hashlib
 import json
-import os
 import re
-import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -35,24 +32,16 @@ class Fault:
     before: Callable[[], None] = lambda: None  # called before the answer
     status: int = 0  # answer with this and no body
     headers: dict = field(default_factory=dict)  # add these
-    without: tuple = ()  # leave these out
-    hangs_up: bool = False  # close the connection before any answer
     body: Callable[[bytes], bytes] | None = None  # another content, under the old checksums
     dies_after: int | None = None  # then close the connection in the middle
-    resets_after: int | None = None  # then reset it
     stalls_after: int | None = None  # then send nothing more
     ends_after: int | None = None  # say that this is all
-    drips: float = 0  # seconds between single bytes
-    drips_headers: bool = False  # those of the headers too
-    endless: bool = False  # go on after the end, without a length
-    ignores_range: bool = False
 
 
 @dataclass
 class Request:
     method: str
     path: str
-    range: str
     token: str
     query: dict
     time: float
@@ -70,9 +59,6 @@ class HubServer:
         self.repos: dict[str, dict] = {}  # id -> refs {name: commit}, commits {commit: files}, token
         self.faults: list[Fault] = []
         self.requests: list[Request] = []
-        self.lists_siblings = True  # in repo info; else only the tree lists files
-        self.lists_sizes = True
-        self.page = 1000  # entries of a tree page
         self.active = self.most_active = 0  # downloads at the same time
         self.closing = threading.Event()  # ends the answers that stall
 
@@ -133,7 +119,7 @@ def checksums(data: bytes) -> tuple[str, str]:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection. Paths: /api/datasets/ID/(revision|tree)/REV, /datasets/ID/resolve/REV/PATH, /cdn/..."""
+    """One connection. Paths: /api/datasets/ID/revision/REV, /datasets/ID/resolve/REV/PATH, /cdn/..."""
 
     protocol_version = "HTTP/1.1"
     hub: HubServer
@@ -150,7 +136,6 @@ class Handler(BaseHTTPRequestHandler):
         request = Request(
             self.command,
             unquote(url.path),
-            self.headers.get("Range", ""),
             token,
             parse_qs(url.query),
             time.monotonic(),
@@ -159,15 +144,13 @@ class Handler(BaseHTTPRequestHandler):
         self.fault = self.hub.take_fault(f"{self.command} {request.path}")
         self.fault.before()
         try:
-            if self.fault.hangs_up:
-                self.close_connection = True
-            elif self.fault.status:
+            if self.fault.status:
                 self.answer(self.fault.status, {}, b"")
             elif match := re.fullmatch("/cdn/(.+?/.+?)/([0-9a-f]{40})/(.+)", request.path):
                 assert not token, "the hub's token must not leave the hub"
                 self.send_file(self.hub.repos[match[1]]["commits"][match[2]][match[3]], {})
-            elif match := re.fullmatch("/api/datasets/(.+?/.+?)/(revision|tree)/([^/]+)", url.path):
-                self.api(request, *map(unquote, match.groups()))
+            elif match := re.fullmatch("/api/datasets/(.+?/.+?)/revision/([^/]+)", url.path):
+                self.info(request, *map(unquote, match.groups()))
             elif match := re.fullmatch("/datasets/(.+?/.+?)/resolve/([^/]+)/(.+)", url.path):
                 self.resolve(request, *map(unquote, match.groups()))
             else:
@@ -185,33 +168,20 @@ class Handler(BaseHTTPRequestHandler):
             return self.refuse(404, "RevisionNotFound")
         return commit, repo["commits"][commit]
 
-    def api(self, request: Request, repo_id: str, kind: str, revision: str) -> None:
+    def info(self, request: Request, repo_id: str, revision: str) -> None:
         if not (found := self.open(request, repo_id, revision)):
             return
         commit, files = found
-        entries = [self.entry(path, data) for path, data in sorted(files.items())]
-        if kind == "revision":
-            info = {"id": repo_id, "sha": commit, "private": False, "tags": []}
-            if self.hub.lists_siblings:
-                keys = ("size", "blobId", "lfs") if "blobs" in request.query and self.hub.lists_sizes else ()
-                info["siblings"] = [
-                    {"rfilename": e["path"]} | {key: e[key] for key in keys if key in e} for e in entries
-                ]
-            return self.answer(200, {"Content-Type": "application/json"}, json.dumps(info).encode())
-        folders = sorted({path.rsplit("/", n)[0] for path in files for n in range(1, path.count("/") + 1)})
-        entries += [{"type": "directory", "path": path, "oid": "0" * 40, "size": 0} for path in folders]
-        start = int(request.query.get("cursor", ["0"])[0])
-        end = start + self.hub.page
-        more = f'<{self.hub.url}{quote(request.path)}?recursive=true&cursor={end}>; rel="next"'
-        headers = {"Link": more} if end < len(entries) else {}
-        self.answer(200, headers, json.dumps(entries[start:end]).encode())
+        siblings = [self.sibling(path, data) for path, data in sorted(files.items())]
+        info = {"id": repo_id, "sha": commit, "private": False, "tags": [], "siblings": siblings}
+        self.answer(200, {"Content-Type": "application/json"}, json.dumps(info).encode())
 
-    def entry(self, path: str, data: bytes) -> dict:
+    def sibling(self, path: str, data: bytes) -> dict:
         git, sha256 = checksums(data)
-        entry = {"type": "file", "path": path, "size": len(data), "oid": git, "blobId": git}
-        if is_lfs(path):
-            entry["lfs"] = {"size": len(data), "sha256": sha256, "oid": sha256, "pointerSize": 130}
-        return entry
+        entry = {"rfilename": path, "size": len(data), "blobId": git}
+        return entry | (
+            {"lfs": {"size": len(data), "sha256": sha256, "pointerSize": 130}} if is_lfs(path) else {}
+        )
 
     def resolve(self, request: Request, repo_id: str, revision: str, path: str) -> None:
         if not (found := self.open(request, repo_id, revision)):
@@ -244,7 +214,7 @@ class Handler(BaseHTTPRequestHandler):
             self.hub.most_active = max(self.hub.active, self.hub.most_active)
         try:
             wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-            if not wanted or self.fault.ignores_range:
+            if not wanted:
                 return self.answer(200, headers, data)
             start = int(wanted[1])
             if start >= len(data):
@@ -262,38 +232,13 @@ class Handler(BaseHTTPRequestHandler):
         if fault.ends_after is not None:
             body = body[: fault.ends_after]
         self.send_response(status)
-        length = {} if fault.endless else {"Content-Length": str(len(body))}
-        for key, value in (length | headers | fault.headers).items():
-            if key not in fault.without:
-                self.send_header(key, value)
-        if fault.endless:
-            self.send_header("Connection", "close")
+        for key, value in ({"Content-Length": str(len(body))} | headers | fault.headers).items():
+            self.send_header(key, value)
         self.end_headers()
         if self.command == "HEAD":
             return
-        stops = [n for n in (fault.dies_after, fault.resets_after, fault.stalls_after) if n is not None]
-        self.send(body[: stops[0]] if stops else body)
+        stops = [n for n in (fault.dies_after, fault.stalls_after) if n is not None]
+        self.wfile.write(body[: stops[0]] if stops else body)
         if fault.stalls_after is not None:
             self.hub.closing.wait(60)
-        if fault.resets_after is not None:
-            time.sleep(0.1)  # else the reset overtakes what was sent
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            os.close(self.connection.detach())
-        while fault.endless and not self.hub.closing.is_set():
-            self.wfile.write(bytes(65536))
         self.close_connection = self.close_connection or bool(stops)
-
-    def flush_headers(self) -> None:
-        if self.fault.drips_headers:
-            self.send(b"".join(self._headers_buffer))
-            self._headers_buffer = []
-        super().flush_headers()
-
-    def send(self, data: bytes) -> None:
-        if not self.fault.drips:
-            self.wfile.write(data)
-            return
-        for byte in data:
-            self.wfile.write(bytes([byte]))
-            if self.hub.closing.wait(self.fault.drips):
-                return
