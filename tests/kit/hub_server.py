@@ -6,20 +6,19 @@
         ...                               # run the real client with HF_ENDPOINT=hub.url
         hub.requests                      # what it asked for
 
-It speaks repo info of a commit with git and LFS checksums, HEAD and GET of /resolve/ with X-Repo-Commit, ETag,
-X-Linked-Etag and X-Linked-Size, a redirect to a "CDN" of another origin for LFS files, ranges, and the hub's
-error codes. Files that end in .bin or .model are in LFS. It speaks no Xet.
+It speaks repo info of a commit with git and LFS checksums, HEAD and GET of /resolve/ with X-Repo-Commit,
+ETag, X-Linked-Etag and X-Linked-Size, a redirect to a "CDN" of another origin for LFS files, ranges, and the
+hub's error codes. Files that end in .bin or .model are in LFS. It speaks no Xet.
 """
 
 import hashlib
 import json
 import re
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 
 @dataclass
@@ -43,8 +42,6 @@ class Request:
     method: str
     path: str
     token: str
-    query: dict
-    time: float
 
 
 class HubServer:
@@ -59,7 +56,6 @@ class HubServer:
         self.repos: dict[str, dict] = {}  # id -> refs {name: commit}, commits {commit: files}, token
         self.faults: list[Fault] = []
         self.requests: list[Request] = []
-        self.active = self.most_active = 0  # downloads at the same time
         self.closing = threading.Event()  # ends the answers that stall
 
     def listen(self) -> ThreadingHTTPServer:
@@ -133,13 +129,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         url = urlsplit(self.path)
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        request = Request(
-            self.command,
-            unquote(url.path),
-            token,
-            parse_qs(url.query),
-            time.monotonic(),
-        )
+        request = Request(self.command, unquote(url.path), token)
         self.hub.requests.append(request)
         self.fault = self.hub.take_fault(f"{self.command} {request.path}")
         self.fault.before()
@@ -178,10 +168,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def sibling(self, path: str, data: bytes) -> dict:
         git, sha256 = checksums(data)
-        entry = {"rfilename": path, "size": len(data), "blobId": git}
-        return entry | (
-            {"lfs": {"size": len(data), "sha256": sha256, "pointerSize": 130}} if is_lfs(path) else {}
-        )
+        found = {"rfilename": path, "size": len(data), "blobId": git}
+        if is_lfs(path):
+            found["lfs"] = {"size": len(data), "sha256": sha256, "pointerSize": 130}
+        return found
 
     def resolve(self, request: Request, repo_id: str, revision: str, path: str) -> None:
         if not (found := self.open(request, repo_id, revision)):
@@ -209,21 +199,12 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(status, headers, json.dumps({"error": code}).encode())
 
     def send_file(self, data: bytes, headers: dict) -> None:
-        with self.hub.lock:
-            self.hub.active += self.command == "GET"
-            self.hub.most_active = max(self.hub.active, self.hub.most_active)
-        try:
-            wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-            if not wanted:
-                return self.answer(200, headers, data)
-            start = int(wanted[1])
-            if start >= len(data):
-                return self.answer(416, headers | {"Content-Range": f"bytes */{len(data)}"}, b"no such range")
-            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-            self.answer(206, headers, data[start:])
-        finally:
-            with self.hub.lock:
-                self.hub.active -= self.command == "GET"
+        wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        if not wanted:
+            return self.answer(200, headers, data)
+        start = int(wanted[1])
+        headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+        self.answer(206, headers, data[start:])
 
     def answer(self, status: int, headers: dict, body: bytes) -> None:
         """Send a response, as wrong as the fault wants it."""
