@@ -7,6 +7,7 @@ time, and given again. A training never waits for it.
 """
 
 import argparse
+import collections
 import contextlib
 import importlib.util
 import itertools
@@ -17,129 +18,22 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import filelock
 
 from data.command import DataError, Parser, UsageError, open_streams, printable, run, say, whole
-from data.files import parse_json, read_json
-from records.archive.folders import run_artifact
-from records.follow.trackers import TRACKERS, Tracker, place
+from records.follow.cursor import Cursor
+from records.follow.events import Event, Tail, configuration, measured, summary
+from records.follow.trackers import TRACKERS, Tracker
 
 METRICS = "metrics.jsonl"
-LOOK_SECONDS = 1.0  # between two looks at the runs
-LARGEST = 2**53  # whole numbers beyond it are sent as floats: not all trackers take them
-SCORES = {"val_loss", "val_bpb", "val_bpb_unquantized"}  # text in the final block, maybe with " partial"
-NOT_FINITE = ("nan", "inf", "-inf")  # as train_gpt.py writes them
-
-
-# --- what a run writes ------------------------------------------------------------------------------------
-
-
-class Tail:
-    """The whole lines of a file that grows, and that a resume cuts and writes again."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self.begin()
-
-    def begin(self) -> None:
-        self.at = 0  # bytes read
-        self.number = 0  # of the last line
-        self.line = b""  # that line: where it no longer stands, the file was cut
-
-    def new(self) -> Iterator[bytes]:
-        """Lines since the last call; from the first one on, if the file was cut since. Raises OSError."""
-        with open(self.path, "rb") as file:
-            file.seek(self.at - len(self.line))
-            if file.read(len(self.line)) != self.line:
-                self.begin()
-            file.seek(self.at)
-            for line in file:
-                if not line.endswith(b"\n"):  # it is being written
-                    return
-                self.at += len(line)
-                self.number += 1
-                self.line = line
-                yield line
-
-    def events(self) -> Iterator[dict]:
-        """The objects of new lines. Raises DataError, OSError."""
-        for line in self.new():
-            try:
-                yield checked(parse_json(line.decode()))
-            except ValueError as error:
-                raise DataError(
-                    f"{self.path}: line {self.number}: {error}; expected the events of a train_gpt.py"
-                ) from None
-
-
-def checked(event: Any) -> dict:
-    """An event, if it is one. Raises ValueError."""
-    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
-        raise ValueError("no object with a name at 'event'")
-    name = {"step": "step", "val": "step", "final": "steps"}.get(event["event"])
-    step = event.get(name, 0 if name == "steps" else None)
-    if name and (type(step) is not int or not 0 <= step < LARGEST):
-        raise ValueError(f"{name} is {step!r:.99}, no whole number")
-    return event
-
-
-def numbers(event: dict) -> dict[str, float]:
-    """The numbers of an event by their names."""
-    found = {}
-    for name, value in event.items():
-        large = isinstance(value, int) and abs(value) > LARGEST
-        if large or value in NOT_FINITE:
-            value = float(str(value))  # float() of a huge int would raise
-        if isinstance(value, int | float) and name != "step":
-            found[name] = value
-    return found
-
-
-def configuration(folder: Path) -> dict[str, Any]:
-    """Settings, environment and hashes of a run by their names in config.json. Raises DataError."""
-    path = folder / "config.json"
-    if not path.exists():
-        return {}
-    about = read_json(path)
-    found = {}
-    for part in ("settings", "environment", "sha256"):
-        if not isinstance(about.get(part, {}), dict):
-            raise DataError(f"{path}: '{part}' is no object, expected the config.json of a train_gpt.py")
-        found |= about.get(part, {})
-    return {name: value for name, value in found.items() if isinstance(value, str | int | float)}
-
-
-def summary(folder: Path, final: dict) -> dict[str, Any]:
-    """The final block, its scores as numbers, and where the artifact lies."""
-    found = {name: value for name, value in final.items() if isinstance(value, str | int | float)}
-    del found["event"]
-    for name in SCORES & found.keys():
-        score, partial, _ = str(found[name]).partition(" partial")
-        with contextlib.suppress(ValueError):  # of another version
-            found[name] = float(score)
-        if partial:
-            found["partial"] = True
-    found |= numbers(found)
-    if run_artifact(folder).exists():
-        found["artifact"] = str(run_artifact(folder))
-    return found
-
-
-# --- following --------------------------------------------------------------------------------------------
-
-
-def name_of(folder: Path) -> str:
-    """The run's path below logs/, or else the folder's name."""
-    parts = folder.parts
-    below = len(parts) - parts[::-1].index("logs") if "logs" in parts[:-1] else len(parts) - 1
-    return "/".join(parts[below:])
+LOOK_SECONDS = 1  # between two looks at the runs
+BATCH = 1000  # events; a kill may send as many again
 
 
 @contextlib.contextmanager
 def one_line(to: str) -> Iterator[None]:
-    """Whatever a tracker's package raises as it reads its files or logs in: a DataError."""
+    """Whatever a tracker's package raises, as it logs in: a DataError."""
     try:
         yield
     except (DataError, UsageError, OSError):
@@ -153,77 +47,127 @@ class Followed:
     """One run, and where it is sent to. `done`: it is no longer followed."""
 
     def __init__(self, folder: Path, args: argparse.Namespace):
-        if str(folder).encode(errors="ignore") != os.fsencode(folder):
-            raise DataError(f"{str(folder)!r:.200}: expected a name in UTF-8; trackers take no other")
         self.folder = folder
         self.to = args.to
-        self.name = name_of(folder)
-        self.lock = filelock.FileLock(folder / f".follow-{args.to}.lock")
-        try:
-            self.lock.acquire(timeout=0)
-        except filelock.Timeout:
-            raise UsageError(f"{folder}: is followed to {args.to} already, expected one at a time") from None
+        self.project = args.project
+        self.patience = args.patience
+        self.lock = filelock.FileLock(folder / f".follow-{self.to}.lock")
+        self.path = folder / f"follow-{self.to}.json"
         self.tail = Tail(folder / METRICS)
-        with one_line(args.to):
-            self.tracker: Tracker = TRACKERS[args.to](folder, self.name, args.project)
-        self.opened = False
+        self.cursor: Cursor | None = None
+        self.tracker: Tracker | None = None
+        self.taken: collections.deque[tuple[float, int]] = collections.deque()  # when, and up to which place
+        self.place = -1  # of the last row sent
         self.sent = 0
         self.waits = False
         self.done = False
+        self.code = 0
 
-    def open(self) -> Tracker:
-        """The tracker, with its run begun."""
-        if not self.opened:
-            config = configuration(self.folder)
-            with one_line(self.to):
-                self.tracker.open(config)
-            self.opened = True
-        return self.tracker
+    def try_to_look(self) -> None:
+        """Look, if it is still followed. An error is one line and ends that; other runs are followed on."""
+        try:
+            if not self.done:
+                self.look()
+        except (DataError, UsageError, OSError) as error:
+            self.code = getattr(error, "exit_code", DataError.exit_code)
+            print(f"error: {printable(error)}", file=sys.stderr)
+            self.leave("is followed no longer")
 
-    def look(self, patience: float) -> None:
-        """Send what is new. Raises DataError, OSError."""
-        for event in self.tail.events():
-            if event["event"] == "final":
-                self.end(event)
+    def look(self) -> None:
+        """Send what is new. Raises DataError, UsageError, OSError."""
+        if self.cursor is None:
+            self.begin()
+        events = self.tail.events()
+        while batch := list(itertools.islice(events, BATCH)):
+            self.send(batch)
+            if batch[-1]["event"] == "final":
+                self.end(batch[-1])
                 return
-            if event["event"] in ("step", "val") and place(event) > self.tracker.held:
-                tracker = self.open()
-                if place(event) > tracker.held:  # which the server told
-                    with one_line(self.to):
-                        tracker.log(event, numbers(event))
-                    tracker.held = place(event)
-                    self.sent += 1
-        if self.opened:
-            with one_line(self.to):
-                self.tracker.flush()
+        self.settle()
         silent = time.time() - self.tail.path.stat().st_mtime
-        if silent > patience:
+        if silent > self.patience:
             self.stop(f"has not ended and was silent for {silent:.0f} s; the same command goes on with it")
         elif not self.waits:
             self.waits = True
             say(f"{self.name}: {self.sent} rows sent to {self.to}, has not ended and is waited for")
 
-    def end(self, final: dict) -> None:
+    def begin(self) -> None:
+        """Read the cursor, as the only follower to this tracker. Raises DataError, UsageError."""
+        if str(self.folder).encode(errors="ignore") != os.fsencode(self.folder):
+            raise DataError(f"{str(self.folder)!r:.200}: expected a name in UTF-8; trackers take no other")
+        try:
+            self.lock.acquire(timeout=0)
+        except filelock.Timeout:
+            found = f"{self.folder}: is followed to {self.to} already"
+            raise UsageError(f"{found}, expected one at a time") from None
+        self.cursor = Cursor.load(self.path, self.project, self.name)
+        self.place = self.cursor.place
+
+    @property
+    def name(self) -> str:
+        """The run's path below logs/, or else the folder's name."""
+        _, logs, below = self.folder.as_posix().rpartition("/logs/")
+        return below if logs else self.folder.name
+
+    def open(self) -> Tracker:
+        """The tracker, with its run begun."""
+        if self.tracker is None:
+            self.cursor.save(self.path)  # first: after a kill the same run goes on there
+            self.tracker = TRACKERS[self.to](self.folder, self.cursor, configuration(self.folder))
+        return self.tracker
+
+    def send(self, batch: list[Event]) -> None:
+        """Send the rows that the tracker does not have."""
+        rows = []
+        for row in [measured(event) for event in batch if event["event"] in ("step", "val")]:
+            if row.place > self.place:  # else a resume wrote it a second time
+                self.place = row.place
+                rows.append(row)
+        if rows:
+            with one_line(self.to):
+                self.open().send(rows)
+            self.taken.append((time.monotonic(), self.place))
+            self.sent += len(rows)
+            self.settle()
+
+    def settle(self) -> None:
+        """Move the cursor to the last row that outlives a kill. A kill may send the rows behind it again."""
+        place = self.cursor.place
+        while self.taken and time.monotonic() - self.taken[0][0] >= self.tracker.settles:
+            _, place = self.taken.popleft()
+        self.cursor.move(self.path, place)
+
+    def end(self, final: Event) -> None:
         """The run has ended."""
-        if self.tracker.ended:
+        if self.cursor.ended:
             self.stop(f"has ended and is at {self.to} already")
             return
-        tracker = self.open()
-        self.opened = False
         with one_line(self.to):
+            tracker = self.open()
+            self.tracker = None  # it is closed once
             tracker.close(summary(self.folder, final))
+        self.cursor.move(self.path, self.place, ended=True)
         self.stop("has ended")
 
     def stop(self, words: str) -> None:
         """Follow it no longer."""
         self.done = True
         try:
-            if self.opened:
+            if self.tracker is not None:
                 with one_line(self.to):
                     self.tracker.close(None)
+                if self.taken:
+                    self.cursor.move(self.path, self.taken[-1][1])
         finally:
             self.lock.release()
         say(f"{self.name}: {self.sent} rows sent, {words}")
+
+    def leave(self, words: str) -> None:
+        """Stop, if it was begun and still is followed. Another error has been printed, or a signal came."""
+        if self.cursor and not self.done:
+            with contextlib.suppress(DataError, OSError):
+                self.stop(words)
+        self.done = True
 
 
 def run_folders(path: Path) -> list[Path]:
@@ -231,51 +175,29 @@ def run_folders(path: Path) -> list[Path]:
     return [each.parent.resolve() for each in sorted(path.rglob(METRICS)) if each.is_file()]
 
 
-def check_folders(paths: list[Path]) -> None:
-    """Raises DataError where one holds no run. Later they may come and go."""
-    for path in paths:
-        if not path.is_dir():
-            raise DataError(f"{path}: no such folder, expected a run's in logs/, or one above")
-        if not run_folders(path):
-            raise DataError(f"{path}: holds no {METRICS}, expected a run's folder in logs/, or one above")
-
-
 def work(args: argparse.Namespace) -> int:
     """Follow all until they have ended; the exit code."""
     if importlib.util.find_spec(args.to) is None:
         install = shlex.join([sys.executable, "-m", "pip", "install", args.to])
         raise UsageError(f"--to {args.to}: the package is not installed: {install}")
-    check_folders(args.runs)
+    for path in args.runs:
+        if not run_folders(path):
+            raise DataError(f"{path}: holds no {METRICS}, expected a run's folder in logs/, or one above")
     warnings.formatwarning = lambda message, *_, **__: f"warning: {printable(message)}\n"  # of trackers
-    followed = {}
-    code = 0
+    runs: dict[Path, Followed] = {}
     try:
         while True:
-            found = itertools.chain(followed, *map(run_folders, args.runs))
-            for folder in dict.fromkeys(found):
-                try:
-                    if folder not in followed:
-                        followed[folder] = None  # not tried again, if it cannot be followed
-                        followed[folder] = Followed(folder, args)
-                    if followed[folder] and not followed[folder].done:
-                        followed[folder].look(args.patience)
-                except (DataError, UsageError, OSError) as error:
-                    code = getattr(error, "exit_code", DataError.exit_code)
-                    print(f"error: {printable(error)}", file=sys.stderr)
-                    if followed[folder]:
-                        with contextlib.suppress(DataError, OSError):  # the first error has been told
-                            followed[folder].stop("is followed no longer")
-            if all(each is None or each.done for each in followed.values()):
-                return code
+            for folder in itertools.chain(*map(run_folders, args.runs)):  # new ones may come
+                if folder not in runs:
+                    runs[folder] = Followed(folder, args)
+            for each in runs.values():
+                each.try_to_look()
+            if all(each.done for each in runs.values()):
+                return max(each.code for each in runs.values())
             time.sleep(LOOK_SECONDS)
     finally:
-        for each in followed.values():
-            if each and not each.done:
-                with contextlib.suppress(DataError, OSError):  # the others end, too
-                    each.stop("has not ended; the same command goes on with it")
-
-
-# --- command line -----------------------------------------------------------------------------------------
+        for each in runs.values():
+            each.leave("has not ended; the same command goes on with it")
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:

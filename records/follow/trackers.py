@@ -1,81 +1,56 @@
-"""The trackers that a run can be followed to.
+"""The trackers that a run can be followed to, by their public calls. Nothing is read back from them.
 
-What a tracker holds is read back before anything is sent. So a follower that was killed goes on where the
-tracker is, and no step is there twice or missing.
+A tracker's package is imported when its first rows are sent: whoever uses one needs no other.
 """
 
 import contextlib
+import contextvars
+import functools
 import io
-import json
 import os
-import struct
 import time
-import uuid
-from collections.abc import Iterator
+import warnings
 from pathlib import Path
 from typing import Any, Protocol
 
 from data.command import DataError, UsageError
-from data.files import read_bytes, read_json, write_whole
-
-NOTHING = -1  # the place before all others
-
-
-def place(event: dict) -> int:
-    """Where a step or a validation stands in the order of its run: a validation is behind its step."""
-    return 2 * event["step"] + (event["event"] == "val")
+from records.follow.cursor import Cursor
+from records.follow.events import Measured
 
 
 class Tracker(Protocol):
-    """One run at a tracker."""
+    """One run at a tracker. It begins there, or goes on behind the place that the cursor holds."""
 
-    held: int  # place of the last event that the tracker has
-    ended: bool  # whether it has the final block
+    settles: float  # seconds after which rows that were sent outlive a kill of this process
 
-    def open(self, config: dict[str, Any]) -> None:
-        """Begin the tracker's run, or go on with it."""
+    def __init__(self, folder: Path, cursor: Cursor, config: dict[str, Any]): ...
 
-    def log(self, event: dict, numbers: dict[str, float]) -> None:
-        """Send the numbers of a step or of a validation."""
-
-    def flush(self) -> None:
-        """Let others see what was sent."""
+    def send(self, rows: list[Measured]) -> None:
+        """Send them; return when the tracker has taken them."""
 
     def close(self, final: dict[str, Any] | None) -> None:
         """Send the final block, or None: the run has not ended."""
 
 
-# --- TensorBoard ------------------------------------------------------------------------------------------
-
-
 class TensorBoard:
-    """Event files in the run's folder: `tensorboard --logdir logs` shows each run by its name."""
+    """Event files in the run's folder: `tensorboard --logdir logs` shows each run by its name.
 
-    def __init__(self, folder: Path, name: str, project: str):
-        from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
-        from tensorboard.compat.proto.event_pb2 import Event
+    A new file's first event says from which step on the files before it no longer count.
+    """
 
-        self.folder = folder
-        self.held = NOTHING
-        self.ended = False
-        for path in sorted(folder.glob("events.out.tfevents.*")):
-            for raw in RawEventFileLoader(str(path)).Load():
-                event = Event.FromString(raw)
-                tags = {value.tag for value in event.summary.value}
-                self.ended |= "final" in tags
-                if "train_loss" in tags or "val_loss" in tags:
-                    self.held = max(self.held, 2 * event.step + ("val_loss" in tags))
+    settles = 0
 
-    def open(self, config: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, cursor: Cursor, config: dict[str, Any]):
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        self.writer = EventFileWriter(str(self.folder))
-        if self.held == NOTHING:
-            known = {name: value for name, value in config.items() if value is not None}
-            self.add(0, hparams_pb(known, trial_id=self.folder.name))
+        self.writer = EventFileWriter(str(folder))
+        start = SessionLog(status=SessionLog.START)
+        self.writer.add_event(Event(wall_time=time.time(), step=cursor.place // 2 + 1, session_log=start))
+        self.add(0, hparams_pb(config, trial_id=cursor.id))
 
-    def add(self, step: int, summary) -> None:
+    def add(self, step: int, summary: Any) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
 
         self.writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
@@ -86,28 +61,22 @@ class TensorBoard:
         values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
         self.add(step, Summary(value=values))
 
-    def log(self, event: dict, numbers: dict[str, float]) -> None:
-        self.add_numbers(event["step"], numbers)
-
-    def flush(self) -> None:
+    def send(self, rows: list[Measured]) -> None:
+        for row in rows:
+            self.add_numbers(row.step, row.numbers)
         self.writer.flush()
 
     def close(self, final: dict[str, Any] | None) -> None:
         from tensorboard.plugins.text.summary_v2 import text_pb
 
         if final is not None:
-            step = final.get("steps", 0)
-            numbers = {name: value for name, value in final.items() if isinstance(value, int | float)}
-            self.add_numbers(step, {f"final/{name}": value for name, value in numbers.items()})
+            numbers = {f"final/{name}": value for name, value in final.items() if not isinstance(value, str)}
+            self.add_numbers(final["steps"], numbers)
             rows = "".join(f"| {name} | {value} |\n" for name, value in final.items())
-            self.add(step, text_pb("final", f"| name | value |\n|---|---|\n{rows}"))
+            self.add(final["steps"], text_pb("final", f"| name | value |\n|---|---|\n{rows}"))
         self.writer.close()
 
 
-# --- Weights & Biases -------------------------------------------------------------------------------------
-
-WANDB_BLOCK = 32 << 10  # bytes of LevelDB's log format, in which wandb keeps a run on disk
-WANDB_HEAD = struct.Struct("<IHB")  # checksum, length, and whether a record is whole (1) or ends (4) here
 WANDB = {  # settings; those whose names begin with x_ are not in every version
     "silent": True,
     "console": "off",
@@ -120,172 +89,92 @@ WANDB = {  # settings; those whose names begin with x_ are not in every version
 }
 
 
-def wandb_records(data: bytes) -> Iterator[bytes]:
-    """The records of a .wandb file, up to its end or to where it was cut.
-
-    The format: https://github.com/google/leveldb/blob/main/doc/log_format.md, behind seven bytes of wandb's.
-    """
-    at = 7
-    record = b""
-    while at + WANDB_HEAD.size <= len(data):
-        left = WANDB_BLOCK - at % WANDB_BLOCK
-        if left < WANDB_HEAD.size:
-            at += left
-            continue
-        _, length, kind = WANDB_HEAD.unpack_from(data, at)
-        at += WANDB_HEAD.size
-        if kind == 0 or at + length > len(data):
-            return
-        record += data[at : at + length]
-        at += length
-        if kind in (1, 4):
-            yield record
-            record = b""
-
-
 class Wandb:
     """A run at wandb, whose files lie in the run's folder.
 
     wandb takes rows in ascending order only and would drop a validation that comes after its step was sent.
-    So its own count `_step` is the place of a row, and `step` is a column, and the axis of all charts.
+    So its own count `_step` is the place of a row, and `step` is a column, and the axis of all charts. A row
+    that its server has already is dropped there.
     """
 
-    def __init__(self, folder: Path, name: str, project: str):
-        from wandb.proto.wandb_internal_pb2 import Record
+    settles = 4  # its process, which dies with ours, writes every two seconds
 
-        self.folder = folder
-        self.name = name
-        self.project = project
-        self.id = uuid.uuid4().hex[:8]
-        self.held = NOTHING
-        self.ended = False
-        for path in sorted(folder.glob("wandb/*run-*/run-*.wandb")):
-            records = [Record.FromString(record) for record in wandb_records(read_bytes(path))]
-            began = {(record.run.project, record.run.display_name) for record in records}
-            if (project, name) in began:  # else of another project, or of the run that this was copied from
-                self.id = path.stem.removeprefix("run-")
-                rows = (record.history.step.num for record in records if record.HasField("history"))
-                self.held = max([self.held, *rows])
-                ends = [record for record in records if record.HasField("exit")]
-                self.ended |= any(record.exit.exit_code == 0 for record in ends)
-
-    def open(self, config: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, cursor: Cursor, config: dict[str, Any]):
         import wandb
 
         known = {name: value for name, value in WANDB.items() if name in wandb.Settings.model_fields}
         self.run = wandb.init(
-            project=self.project,
-            id=self.id,
-            name=self.name,
-            dir=self.folder,
+            project=cursor.project,
+            id=cursor.id,
+            name=cursor.name,
+            dir=folder,
             config=config,
             resume="allow",
             reinit="create_new",
             settings=wandb.Settings(**known),
         )
-        self.held = max(self.held, self.run.step - 1)  # what the server has; 0 - 1 offline
         self.run.define_metric("*", step_metric="step")
 
-    def log(self, event: dict, numbers: dict[str, float]) -> None:
-        self.run.log({"step": event["step"], **numbers}, step=place(event), commit=True)
-
-    def flush(self) -> None:
-        """wandb sends by itself."""
+    def send(self, rows: list[Measured]) -> None:
+        for row in rows:
+            self.run.log({"step": row.step, **row.numbers}, step=row.place, commit=True)
+        self.run.status()  # is answered after all that was sent before
 
     def close(self, final: dict[str, Any] | None) -> None:
         self.run.summary.update(final or {})
         self.run.finish(exit_code=0 if final is not None else 1)
 
 
-# --- trackio ----------------------------------------------------------------------------------------------
-
-
 class Trackio:
-    """A run in trackio's database on this machine. The run's folder keeps the name that it has there.
+    """A run in trackio's database on this machine.
 
-    It is kept by project and by the run's own name: a copy of the folder, under another name, is another run.
+    trackio has no flush but the end of a run, so a run is begun and ended with each batch: 0.05 s. It knows
+    a run by its name, so the name there has the cursor's id behind it.
     """
 
-    def __init__(self, folder: Path, name: str, project: str):
-        from trackio import utils
-        from trackio.sqlite_storage import SQLiteStorage
+    settles = 0
 
-        if any(utils.resolve_space_id_and_server_url(None, None)) or utils.get_storage_mode() == "jsonl":
-            raise UsageError(
-                "trackio is set to log to a Space, a server or fragments, expected its local database: unset "
-                "TRACKIO_SPACE_ID, TRACKIO_SERVER_URL and TRACKIO_STORAGE_MODE; trackio sync uploads later"
-            )
-        try:
-            SQLiteStorage.validate_project_name(project)
-        except ValueError as error:
-            raise UsageError(f"--project {project}: {error}") from None
-        database = SQLiteStorage.get_project_db_path(project)
-        database.parent.mkdir(parents=True, exist_ok=True)
-        if not os.access(database if database.exists() else database.parent, os.W_OK):
-            raise UsageError(f"{database}: cannot be written; TRACKIO_DIR names another folder for trackio")
-        self.note = folder / "trackio.json"
-        self.project = project
-        names = read_json(self.note) if self.note.exists() else {}
-        if not all(isinstance(one, str) for one in names.values()):
-            raise DataError(f"{self.note}: expected names of runs; remove it, and the run begins anew there")
-        taken = SQLiteStorage.get_runs(project)
-        key = f"{project}/{name}"
-        self.name = names.get(key) or free_name(name, taken)
-        self.names = names | {key: self.name}
-        self.held, self.ended = self.stored() if key in names else (NOTHING, False)
+    def __init__(self, folder: Path, cursor: Cursor, config: dict[str, Any]):
+        for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
+            if os.environ.get(name):
+                raise UsageError(
+                    f"unset {name}: runs go to trackio's local database; trackio sync uploads it"
+                )
+        self.cursor = cursor
+        self.config = config
 
-    def stored(self) -> tuple[int, bool]:
-        """Place of the last event in the database, and whether the final block is there."""
-        from trackio.sqlite_storage import SQLiteStorage
+    def log(self, rows: list[tuple[int, dict[str, Any]]]) -> None:
+        """Write numbers by step. Raises DataError where trackio warns: it drops what it cannot write."""
+        with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("always", UserWarning)
+            run = self.begin()
+            for step, numbers in rows:
+                run.log(numbers, step=step)
+            run.finish()
+        for each in caught:
+            text = str(each.message)
+            if (
+                each.category is UserWarning and "Reserved keys" not in text
+            ):  # those it stores by another name
+                raise DataError(f"trackio: {text:.300}")
 
-        held, ended = NOTHING, False
-        for row in SQLiteStorage.get_logs(self.project, self.name):
-            ended |= any(name.startswith("final/") for name in row)
-            if "train_loss" in row or "val_loss" in row:
-                held = max(held, 2 * row["step"] + ("val_loss" in row))
-        return held, ended
-
-    def open(self, config: dict[str, Any]) -> None:
+    def begin(self) -> Any:
         import trackio
-        from trackio import context_vars
 
-        write_whole(self.note, json.dumps(self.names).encode())
-        with contextlib.redirect_stdout(io.StringIO()):
-            self.run = trackio.init(
-                project=self.project,
-                name=self.name,
-                config=config,
-                resume="allow",
-                auto_log_gpu=False,
-                auto_log_cpu=False,
-                embed=False,
-            )
-        context_vars.current_run.set(None)  # which the next init() would end, though both may live
+        words = {"project": self.cursor.project, "name": f"{self.cursor.name}-{self.cursor.id}"}
+        words |= {"config": self.config, "resume": "allow", "embed": False}
+        init = functools.partial(trackio.init, **words, auto_log_gpu=False, auto_log_cpu=False)
+        try:
+            return contextvars.copy_context().run(init)  # else init() would end the run begun before it
+        except ValueError as error:
+            raise UsageError(f"--project {self.cursor.project}: {error}") from None
 
-    def log(self, event: dict, numbers: dict[str, float]) -> None:
-        self.run.log(dict(numbers), step=event["step"])
-
-    def flush(self) -> None:
-        """trackio writes twice a second by itself."""
+    def send(self, rows: list[Measured]) -> None:
+        self.log([(row.step, row.numbers) for row in rows])
 
     def close(self, final: dict[str, Any] | None) -> None:
         if final is not None:
-            rows = {f"final/{name}": value for name, value in final.items()}
-            self.run.log(rows, step=final.get("steps", 0))
-        with contextlib.redirect_stdout(io.StringIO()):
-            self.run.finish()
-        if final and not self.stored()[1]:  # it warns of what it cannot keep, and goes on
-            raise DataError(f"{self.name}: trackio has not kept what was sent; the same command goes on")
+            self.log([(final["steps"], {f"final/{name}": value for name, value in final.items()})])
 
 
-def free_name(name: str, taken: list[str]) -> str:
-    """The name, with a number behind it where another run of the project has it."""
-    number = 1
-    found = name
-    while found in taken:
-        number += 1
-        found = f"{name}-{number}"
-    return found
-
-
-TRACKERS = {"wandb": Wandb, "trackio": Trackio, "tensorboard": TensorBoard}
+TRACKERS: dict[str, type[Tracker]] = {"wandb": Wandb, "trackio": Trackio, "tensorboard": TensorBoard}
