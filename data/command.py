@@ -28,7 +28,7 @@ class UsageError(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of arguments that tells an error in one line."""
+    """A parser of arguments that reports an error in one line."""
 
     def error(self, message: str):
         self.exit(2, f"error: {message}; {self.prog} --help explains the arguments\n")
@@ -106,6 +106,18 @@ def run(work: Callable[[], int], mend: str) -> int:
         where = f"{error.filename}: " if error.filename else ""
         print(f"error: {where}{error.strerror or error}: {first}, then {mend}", file=sys.stderr)
         return DataError.exit_code
+
+
+def main(
+    parse_args: Callable[[list[str] | None], argparse.Namespace],
+    work: Callable[[argparse.Namespace], int],
+    mend: str,
+    argv: list[str] | None,
+) -> int:
+    """A command from its arguments to its exit code; `mend` is what to do once a system's error is mended."""
+    open_streams()
+    args = parse_args(argv)
+    return run(lambda: work(args), mend)
 
 
 def training_command(dataset: Path, tokenizer: Path, vocab_size: int | None) -> str:

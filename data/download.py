@@ -58,7 +58,7 @@ class Unreachable(DataError):
     """The hub does not answer at all."""
 
 
-def tell(line: str) -> None:
+def warn(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
@@ -353,7 +353,7 @@ def find_release(args: argparse.Namespace) -> Release:
     except Unreachable as error:
         if not known or lacking(args.root, known.needed(args.train_shards), False, args.workers):
             raise
-        tell(f"{error}. Yet all files of {known.origin} are there, whatever {known.revision} may be by now")
+        warn(f"{error}. Yet all files of {known.origin} are there, whatever {known.revision} may be by now")
         return known
 
 
@@ -408,7 +408,7 @@ def lacking(
 ) -> dict[RemoteFile, str]:
     """Those of `needed` that are not there, or there but damaged, and then in what way."""
     if thorough:
-        tell(f"comparing the checksums of {len(needed)} files in {root}")
+        warn(f"comparing the checksums of {len(needed)} files in {root}")
     with ThreadPoolExecutor(workers) as pool:
         problems = pool.map(lambda file: damage(root / file.path, file, thorough), needed)
         return {file: problem for file, problem in zip(needed, problems) if problem}
@@ -431,7 +431,7 @@ def fetch_all(root: Path, release: Release, missing: dict[RemoteFile, str], work
         leftover.unlink()
     for file, problem in missing.items():
         if problem != "absent":
-            tell(f"{root / file.path}: {problem}: it is fetched again")
+            warn(f"{root / file.path}: {problem}: it is fetched again")
     to_come = sum(file.size for file in missing if not (stage / PREFIX / file.path).exists())
     free = shutil.disk_usage(stage).free
     if to_come > free:
@@ -507,7 +507,7 @@ def lock(root: Path) -> filelock.AcquireReturnProxy:
     try:
         return file.acquire(timeout=0)
     except filelock.Timeout:
-        tell(f"another download into {root} is under way: waiting for it to end")
+        warn(f"another download into {root} is under way: waiting for it to end")
         return file.acquire()
 
 
@@ -531,7 +531,7 @@ def repo_id(text: str) -> str:
     return text
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
     summary, _, details = __doc__.partition("\n")
     parser = command.Parser(prog="python -m data.download", description=summary, epilog=details)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -544,20 +544,19 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--root", type=Path, default=folder, help="gets datasets/ and tokenizers/ (%(default)s)")
     add("--workers", type=command.whole(1), default=8, help="files at a time (%(default)s)")
     add("--verify", action="store_true", help="compare the checksums of files that are there")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    args.root = args.root.absolute()
+    return args
 
 
 def interrupt(*_: object) -> None:
-    tell(f"\ninterrupted: {GO_ON}")
+    warn(f"\ninterrupted: {GO_ON}")
     os._exit(command.INTERRUPTED)  # at once: nothing has its name before it is whole
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
-    args.root = args.root.absolute()
-    return command.run(lambda: download(args), f"{GO_ON}, or use another --root")
+    return command.main(parse_args, download, f"{GO_ON}, or use another --root", argv)
 
 
 if __name__ == "__main__":
-    command.open_streams()
     sys.exit(main())

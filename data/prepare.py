@@ -344,7 +344,7 @@ def cores() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-def parse_args(argv: list[str]) -> argparse.Namespace:
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(prog="python -m data.prepare", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser("demo", help="the demo corpus: sources of the installed packages")
@@ -361,7 +361,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         add("--shard-tokens", type=count, default=Plan.shard_tokens, metavar="N", help="most (%(default)s)")
         add("--workers", type=count, default=cores(), metavar="N", help="threads that encode (%(default)s)")
         add("--root", type=Path, default=REPO, help="write into ROOT/data (this repo)")
-    return parser.parse_args(joined(argv, "--separator"))
+    return parser.parse_args(joined(sys.argv[1:] if argv is None else argv, "--separator"))
 
 
 def add_text_arguments(parser: argparse.ArgumentParser) -> None:
@@ -371,7 +371,7 @@ def add_text_arguments(parser: argparse.ArgumentParser) -> None:
     add("--field", default="text", help="of jsonl and parquet (%(default)s)")
     add("--separator", metavar="LINE", help="line between documents in .txt; '' for an empty one")
     add("--tokenizer", type=Path, metavar="FILE", help="take this SentencePiece model")
-    add("--lossy-ok", action="store_true", help="accept loss of text; the headers tell of it")
+    add("--lossy-ok", action="store_true", help="accept loss of text; the headers say so")
     count = command.whole(1)
     largest = "larger documents are for training (%(default)s)"
     add("--val-max-bytes", type=count, default=Plan.val_max_bytes, metavar="N", help=largest)
@@ -420,6 +420,7 @@ def make_job(args: argparse.Namespace) -> Job:
 
 def work(args: argparse.Namespace) -> int:
     """Do what the arguments ask for; the exit code."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs with &
     try:
         job = make_job(args)
         report(job, prepare(job))
@@ -430,12 +431,8 @@ def work(args: argparse.Namespace) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse_args(sys.argv[1:] if argv is None else argv)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.default_int_handler)
-    return command.run(lambda: work(args), "the same command continues from what is whole")
+    return command.main(parse_args, work, "the same command continues from what is whole", argv)
 
 
 if __name__ == "__main__":
-    command.open_streams()
     sys.exit(main())

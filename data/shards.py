@@ -439,7 +439,7 @@ def verify(paths: list[Path], given: Path | None) -> Iterator[str]:
         try:
             tokenizer = find_tokenizer(folder, given)
             if tokenizer is None:
-                yield f"note {folder}: tokenizer unknown, so text is not counted; --tokenizer MODEL tells it"
+                yield f"note {folder}: tokenizer unknown, so text is not counted; --tokenizer MODEL names it"
             yield from verify_folder(path, tokenizer) if path.is_dir() else verify_shard(path, tokenizer)
         except DataError as error:
             yield f"FAIL {error}"
@@ -616,7 +616,7 @@ def verify_documents(
     header = read_header(splits[VAL][0])
     bos_id = tokenizer.bos_id if tokenizer else header.bos_id
     if bos_id < 0:
-        yield f"note {folder}: val was not looked for in train: BOS id unknown, --tokenizer MODEL tells it"
+        yield f"note {folder}: val was not looked for in train: BOS id unknown, --tokenizer MODEL names it"
         return
     yield f"note {folder}: looking for validation documents in the training shards"
     found, documents = documents_in_both(splits, bos_id)
@@ -702,10 +702,8 @@ def work(args: argparse.Namespace) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse_args(argv)
-    return command.run(lambda: work(args), "run the same command again")
+    return command.main(parse_args, work, "run the same command again", argv)
 
 
 if __name__ == "__main__":
-    command.open_streams()
     sys.exit(main())

@@ -29,7 +29,7 @@ class Source:
     separator: str | None = None
 
     def state(self) -> list:
-        """What tells that the files are still the same."""
+        """What changes when a file, or how it is read, changes."""
         files = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in self.paths]
         return [files, self.field, self.separator]
 

@@ -13,7 +13,8 @@ import re
 import sys
 from pathlib import Path
 
-from data.command import REPO, Parser, open_streams, run, utf8
+from data import command
+from data.command import REPO, Parser, utf8
 from records.archive.folders import SCRIPT
 from records.archive.tracks import DATA, RECORDS
 from records.verify.freezing import freeze
@@ -53,9 +54,7 @@ def work(args: argparse.Namespace) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    open_streams()
-    args = parse_args(argv)
-    return run(lambda: work(args), "freeze again")
+    return command.main(parse_args, work, "freeze again", argv)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data.command import DataError, Parser, UsageError, fraction, open_streams, run, utf8, whole
+from data import command
+from data.command import DataError, Parser, UsageError, fraction, utf8, whole
 from data.files import read_bytes, write_whole
 from records.archive.checks import Check
 from records.archive.tracks import DATA
@@ -175,9 +176,7 @@ def work(args: argparse.Namespace) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    open_streams()
-    args = parse_args(argv)
-    return run(lambda: work(args), "run the command again")
+    return command.main(parse_args, work, "run the command again", argv)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from data.command import DataError, Parser, open_streams, printable, run, utf8, whole
+from data import command
+from data.command import DataError, Parser, printable, utf8, whole
 from records.archive.folders import record_folders
 from records.archive.tracks import DATA, RECORDS
 from records.archive.verdicts import write_verdict
@@ -78,9 +79,7 @@ def work(args: argparse.Namespace) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    open_streams()
-    args = parse_args(argv)
-    return run(lambda: work(args), "verify again")
+    return command.main(parse_args, work, "verify again", argv)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def run(*args: object, code: int = 0) -> str:
 
 
 def read_split(folder: Path, split: str) -> tuple[list[bytes], list[np.ndarray]]:
-    """(texts, int32 headers) of a split, decoded by SentencePiece; the format told once more."""
+    """(texts, int32 headers) of a split, decoded by SentencePiece; the format written down a second time."""
     manifest = json.loads((folder / "manifest.json").read_text())
     sp = sentencepiece.SentencePieceProcessor(model_file=str(folder / manifest["tokenizer"]["file"]))
     texts = []
@@ -93,7 +93,7 @@ def sha(text: bytes) -> bytes:
 
 
 def side(text: bytes, fraction: float) -> str:
-    """The split rule, told once more."""
+    """The split rule, written down a second time."""
     return "val" if int.from_bytes(sha(text)[8:16]) < int(fraction * 2**64) else "train"
 
 
@@ -234,7 +234,7 @@ def test_tokenizer_never_sees_validation_text(tmp_path):
     assert models[0] == models[1]
 
 
-def test_the_last_line_trains_and_a_small_validation_text_is_told(tmp_path):
+def test_the_last_line_trains_and_a_small_validation_text_is_reported(tmp_path):
     file = write_jsonl(tmp_path / "t.jsonl", helpers.documents(3000, 5, SCRIPTS))
     options = ["text", file, "--name", "t", "--vocab-size", 260, "--root", tmp_path / "r o"]
     said = run(*options, "--val-docs", 1)
@@ -279,7 +279,7 @@ def test_copies_are_found(size):
 
 
 @pytest.mark.slow
-def test_what_spoils_a_score_is_told(tmp_path):
+def test_what_spoils_a_score_is_reported(tmp_path):
     """A document that outweighs all others, and text that training has seen; both in manifest and output."""
     rng = random.Random(3)
     texts = [rng.randbytes(1_000).hex() for _ in range(300)]
@@ -418,7 +418,7 @@ def test_bad_files_are_named(tmp_path, name):
     assert not list((root / "data").iterdir())
 
 
-def test_what_a_folder_holds_is_read_told_or_refused(tmp_path, monkeypatch):
+def test_what_a_folder_holds_is_read_listed_or_refused(tmp_path, monkeypatch):
     folder = tmp_path / "texts"
     (folder / "inner").mkdir(parents=True)
     (folder / "a.txt").write_text("one")
@@ -682,7 +682,7 @@ def test_demo(tmp_path):
 
 
 def may_be_validated(name: str, text: bytes) -> bool:
-    """The demo's rule, told once more."""
+    """The demo's rule, written down a second time."""
     return len(text) <= 32_768 and not re.match(sources.TRAIN_NAMES, name)
 
 
