@@ -10,7 +10,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from data.command import Parser, open_streams, run, say, shown
+from data import command
+from data.command import Parser, say, shown
 from data.files import write_whole
 from records.archive.tracks import DATA, YARDSTICKS, Yardstick, load_track
 from records.referee.compressors import measure, training_text
@@ -53,9 +54,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    open_streams()
-    args = parse_args(argv)
-    return run(lambda: work(args), "measure again")
+    return command.main(parse_args, work, "measure again", argv)
 
 
 if __name__ == "__main__":

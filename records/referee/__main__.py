@@ -155,11 +155,11 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(prog="python -m records.referee", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (_, words) in COMMANDS.items():
-        command = commands.add_parser(name, help=words, description=words)
-        command.add_argument("record", type=Path, metavar="RECORD", help="a record's folder, or a run's")
+        one = commands.add_parser(name, help=words, description=words)
+        one.add_argument("record", type=Path, metavar="RECORD", help="a record's folder, or a run's")
         for owners, option, about in OPTIONS:
             if name in (owners or name).split():
-                command.add_argument(*option.split(), **about)
+                one.add_argument(*option.split(), **about)
     return parser.parse_args(argv)
 
 
