@@ -39,6 +39,7 @@ from huggingface_hub.errors import (
     LocalEntryNotFoundError,
     OfflineModeIsEnabled,
     RevisionNotFoundError,
+    XetDownloadError,
 )
 from huggingface_hub.utils import validate_repo_id
 
@@ -103,12 +104,18 @@ class Release:
 # --- the hub, by its client ------------------------------------------------------------------------------
 
 
+# What the client raises: on the way to the hub (RuntimeError: from its storage, Xet), and where an answer is
+# not a hub's.
+NO_CONNECTION = (OSError, httpx2.RequestError, RuntimeError, XetDownloadError)
+NO_HUB = (ValueError, TypeError, KeyError, AttributeError)
+
+
 @contextlib.contextmanager
 def one_line(what: str, repo_id: str, revision: str) -> Iterator[None]:
     """Raises DataError for what the client raises in the block; errors of the disk pass."""
     try:
         yield
-    except (OSError, httpx2.RequestError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (*NO_CONNECTION, *NO_HUB) as error:
         if isinstance(error, LocalEntryNotFoundError) and error.__cause__:
             error = error.__cause__  # the client looked for the file on the disk when the hub failed
         if isinstance(error, OSError) and error.errno is not None:
@@ -130,7 +137,7 @@ def verdict(error: BaseException, what: str, repo_id: str, revision: str) -> Dat
         )
     if isinstance(error, HfHubHTTPError):
         return DataError(f"{what}: {GO_ON}")
-    if isinstance(error, OSError | httpx2.RequestError):
+    if isinstance(error, NO_CONNECTION):
         return Unreachable(f"{what}: check network, proxy and HF_ENDPOINT {constants.ENDPOINT}, then {GO_ON}")
     return DataError(
         f"{what}: {constants.ENDPOINT} does not answer as a Hugging Face hub does: check HF_ENDPOINT "
