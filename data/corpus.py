@@ -74,8 +74,8 @@ class Plan:
 
 # --- spool: documents on disk, by hash -------------------------------------------------------------------
 
-# An SQLite table instead (unique hashes, read in their order) was slower, and much slower where the text is
-# larger than the memory: rows in the order of their hashes lie all over the file.
+# An SQLite table instead (unique hashes, read in their order) was no faster, and much slower where the text
+# is larger than the memory: rows in the order of their hashes lie all over the file.
 BUCKETS = 64  # by the first bits of the hash; macOS allows 256 open files, two each
 
 # Where a document lies in its bucket: its name (of that many bytes) stands at `offset`, its text after it.

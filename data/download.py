@@ -27,7 +27,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 
@@ -41,7 +41,8 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
     XetDownloadError,
 )
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.utils import disable_progress_bars, validate_repo_id
+from tqdm import tqdm
 
 from data import command, files, shards
 from data.command import DataError
@@ -444,10 +445,14 @@ def fetch_all(root: Path, release: Release, missing: dict[RemoteFile, str], work
     if to_come > free:
         raise DataError(f"{root}: {to_come} bytes to come and {free} free: make room, then {GO_ON}")
     command.say(f"{release.name} of {release.origin}: {len(missing)} files, {to_come / 1e6:.1f} MB to come")
+    total = sum(file.size for file in missing)
     pool = ThreadPoolExecutor(workers)
     try:
-        for done in [pool.submit(fetch, release.repo_id, release.commit, f, stage) for f in missing]:
-            done.result()
+        futures = {pool.submit(fetch, release.repo_id, release.commit, f, stage): f for f in missing}
+        with tqdm(total=total, unit="B", unit_scale=True, desc=release.name, disable=None) as bar:
+            for future in as_completed(futures):
+                future.result()
+                bar.update(futures[future].size)
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -481,6 +486,7 @@ def download(args: argparse.Namespace) -> int:
     """Make the folder hold what `args` asks for; the exit code. Raises DataError, OSError."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
+    disable_progress_bars()  # the client's: one for each of eighty files
     release = find_release(args)
     if args.train_shards > len(release.train):
         raise DataError(

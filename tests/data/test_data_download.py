@@ -3,13 +3,17 @@
 Each misfortune is one clear line, nothing half-written is a dataset, and a second call goes on.
 """
 
+import fcntl
 import json
 import os
+import pty
 import random
 import re
 import shlex
 import signal
+import struct
 import subprocess
+import termios
 import time
 import zlib
 from pathlib import Path
@@ -79,11 +83,13 @@ def hub(server):
     server.closing.set()
 
 
-def start(hub, root: Path, *args: object, **variables: str) -> subprocess.Popen:
+def start(
+    hub, root: Path, *args: object, stderr: int = subprocess.PIPE, **variables: str
+) -> subprocess.Popen:
     url = hub if isinstance(hub, str) else hub.url
     env = {"HF_ENDPOINT": url, "HF_HOME": str(root.parent / "home"), "HF_TOKEN": "", "NO_PROXY": "*"}
     env |= {"LC_ALL": "C"} | variables
-    return data_kit.start("data.download", "--root", root, "--train-shards", 2, *args, env=env)
+    return data_kit.start("data.download", "--root", root, "--train-shards", 2, *args, env=env, stderr=stderr)
 
 
 def call(hub, root: Path, *args: object, code: int = 0, **variables: str) -> tuple[str, str]:
@@ -137,6 +143,17 @@ def test_brings_what_was_published_and_names_the_command_that_trains(hub, tmp_pa
     assert hub.head[:12] in out
     assert {r.path.split("/resolve/")[1][:40] for r in hub.requests if "/resolve/" in r.path} == {hub.head}
     assert len(hub.fetched()) == len(set(hub.fetched())) == 7  # each file once, and the manifest
+
+
+def test_a_bar_on_a_terminal(hub, tmp_path):
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))
+    process = start(hub, tmp_path, stderr=theirs)
+    os.close(theirs)
+    process.communicate(timeout=60)
+    shown = os.read(ours, 65536)
+    os.close(ours)
+    assert b"fineweb10B_sp1024: 100%|" in shown and shown.count(b"\n") == 1
 
 
 def test_a_second_call_fetches_nothing(hub, tmp_path):
