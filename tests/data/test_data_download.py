@@ -14,6 +14,7 @@ import signal
 import struct
 import subprocess
 import termios
+import threading
 import time
 import zlib
 from pathlib import Path
@@ -374,7 +375,7 @@ def test_a_disk_that_cannot_be_written(hub, disk):
 def test_a_signal_ends_it_at_once(hub, tmp_path, number):
     hub.fault(SECOND, times=1, stalls_after=2500)
     process = start(hub, tmp_path)
-    while process.poll() is None and SECOND.split("_")[-1] not in str(hub.fetched()):
+    while process.poll() is None and "fineweb_train_000001.bin" not in hub.fetched():
         time.sleep(0.01)
     process.send_signal(number)
     _, err = process.communicate(timeout=5)  # although the connection stalls
@@ -407,11 +408,17 @@ def test_kill_at_any_moment(hub, tmp_path):
 
 
 def test_two_downloads_at_once_into_the_same_folder(hub, tmp_path):
-    hub.fault("GET /cdn/", before=lambda: time.sleep(0.5))
-    both = [start(hub, tmp_path), start(hub, tmp_path)]
-    results = [process.communicate(timeout=60) for process in both]
-    assert [process.returncode for process in both] == [0, 0], results
-    assert sorted("waiting for it to end" in err for _, err in results) == [False, True]
-    assert sorted("nothing to download" in out for out, _ in results) == [False, True]
+    """The second waits for the first, which the server holds up until then."""
+    both_are_there = threading.Event()
+    hub.fault("GET /cdn/", before=lambda: both_are_there.wait(60))
+    first = start(hub, tmp_path)
+    while first.poll() is None and not hub.fetched("bin$"):
+        time.sleep(0.01)
+    second = start(hub, tmp_path)
+    assert "is under way: waiting for it to end" in second.stderr.readline()
+    both_are_there.set()
+    said = [process.communicate(timeout=60)[0] for process in (first, second)]
+    assert [process.returncode for process in (first, second)] == [0, 0], said
+    assert ["nothing to download" in out for out in said] == [False, True]
     check_whole(hub, tmp_path)
     assert len(hub.fetched("bin$")) == 4
