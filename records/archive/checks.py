@@ -3,17 +3,24 @@
 from dataclasses import dataclass
 from typing import Any
 
-from data.command import printable
+from data.command import UsageError, printable
 
 MAX_TEXT = 2000  # characters of one line
 MAX_REASONS = 3  # in one line
+
+
+class VerifierError(UsageError):
+    """The verifier cannot do its part: a text, a tool or room is missing here. It is no fault of a record.
+
+    Exit code 2, and no verdict.
+    """
 
 
 @dataclass(frozen=True)
 class Check:
     """One line of a verification."""
 
-    verdict: str  # PASS, FAIL or SKIP
+    verdict: str  # PASS, FAIL, SKIP, or NOTE: something to know, which decides nothing
     name: str
     text: str  # what was found, what was expected
 
@@ -28,6 +35,10 @@ def check(name: str, good: bool, text: str) -> Check:
 
 def skip(name: str, why: str) -> Check:
     return Check("SKIP", name, why)
+
+
+def note(name: str, text: str) -> Check:
+    return Check("NOTE", name, text)
 
 
 def equal(name: str, what: str, found: Any, expected: Any) -> Check:

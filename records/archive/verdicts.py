@@ -1,7 +1,19 @@
-"""The verdicts of verify.py --write, which the board shows: records/<track>/verdicts.json."""
+"""The verdicts on a track's folders, which the board shows: records/<track>/verdicts.json.
+
+A verdict says what is known, and on what it rests:
+
+    ranked      the referee trained fresh seeds itself, and their scores are a record by the track's rule
+    holds       papers, score and proof of the submission's own artifacts are good
+    papers      what can be said without running anything is good
+    fails       something is wrong; `failed` names the checks
+    not judged  the judge could not do all that a rank needs; `left` names the reasons
+
+Missing evidence is never a pass. `pass` and `fail` are words of earlier referees, and are read as they are.
+"""
 
 import datetime
 import json
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -10,8 +22,13 @@ from data.files import read_bytes, read_json, sha256, write_whole
 from records.archive.checks import Check
 from records.archive.submission import this_machine
 
-NEEDED = "score"  # without this check having passed, a verdict is no more than one on the papers
-RETRAINED = "retrained"  # the check that a first place needs
+PASSED = ("ranked", "holds", "pass")  # scored and proven
+FAILED = ("fails", "fail")
+NEEDED = ("score", "proof", "second-text", "sandbox")  # checks without which nothing holds
+RETRAINED = "retrained"  # a seed of the submission came out of a room again
+ASIDE = ("gain", RETRAINED, "counted")  # what may be left out, since no `holds` speaks of it
+NOTHING, ON_PAPERS, ON_CLAIMS, ON_ROOMS = range(4)  # what a verdict may rest on, the least first
+EVIDENCE = ("nothing", "papers", "claims", "rooms")  # their words
 
 
 def folder_sha256(folder: Path) -> str:
@@ -37,11 +54,37 @@ def track_sha256(track: Path) -> str:
     return sha256(read_bytes(track / "track.json"))
 
 
-def verdict_of(lines: list[Check]) -> str:
-    """pass, fail, or papers: all that could be checked is good, but it was not scored again."""
-    if any(line.verdict == "FAIL" for line in lines):
-        return "fail"
-    return "pass" if any(line.name == NEEDED and line.verdict == "PASS" for line in lines) else "papers"
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found of a folder, and what it rests on."""
+
+    verdict: str
+    evidence: int
+    failed: list[str] = field(default_factory=list)
+    left: dict[str, str] = field(default_factory=dict)  # what could not be done, and why
+    more: dict = field(default_factory=dict)  # of the judge: seeds, scores, gain
+
+    @property
+    def words(self) -> str:
+        reasons = ", ".join(self.failed) or "; ".join(f"{name}: {why}" for name, why in self.left.items())
+        return self.verdict + f" ({reasons})" * bool(reasons)
+
+
+def finding_of(lines: list[Check], second: bool = True) -> Finding:
+    """What the lines of a verification amount to. `second`: whether the track has a second text."""
+    failed = [line.name for line in lines if line.verdict == "FAIL"]
+    passed = {line.name for line in lines if line.verdict == "PASS"}
+    left = {line.name: line.text for line in lines if line.verdict == "SKIP" and line.name not in ASIDE}
+    if not second:
+        left.pop("second-text", None)
+    evidence = ON_CLAIMS if passed.union(failed) & {"score", "sandbox"} else ON_PAPERS
+    if failed:
+        return Finding("fails", evidence, failed, left)
+    missing = [name for name in NEEDED if name not in passed and (second or name != "second-text")]
+    if missing or left:
+        return Finding("papers", ON_PAPERS, [], left or dict.fromkeys(missing, "was not done"))
+    return Finding("holds", ON_CLAIMS)
 
 
 def read_verdicts(track: Path) -> dict[str, dict]:
@@ -56,6 +99,23 @@ def read_verdicts(track: Path) -> dict[str, dict]:
     return verdicts
 
 
+def evidence_of(verdict: dict) -> int:
+    """What a kept verdict rests on. An earlier referee's words rest on claims."""
+    if verdict.get("rests_on") in EVIDENCE:
+        return EVIDENCE.index(verdict["rests_on"])
+    return ON_PAPERS if verdict["verdict"] == "papers" else ON_CLAIMS
+
+
+def replaces(new: Finding, old: dict, digest: str) -> bool:
+    """Whether a finding takes the place of a kept verdict: never of a stronger one of the same folder."""
+    if not old or old["sha256"] != digest:
+        return True
+    if new.evidence != evidence_of(old):
+        return new.evidence > evidence_of(old)
+    ranked_before = old["verdict"] == "pass" and RETRAINED in old
+    return not (ranked_before and new.verdict == "holds")  # which says less
+
+
 def still_holds(folder: Path, referee: str) -> str:
     """Since when a folder has passed, where nothing that decided it has changed since; else ''.
 
@@ -65,36 +125,62 @@ def still_holds(folder: Path, referee: str) -> str:
     kept = read_verdicts(folder.parent).get(folder.name, {})
     now = {"referee": referee, "track": track_sha256(folder.parent), "sha256": folder_sha256(folder)}
     same = {name: kept.get(name) for name in now} == now
-    return kept["date"] if same and kept["verdict"] == "pass" and not kept.get("partly") else ""
+    return kept["date"] if same and kept["verdict"] in PASSED and not kept.get("partly") else ""
 
 
-def write_verdict(folder: Path, lines: list[Check], by: str, referee: str = "", partly: bool = False) -> None:
-    """Keep the verdict on a folder beside those on others; what people wrote under 'disputed' stays.
+def today() -> str:
+    return datetime.date.today().isoformat()
 
-    So does the word that somebody trained it again, as long as the folder is the same. `by`: who did it now;
-    `referee`: its version; `partly`: it was told to prove a part of the text alone.
+
+def kept_words(before: dict, digest: str) -> dict:
+    """What stays of the verdict before: what people wrote, and how often the same folder was judged."""
+    kept = {key: before[key] for key in ("disputed",) if key in before}
+    if before.get("sha256") == digest:
+        kept |= {key: before[key] for key in ("judgings", RETRAINED) if key in before}
+    return kept
+
+
+def write_finding(folder: Path, found: Finding, by: str, referee: str, more: dict | None = None) -> bool:
+    """Keep a finding beside those on other folders; what people wrote under 'disputed' stays.
+
+    False where a stronger verdict on the same folder stands, which stays. `by`: who did it; `referee`: its
+    version; `more`: what else the entry gets, as how often it was judged, whichever verdict stays.
     """
     track = folder.resolve().parent
     verdicts = read_verdicts(track)
     before = verdicts.get(folder.name, {})
     digest = folder_sha256(folder)
-    today = datetime.date.today().isoformat()
-    kept = {key: before[key] for key in ("disputed",) if key in before}
-    if before.get("sha256") == digest and "retrained" in before:
-        kept["retrained"] = before["retrained"]
-    found = verdict_of(lines)
-    for line in lines:
-        if (line.name, line.verdict) == (RETRAINED, "PASS") and found != "fail":
-            kept["retrained"] = {"what": line.text, "by": by, "date": today, **this_machine()}
-    verdicts[folder.name] = {
-        "verdict": found,
-        "date": today,
-        "sha256": digest,
-        "referee": referee,
-        "track": track_sha256(track),
-        **({"partly": True} if partly else {}),
-        "failed": [line.name for line in lines if line.verdict == "FAIL"],
-        **kept,
-    }
+    taken = replaces(found, before, digest)
+    entry = before
+    if taken:
+        entry = {
+            "verdict": found.verdict,
+            "rests_on": EVIDENCE[found.evidence],
+            "date": today(),
+            "by": by,
+            "sha256": digest,
+            "referee": referee,
+            "track": track_sha256(track),
+            "machine": this_machine(),
+            "failed": found.failed,
+            **({"left": found.left} if found.left else {}),
+            **kept_words(before, digest),
+            **found.more,
+        }
+    verdicts[folder.name] = entry | (more or {})
     text = json.dumps(dict(sorted(verdicts.items())), indent=1)
     write_whole(track / "verdicts.json", f"{text}\n".encode())
+    return taken
+
+
+def write_verdict(folder: Path, lines: list[Check], by: str, referee: str = "", second: bool = True) -> bool:
+    """Keep what a verification amounts to; whether it took the place of what was kept.
+
+    So is the word that somebody trained a seed again, as long as the folder is the same.
+    """
+    found = finding_of(lines, second)
+    again = {}
+    for line in lines:
+        if (line.name, line.verdict) == (RETRAINED, "PASS") and found.verdict != "fails":
+            again[RETRAINED] = {"what": line.text, "by": by, "date": today(), **this_machine()}
+    return write_finding(folder, found, by, referee, again)

@@ -13,7 +13,7 @@ import numpy as np
 
 from data import shards
 from data.command import printable
-from records.sandbox import bubblewrap
+from records.sandbox import bubblewrap, pages
 from records.sandbox.inside import worker
 from records.sandbox.limits import Limits, Watchdog, kill
 
@@ -40,6 +40,7 @@ class Mode:
     device: str = "cpu"
     trust: bool = False  # without a sandbox
     alone: bool = False  # it is told one stream only
+    settled: bool = False  # the pages of all that it sees are read in first, for what decides a rank
 
 
 # --- starting ---------------------------------------------------------------------------------------------
@@ -123,6 +124,10 @@ def launch(
 
     `pipes` are Popen's stdin, stdout and stderr. Raises NoSandbox.
     """
+    binds = list(binds)
+    if mode.settled and not mode.trust:
+        seen = [outside for outside, _, writable in binds if not writable]
+        pages.settle([*bubblewrap.system(), *bubblewrap.packages(imports)], seen)
     with memory_file() as filters:
         prefix = [] if mode.trust else confined(binds, imports, mode, limits, filters)
         return subprocess.Popen(

@@ -6,7 +6,7 @@
     python -m records.verify --all --static                  papers alone: nothing of a record runs
     python -m records.verify FOLDER --retrain any            train a seed again in a sealed room, too
 
-Exit code 1 if a check fails, 2 and 3 if the verification itself cannot be done.
+Exit code 1 if a check fails, 2 and 3 if the verification itself cannot be done: then there is no verdict.
 """
 
 import argparse
@@ -17,12 +17,14 @@ from pathlib import Path
 
 from data import command
 from data.command import DataError, Parser, printable, utf8, whole
+from records.archive.checks import VerifierError
 from records.archive.folders import record_folders
+from records.archive.record import Record
 from records.archive.tracks import DATA, RECORDS
 from records.archive.verdicts import still_holds, write_verdict
 from records.referee.scoring import LEAST_PROOF
 from records.sandbox.predictor import NoSandbox
-from records.verify.judge import verify
+from records.verify.claims import verify
 from records.verify.version import referee_version
 
 
@@ -43,7 +45,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--static", action="store_true", help="only what needs no run")
     add("--every-seed", action="store_true", help="score and prove every artifact (default: of one seed)")
     add("--trust", action="store_true", help="score the record without a sandbox where there is none")
-    add("--proof-bytes", type=whole(0), metavar="N", help="prove a part only; 0: no proof (default: all)")
+    part = "prove a part only, for looking: it gives no verdict; 0: no proof (default: all)"
+    add("--proof-bytes", type=whole(0), metavar="N", help=part)
     what = "train a seed again, which takes as long as it does; any: one that is drawn"
     add("--retrain", type=seed_or_any, metavar="SEED", help=what)
     add("--by", type=utf8, help="with --write: who trained again (default: git's user.name)")
@@ -51,6 +54,10 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.proof_bytes and args.proof_bytes < LEAST_PROOF:
         parser.error(f"--proof-bytes {args.proof_bytes}: expected 0, or {LEAST_PROOF} at least")
+    if args.write and args.proof_bytes is not None:
+        parser.error("--write keeps verdicts, and --proof-bytes gives none: leave one of them out")
+    if args.write and args.trust:
+        parser.error("--write keeps verdicts, and a record without a sandbox earns none: leave out --trust")
     if bool(args.folders) == args.all:
         parser.error("name folders, or --all")
     return args
@@ -85,13 +92,18 @@ def work(args: argparse.Namespace) -> int:
                 lines.append(line)
                 print(line, flush=True)
         except NoSandbox as error:
-            raise DataError(str(error)) from None
+            raise VerifierError(str(error)) from None
+        except BrokenPipeError:
+            raise
+        except OSError as error:  # a full disk, a file that went: nothing is known of the record then
+            raise VerifierError(f"{error.filename or folder}: {error.strerror or error}") from None
         wrong = sum(line.verdict == "FAIL" for line in lines)
         failed += wrong
         left += bool(since) and not wrong
         if args.write and (wrong or not since):
-            partly = args.proof_bytes is not None
-            write_verdict(folder, lines, args.by or who(), referee_version(), partly)
+            second = Record(folder).track["dataset"]["second"] is not None
+            if not write_verdict(folder, lines, args.by or who(), referee_version(), second):
+                print("the verdict that is kept rests on more, and stays")
     if left:
         print(f"{left} records were left, as nothing has changed since they passed; --again judges all")
     print(f"{len(folders)} records, {failed} checks failed")

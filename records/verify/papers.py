@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from data.files import read_bytes, sha256
 from records.archive.checks import Check, check, equal, none_wrong, skip
 from records.archive.folders import FILES, FOLDER, MAX_METRICS, PACKED, SCRIPT, seed_of
+from records.archive.ranks import best_before, gain_over
 from records.archive.record import OF_ONE_RUN, Record
-from records.archive.statistics import p_below
 from records.archive.submission import ClaimedRun
 from records.archive.tracks import schema_errors
-from records.archive.verdicts import read_verdicts
+from records.archive.verdicts import PASSED, read_verdicts
 from records.verify.source import check_source
 
 MAX_FILE = {".log": 4 << 20, ".jsonl": MAX_METRICS, ".md": 1 << 17, ".json": 1 << 20, ".py": 1 << 20}
@@ -82,7 +82,7 @@ def check_date(record: Record) -> Iterator[Check]:
         return
     wrong = [f"{text} lies in the future"] if future else []
     verdicts = read_verdicts(record.track.folder)
-    later = [other for other, its in verdicts.items() if other > name and its["verdict"] == "pass"]
+    later = [other for other, its in verdicts.items() if other > name and its["verdict"] in PASSED]
     if later and name not in verdicts:
         wrong.append(
             f"the folder's name comes before {max(later)}, which passed already: date it a day later"
@@ -214,41 +214,19 @@ def check_artifact(record: Record) -> Iterator[Check]:
 # --- claims -----------------------------------------------------------------------------------------------
 
 
-def earlier(record: Record) -> dict[str, Record]:
-    """The track's records before this one that claim to be one, by folder.
-
-    Those that failed or are disputed are left out: nobody must beat a score that is not one.
-    """
-    verdicts = read_verdicts(record.track.folder)
-    out = {name for name, its in verdicts.items() if its["verdict"] == "fail" or its.get("disputed")}
-    others = map(Record, record.track.records)
-    before = {other.name: other for other in others if other.name < record.name and other.name not in out}
-    return {name: other for name, other in before.items() if other.submission.get("claim") != "none"}
-
-
 def check_claim(record: Record) -> Iterator[Check]:
-    """The gain over the record before it, in bits per byte."""
+    """The gain that the submission claims over the best record before it, which is derived."""
     if record.field("claim") == "none":
         yield skip("gain", "claims nothing")
         return
-    beats = record.field("beats")
-    before = earlier(record)
-    best = min(before, key=lambda name: before[name].mean, default=None)
-    yield equal("beats", "claims to beat", beats, best)
-    if best is None or beats != best:
+    old = best_before(record.track, record.name)
+    if old is None:
+        yield check("beats", True, "no record stands before it, expected so or a gain over the best one")
         return
-    old = before[best]
-    track = record.track
-    if not track.counts_flops:  # seconds of one machine are not those of another
-        yield equal("machine", "ran on", record.machine, old.machine)
-    gain = old.mean - record.mean
-    p = p_below([*record.scores.values()], [*old.scores.values()])
-    yield check(
-        "gain",
-        round(gain, 9) >= track["min_gain_bpb"] and p < track["alpha"],
-        f"{gain:.4f} bits per byte over {beats}, Welch p {p:.4g}; expected {track['min_gain_bpb']} at least, "
-        f"p below {track['alpha']}",
-    )
+    if not record.track.counts_flops:  # seconds of one machine are not those of another
+        yield equal("machine", "ran on", record.machine, old.record.machine)
+    gain = gain_over(old, [*record.scores.values()], record.track)
+    yield check("gain", gain.enough, f"over {old.name}, by its own scores: {gain}")
 
 
 OF_THE_RUNS = [

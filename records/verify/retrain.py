@@ -29,7 +29,7 @@ import numpy as np
 
 from data.command import DataError, printable
 from data.files import parse_json, sha256
-from records.archive.checks import Check, check, skip
+from records.archive.checks import Check, VerifierError, check, skip
 from records.archive.folders import SCRIPT
 from records.archive.record import Record
 from records.archive.submission import ClaimedRun, cpuinfo, parse_run
@@ -103,7 +103,7 @@ def read_below(folder: Path, name: Path, most: int) -> bytes:
 
 def settings(record: Record, seed: int, **more: str) -> dict[str, str]:
     """The environment of the script: what the record's run was given, and where things are in the room."""
-    run = record.runs[seed]
+    run = record.runs.get(seed) or next(iter(record.runs.values()))  # a fresh seed's are those of the others
     native = record.track["device"] == "cuda" or {"avx512_bf16", "amx_bf16"} & set(cpuinfo("flags").split())
     given = run.given | {
         "DATA_PATH": "/room/data",
@@ -121,7 +121,7 @@ def settings(record: Record, seed: int, **more: str) -> dict[str, str]:
 
 
 def training_shards(record: Record, data: Path) -> list[Path]:
-    """The track's training text. Raises DataError where it is not here."""
+    """The track's training text. Raises VerifierError where it is not here."""
     dataset = record.track.dataset
     folder = data / "datasets" / dataset["name"]
     paths = sorted(folder.glob("*_train_*.bin"))
@@ -131,7 +131,7 @@ def training_shards(record: Record, data: Path) -> list[Path]:
             headers.update(file.read(HEADER))
     if not paths or dataset["logged_train_sha256"] not in (None, headers.hexdigest()):
         mend = "python -m data.prepare demo makes the demo's"
-        raise DataError(f"{folder}: has not the track's training shards; {mend}")
+        raise VerifierError(f"{folder}: has not the track's training shards; {mend}")
     return paths
 
 
@@ -155,12 +155,15 @@ def run_room(
 ) -> Done:
     """Run the record's script in the folder `work`, which the room may write. `look` is called now and then.
 
-    `steps`: count operations, of so many steps. Raises NoSandbox, DataError.
+    `steps`: count operations, of so many steps. Raises NoSandbox, VerifierError.
     """
     track = record.track
+    free = shutil.disk_usage(work).free
+    if free < MAX_WORK:
+        raise VerifierError(f"{work}: {free} bytes are free, a run may write {MAX_WORK}: make room")
     seconds = SETUP_SECONDS if 0 < steps < TO_THE_END else SETUP_SECONDS + track["train_seconds"]
     limits = Limits(processor=os.cpu_count() * seconds, seconds=seconds, output=16 << 20, files=MAX_FILE)
-    mode = Mode(track["device"])
+    mode = Mode(track["device"], settled=True)
     for path in (work, *work.rglob("*")):
         os.chown(path, sandbox_user() or -1, -1)
     inside = {"work": work, "tokenizer.model": tokenizer_path(track, data, record.path)}
@@ -312,7 +315,7 @@ def count_again(
 def check_counts(record: Record, seed: int, run: ClaimedRun, done: Done, counted: list[Counted]) -> Check:
     """Operations of the run in the room: as torch counts them, and within the track's limit."""
     total, limit = run.value("train_flops"), record.track["train_flops"]
-    logged = record.runs[seed].value("train_flops")
+    logged = record.runs.get(seed, run).value("train_flops")  # of a fresh seed nothing was logged before
     pairs = [(one.found, one.told) for one in counted] + [(total, logged)]
     wrong = any(abs(one - other) > SLACK * max(one, other) for one, other in pairs)
     wrong = wrong or total > limit or list(wrong_steps(run))
@@ -328,6 +331,12 @@ def check_counts(record: Record, seed: int, run: ClaimedRun, done: Done, counted
         f"the log {logged:.6g}; expected within {SLACK:.0%}, {most_off:.1%}, {SLACK * limit:g}, {limit:g}; "
         f"{rate / 1e9:.1f} GFLOP in a processor second, of {peak / 1e9:.1f} that this machine can",
     )
+
+
+def room_run(work: Path) -> ClaimedRun:
+    """What the run in a room's folder says of itself. Raises DataError."""
+    log = read_below(work, RUN / "train.log", MAX_METRICS)
+    return parse_run("the room", log, read_below(work, RUN / METRICS, MAX_METRICS))
 
 
 def compare_artifact(record: Record, seed: int, artifact: Path, job_of: Callable, text: Text) -> Check:
@@ -351,37 +360,46 @@ def compare_artifact(record: Record, seed: int, artifact: Path, job_of: Callable
     )
 
 
-def train_again(
-    record: Record, seed: int, data: Path, job_of: Callable, text: Text, root: Path
-) -> Iterator[Check]:
-    """The lines of one seed. Raises NoSandbox, DataError, and what a stranger's numbers lead to."""
-    if seed not in record.runs:
-        raise DataError(f"the record has no such seed, expected one of {sorted(record.runs)}")
+def train_whole(record: Record, seed: int, data: Path, root: Path) -> tuple[Done, Points]:
+    """A whole run of a seed in a room whose folder is root/work. Raises NoSandbox, VerifierError."""
     work = root / "work"
     work.mkdir()
     points = Points(work, root)
     given = settings(record, seed, CKPT_SECONDS=str(CHECKPOINT_SECONDS))
     done = run_room(record, data, work, given, points.look)
+    points.look()
+    if points.seen and not done.code:
+        points.keep(LAST, max(points.seen))
+    return done, points
+
+
+def train_again(
+    record: Record, seed: int, data: Path, job_of: Callable, text: Text, root: Path
+) -> Iterator[Check]:
+    """The lines of one seed. Raises NoSandbox, DataError, and what a stranger's numbers lead to."""
+    if seed not in record.runs:
+        raise VerifierError(f"--retrain {seed}: the record has the seeds {sorted(record.runs)}")
+    done, points = train_whole(record, seed, data, root)
+    work = points.work
     words = f"seed {seed}: {done.seconds:.0f} s, {done.processor:.0f} of processors, exit code {done.code}, "
     yield check("retrain", done.code == 0, words + "expected 0" + f": {done.said}" * bool(done.code))
     if done.code:
         return
-    points.look()
-    if points.seen:
-        points.keep(LAST, max(points.seen))
     artifact = root / "model.ptz"
     artifact.write_bytes(read_below(work, RUN / artifact.name, record.track["budget_bytes"]))
     yield compare_artifact(record, seed, artifact, job_of, text)
     if not record.track.counts_flops:
         yield skip("counted", "the track limits no operations")
         return
-    log = read_below(work, RUN / "train.log", MAX_METRICS)
-    run = parse_run("the room", log, read_below(work, RUN / METRICS, MAX_METRICS))
+    run = room_run(work)
     yield check_counts(record, seed, run, done, list(count_again(record, seed, data, root, points, run)))
 
 
 def retrain(record: Record, seed: int, data: Path, job_of: Callable, text: Text) -> Iterator[Check]:
-    """Train one seed again. `job_of(artifact path)`: how the referee scores. Raises NoSandbox."""
+    """Train one seed again. `job_of(artifact path)`: how the referee scores.
+
+    Raises NoSandbox and VerifierError, which are no fault of the record.
+    """
     name = "retrained"  # of the line that an error ends
     with private_folder() as root:
         try:

@@ -8,8 +8,9 @@ from pathlib import Path
 from data.command import REPO
 from data.files import read_bytes, sha256
 
-JUDGE = "records/verify/judge.py"  # whose imports decide, too
+JUDGES = {"records/verify/judging.py", "records/verify/claims.py"}  # whose imports decide, too
 WORKER = "records/sandbox/inside/worker.py"  # which the sandbox runs by its path
+ROOM = "records/sandbox/inside/room.py"
 SCHEMA = "records/schema.json"
 
 
@@ -39,7 +40,7 @@ def source_of(root: Path, module: str) -> str | None:
 def deciding_sources(root: Path = REPO) -> list[str]:
     """The files of data/ and records/ on which a verdict rests: the judge and all that it imports."""
     found = {SCHEMA}
-    waiting = {JUDGE, WORKER}
+    waiting = {*JUDGES, WORKER, ROOM}
     while waiting:
         name = waiting.pop()
         found.add(name)

@@ -1,4 +1,4 @@
-"""All checks of one record: its papers, then its score and its proof, then its training once more."""
+"""All checks of what a record claims: its papers, then score and proof of its artifacts, then a seed again."""
 
 import argparse
 import secrets
@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from data.command import DataError
-from records.archive.checks import Check, check, skip
+from records.archive.checks import Check, VerifierError, check, skip
 from records.archive.folders import artifact_paths
 from records.archive.record import Record
 from records.archive.submission import this_machine
+from records.archive.tracks import tokenizer_path
 from records.referee.scoring import Result, referee
 from records.referee.text import validation_text
 from records.sandbox.jobs import PredictorJob, find_job
@@ -35,8 +36,19 @@ def compare_score(record: Record, seed: int, result: Result) -> Check:
     )
 
 
+def owner_of(record: Record, data: Path, error: DataError) -> Check:
+    """A text that cannot be cut is the fault of a record's own tokenizer, else ours. Raises VerifierError.
+
+    That our text is missing says nothing of a record, and no check may be skipped for it.
+    """
+    own = tokenizer_path(record.track, data, record.path)
+    if own == tokenizer_path(record.track, data):
+        raise VerifierError(str(error))
+    return check("tokenizer", False, f"the record's own cannot cut the text: {error}")
+
+
 def check_by_referee(record: Record, options: argparse.Namespace) -> Iterator[Check]:
-    """Score again and prove; then train again. Raises NoSandbox, DataError."""
+    """Score again and prove; then train again. Raises NoSandbox, VerifierError, DataError."""
     text = validation_text(record.track, options.data, record.path)
 
     def job_of(artifact: Path) -> PredictorJob:
@@ -80,5 +92,5 @@ def verify(path: Path, options: argparse.Namespace, since: str = "") -> Iterator
     else:
         try:
             yield from check_by_referee(record, options)
-        except DataError as error:  # the text is not here, or the record's own tokenizer cannot cut it
-            yield skip("score", str(error))
+        except DataError as error:
+            yield owner_of(record, options.data, error)
