@@ -38,7 +38,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--static", action="store_true", help="only what needs no run")
     add("--every-seed", action="store_true", help="score and prove every artifact (default: of one seed)")
     add("--trust", action="store_true", help="score the record without a sandbox where there is none")
-    add("--proof-bytes", type=whole(0), metavar="N", help="prove a part only; 0: no proof (default: all)")
+    part = "prove a part only, for looking: it gives no verdict; 0: no proof (default: all)"
+    add("--proof-bytes", type=whole(0), metavar="N", help=part)
     what = "train a seed again, which takes as long as it does; any: one that is drawn"
     add("--retrain", type=seed_or_any, metavar="SEED", help=what)
     add("--by", type=utf8, help="with --write: who trained again (default: git's user.name)")
@@ -46,6 +47,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.proof_bytes and args.proof_bytes < LEAST_PROOF:
         parser.error(f"--proof-bytes {args.proof_bytes}: expected 0, or {LEAST_PROOF} at least")
+    if args.write and args.proof_bytes is not None:
+        parser.error("--write keeps verdicts, and --proof-bytes gives none: leave one of them out")
     if bool(args.folders) == args.all:
         parser.error("name folders, or --all")
     return args
