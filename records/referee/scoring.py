@@ -39,6 +39,7 @@ class Result:
     payload: bytes  # the text in the coder's bits, where that was asked for
     seconds: float  # of all processors of the sandbox, its start included
     wall: float  # seconds of the clock, without the start
+    limits: str = ""  # who counted and bounded the sandbox: "cgroup v1", "cgroup v2" or "watchdog"
 
     @property
     def most_payload(self) -> float:
@@ -68,7 +69,8 @@ class Result:
     def __str__(self) -> str:
         rows = [f"val_loss: {self.loss:.8f}", f"val_bpb: {self.bpb:.8f}", f"val_bytes: {self.text.bytes}"]
         rows += [f"val_tokens: {len(self.nats) - 1}", f"rows: {self.rows}"]
-        return "\n".join([*rows, f"processor_seconds: {self.seconds:.1f}", f"seconds: {self.wall:.1f}"])
+        rows += [f"processor_seconds: {self.seconds:.1f}", f"seconds: {self.wall:.1f}"]
+        return "\n".join([*rows, f"limits: {self.limits}"])
 
 
 def fitting_rows(predictor: RemotePredictor, text: Text) -> int:
@@ -91,7 +93,7 @@ def score_record(job: PredictorJob, text: Text, coding: bool = False, most_rows:
         began = time.monotonic()
         code(predictor, stream_starts(len(text.tokens), rows), int(text.tokens[0]), charge)
         wall = time.monotonic() - began
-    found = charge.nats, charge.payload(), predictor.seconds, wall
+    found = charge.nats, charge.payload(), predictor.seconds, wall, predictor.limits
     return Result(job, text, rows, predictor.vocab_size, *found)
 
 
