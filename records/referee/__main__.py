@@ -93,7 +93,8 @@ def judge(job: PredictorJob, args: argparse.Namespace) -> int:
         if args.bytes:
             text = scoring.part_of(text, load_tokenizer(job.tokenizer_path), args.bytes, rng)
         result = scoring.score_record(job, text, True)
-        lines = itertools.chain([result], scoring.check_proof(result))
+        note = [scoring.PART] if args.bytes else []
+        lines = itertools.chain([result], scoring.check_proof(result), note)
     elif args.share:
         bpb, half_width, streams, rows = scoring.estimate(job, text, args.share, rng)
         lines = [f"streams: {streams} of {rows}\nval_bpb: {bpb:.6f} +- {half_width:.6f} (95 %)"]

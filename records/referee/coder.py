@@ -30,11 +30,11 @@ CATEGORICAL = constriction.stream.model.Categorical(perfect=False)
 
 
 def weigh(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """float32[k, V] -> (float64[k, V], probabilities but for a factor; float64[k], log of sums of exp)."""
+    """float32[k, V] -> (float64[k, V], probabilities but for a factor; float32[k, 1], the largest logits)."""
     top = logits.max(1, keepdims=True)
     weights = np.subtract(logits, top, dtype=np.float64)
     np.exp(weights, out=weights)
-    return weights, top[:, 0] + np.log(weights.sum(1))
+    return weights, top
 
 
 class Charge:
@@ -47,8 +47,10 @@ class Charge:
 
     def __call__(self, logits: np.ndarray, places: np.ndarray) -> np.ndarray:
         ids = self.tokens[places].astype(np.int64)
-        weights, log_sums = weigh(logits)
-        self.nats[places] = log_sums - logits[np.arange(len(ids)), ids]
+        weights, top = weigh(logits)
+        below = np.subtract(top[:, 0], logits[np.arange(len(ids)), ids], dtype=np.float64)
+        # the two small numbers alone: beside a logit of 1e17 the logarithm would be lost
+        self.nats[places] = np.log(weights.sum(1)) + below
         if self.stream is not None:
             self.stream.encode(ids.astype(np.int32), CATEGORICAL, weights)
         return ids

@@ -19,8 +19,8 @@ from data.files import read_bytes, read_json, sha256
 from records.archive.folders import SCRIPT, run_artifact
 from records.archive.tracks import DATA, RECORDS, Track, load_track, tokenizer_path
 from records.sandbox.inside import worker
-from records.sandbox.limits import Limits, Watchdog
-from records.sandbox.predictor import Mode, RemotePredictor, launch, memory_file
+from records.sandbox.limits import Limits
+from records.sandbox.predictor import Mode, RemotePredictor, memory_file, watched
 
 SLOWEST = 8  # how many times slower than the track's machine a machine may be
 SPEED_SIZE = 1024  # of the square matrices whose product is timed
@@ -65,12 +65,8 @@ class PredictorJob:
             words = [*python, inside, self.mode.device, str(memory.fileno())]
             room = [(Path(stage), inside, False)], self.track["imports"], self.mode, self.limits
             pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-            with launch(words, *room, (memory.fileno(),), **pipes) as process:
-                watchdog = Watchdog(process, process.stderr, self.limits)
-                try:
-                    yield RemotePredictor(process, memory, watchdog, self.track["rows"])
-                finally:
-                    watchdog.stop()
+            with watched(words, *room, (memory.fileno(),), **pipes) as watchdog:
+                yield RemotePredictor(memory, watchdog, self.track["rows"])
 
 
 def processor_speed() -> float:
@@ -173,7 +169,7 @@ def find_job(
         artifacts[0],
         tokenizer_path(rules, data, record),
         Mode(device or rules["device"], trust, alone),
-        Limits(processor=seconds, seconds=2 * seconds),
+        Limits(processor=seconds, seconds=2 * seconds, answer=seconds / 2),
         slow,
         second,
     )

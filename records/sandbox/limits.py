@@ -1,30 +1,48 @@
-"""A process and all that descends from it: what they use is measured, bounded, and ended with them."""
+"""A process and all that descends from it: what they use is measured, bounded, and ended with them.
+
+The kernel's cgroups do it where they can be had; else a watchdog looks at the processes ten times a second.
+"""
 
 import contextlib
 import os
 import select
+import shutil
 import signal
 import subprocess
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO
 
 import psutil
 
-LEAST_FREE = 256 << 20  # bytes of memory that this machine must keep, whoever holds them
+from records.sandbox.cgroups import Group, Usage
+
+LEAST_FREE = 256 << 20  # bytes of memory, and of a disk, that this machine must keep, whoever holds them
+NEAR = 0.9  # of its limit: below, it was the machine that had no more memory
+WATCHDOG = "watchdog"
 TAIL = 2000  # bytes that are kept of what a process writes
 LOOK_SECONDS = 0.1  # between two looks
+
+
+class NoSandbox(Exception):
+    """This machine cannot run foreign code: there is no sandbox. It says nothing of the record."""
+
+
+class MachineFull(NoSandbox):
+    """This machine has no memory or no room on a disk left. It says nothing of the record."""
 
 
 @dataclass(frozen=True)
 class Limits:
     """What one sandbox may use."""
 
-    memory: int = 8 << 30  # bytes of all its processes together
-    tasks: int = 128  # processes and threads
+    memory: int = 8 << 30  # bytes of all its processes together; mapped files are none of it
+    tasks: int = 2048  # processes and threads: numpy and torch start one of each for each of 128 cores
     processor: float = 1800.0  # seconds of all its tasks together
     seconds: float = 3600.0  # of the wall clock, a wide stop for what sleeps
+    answer: float = 900.0  # of the wall clock, from a question to its answer; loading is the first
     output: int = 1 << 20  # bytes on stdout and stderr
     files: int = 1 << 28  # bytes of one file, and four times that of all of /tmp
 
@@ -46,24 +64,63 @@ def kill(process: subprocess.Popen) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-class Watchdog(threading.Thread):
-    """Ends a process tree that uses more than it may; reads its output `out` and bounds it.
+class Tree:
+    """The account of a process tree where there are no cgroups.
 
-    `process` leads a group of its own (start_new_session=True). `verdict` is (kind, message) once it ended
-    the process; `seconds` are those of all processors so far.
+    It misses what lives shorter than a look, and memory that belongs to no process, such as memory files.
     """
 
-    def __init__(self, process: subprocess.Popen, out: BinaryIO, limits: Limits):
+    def __init__(self, process: subprocess.Popen):
+        self.process = process
+        self.seconds = 0.0
+        self.seen: dict[psutil.Process, float] = {}
+
+    def usage(self) -> Usage:
+        """What the tree holds now, and all the seconds that were seen."""
+        tasks = tree(self.process.pid)
+        self.count_seconds(tasks)
+        memory = sum(task["memory_info"].rss for task in tasks.values())
+        return Usage(self.seconds, memory, sum(task["num_threads"] for task in tasks.values()))
+
+    def count_seconds(self, tasks: dict[psutil.Process, dict]) -> None:
+        """Children that nobody waits for are in no parent's account, so each process is remembered, too."""
+        times = {process: task["cpu_times"] for process, task in tasks.items()}
+        self.seen |= {process: own.user + own.system for process, own in times.items()}
+        accounts = sum(sum(own[:4]) for own in times.values())  # with the children that have ended
+        self.seconds = max(self.seconds, accounts, sum(self.seen.values()))
+
+
+class Watchdog(threading.Thread):
+    """Ends a process and its descendants if they use more than they may; reads its output and bounds it.
+
+    `process` leads a group of its own (start_new_session=True) and lives in the cgroup `group`, if there is
+    one. `kind` says which account was believed. `verdict` is (kind, message) once it ended the process; the
+    kind `machine` is no fault of the process. `seconds` are those of all processors so far. Room on the disks
+    of `folders` is the machine's to give.
+    """
+
+    def __init__(
+        self,
+        process: subprocess.Popen,
+        out: BinaryIO,
+        limits: Limits,
+        group: Group | None = None,
+        folders: tuple[Path, ...] = (),
+    ):
         super().__init__(daemon=True)
         self.process = process
         self.out = out
         self.limits = limits
-        self.verdict = None
+        self.group = group
+        self.account = group or Tree(process)
+        self.kind = group.kind if group else WATCHDOG
+        self.folders = folders
+        self.verdict: tuple[str, str] | None = None
         self.seconds = 0.0
         self.tail = b""
         self.written = 0
-        self.seen = {}
         self.began = time.monotonic()
+        self.asked: float | None = None  # when the question was put that is not answered yet
         self.stopped = threading.Event()
         self.start()
 
@@ -74,7 +131,7 @@ class Watchdog(threading.Thread):
                 self.read()
                 self.look()
         finally:  # whoever waits for the process must not wait for ever
-            self.count_seconds(tree(self.process.pid))
+            self.seconds = max(self.seconds, self.account.usage().seconds)
             kill(self.process)
 
     def read(self) -> None:
@@ -87,29 +144,34 @@ class Watchdog(threading.Thread):
                 self.stopped.wait(LOOK_SECONDS)
 
     def look(self) -> None:
-        """One look at the tree."""
+        """One look at the account, the clock and the machine."""
         limits = self.limits
-        tasks = tree(self.process.pid)
-        self.count_seconds(tasks)
-        threads = sum(task["num_threads"] for task in tasks.values())
-        memory = sum(task["memory_info"].rss for task in tasks.values())
+        used = self.account.usage()
+        self.seconds = max(self.seconds, used.seconds)
+        now = time.monotonic()
         if self.written > limits.output:
             self.end("output", f"wrote more than {limits.output} bytes to stdout")
-        elif threads > limits.tasks:
-            self.end("tasks", f"has {threads} processes and threads, at most {limits.tasks} are allowed")
-        elif memory > limits.memory or psutil.virtual_memory().available < LEAST_FREE:
-            self.end("memory", f"holds {memory >> 20} MiB, at most {limits.memory >> 20} are allowed")
+        elif used.tasks > limits.tasks or used.refused:
+            tasks = used.tasks + min(used.refused, 1)
+            self.end("tasks", f"has {tasks} processes and threads, at most {limits.tasks} are allowed")
+        elif used.memory > limits.memory or (used.killed and used.memory > NEAR * limits.memory):
+            self.end("memory", f"holds {used.memory >> 20} MiB, at most {limits.memory >> 20} are allowed")
         elif self.seconds > limits.processor:
-            self.end("time", f"used more than {limits.processor:.4g} processor seconds")
-        elif time.monotonic() - self.began > limits.seconds:
+            words = f"used more than {limits.processor:.4g} processor seconds: {self.seconds:.4g}"
+            self.end("time", words)
+        elif now - self.began > limits.seconds:
             self.end("time", f"took longer than {limits.seconds:.4g} seconds")
+        elif (asked := self.asked) is not None and now - asked > limits.answer:
+            self.end("time", f"gave no answer for more than {limits.answer:.4g} seconds")
+        elif used.killed or psutil.virtual_memory().available < LEAST_FREE:
+            self.end("machine", "this machine is out of memory")
+        else:
+            self.look_at_disks()
 
-    def count_seconds(self, tasks: dict[psutil.Process, dict]) -> None:
-        """Children that nobody waits for are in no parent's account, so each process is remembered, too."""
-        times = {process: task["cpu_times"] for process, task in tasks.items()}
-        self.seen |= {process: own.user + own.system for process, own in times.items()}
-        accounts = sum(sum(own[:4]) for own in times.values())  # with the children that have ended
-        self.seconds = max(self.seconds, accounts, sum(self.seen.values()))
+    def look_at_disks(self) -> None:
+        for folder in self.folders:
+            if shutil.disk_usage(folder).free < LEAST_FREE:
+                self.end("machine", f"the disk of {folder} is full")
 
     def end(self, kind: str, message: str) -> None:
         self.verdict = kind, message
@@ -118,4 +180,12 @@ class Watchdog(threading.Thread):
         """Look a last time, and end what still lives."""
         self.stopped.set()
         self.join()
+        if self.group:
+            self.group.kill()
         self.process.wait()
+        self.seconds = max(self.seconds, self.account.usage().seconds)
+
+    def check_machine(self) -> None:
+        """Raises MachineFull if it was this machine that ended the process."""
+        if self.verdict and self.verdict[0] == "machine":
+            raise MachineFull(f"{self.verdict[1]}: make room, then do it again; no verdict on the record")

@@ -1,21 +1,25 @@
 """A record's predictor in a process of its own, which sees nothing but itself and may use little."""
 
+import contextlib
 import os
 import resource
 import select
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
 from data import shards
 from data.command import printable
-from records.sandbox import bubblewrap, pages
+from records.sandbox import bubblewrap, cgroups, pages
+from records.sandbox.cgroups import Group
 from records.sandbox.inside import worker
-from records.sandbox.limits import Limits, Watchdog, kill
+from records.sandbox.limits import Limits, NoSandbox, Watchdog, kill
 
 MAX_FILES = 256  # open at once
 MAX_ANSWER = 1 << 28  # bytes of logits
@@ -27,10 +31,6 @@ class SandboxError(Exception):
     def __init__(self, kind: str, message: str):
         super().__init__(message)
         self.kind = kind
-
-
-class NoSandbox(Exception):
-    """bubblewrap is not here or does not work here, and nobody said that the record is trusted."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,9 @@ def sandbox_user() -> int:
 def lowered(mode: Mode, limits: Limits) -> list[str]:
     """The command line that runs what follows it without rights, as another user, and within limits."""
     values = {"NPROC": limits.tasks, "NOFILE": MAX_FILES, "FSIZE": limits.files, "CORE": 0}
-    values["CPU"] = int(limits.processor) + 10  # of one process; the watchdog counts those of all
-    if mode.device == "cpu":  # a GPU's driver reserves more than there is
+    values["CPU"] = int(limits.processor) + 10  # of one process; the account is of all
+    if mode.device == "cpu" and cgroups.find() is None:
+        # For want of a better bound: what a GPU's driver or 128 threads reserve is not what they use.
         values["DATA"] = limits.memory
     words = ["prlimit"]
     for name, value in values.items():
@@ -117,10 +118,11 @@ def launch(
     imports: Iterable[str],
     mode: Mode,
     limits: Limits,
+    group: Group | None = None,
     pass_fds: tuple[int, ...] = (),
     **pipes,
 ) -> subprocess.Popen:
-    """Start a command line in a sandbox that sees `binds` and the packages `imports`.
+    """Start a command line in a sandbox that sees `binds` and the packages `imports`, and in a cgroup.
 
     `pipes` are Popen's stdin, stdout and stderr. Raises NoSandbox.
     """
@@ -131,7 +133,7 @@ def launch(
     with memory_file() as filters:
         prefix = [] if mode.trust else confined(binds, imports, mode, limits, filters)
         return subprocess.Popen(
-            [*prefix, *words],
+            [*(group.words() if group else []), *prefix, *words],
             bufsize=0,
             cwd="/",
             pass_fds=(*pass_fds, filters.fileno()),
@@ -139,6 +141,35 @@ def launch(
             env=environment(mode),
             **pipes,
         )
+
+
+@contextlib.contextmanager
+def watched(
+    words: Sequence[str],
+    binds: Iterable[bubblewrap.Bind],
+    imports: Iterable[str],
+    mode: Mode,
+    limits: Limits,
+    pass_fds: tuple[int, ...] = (),
+    folders: tuple[Path, ...] = (),
+    **pipes,
+) -> Iterator[Watchdog]:
+    """A command line as by `launch`, in a cgroup of its own if there are such, watched until the block ends.
+
+    What it writes to stderr, or to stdout where that is the same, is bounded. `folders`: as Watchdog has it.
+    Raises NoSandbox.
+    """
+    group = cgroups.make(limits.memory, limits.tasks)
+    try:
+        with launch(words, binds, imports, mode, limits, group, pass_fds, **pipes) as process:
+            watchdog = Watchdog(process, process.stderr or process.stdout, limits, group, folders)
+            try:
+                yield watchdog
+            finally:
+                watchdog.stop()
+    finally:
+        if group:
+            group.remove()
 
 
 # --- the contract -----------------------------------------------------------------------------------------
@@ -151,13 +182,14 @@ class RemotePredictor:
     cuts it, or writes while it is read, spoils its own answer and nothing else.
     """
 
-    def __init__(self, process: subprocess.Popen, memory: BinaryIO, watchdog: Watchdog, most_rows: int):
-        self.process = process
+    def __init__(self, memory: BinaryIO, watchdog: Watchdog, most_rows: int):
+        self.process = process = watchdog.process
         self.memory = memory
         self.watchdog = watchdog
         self.answers = np.zeros(0, np.float32)
         self.early = select.poll()
         self.early.register(process.stdout, select.POLLIN)
+        self.watchdog.asked = time.monotonic()
         self.vocab_size, self.rows = self.receive()
         self.check_facts(most_rows)
 
@@ -174,6 +206,11 @@ class RemotePredictor:
     def seconds(self) -> float:
         """Processor seconds of all its processes; exact once it is closed."""
         return self.watchdog.seconds
+
+    @property
+    def limits(self) -> str:
+        """Who counts and bounds it: "cgroup v1", "cgroup v2" or "watchdog"."""
+        return self.watchdog.kind
 
     def start(self, rows: int) -> np.ndarray:
         """float32[rows, V], a copy that is valid until the next call: logits of each stream's first token."""
@@ -198,6 +235,7 @@ class RemotePredictor:
 
     def send(self, request: bytes) -> None:
         """Raises SandboxError, also for an answer to no question."""
+        self.watchdog.asked = time.monotonic()
         if any(event & select.POLLIN for _, event in self.early.poll(0)):
             raise SandboxError("protocol", "the record answered before it was asked")
         try:
@@ -216,6 +254,7 @@ class RemotePredictor:
             self.fail()
         if len(frame) < worker.RESPONSE.size or frame[:4] != worker.MAGIC:
             raise SandboxError("protocol", "the answer is none of the protocol")
+        self.watchdog.asked = None
         _, failed, *facts, message = worker.RESPONSE.unpack(frame)
         if failed:
             text = message.rstrip(b"\0").decode("utf-8", "replace")
@@ -225,6 +264,7 @@ class RemotePredictor:
     def fail(self):
         """Raise what ended the process."""
         self.watchdog.stopped.wait(0.3)  # let the watchdog see the last output
+        self.watchdog.check_machine()
         if self.watchdog.verdict:
             raise SandboxError(self.watchdog.verdict[0], "the record " + self.watchdog.verdict[1])
         kill(self.process)

@@ -13,7 +13,7 @@ from records.archive.folders import artifact_paths
 from records.archive.record import Record
 from records.archive.submission import this_machine
 from records.archive.tracks import tokenizer_path
-from records.referee.scoring import Result, referee
+from records.referee.scoring import PART, Result, referee
 from records.referee.text import validation_text
 from records.sandbox.jobs import PredictorJob, find_job
 from records.verify.papers import check_papers
@@ -60,6 +60,8 @@ def check_by_referee(record: Record, options: argparse.Namespace) -> Iterator[Ch
     seeds = sorted(paths) if options.every_seed else [secrets.choice(sorted(paths))]
     drawn = np.random.default_rng()
     proof = True if options.proof_bytes is None else options.proof_bytes
+    if proof is not True:
+        yield PART
     for seed in seeds:
         for line in referee(job_of(paths[seed]), text, proof, drawn):
             yield compare_score(record, seed, line) if isinstance(line, Result) else line

@@ -38,8 +38,8 @@ from records.referee.scoring import Result, referee
 from records.referee.text import Text
 from records.sandbox.inside import room
 from records.sandbox.jobs import processor_speed
-from records.sandbox.limits import Limits, Watchdog
-from records.sandbox.predictor import Mode, launch, sandbox_user
+from records.sandbox.limits import WATCHDOG, Limits
+from records.sandbox.predictor import Mode, sandbox_user, watched
 from records.verify.papers import wrong_steps
 
 RUN = Path("logs/room")  # the run's folder in the room's /room/work
@@ -143,6 +143,7 @@ class Done:
     seconds: float
     processor: float  # seconds of all its cores
     said: str  # the last of it, or what ended it
+    limits: str = WATCHDOG  # who counted and bounded it
 
 
 def run_room(
@@ -155,12 +156,9 @@ def run_room(
 ) -> Done:
     """Run the record's script in the folder `work`, which the room may write. `look` is called now and then.
 
-    `steps`: count operations, of so many steps. Raises NoSandbox, VerifierError.
+    `steps`: count operations, of so many steps. Raises NoSandbox (MachineFull too), VerifierError.
     """
     track = record.track
-    free = shutil.disk_usage(work).free
-    if free < MAX_WORK:
-        raise VerifierError(f"{work}: {free} bytes are free, a run may write {MAX_WORK}: make room")
     seconds = SETUP_SECONDS if 0 < steps < TO_THE_END else SETUP_SECONDS + track["train_seconds"]
     limits = Limits(processor=os.cpu_count() * seconds, seconds=seconds, output=16 << 20, files=MAX_FILE)
     mode = Mode(track["device"], settled=True)
@@ -182,19 +180,18 @@ def run_room(
         binds.insert(0, (stage, "/room", False))
         words = [os.path.abspath(sys.executable), "-I", "-B", "/room/room.py", json.dumps(given), str(steps)]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        process = launch(words, binds, track["imports"], mode, limits, **pipes)
-        watchdog = Watchdog(process, process.stdout, limits)
-        while process.poll() is None:
-            look()
-            size = subprocess.run(["du", "-sk", work], capture_output=True, text=True).stdout.split()
-            if size and int(size[0]) << 10 > MAX_WORK:
-                watchdog.end("files", f"wrote more than {MAX_WORK} bytes")
-            time.sleep(0.2)
-        watchdog.stop()
-        process.stdout.close()
+        with watched(words, binds, track["imports"], mode, limits, folders=(work,), **pipes) as watchdog:
+            while watchdog.process.poll() is None:
+                look()
+                size = subprocess.run(["du", "-sk", work], capture_output=True, text=True).stdout.split()
+                if size and int(size[0]) << 10 > MAX_WORK:
+                    watchdog.end("files", f"wrote more than {MAX_WORK} bytes")
+                time.sleep(0.2)
+    watchdog.check_machine()
     said = watchdog.verdict[1] if watchdog.verdict else watchdog.tail.decode(errors="replace")[-300:]
     wall = time.monotonic() - watchdog.began
-    return Done(process.returncode or int(bool(watchdog.verdict)), wall, watchdog.seconds, printable(said))
+    code = watchdog.process.returncode or int(bool(watchdog.verdict))
+    return Done(code, wall, watchdog.seconds, printable(said), watchdog.kind)
 
 
 # --- points from which operations are counted -------------------------------------------------------------

@@ -1,0 +1,276 @@
+"""What a script can neither be paid for nor take: the price of its answers, the kernel's limits, the sandbox.
+
+Each dishonest script here had its way once. The honest ones beside them pass.
+"""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from records.referee import coder, scoring
+from records.referee.text import Text
+from records.sandbox import bubblewrap, cgroups, limits
+from records.sandbox.limits import Limits, MachineFull, Watchdog
+from records.sandbox.predictor import Mode, watched
+from records.verify import __main__ as verify
+from tests.kit import helpers, record_kit
+from tests.records.test_referee import SIZE, Fixed, Stand, cheat
+
+NO_CGROUPS = "no cgroups here: they take root and version 1, or systemd, or a delegated folder"
+needs_cgroups = pytest.mark.skipif(cgroups.find() is None, reason=NO_CGROUPS)
+needs_sandbox = pytest.mark.skipif(not record_kit.HAS_SANDBOX, reason=record_kit.NO_SANDBOX)
+
+
+@pytest.fixture(scope="module")
+def stand(tmp_path_factory):
+    return Stand(tmp_path_factory.mktemp("limits"))
+
+
+# --- price ------------------------------------------------------------------------------------------------
+
+
+class Flat(Fixed):
+    """Knows nothing and answers the same large number for every token."""
+
+    def __init__(self, size: int, answer: float):
+        super().__init__(size)
+        self.table = np.full((size, size), answer, np.float32)
+
+    def start(self, rows: int) -> np.ndarray:
+        return self.table[:rows]
+
+
+@pytest.mark.parametrize("answer", [0, 1e7, 1e17, -3e38, 3e38])
+def test_who_knows_nothing_pays_the_vocabulary_s_logarithm(answer):
+    tokens = np.random.default_rng(1).integers(0, 50, 400)
+    charge = coder.Charge(tokens, writing=True)
+    coder.code(Flat(50, answer), coder.stream_starts(400, 4), None, charge)
+    assert charge.nats == pytest.approx(np.full(400, math.log(50)), rel=1e-15)
+    assert len(charge.payload()) >= 400 * math.log2(50) / 8 - 4
+
+
+@needs_sandbox
+def test_a_script_that_answers_1e17_for_every_token_has_no_score(stand, tmp_path):
+    body = """
+def start(self, rows):
+    return np.full((rows, 400), 1e17, np.float32)
+def step(self, ids):
+    return self.start(len(ids))
+"""
+    result, _ = stand.judge(stand.job(stand.foreign(tmp_path / "large", cheat(body))))
+    tokens = stand.corpus.tokens["val"]
+    expected = (len(tokens) - 1) * math.log2(SIZE) / stand.corpus.val_bytes()
+    assert result.bpb == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_price_is_that_of_exact_arithmetic():
+    """Beside large logits too, where a small loss is left of two large numbers."""
+    rng = np.random.default_rng(2)
+    for size in (1, 1e3, 1e6):
+        logits = (rng.normal(size=(9, 33)) + size).astype(np.float32)
+        ids = rng.integers(0, 33, 9)
+        charge = coder.Charge(ids)
+        charge(logits, np.arange(9))
+        shifted = logits.astype(np.longdouble) - np.longdouble(size)
+        exact = np.log(np.exp(shifted).sum(1)) - shifted[np.arange(9), ids]
+        assert charge.nats == pytest.approx(exact.astype(float), rel=1e-13, abs=1e-13)
+
+
+def test_bits_that_the_nats_do_not_explain_are_charged():
+    text = Text([b"x" * 1000], np.zeros(401, np.int64))
+    nats = np.full(401, 2.0)
+    honest = scoring.Result(None, text, 4, 50, nats, bytes(289), 1.0, 1.0)  # 802 nats are 144.6 bytes
+    assert honest.most_payload == pytest.approx(144.63 * 1.001 + 8, abs=0.1)
+    assert honest.charged == pytest.approx(8 * 289 * math.log(2)) and honest.bpb == pytest.approx(2.312)
+    for size in (0, 145, 150):  # no proof, and proofs of the usual size: the score is the same
+        assert replace(honest, payload=bytes(size)).charged == nats.sum()
+
+
+def test_a_proof_of_a_part_gives_no_verdict(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        verify.parse_args(["x", "--write", "--proof-bytes", "900"])
+    assert "--write keeps verdicts, and --proof-bytes gives none" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        verify.parse_args(["x", "--write", "--proof-bytes", "0"])
+
+
+# --- limits by the kernel ---------------------------------------------------------------------------------
+
+SMALL = Limits(memory=512 << 20, processor=60, seconds=60)
+
+
+def run(code: str, limits: Limits = SMALL, binds: tuple[bubblewrap.Bind, ...] = ()) -> tuple[int, Watchdog]:
+    """Exit status of a program in a sandbox, and what watched it."""
+    python = [os.path.abspath(sys.executable), "-I", "-B", "-c", code]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with watched(python, binds, ["numpy"], Mode(), limits, **pipes) as watchdog:
+        while watchdog.is_alive() and watchdog.process.poll() is None:
+            time.sleep(0.02)
+        time.sleep(0.3)  # a last look, as a predictor's end has it
+    return watchdog.process.returncode, watchdog
+
+
+CHILDREN = """
+import os, signal, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for _ in range(40):
+    read, write = os.pipe()
+    if os.fork() == 0:
+        while time.process_time() < 0.03:
+            pass
+        os._exit(0)
+    os.close(write)
+    os.read(read, 1)  # until it has ended
+    os.close(read)
+"""
+
+
+@needs_sandbox
+@needs_cgroups
+def test_children_whose_end_nobody_waits_for_are_counted():
+    """Each lives shorter than the time between two looks of a watchdog."""
+    code, watchdog = run(CHILDREN)
+    assert code == 0 and watchdog.seconds > 40 * 0.03 and watchdog.kind.startswith("cgroup")
+
+
+HOARDS = {  # memory that is in no process's account
+    "memory files": """
+import os
+files = [os.memfd_create(str(i)) for i in range(8)]
+for file in files:
+    for _ in range(16):
+        os.write(file, bytes(1 << 24))
+print("alive with 2 GiB")
+""",
+    "page tables": """
+import mmap
+for _ in range(8):
+    room = mmap.mmap(-1, 64 << 30, flags=mmap.MAP_PRIVATE | 0x4000, prot=mmap.PROT_READ)
+    for place in range(0, 64 << 30, 2 << 20):
+        room[place]
+    globals().setdefault("rooms", []).append(room)
+print("alive with 1 GiB")
+""",
+}
+
+
+@needs_sandbox
+@needs_cgroups
+@pytest.mark.parametrize("kind", HOARDS)
+def test_memory_that_no_process_holds_is_bounded(kind):
+    code, watchdog = run(HOARDS[kind])
+    assert code and b"alive" not in watchdog.tail
+    assert watchdog.verdict == ("memory", "holds 512 MiB, at most 512 are allowed")
+
+
+@needs_sandbox
+@needs_cgroups
+def test_mapped_files_are_no_memory_of_a_record(tmp_path):
+    """Their pages are caches, which the kernel takes back."""
+    shard = tmp_path / "shard.bin"
+    with open(shard, "wb") as file:
+        file.truncate(700 << 20)
+    code = """
+import numpy as np
+tokens = np.memmap("/shard.bin", np.uint16, "r")
+print("sum", sum(int(tokens[at : at + (1 << 22)].sum()) for at in range(0, len(tokens), 1 << 22)))
+"""
+    code, watchdog = run(code, replace(SMALL, memory=256 << 20), ((shard, "/shard.bin", False),))
+    assert code == 0 and watchdog.verdict is None and watchdog.tail == b"sum 0\n", watchdog.tail
+
+
+@needs_sandbox
+@pytest.mark.parametrize("count", [64, 600])
+def test_threads_of_a_machine_with_128_cores_are_allowed(count):
+    """numpy and torch start pools of their own, and each thread reserves a stack that it does not use."""
+    code = f"""
+import threading, numpy
+event = threading.Event()
+threads = [threading.Thread(target=event.wait) for _ in range({count})]
+for thread in threads:
+    thread.start()
+print(threading.active_count(), (numpy.ones((400, 400)) @ numpy.ones((400, 400)))[0, 0])
+event.set()
+"""
+    code, watchdog = run(code, Limits(processor=60, seconds=60))
+    assert code == 0 and watchdog.tail.decode() == f"{count + 1} 400.0\n" and watchdog.verdict is None
+
+
+@needs_sandbox
+@needs_cgroups
+def test_tasks_are_bounded_by_the_kernel():
+    code = "import os, time\nfor _ in range(60):\n    if os.fork() == 0:\n        time.sleep(9)\n"
+    code, watchdog = run(code, replace(SMALL, tasks=40))
+    assert watchdog.verdict[0] == "tasks" and "at most 40 are allowed" in watchdog.verdict[1]
+
+
+@needs_cgroups
+def test_a_group_goes_with_its_sandbox_and_after_a_killed_referee():
+    group = cgroups.make(1 << 28, 40)
+    with subprocess.Popen([*group.words(), "sleep", "99"]) as process:
+        ends = time.monotonic() + 5
+        while group.usage().tasks < 1 and time.monotonic() < ends:
+            time.sleep(0.01)
+        cgroups.clean()  # a living referee's is left alone
+        assert group.usage().tasks == 1
+        group.remove()
+        assert process.wait() == -signal.SIGKILL
+    assert not any(folder.exists() for folder in group.folders)
+    words = "import os, sys\nfrom records.sandbox import cgroups\n"
+    words += "print(*cgroups.make(1 << 28, 40).folders, flush=True)\nos.kill(os.getpid(), 9)"
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, cwd=helpers.ROOT)
+    left = done.stdout.split()
+    assert done.returncode == -signal.SIGKILL and (not left or os.path.exists(left[0]))
+    cgroups.clean()
+    assert not any(map(os.path.exists, left))
+
+
+@needs_sandbox
+def test_a_full_machine_says_nothing_of_a_record(stand, tmp_path, monkeypatch):
+    job = stand.job(stand.foreign(tmp_path / "honest"))
+
+    class Full:
+        available = 1 << 20
+
+    with monkeypatch.context() as patch:
+        patch.setattr(limits.psutil, "virtual_memory", Full)
+        with pytest.raises(MachineFull, match="machine is out of memory: make room"):
+            stand.judge(job)
+    monkeypatch.setattr(limits.shutil, "disk_usage", lambda folder: type("Disk", (), {"free": 1}))
+    code = "import time\ntime.sleep(9)"
+    python = [os.path.abspath(sys.executable), "-I", "-c", code]
+    with watched(python, (), [], Mode(), SMALL, folders=(tmp_path,), stdout=subprocess.PIPE) as watchdog:
+        watchdog.join()
+    with pytest.raises(MachineFull, match=f"the disk of {tmp_path} is full"):
+        watchdog.check_machine()
+
+
+@needs_sandbox
+def test_a_result_says_who_counted(stand, tmp_path, monkeypatch):
+    job = stand.job(stand.foreign(tmp_path / "honest"))
+    if cgroups.find() is not None:
+        assert stand.judge(job)[0].limits.startswith("cgroup v")
+    monkeypatch.setattr(cgroups, "find", lambda: None)
+    result, checks = stand.judge(job)
+    assert result.limits == "watchdog" and result.seconds > 0 and not record_kit.failed(checks)
+
+
+@needs_sandbox
+def test_each_answer_has_a_deadline(stand, tmp_path):
+    """Even where all seconds of a score are far from used."""
+    body = """
+def step(self, ids):
+    time.sleep(30)
+"""
+    bounds = Limits(processor=100, seconds=100, answer=1)
+    began = time.monotonic()
+    _, checks = stand.judge(stand.job(stand.foreign(tmp_path / "sleeps", cheat(body)), limits=bounds))
+    assert "time: the record gave no answer for more than 1 seconds" in str(checks[-1])
+    assert time.monotonic() - began < 10
