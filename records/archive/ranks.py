@@ -1,4 +1,4 @@
-"""Which records of a track have a rank, and which one each had to beat: derived, never read from a submission.
+"""Which records of a track have a rank, and which one each had to beat: derived, not read from a submission.
 
 A rank rests on the scores that the judge found in its own rooms. What an earlier referee passed stands with
 the scores of its submission. A record must beat the best one that stands before it at the time of judging;
@@ -57,7 +57,7 @@ def judged_scores(verdict: dict) -> list[float]:
 
 
 def standing(record: Record, verdict: dict) -> Rival | None:
-    """The record with the scores that count, if it stands: it passed, is the same since, and nobody doubts it."""
+    """The record and the scores that count, if it stands: it passed, did not change, and nobody doubts it."""
     if verdict.get("verdict") not in RANKED or verdict.get("disputed"):
         return None
     if record.submission.get("claim") == "none" or verdict["sha256"] != folder_sha256(record.path):

@@ -54,7 +54,6 @@ def track_sha256(track: Path) -> str:
     return sha256(read_bytes(track / "track.json"))
 
 
-
 @dataclass(frozen=True)
 class Finding:
     """What was found of a folder, and what it rests on."""

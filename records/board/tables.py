@@ -13,13 +13,18 @@ from pathlib import Path
 
 from data.command import DataError, Parser, open_streams, run
 from data.files import read_bytes, write_whole
+from records.archive.ranks import best_before, has_rank, judged_scores
 from records.archive.record import Record
 from records.archive.tracks import RECORDS, Track, Yardstick, load_track, read_yardsticks, schema_errors
-from records.archive.verdicts import folder_sha256, read_verdicts
+from records.archive.verdicts import FAILED, PASSED, folder_sha256, read_verdicts
 
 BOARD = r"(<!-- board -->\n).*(<!-- /board -->)"  # in the README
 SHOWN = {
-    "pass": "passed",
+    "ranked": "judged",
+    "holds": "holds",
+    "fails": "failed",
+    "not judged": "not judged",
+    "pass": "passed",  # this and the next: by earlier referees
     "fail": "failed",
     "papers": "papers only",
     "stale": "changed since",
@@ -36,7 +41,7 @@ class Entry:
 
     @property
     def state(self) -> str:
-        """pass, fail or papers; stale if the folder is no longer what was verified; none."""
+        """The verdict's word; stale if the folder is no longer what was verified; none."""
         if not self.verdict:
             return "none"
         return (
@@ -53,7 +58,7 @@ class Entry:
         """Half the width of the mean's 95 % confidence interval by Student's t; None of one score."""
         from scipy.stats import t  # a second
 
-        scores = [*self.record.scores.values()]
+        scores = self.scores
         if len(scores) < 2:
             return None
         return float(t.ppf(0.975, len(scores) - 1) * statistics.stdev(scores) / len(scores) ** 0.5)
@@ -62,30 +67,67 @@ class Entry:
     def interval(self) -> str:
         """The mean, and half the width of its confidence interval."""
         half = self.half
-        return f"{self.record.mean:.4f}" + (f" ± {half:.4f}" if half is not None else "")
+        return f"{self.mean:.4f}" + (f" ± {half:.4f}" if half is not None else "")
 
     @property
     def kind(self) -> str:
         """Which table it stands in, one of TITLES."""
-        if self.verdict.get("disputed") or self.state in ("fail", "stale"):
+        if self.verdict.get("disputed") or self.state in (*FAILED, "stale"):
             return "disputed"
-        if self.record.field("claim") == "none" or self.state != "pass":
+        if self.record.field("claim") == "none" or self.state not in PASSED:
             return "others"
-        return "records" if "retrained" in self.verdict else "waiting"
+        return "records" if has_rank(self.record, self.verdict) else "waiting"
+
+    @property
+    def scores(self) -> list[float]:
+        """Those of the judge's rooms where it was judged, else the submission's."""
+        judged = judged_scores(self.verdict) if self.state in PASSED else []
+        return judged or [*self.record.scores.values()]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.scores)
+
+    @property
+    def beats(self) -> str:
+        """The best record before it; what an earlier referee passed says so itself."""
+        if self.state != "ranked":
+            return self.record.field("beats") or ""
+        rival = best_before(self.record.track, self.record.name)
+        return rival.name if rival else ""
 
     @property
     def words(self) -> str:
         """The verdict in words."""
         its = self.verdict
         text = SHOWN[self.state] + (f", {its['date']}" if its else "")
-        if self.state == "fail":
+        if its:
+            earlier = "earlier " if its["verdict"] in ("pass", "fail") else ""
+            text += f", by {earlier}referee {its.get('referee') or 'of no version'}"
+        if self.state in FAILED:
             text += ": " + ", ".join(its["failed"][:3])
+        elif its.get("left"):
+            text += ": " + "; ".join(f"{name}: {why}" for name, why in [*its["left"].items()][:3])
+        text += self.words_of_the_judge
         if its.get("disputed"):
             text += f": {its['disputed']}"
-        if self.state == "pass" and "retrained" in its:
+        if self.state in ("holds", "pass") and "retrained" in its:
             again = its["retrained"]
             what = again["what"].removesuffix(", expected so")  # a check's words for "as it should"
             text += f"; retrained on {again['date']} by {again['by']} ({again['processor']}): {what}"
+        return text
+
+    @property
+    def words_of_the_judge(self) -> str:
+        """Gain and seeds of the judging, and how many there were."""
+        its = self.verdict.get("judged") or {}
+        text = ""
+        if "gain" in its:
+            text += f"; {its['gain']:.4f} below {its['beats']}, p {its['p']:.2g}"
+        if its and self.state == "ranked":
+            text += f"; seeds {', '.join(its['seeds'])} on {self.verdict['machine']['processor']}"
+        if tries := self.verdict.get("judgings"):
+            text += f"; judging {tries['folder']} of this folder, {tries['track']} on the track so far"
         return text
 
 
@@ -101,7 +143,7 @@ def load_entries(track: Track) -> list[Entry]:
     unknown = sorted(verdicts.keys() - {folder.name for folder in track.records})
     if unknown:
         raise DataError(f"{track.folder / 'verdicts.json'}: speaks of {unknown[0]}, which is no folder")
-    return sorted(entries, key=lambda entry: entry.record.mean)
+    return sorted(entries, key=lambda entry: entry.mean)
 
 
 # --- tables -----------------------------------------------------------------------------------------------
@@ -118,7 +160,8 @@ def cell(text: str) -> str:
 def row(rank: str, entry: Entry, root: Path) -> str:
     record = entry.record
     date, _, name = record.name.partition("_")
-    author, what, beats = (cell(record.field(key) or "") for key in ("author", "what_changed", "beats"))
+    author, what = (cell(record.field(key) or "") for key in ("author", "what_changed"))
+    beats = cell(entry.beats)
     link = f"[{cell(name)}]({record.path.relative_to(root).as_posix()}/)"
     return (
         f"| {rank} | {link} | {author} | {date} | {entry.interval} | {record.total_bytes:,} | "
@@ -130,7 +173,7 @@ COLUMNS = "rank | record | by | date | bits per byte | bytes | dataset | what ch
 HEAD = f"| {COLUMNS} |\n{'|---' * (COLUMNS.count('|') + 1)}|\n"
 TITLES = {
     "records": "",
-    "waiting": "\n**Not retrained yet**: they passed, and have no rank before a seed was trained again.\n\n",
+    "waiting": "\n**Not judged yet**: what they claim holds, and has no rank before the judge trained it.\n\n",
     "others": "\n**Other submissions**: they claim no record, or were not scored again yet.\n\n",
     "disputed": "\n**Disputed**: they fail a check, changed after it, or somebody doubts them.\n\n",
 }

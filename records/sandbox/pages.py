@@ -2,11 +2,12 @@
 
 A process may drop a page of any file that it can read, and the next one may see which pages are there: by the
 clock, or by a read that does not wait. So one sandbox could tell the next what it was told. Files are read
-here in full, whoever dropped what; what is left to a channel is what happens while both live, and they do not.
+here in full, whoever dropped what. No two sandboxes of a judging live at once.
 """
 
 import contextlib
 import functools
+import itertools
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -30,7 +31,7 @@ def files_below(source: Path, hidden: frozenset[str]) -> Iterator[str]:
 def mounted(options: Iterable[str]) -> tuple[tuple[str, ...], frozenset[str]]:
     """What bubblewrap's options mount from outside, and the folders that they cover."""
     words = list(options)
-    pairs = list(zip(words, words[1:]))
+    pairs = list(itertools.pairwise(words))
     sources = {value for word, value in pairs if word.startswith(("--ro-bind", "--bind"))}
     return tuple(sorted(sources)), frozenset(value for word, value in pairs if word == "--tmpfs")
 

@@ -1,4 +1,4 @@
-"""All checks of what a record claims: its papers, then score and proof of its artifacts, then a seed again."""
+"""All checks of what a record claims: its papers, score and proof of its artifacts, and a seed again."""
 
 import argparse
 import secrets

@@ -54,6 +54,8 @@ SLACK = 0.01  # of operations
 LOSS_SLACK = {"float32": 0.005, "bfloat16": 0.03}  # of a loss, between compiled and uncompiled steps
 MAX_FILE, MAX_WORK = 1 << 30, 8 << 30  # bytes that a run may leave in one file, and in all
 MAX_METRICS = 64 << 20  # bytes of its metrics or log
+# beside our own errors, whatever numbers and names of a stranger lead to
+OF_THE_RECORD = (DataError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError)
 HEADER = 1024  # bytes of a shard before its tokens
 
 
@@ -403,6 +405,5 @@ def retrain(record: Record, seed: int, data: Path, job_of: Callable, text: Text)
             for line in train_again(record, seed, data, job_of, text, root):
                 yield line
                 name = "counted" if line.name == "retrained" else name
-        except (DataError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
-            # beside our own errors, whatever numbers and names of a stranger lead to
+        except OF_THE_RECORD as error:
             yield check(name, False, f"seed {seed}: {error}")

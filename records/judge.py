@@ -1,0 +1,75 @@
+"""Judge a record: fresh seeds are drawn and trained in sealed rooms, and what comes out of them is scored.
+
+    python -m records.judge records/<track>/<folder> [--write]
+
+The verdict is `ranked` where their scores are a record by the track's rule, `holds` for a record that
+claims nothing, `fails` with the checks that failed, or `not judged` with the reasons. A judging that was
+stopped goes on when the same command is given again. --again begins another one of the same folder; each is
+counted.
+
+Exit code 0 if the verdict is `ranked` or `holds`, 1 for any other. 2 and 3 say that the judging itself cannot
+be done: then there is no verdict.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from data import command
+from data.command import REPO, Parser, printable, utf8
+from records.archive.checks import VerifierError
+from records.archive.tracks import DATA
+from records.archive.verdicts import PASSED, write_finding
+from records.sandbox.predictor import NoSandbox
+from records.verify.__main__ import who
+from records.verify.judging import Judge
+from records.verify.version import referee_version
+
+WORK = REPO / "logs/judge"
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = Parser(prog="python -m records.judge", description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("record", type=Path, metavar="RECORD", help="a record's folder in its track's")
+    add("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/")
+    add("--second", type=Path, help="second text: a JSON string a line, one for a document")
+    work = "folder in which judgings are kept, so that they can go on (default: logs/judge)"
+    add("--work", type=Path, default=WORK, help=work)
+    add("--again", action="store_true", help="judge once more what was judged already, with other seeds")
+    add("--read-by", type=utf8, metavar="NAME", help="who has read the script, where its code grew much")
+    add("--write", action="store_true", help="keep the verdict for records.board")
+    add("--by", type=utf8, help="with --write: who judged (default: git's user.name)")
+    return parser.parse_args(argv)
+
+
+def work(args: argparse.Namespace) -> int:
+    args.record = Path(os.path.abspath(args.record))
+    if not args.record.is_dir():
+        raise VerifierError(f"{args.record}: no such folder")
+    judge = Judge(args.record, args)
+    try:
+        for line in judge.lines():
+            print(line, flush=True)
+    except NoSandbox as error:
+        raise VerifierError(str(error)) from None
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # a full disk, a file that went: nothing is known of the record then
+        raise VerifierError(f"{error.filename or args.work}: {error.strerror or error}") from None
+    print(f"verdict: {printable(judge.finding.words)}")
+    if args.write:
+        tries = {"judgings": judge.tries} if judge.tries else {}
+        by = args.by or who()
+        if not write_finding(args.record, judge.finding, by, referee_version(), tries):
+            print("the verdict that is kept rests on more, and stays")
+    return 0 if judge.finding.verdict in PASSED else 1
+
+
+def main(argv: list[str] | None = None) -> int:
+    return command.main(parse_args, work, "judge again", argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
