@@ -44,7 +44,7 @@ STYLE = {
 def ladder_data(entries: list[Entry], rules: list) -> dict:
     """Records in order of date, and compressors that saw nothing before."""
     shown = sorted((entry for entry in entries if entry.kind != "disputed"), key=lambda one: one.record.name)
-    rows = [[one.short_name, one.record.mean, one.half or 0.0, one.kind == "records"] for one in shown]
+    rows = [[one.short_name, one.mean, one.half or 0.0, one.kind == "records"] for one in shown]
     return {
         "records": rows,
         "rules": [[row.name, row.bits_per_byte] for row in rules if row.after == NOTHING],

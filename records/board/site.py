@@ -55,13 +55,13 @@ def markdown(text: str) -> str:
 def facts(entry: Entry) -> str:
     record = entry.record
     told = {
-        "bits per byte": f"{entry.interval} (mean of {len(record.scores)} seeds, 95 % interval)",
+        "bits per byte": f"{entry.interval} (mean of {len(entry.scores)} seeds, 95 % interval)",
         "verdict": entry.words,
         "by": record.field("author"),
         "date": record.name[:10],
         "dataset": record.field("dataset"),
         "bytes": f"{record.total_bytes:,} of {record.track['budget_bytes']:,}",
-        "beats": record.field("beats") or "nothing",
+        "beats": entry.beats or "nothing",
         "folder": f"records/{record.track.name}/{record.name}",
     }
     return table(["what", "value"], [("", [name, str(value)]) for name, value in told.items()], "facts")
@@ -114,7 +114,7 @@ def record_page(entry: Entry, sample: dict | None, index: str) -> str:
         f"<h2>What the model writes</h2>{writing(sample)}",
         f'<h2>Its README</h2><article class="readme">{lower_heads(markdown(readme))}</article></main>',
     ]
-    return document(f"{record.name}: {record.mean:.4f} bits per byte", "".join(body), data)
+    return document(f"{record.name}: {entry.mean:.4f} bits per byte", "".join(body), data)
 
 
 def lower_heads(text: str) -> str:
@@ -142,7 +142,7 @@ def points(entries: list[Entry], x) -> list[dict]:
         found.append(
             {
                 "x": x(entry, hour),
-                "y": entry.record.mean,
+                "y": entry.mean,
                 "half": entry.half,
                 "name": entry.short_name,
                 "text": f"{words}, {day}, {kind_of(entry)}",

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,8 @@ MOST_FLOPS = 10**12
 HAS_SANDBOX = bubblewrap.find() is not None
 REFEREE = {"eval-time", "second-text", "proof", "proof-size", "sandbox"}
 NO_SANDBOX = "bubblewrap is not installed or does not work here: apt-get install bubblewrap"
+BIGRAM = helpers.ROOT / "tests/ideas/bigram.py"
+TRUST = [] if HAS_SANDBOX else ["--trust"]
 SETTINGS = {"ITERATIONS": 12, "TRAIN_LOG_EVERY": 5, "MAX_WALLCLOCK_SECONDS": 60}
 
 
@@ -129,6 +133,71 @@ class Kit:
 
 def failed(checks: list[Check]) -> set[str]:
     return {line.name for line in checks if line.verdict == "FAIL"}
+
+
+class Author:
+    """Somebody with a script of their own, and perhaps a tokenizer, and the track that they send it to."""
+
+    def __init__(self, root: Path, own_vocabulary: int = 0, script: str = "", **rules):
+        self.root = root
+        self.data = root / "data"
+        self.corpus = make_data(self.data)
+        make_track(root / "records" / TRACK, self.corpus, **{"budget_bytes": 400_000, **rules})
+        self.script = root / "script/train_gpt.py"
+        self.script.parent.mkdir(parents=True)
+        self.script.write_text(script or BIGRAM.read_text())
+        self.own = self.tokenizer = None
+        if own_vocabulary:
+            self.take_tokenizer(own_vocabulary)
+        self.folder = self.freeze(plain=bool(script))
+
+    @property
+    def track(self) -> Path:
+        return self.root / "records" / TRACK
+
+    def take_tokenizer(self, size: int) -> None:
+        """The same texts in tokens of their own; the folder's name is that of the track's dataset."""
+        texts = helpers.documents(400, 3)
+        self.tokenizer = helpers.train_tokenizer(self.root / "own.model", texts, vocab_size=size)
+        self.own = helpers.make_corpus(self.root / "own/tiny_sp400", self.tokenizer)
+
+        def open_up(rules: dict) -> None:
+            rules["dataset"]["tokenizer_policy"] = "own"
+            for one in rules["dataset"]["vocabularies"]:
+                one.update(logged_val_sha256=None, logged_train_sha256=None)
+
+        edit_json(self.track / "track.json", open_up)
+
+    def train(self, seed: int) -> Path:
+        corpus = self.own or self.corpus
+        given = {"DATA_PATH": corpus.data_path, "TOKENIZER_PATH": corpus.tokenizer_path}
+        env = helpers.clean_environment(**given, SEED=seed, RUN_ID=f"run{seed}")
+        subprocess.run([sys.executable, self.script], cwd=self.root, env=env, check=True, timeout=100)
+        return self.root / f"logs/run{seed}"
+
+    def freeze(self, plain: bool = False) -> Path:
+        runs = [str(self.train(seed)) for seed in SEEDS]
+        words = [
+            "--track",
+            TRACK,
+            "--name",
+            "Bigram",
+            "--author",
+            "Eve",
+            "--what",
+            "counts",
+            "--why",
+            "short",
+        ]
+        places = ["--records", self.track.parent, "--data", self.data, "--script", self.script]
+        own = ["--tokenizer", self.tokenizer] if self.tokenizer else []
+        more = ["--date", "2025-11-21", "--plain", *TRUST] if plain else ["--date", "2025-11-21", *TRUST]
+        return freeze.freeze(freeze.parse_args([*runs, *words, *map(str, [*places, *own]), *more]))
+
+    def verify(self, *more: str, code: int = 0) -> None:
+        second = self.data / "second.jsonl"
+        words = [str(self.folder), "--data", str(self.data), "--second", str(second), *TRUST, *more]
+        assert verify.main(words) == code
 
 
 # --- changing a record ------------------------------------------------------------------------------------
