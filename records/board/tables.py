@@ -173,7 +173,7 @@ COLUMNS = "rank | record | by | date | bits per byte | bytes | dataset | what ch
 HEAD = f"| {COLUMNS} |\n{'|---' * (COLUMNS.count('|') + 1)}|\n"
 TITLES = {
     "records": "",
-    "waiting": "\n**Not judged yet**: what they claim holds, and has no rank before the judge trained it.\n\n",
+    "waiting": "\n**Not judged yet**: what they claim holds. A rank needs the judge's own training.\n\n",
     "others": "\n**Other submissions**: they claim no record, or were not scored again yet.\n\n",
     "disputed": "\n**Disputed**: they fail a check, changed after it, or somebody doubts them.\n\n",
 }
