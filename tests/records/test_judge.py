@@ -29,7 +29,16 @@ from records.verify import __main__ as verify
 from records.verify import judging
 from tests.kit import record_kit
 from tests.kit.data_kit import call, refused
-from tests.kit.record_kit import SEEDS, TRACK, Author, edit_json, log_value, reseal, scale_scores
+from tests.kit.record_kit import (
+    SEEDS,
+    TRACK,
+    Author,
+    edit_json,
+    log_value,
+    passed_earlier,
+    reseal,
+    scale_scores,
+)
 
 sandboxed = pytest.mark.skipif(not record_kit.HAS_SANDBOX, reason=record_kit.NO_SANDBOX)
 bounded = pytest.mark.skipif(
@@ -67,15 +76,6 @@ def author(tmp_path_factory):
     reseal(old)
     passed_earlier(old)
     return made
-
-
-def passed_earlier(folder: Path, **more) -> None:
-    """A verdict as earlier referees wrote them."""
-    path = folder.parent / "verdicts.json"
-    kept = json.loads(path.read_text()) if path.exists() else {}
-    digest = verdicts.folder_sha256(folder)
-    kept[folder.name] = {"verdict": "pass", "date": "2025-11-20", "sha256": digest, "failed": [], **more}
-    path.write_text(json.dumps(kept))
 
 
 class Bench:

@@ -48,6 +48,7 @@ from tests.kit.record_kit import (
     edit_json,
     failed,
     log_value,
+    passed_earlier,
     reseal,
     scale_scores,
 )
@@ -209,11 +210,12 @@ def steps(edit_line):
 
 
 def worse_than(folder):
-    """A better record stands there already, and is not the one that is named."""
+    """A better record stands there already."""
     better = folder.parent / "2025-11-20_Better"
     shutil.copytree(folder, better)
     scale_scores(better, 0.5)
     reseal(better)
+    passed_earlier(better)
 
 
 def small_gain(folder):
@@ -221,7 +223,7 @@ def small_gain(folder):
     shutil.copytree(folder, old)
     scale_scores(old, 1.0005)
     reseal(old)
-    change(folder, "beats", old.name)
+    passed_earlier(old)
 
 
 def lucky_gain(folder):
@@ -231,7 +233,7 @@ def lucky_gain(folder):
     for seed, factor in zip(SEEDS, (0.9, 1.0, 1.4)):
         scale_scores(old, factor, (seed,))
     reseal(old)
-    change(folder, "beats", old.name)
+    passed_earlier(old)
 
 
 def other_machine(folder):
@@ -243,7 +245,7 @@ def other_machine(folder):
     for seed in SEEDS:
         edit(old / f"train_seed{seed}.log", (" processor:", " processor:Slow "))
     reseal(old)
-    change(folder, "beats", old.name)
+    passed_earlier(old)
 
 
 def passed_before(folder, name="2025-11-21_Old", disputed=False):
@@ -252,9 +254,7 @@ def passed_before(folder, name="2025-11-21_Old", disputed=False):
     shutil.copytree(folder, old)
     scale_scores(old, 0.5)
     reseal(old)
-    verdicts.write_verdict(old, [check("score", True, "x")], "Ada")
-    if disputed:
-        edit_json(folder.parent / "verdicts.json", lambda v: v[name].update(disputed="it looks ahead"))
+    passed_earlier(old, **({"disputed": "it looks ahead"} if disputed else {}))
 
 
 def backdated(folder):
@@ -461,9 +461,7 @@ TAMPERED = {
     "a seed left out": (sealed(drop_seed), "seeds"),
     "another seed instead": (other_seed, "seeds"),
     "one run three times": (copied_seed, "seed-runs"),
-    "does not beat the best": (worse_than, "beats"),
-    "beats itself": (lambda f: change(f, "beats", f.name), "beats"),
-    "beats a record that is not there": (lambda f: change(f, "beats", "2025-01-01_Nobody"), "beats"),
+    "does not beat the best": (worse_than, "gain"),
     "gain below the least": (small_gain, "gain"),
     "gain by luck": (lucky_gain, "gain"),
     "another machine than the record before": (other_machine, "machine"),
@@ -504,7 +502,8 @@ def test_a_record_that_earned_it_passes(kit, tmp_path):
     old = kit.copy(tmp_path, "2025-11-20_Old")
     scale_scores(old, 1.3)
     reseal(old)
-    change(folder, "beats", old.name)
+    passed_earlier(old)
+    change(folder, "beats", "2025-01-01_Nobody")  # who stands before it is derived
     checks = kit.verify(folder, "--static")
     assert failed(checks) == set() and any(c.name == "gain" and c.verdict == "PASS" for c in checks)
 
@@ -742,7 +741,7 @@ def test_the_board_shows_what_was_verified(kit, tmp_path):
     (tmp_path / "README.md").write_text("# Records\n<!-- board -->\nold\n<!-- /board -->\nend\n")
     other = kit.copy(tmp_path, "2025-11-22_Bad")
     change(other, "what_changed", "a | pipe\nand <b>markup</b>")
-    good = [check("score", True, "x"), check("a", True, "y")]
+    good = [check(name, True, "x") for name in verdicts.NEEDED]
     verdicts.write_verdict(folder, good, "Ada")
     verdicts.write_verdict(other, [check("seeds", False, "x")], "Ada")
     assert board.main(["--records", str(tmp_path), "--check"]) == 1
@@ -751,20 +750,27 @@ def test_the_board_shows_what_was_verified(kit, tmp_path):
     text = (tmp_path / "README.md").read_text()
     rows = [line for line in text.splitlines() if line.startswith("| ") and "[" in line]
     mean = Record(folder).mean
-    assert text.endswith("end\n") and "old" not in text and len(rows) == 2
+    assert text.endswith("end\n") and "\nold\n" not in text and len(rows) == 2
     assert rows[0].startswith(f"|  | [Good]({TRACK}/{NAME}/) | Ada |") and f"{mean:.4f} ± " in rows[0]
-    assert "Not retrained yet" in text
+    assert "Not judged yet" in text
     assert (
         "Disputed" in text
         and "failed, " in rows[1]
         and ": seeds" in rows[1]
         and "a \\| pipe and &lt;b" in rows[1]
     )
-    again = [*good, check("retrained", True, "x")]
-    verdicts.write_verdict(folder, again, "Bob")
+    verdicts.write_verdict(folder, [*good, check("retrained", True, "x")], "Bob")
     board.main(["--records", str(tmp_path)])
     text = (tmp_path / "README.md").read_text()
-    assert "| 1 | [Good]" in text and "by Bob (" in text
+    assert "| 1 | [Good]" not in text and "by Bob (" in text, "a seed of its own gives no rank"
+    judged = {"judged": {"seeds": {"77": {"score": 1.25}, "78": {"score": 1.75}}}}
+    found = verdicts.Finding("ranked", verdicts.ON_ROOMS, more=judged)
+    assert verdicts.write_finding(folder, found, "Bob", "0123abcd", {"judgings": {"folder": 2, "track": 9}})
+    board.main(["--records", str(tmp_path)])
+    text = (tmp_path / "README.md").read_text()
+    assert "| 1 | [Good]" in text and "| 1.5000 ± " in text, "the scores of the rooms"
+    assert "by referee 0123abcd; seeds 77, 78 on " in text
+    assert "; judging 2 of this folder, 9 on the track so far" in text
     for name, stale in (("README.md", False), ("submission.json", True)):
         edit(folder / name, ("nothing", "something"))
         board.main(["--records", str(tmp_path)])
