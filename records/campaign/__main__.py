@@ -138,9 +138,9 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def say_made_for(arms: list[Arm], script: Path) -> None:
+def say_made_for(value: dict, script: Path) -> None:
     """List the patches that were made for another script: such a one may not apply, or not mean the same."""
-    for patch, its in made_for_others(arms, sha256(read_bytes(script))).items():
+    for patch, its in made_for_others(value, sha256(read_bytes(script))).items():
         other = f"made for train_gpt.py of sha256 {its}"
         say(f"{command.shown(patch)}: {other}, which {command.shown(script)} is not")
 
@@ -185,19 +185,19 @@ def report(arms_at: functools.partial, value: dict, home: Path, args: argparse.N
 def work(args: argparse.Namespace) -> int:
     """Do what the arguments ask for; the exit code."""
     value = read_campaign(args.file)
+    if args.renew:
+        for patch in renew(value, args.script):
+            say(f"{command.shown(patch)}: says now that it is for {command.shown(args.script)}")
+        return 0
     track = load_track(args.records / value["track"])
     if not track.counts_flops:
         raise UsageError(f"{args.file}: {track.name} counts no operations, expected a track with train_flops")
     home = args.logs / args.file.stem
     arms_at = functools.partial(load_arms, value, track, home, args.data)
     arms = arms_at(args.budget)
-    if args.renew:
-        for patch in renew(arms, args.script):
-            say(f"{command.shown(patch)}: says now that it is for {command.shown(args.script)}")
-        return 0
     code = 0
     if not args.report:
-        say_made_for(arms, args.script)
+        say_made_for(value, args.script)
         home.mkdir(parents=True, exist_ok=True)
         try:
             with filelock.FileLock(home / "lock", timeout=0):

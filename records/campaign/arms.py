@@ -162,25 +162,25 @@ def made_for(patch: Path) -> str | None:
     return found[1].decode() if found else None
 
 
-def made_for_others(arms: list[Arm], script: str) -> dict[Path, str]:
-    """The patches that were made for another script than that of sha256 `script`, and for which.
+def made_for_others(value: dict, script: str) -> dict[Path, str]:
+    """A campaign's patches that were made for another script than that of sha256 `script`, and for which.
 
     Raises DataError.
     """
-    patches = {patch for arm in arms for patch in arm.patches}
+    patches = {patch for arm in value["arms"].values() for patch in patches_of(value, arm)}
     told = {patch: made_for(patch) for patch in sorted(patches)}
     return {patch: its for patch, its in told.items() if its not in (None, script)}
 
 
-def renew(arms: list[Arm], base: Path) -> list[Path]:
-    """Write the script's sha256 into the patches that name another one; these patches.
+def renew(value: dict, base: Path) -> list[Path]:
+    """Write the script's sha256 into a campaign's patches that name another one; these patches.
 
     Raises UsageError where a patch does not apply, DataError.
     """
+    for arm in value["arms"].values():
+        patched(base, patches_of(value, arm))
     script = sha256(read_bytes(base))
-    for arm in arms:
-        patched(base, arm.patches)
-    stale = made_for_others(arms, script)
+    stale = made_for_others(value, script)
     for patch, its in stale.items():
         write_whole(patch, read_bytes(patch).replace(its.encode(), script.encode(), 1))
     return list(stale)

@@ -1,4 +1,4 @@
-"""A record that is none of ours: its own script is frozen, verified and trained again; and its own tokenizer."""
+"""A record that is none of ours: its own script is frozen and trained again; and its own tokenizer."""
 
 import html
 import json
@@ -13,9 +13,10 @@ from records import excerpts, freeze
 from records.archive.record import Record
 from records.archive.verdicts import read_verdicts
 from records.verify import __main__ as verify
+from records.verify.version import referee_version
 from tests.kit import helpers, record_kit
-from tests.kit.data_kit import call, refused
-from tests.kit.record_kit import SEEDS, TRACK
+from tests.kit.data_kit import call
+from tests.kit.record_kit import TRACK
 
 SCRIPT = helpers.ROOT / "tests/ideas/bigram.py"
 TRUST = [] if record_kit.HAS_SANDBOX else ["--trust"]
@@ -26,11 +27,12 @@ sandboxed = pytest.mark.skipif(not record_kit.HAS_SANDBOX, reason=record_kit.NO_
 class Author:
     """Somebody with a script of their own, and perhaps a tokenizer, and the track that they send it to."""
 
-    def __init__(self, root: Path, own_vocabulary: int = 0):
+    def __init__(self, root: Path, seeds: tuple[int, ...] = (1, 2), own_vocabulary: int = 0):
         self.root = root
+        self.seeds = seeds
         self.data = root / "data"
         self.corpus = record_kit.make_data(self.data)
-        record_kit.make_track(root / "records" / TRACK, self.corpus, budget_bytes=400_000)
+        record_kit.make_track(root / "records" / TRACK, self.corpus, budget_bytes=400_000, seeds=[*seeds])
         self.own = self.tokenizer = None
         if own_vocabulary:
             self.take_tokenizer(own_vocabulary)
@@ -61,7 +63,7 @@ class Author:
         return self.root / f"logs/run{seed}"
 
     def freeze(self) -> Path:
-        runs = [str(self.train(seed)) for seed in SEEDS]
+        runs = [str(self.train(seed)) for seed in self.seeds]
         words = [
             "--track",
             TRACK,
@@ -79,10 +81,14 @@ class Author:
         more = ["--date", "2025-11-21", *TRUST]
         return freeze.freeze(freeze.parse_args([*runs, *words, *map(str, [*places, *own]), *more]))
 
-    def verify(self, *more: str, code: int = 0) -> None:
-        second = self.data / "second.jsonl"
-        words = [str(self.folder), "--data", str(self.data), "--second", str(second), *TRUST, *more]
-        assert verify.main(words) == code
+    def verify(self, *more: str, code: int = 0) -> str:
+        """What records.verify says."""
+        return call(verify.main, *more, "--data", self.data, *TRUST, code=code)
+
+    @property
+    def kept(self) -> dict:
+        """The verdict on the record."""
+        return read_verdicts(self.track)[self.folder.name]
 
 
 @pytest.fixture(scope="module")
@@ -90,19 +96,47 @@ def author(tmp_path_factory):
     return Author(tmp_path_factory.mktemp("author"))
 
 
+@pytest.fixture(scope="module")
+def judged(author):
+    """What was said when it was judged and its verdict kept."""
+    return author.verify(author.folder, "--retrain", "2", "--write", "--by", "Ada")
+
+
 # --- a script of one's own --------------------------------------------------------------------------------
 
 
 @sandboxed
-def test_a_script_of_one_s_own_is_frozen_and_trained_again(author, capsys):
+def test_a_script_of_one_s_own_is_frozen_and_trained_again(author, judged):
     """Its metrics were packed, and the room gives the artifact back bit for bit, with torch's own count."""
-    assert sorted(path.suffix for path in author.folder.glob("metrics*")) == [".gz"] * 3
-    author.verify("--retrain", "2", "--write", "--by", "Ada")
-    said = capsys.readouterr().out
-    assert "PASS retrained: seed 2: the artifact came back bit for bit" in said
-    assert "PASS counted: " in said and "PASS score: " in said and "PASS proof: " in said
-    its = read_verdicts(author.track)[author.folder.name]
-    assert its["verdict"] == "pass" and its["retrained"]["by"] == "Ada"
+    assert sorted(path.suffix for path in author.folder.glob("metrics*")) == [".gz"] * 2
+    assert "PASS retrained: seed 2: the artifact came back bit for bit" in judged
+    assert "PASS counted: " in judged and "PASS score: " in judged and "PASS proof: " in judged
+    assert author.kept["verdict"] == "pass" and author.kept["retrained"]["by"] == "Ada"
+    assert author.kept["referee"] == referee_version()
+
+
+@sandboxed
+def test_all_leaves_what_passed_and_judges_what_has_changed(author, judged, monkeypatch):
+    monkeypatch.setattr(verify, "RECORDS", author.track.parent)
+    words = ["--all", "--write", "--by", "Bob"]
+    before = author.kept
+    said = author.verify(*words)
+    assert (
+        "SKIP score: passed on " in said and "--again judges once more" in said and "PASS score" not in said
+    )
+    assert said.endswith("--again judges all\n1 records, 0 checks failed\n")
+    assert "\n1 records were left, " in said and "PASS script-sha256: " in said and author.kept == before
+    said = author.verify("--all", "--static")
+    assert "SKIP" not in said.replace("SKIP gain", "") and "left" not in said
+    monkeypatch.setattr(verify, "referee_version", lambda: "ab" * 8)
+    said = author.verify(*words, "--proof-bytes", "600")
+    assert "PASS score: " in said and "PASS proof: 6" in said and "left" not in said
+    assert author.kept == before | {"referee": "ab" * 8, "partly": True}
+    record_kit.edit(author.folder / "submission.json", ('"author": "Eve"', '"author": ""'))
+    said = author.verify(*words, code=1)
+    assert "FAIL schema: " in said and said.endswith("\n1 records, 1 checks failed\n")
+    assert author.kept["verdict"] == "fail" and author.kept["failed"] == ["schema"]
+    record_kit.edit(author.folder / "submission.json", ('"author": ""', '"author": "Eve"'))
 
 
 def page_of(track: Path, name: str, target: Path) -> str:
@@ -126,8 +160,8 @@ def test_an_excerpt_stands_on_the_record_s_page_until_the_folder_changes(author,
     record_kit.edit(record / "train_seed1.log", ("preset:none", "preset:some"))
     assert words not in page_of(track, record.name, tmp_path / "after")
     (record / "train_gpt.py").write_text("def load_predictor(artifact, device):\n    raise ValueError\n")
-    line = refused(call(excerpts.main, record, "--data", author.data, "--trust", code=3))
-    assert f"{record}: no sample: error: " in line
+    said = call(excerpts.main, record, "--data", author.data, "--trust", code=3)
+    assert said == f"error: {record}: no sample: error: the record raised ValueError:\n"
     assert json.loads((track / "excerpts.json").read_text())[record.name] == its
 
 
@@ -135,12 +169,11 @@ def test_an_excerpt_stands_on_the_record_s_page_until_the_folder_changes(author,
 
 
 @sandboxed
-def test_a_tokenizer_of_one_s_own_cuts_the_text_and_counts_as_bytes(tmp_path, capsys):
+def test_a_tokenizer_of_one_s_own_cuts_the_text_and_counts_as_bytes(tmp_path):
     """The score is divided by the bytes of the same text; where the track provides a tokenizer, it fails."""
-    author = Author(tmp_path, own_vocabulary=350)
-    capsys.readouterr()
-    author.verify("--proof-bytes", "600")
-    said = capsys.readouterr().out
+    author = Author(tmp_path, seeds=(1,), own_vocabulary=350)
+    said = author.verify(author.folder, "--proof-bytes", "0")
+    assert "proof" not in said
     assert "PASS score: " in said and "PASS tokenizer-sha256: " in said
     record = Record(author.folder)
     model = (author.folder / "tokenizer.model").stat().st_size
@@ -154,5 +187,5 @@ def test_a_tokenizer_of_one_s_own_cuts_the_text_and_counts_as_bytes(tmp_path, ca
     record_kit.edit(
         author.track / "track.json", ('"tokenizer_policy": "own"', '"tokenizer_policy": "provided"')
     )
-    author.verify("--static", code=1)
-    assert "FAIL folder: tokenizer.model, which the track provides" in capsys.readouterr().out
+    said = author.verify(author.folder, "--static", code=1)
+    assert "FAIL folder: tokenizer.model, which the track provides" in said
