@@ -20,7 +20,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -28,17 +28,14 @@ import brotli
 import pyppmd
 import zstandard
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # its file may be called from any folder
-
 from data import shards
 from data.command import DataError, Parser, open_streams, run, say, shown
+from records.archive.yardsticks import FILE, NOTHING, TRAINING, Yardstick
 from records.checks import Check, skip
-from records.files import read_json, write_whole
+from records.files import write_whole
 from records.text import DATA, Text, decode, load_tokenizer, tokenizer_path, validation_text
 from records.tracks import Track, load_track
 
-FILE = "yardsticks.json"
-NOTHING, TRAINING = "nothing", "the training text"  # what a reader has before the text
 MOST_BYTES = 64 << 20  # of training text: xz -9 looks back so far, no further
 
 # --- compressors ------------------------------------------------------------------------------------------
@@ -124,22 +121,6 @@ def zpaq() -> Compressor:
 # --- rows -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Row:
-    """What a compressor needs for the text."""
-
-    name: str
-    version: str
-    settings: str
-    after: str  # NOTHING or TRAINING
-    bytes: int
-    bits_per_byte: float
-
-    def __str__(self) -> str:
-        words = f"{self.name} {self.settings} ({self.version}) after {self.after}"
-        return f"{words}: {self.bytes:,} bytes, {self.bits_per_byte:.4f} bits per byte"
-
-
 def cost(compressor: Compressor, text: bytes, before: bytes = b"") -> int:
     """Bytes that the text takes, or adds to those of `before`. Raises DataError if it does not come back."""
     packed = compressor.pack(before + text)
@@ -148,13 +129,13 @@ def cost(compressor: Compressor, text: bytes, before: bytes = b"") -> int:
     return len(packed) - (len(compressor.pack(before)) if before else 0)
 
 
-def row(compressor: Compressor, after: str, text: bytes, before: bytes = b"") -> Row:
+def row(compressor: Compressor, after: str, text: bytes, before: bytes = b"") -> Yardstick:
     size = cost(compressor, text, before)
     words = (compressor.name, compressor.version, compressor.settings, after)
-    return Row(*words, size, round(8 * size / len(text), 6))
+    return Yardstick(*words, size, round(8 * size / len(text), 6))
 
 
-def measure(text: bytes, training: bytes) -> Iterator[Row | Check]:
+def measure(text: bytes, training: bytes) -> Iterator[Yardstick | Check]:
     """All rows, and what is skipped. Where `training` is empty, no row comes after it."""
     for compressor in (ZLIB, BZIP2, BROTLI, zstd(), XZ, PPMD):
         yield row(compressor, NOTHING, text)
@@ -183,29 +164,6 @@ def training_text(track: Track, data: Path) -> Text | None:
     return text if text.bytes <= MOST_BYTES else None
 
 
-def read_yardsticks(track: Track) -> list[Row]:
-    """The rows that a track keeps; none where nobody measured.
-
-    Raises DataError if the file is damaged, or speaks of another text.
-    """
-    path = track.folder / FILE
-    if not path.exists():
-        return []
-    kept = read_json(path)
-    mend = f"python -m records.yardsticks {shown(track.folder)} --write"
-    found, expected = kept.get("val_sha256"), track.dataset["val_sha256"]
-    if expected not in (None, found):
-        raise DataError(f"{path}: measured a text of sha256 {found}, the track's is {expected}: {mend}")
-    try:
-        rows = [Row(**value) for value in kept["rows"]]
-    except (KeyError, TypeError):
-        rows = []
-    whole = all(isinstance(getattr(one, field.name), field.type) for one in rows for field in fields(Row))
-    if not rows or not whole:
-        raise DataError(f"{path}: 'rows' is no list of whole rows: {mend}")
-    return rows
-
-
 # --- command line -----------------------------------------------------------------------------------------
 
 
@@ -216,7 +174,7 @@ def work(args: argparse.Namespace) -> int:
     rows = []
     for found in measure(b"".join(text.documents), b"".join(training.documents if training else [])):
         say(str(found))
-        if isinstance(found, Row):
+        if isinstance(found, Yardstick):
             rows.append(asdict(found))
     if not args.write:
         return 0

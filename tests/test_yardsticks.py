@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.command import DataError
-from records import board, yardsticks
+from records import yardsticks
+from records.board import __main__ as board
 from records.tracks import load_track
-from records.yardsticks import NOTHING, TRAINING, Row
+from records.archive.yardsticks import NOTHING, TRAINING, Yardstick
 from tests import data_kit, record_kit
 
 HERE = [yardsticks.ZLIB, yardsticks.BZIP2, yardsticks.BROTLI, yardsticks.XZ, yardsticks.PPMD]
@@ -152,7 +153,7 @@ def test_the_file_tells_its_command_and_its_texts(kit, written):
     sizes = [len(text_of(kit[1], split)) for split in ("val", "train")]
     assert [value["val_bytes"], value["train_bytes"]] == sizes
     told = [line for line in said.splitlines() if "bits per byte" in line]
-    assert told == [str(Row(**row)) for row in value["rows"]]
+    assert told == [str(Yardstick(**row)) for row in value["rows"]]
 
 
 def test_what_cannot_be_measured_is_skipped(kit, monkeypatch):
@@ -208,7 +209,7 @@ def test_the_board_shows_them(track, written):
         ({"rows": []}, "'rows' is no list of whole rows"),
         ({"rows": [1]}, "'rows' is no list of whole rows"),
         ({"rows": [{"name": "zlib"}]}, "'rows' is no list of whole rows"),
-        ({"rows": [dict(zip(Row.__annotations__, "abcdef"))]}, "'rows' is no list of whole rows"),
+        ({"rows": [dict(zip(Yardstick.__annotations__, "abcdef"))]}, "'rows' is no list of whole rows"),
     ],
 )
 def test_the_board_refuses_those_of_another_text_and_damaged_ones(track, change, told):

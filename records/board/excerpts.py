@@ -1,6 +1,6 @@
 """What the models of records write, kept for the pages: records/<track>/excerpts.json.
 
-    python -m records.excerpts records/track_floppy/2026-11-22_Par
+    python -m records.board.excerpts records/track_floppy/2026-11-22_Par
 
 A sample is what `records.referee sample` prints with the settings below; it takes a minute or less.
 """
@@ -11,8 +11,6 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # its file may be called from any folder
 
 from data.command import REPO, DataError, Parser, open_streams, run, say
 from records.files import read_json, write_whole
@@ -25,8 +23,11 @@ TOKENS, TEMPERATURE, SEED = 300, 0.8, 1
 FIELDS = {"sha256": str, "command": str, "prompt": str, "temperature": float, "text": str}
 
 
-def read_excerpts(track: Track) -> dict[str, dict]:
-    """The samples of a track's records by name, without those of folders that changed since. DataError."""
+def read_excerpts(track: Track, digests: dict[str, str]) -> dict[str, dict]:
+    """The samples of a track's records by name, without those of folders that changed since.
+
+    `digests`: folder_sha256 by name, of the folders as they are now. Raises DataError.
+    """
     path = track.folder / FILE
     if not path.exists():
         return {}
@@ -37,10 +38,9 @@ def read_excerpts(track: Track) -> dict[str, dict]:
         ]
         if wrong:
             raise DataError(
-                f"{path}: {name!r} is no whole sample: python -m records.excerpts writes it again"
+                f"{path}: {name!r} is no whole sample: python -m records.board.excerpts writes it again"
             )
-    now = {folder.name: folder_sha256(folder) for folder in track.records}
-    return {name: its for name, its in kept.items() if now.get(name) == its["sha256"]}
+    return {name: its for name, its in kept.items() if digests.get(name) == its["sha256"]}
 
 
 def make_excerpt(record: Path, options: list[str]) -> dict:
@@ -79,7 +79,7 @@ def work(args: argparse.Namespace) -> int:
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m records.excerpts", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m records.board.excerpts", description=__doc__.splitlines()[0])
     parser.add_argument("records", nargs="+", type=Path, metavar="RECORD", help="a record's folder")
     parser.add_argument("--trust", action="store_true", help="run the record without a sandbox")
     return parser.parse_args(argv)

@@ -1,0 +1,183 @@
+"""The board as a site of plain files: the tracks on one page, and a page for each record.
+
+Any server serves it as it is, and so does a disk. Nothing is run for it: curves come from the records'
+metrics, and what a model writes from excerpts.json, which `python -m records.board.excerpts` writes.
+"""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import quote
+
+from data.command import DataError
+from records.archive.yardsticks import Yardstick, read_yardsticks
+from records.board.curves import Curves, curves_of, stall_rows
+from records.board.documents import PROGRAM, TEMPLATES, markdown, program, render
+from records.board.entries import KINDS, Entry, load_entries
+from records.board.excerpts import read_excerpts
+from records.board.ladder import named, over_bytes, over_time, points
+from records.files import read_bytes, write_whole
+from records.metrics import Metrics, find_runs
+from records.tracks import Track
+
+KIND_WORDS = {
+    "records": "record",
+    "waiting": "not retrained yet",
+    "others": "not scored again yet",
+    "disputed": "disputed",
+}
+
+
+def kind_words(entry: Entry) -> str:
+    if entry.kind == "others" and entry.record.field("claim") == "none":
+        return "claims no record"
+    return KIND_WORDS[entry.kind]
+
+
+def address(entry: Entry) -> str:
+    """Of a record's page, from the page of the tracks."""
+    return f"{quote(entry.record.track.name)}/{quote(entry.name)}.html"
+
+
+# --- a record's page --------------------------------------------------------------------------------------
+
+
+def facts(entry: Entry) -> list[list[str]]:
+    record = entry.record
+    named = {
+        "bits per byte": f"{entry.interval} (mean of {len(record.scores)} seeds, 95 % interval)",
+        "verdict": entry.words,
+        "by": record.field("author"),
+        "date": entry.date,
+        "dataset": record.field("dataset"),
+        "bytes": f"{record.total_bytes:,} of {record.track['budget_bytes']:,}",
+        "beats": record.field("beats") or "nothing",
+        "folder": f"records/{record.track.name}/{record.name}",
+    }
+    return [[name, str(value)] for name, value in named.items()]
+
+
+def scores(entry: Entry) -> list[list[str]]:
+    """Of each seed: the referee's score, the log's, steps and bytes."""
+    rows = []
+    for seed, score in sorted(entry.record.scores.items()):
+        run = entry.record.runs[seed]
+        logged = f"{run.value('val_bpb'):.6f}"
+        rows.append(
+            [
+                str(seed),
+                f"{score:.6f}",
+                logged,
+                f"{run.value('steps'):,}",
+                f"{run.value('artifact_bytes'):,}",
+            ]
+        )
+    return rows
+
+
+def read_curves(entry: Entry) -> tuple[list[Metrics], Curves | None, str]:
+    """The runs, their curves, and why there are none: scripts of other people may log less than they need."""
+    try:
+        runs = [replace(run, name=f"seed {run.seed}") for run in find_runs(entry.record.path)]
+    except DataError as error:
+        return [], None, Path(str(error)).name
+    return runs, curves_of([("Runs", runs)]), ""
+
+
+def record_page(entry: Entry, sample: dict | None, index: str) -> bytes:
+    record = entry.record
+    runs, curves, no_curves = read_curves(entry)
+    readme = read_bytes(record.path / "README.md").decode(errors="replace")
+    return render(
+        TEMPLATES / "record.html",
+        curves.specs if curves else {},
+        f"../{PROGRAM}",
+        index=f"../{quote(index)}",
+        entry=entry,
+        what_changed=record.field("what_changed"),
+        why=record.field("why"),
+        facts=facts(entry),
+        scores=scores(entry),
+        curves=curves,
+        no_curves=no_curves,
+        stalls=stall_rows(runs),
+        sample=sample,
+        sample_rest=sample["text"].removeprefix(sample["prompt"]) if sample else "",
+        readme=markdown(readme),
+    )
+
+
+# --- the tracks' page -------------------------------------------------------------------------------------
+
+
+def board_rows(entries: list[Entry]) -> list[list]:
+    """All records of a track, the best of each kind first."""
+    rows = []
+    for kind in KINDS:
+        chosen = [entry for entry in entries if entry.kind == kind]
+        for place, entry in enumerate(chosen, 1):
+            rows.append(
+                [
+                    str(place) if kind == "records" else "",
+                    (entry.short_name, address(entry)),
+                    entry.date,
+                    entry.interval,
+                    f"{entry.record.total_bytes:,}",
+                    kind_words(entry),
+                    entry.record.field("author"),
+                    entry.words,
+                ]
+            )
+    return rows
+
+
+def yardstick_rows(rows: list[Yardstick]) -> list[list[str]]:
+    return [[row.name, row.settings, row.after, f"{row.bytes:,}", f"{row.bits_per_byte:.4f}"] for row in rows]
+
+
+def limits(track: Track) -> str:
+    """In words."""
+    words = f"{track['hardware']}; {track['train_seconds']:g} s at most, {track['budget_bytes']:,} bytes"
+    return f"{track['train_flops']:.0e} operations, {words}" if track.counts_flops else words
+
+
+def track_section(track: Track, entries: list[Entry]) -> tuple[dict, dict]:
+    """What the template shows of a track, and its charts by name."""
+    yardsticks = read_yardsticks(track)
+    name = re.sub(r"\W", "-", track.name)
+    charts = {}
+    if entries:
+        kinds = {entry.name: kind_words(entry) for entry in entries}
+        addresses = {entry.name: address(entry) for entry in entries}
+        records = points(entries, kinds, addresses)
+        charts = {
+            f"{name}-ladder": over_time(records, named(yardsticks)),
+            f"{name}-sizes": over_bytes(records, named(yardsticks), track["budget_bytes"]),
+        }
+    shown = {
+        "name": name,
+        "title": track["title"],
+        "limits": limits(track),
+        "rows": board_rows(entries),
+        "yardsticks": yardstick_rows(yardsticks),
+    }
+    return shown, charts
+
+
+def write_site(target: Path, tracks: list[Track]) -> int:
+    """Write the site; the number of its pages. `target`: a folder, or the file of the tracks' page in one."""
+    folder, index = (target.parent, target.name) if target.suffix == ".html" else (target, "index.html")
+    charts, sections, files = {}, [], {PROGRAM: program().encode()}
+    for track in sorted(tracks, key=lambda one: not one.records):  # those without a record last
+        entries = load_entries(track)
+        samples = read_excerpts(track, {entry.name: entry.sha256 for entry in entries})
+        shown, its_charts = track_section(track, entries)
+        sections.append(shown)
+        charts |= its_charts
+        files |= {address(entry): record_page(entry, samples.get(entry.name), index) for entry in entries}
+    files[index] = render(TEMPLATES / "index.html", charts, PROGRAM, tracks=sections)
+    for name, page in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, page)
+    return len(files) - 1

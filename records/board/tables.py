@@ -1,0 +1,94 @@
+"""The board in Markdown: the tables of records/README.md."""
+
+from pathlib import Path
+
+from records.archive.yardsticks import Yardstick
+from records.board.entries import Entry, best_and_path
+from records.tracks import Track
+
+ESCAPED = {sign: "\\" + sign for sign in "\\`*_[]|#!"} | {"<": "&lt;", ">": "&gt;"}
+COLUMNS = (
+    "rank",
+    "record",
+    "by",
+    "date",
+    "bits per byte",
+    "bytes",
+    "dataset",
+    "what changed",
+    "beats",
+    "verdict",
+)
+YARDSTICK_COLUMNS = ("compressor", "version", "settings", "after", "bytes", "bits per byte")
+TITLES = {
+    "records": "",
+    "waiting": "\n**Not retrained yet**: they passed, and have no rank before a seed was trained again.\n\n",
+    "others": "\n**Other submissions**: they claim no record, or were not scored again yet.\n\n",
+    "disputed": "\n**Disputed**: they fail a check, changed after it, or somebody doubts them.\n\n",
+}
+
+
+def cell(text: str) -> str:
+    """Somebody's words in one cell of a table: no markup, no line ends."""
+    return " ".join(text.translate(str.maketrans(ESCAPED)).split())
+
+
+def line(cells: list[str] | tuple[str, ...]) -> str:
+    return f"| {' | '.join(cells)} |\n"
+
+
+def head(columns: tuple[str, ...]) -> str:
+    return line(columns) + "|---" * len(columns) + "|\n"
+
+
+def row(rank: str, entry: Entry, root: Path) -> str:
+    record = entry.record
+    author, what, beats = (cell(record.field(key) or "") for key in ("author", "what_changed", "beats"))
+    return line(
+        [
+            rank,
+            f"[{cell(entry.short_name)}]({record.path.relative_to(root).as_posix()}/)",
+            author,
+            entry.date,
+            entry.interval,
+            f"{record.total_bytes:,}",
+            record.field("dataset"),
+            what,
+            beats,
+            cell(entry.words),
+        ]
+    )
+
+
+def table(title: str, chosen: list[Entry], entries: list[Entry], ranked: bool, root: Path) -> str:
+    """The ten best of those that are chosen, and those on the path to the best of all entries."""
+    shown = best_and_path(chosen, entries)
+    rank = {entry.name: str(place) if ranked else "" for place, entry in enumerate(chosen, 1)}
+    rows = [row(rank[entry.name], entry, root) for entry in shown]
+    left = len(chosen) - len(shown)
+    more = f"\n{left} more: `python -m records.board --html site` shows all.\n" if left else ""
+    return title + head(COLUMNS) + "".join(rows) + more
+
+
+def tables(track: Track, entries: list[Entry]) -> str:
+    """A track and its records."""
+    flops = f"{track['train_flops']:.0e} operations in " if track.counts_flops else ""
+    limits = f"{flops}{track['train_seconds']:g} s at most, {track['budget_bytes']:,} bytes"
+    parts = [f"### {track['title']} (`{track.name}`)\n\n{track['hardware']}; {limits}\n\n"]
+    for kind, title in TITLES.items():
+        chosen = [entry for entry in entries if entry.kind == kind]
+        if chosen:
+            parts.append(table(title, chosen, entries, kind == "records", track.folder.parent))
+    return "".join(parts) if entries else parts[0] + "No record yet.\n"
+
+
+def yardsticks(track: Track, rows: list[Yardstick]) -> str:
+    """What stands below a track's records: sizes to compare a record with. Empty without rows."""
+    if not rows:
+        return ""
+    command = f"python -m records.yardsticks records/{track.name} --write"
+    parts = [f"\n**What well-known compressors need**: `{command}`\n\n", head(YARDSTICK_COLUMNS)]
+    for one in rows:
+        words = map(cell, (one.name, one.version, one.settings, one.after))
+        parts.append(line([*words, f"{one.bytes:,}", f"{one.bits_per_byte:.4f}"]))
+    return "".join(parts)

@@ -1,0 +1,45 @@
+"""A comparison as one HTML file, which holds all that it needs."""
+
+from pathlib import Path
+
+from records.board.curves import curves_of, stall_rows
+from records.board.documents import render
+from records.compare.bands import BETTER, OTHER, SAME, UNKNOWN, WORSE
+from records.compare.comparison import Comparison
+from records.compare.words import HEAD, cells, parting_line
+from records.metrics import Metrics
+
+TEMPLATE = Path(__file__).resolve().parent / "templates" / "comparison.html"
+SIGNS = {BETTER: "▲ better", WORSE: "▼ worse", SAME: "= same", OTHER: "≠ differs", UNKNOWN: "–"}
+CLASSES = {UNKNOWN: "none", OTHER: "differs"}  # of rows, where they are not called by their verdict
+
+
+def environments(runs: list[Metrics]) -> list[list[str]]:
+    """What each run's numbers depend on; hashes by their first digits."""
+    names = sorted({name for run in runs for name in run.environment})
+    rows = [[name, *(run.environment.get(name, UNKNOWN)[:16] for run in runs)] for name in names]
+    return [["seed", *(str(run.seed) for run in runs)], *rows]
+
+
+def comparison_page(its: Comparison) -> bytes:
+    """The whole document."""
+    changes = {
+        verdict.capitalize(): [found.measure.label for found in its.rows if found.verdict == verdict]
+        for verdict in (WORSE, BETTER)
+    }
+    curves = curves_of([("Base", its.base), ("New", its.new)])
+    return render(
+        TEMPLATE,
+        curves.specs,
+        its=its,
+        verdict=WORSE if its.worse else BETTER if any(changes.values()) else SAME,
+        changes=changes,
+        head=HEAD,
+        rows=[[*cells(found)[:-1], SIGNS[found.verdict]] for found in its.rows],
+        classes=[CLASSES.get(found.verdict, found.verdict) for found in its.rows],
+        stalls=stall_rows(its.runs),
+        partings=[parting_line(found) for found in its.partings],
+        curves=curves,
+        environment_head=["", *(run.name for run in its.runs)],
+        environments=environments(its.runs),
+    )
