@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from data.command import DataError
 from records import yardsticks
+from records.archive.yardsticks import NOTHING, TRAINING, Yardstick
 from records.board import __main__ as board
 from records.tracks import load_track
-from records.archive.yardsticks import NOTHING, TRAINING, Yardstick
 from tests import data_kit, record_kit
 
 HERE = [yardsticks.ZLIB, yardsticks.BZIP2, yardsticks.BROTLI, yardsticks.XZ, yardsticks.PPMD]

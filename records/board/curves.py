@@ -17,14 +17,11 @@ import numpy as np
 from records.board.look import DASH, SOLID, finished
 from records.metrics import Metrics
 
-BUCKETS, ALL_BUCKETS = 400, 4000  # of a curve, and of that kind of curve in a page
-MEANS = 120  # points of a curve's means
+BUCKETS, ALL_BUCKETS = 400, 2000  # of a curve, and of that kind of curve in a page
+MEANS, ALL_MEANS = 120, 600  # points of a curve's means, and of that kind of curve in a page: each is read
 PLACES = 40  # rows of a chart's table
 AXES = {"steps": "steps", "tokens": "tokens", "seconds": "seconds of training", "flops": "operations"}
-PLACE = (
-    "axis == 'steps' ? datum.step : axis == 'seconds' ? datum.seconds : "
-    "axis == 'tokens' ? datum.step * datum.tokens : datum.step * datum.flops"
-)
+PLACE = "axis == 'seconds' ? datum.seconds : datum.step * datum[axis]"
 PLACE_WORDS = "format(datum.value, axis == 'steps' || axis == 'seconds' ? ',' : '~s')"
 SEEN = (
     "[ends[axis][0] + zoom[0] * (ends[axis][1] - ends[axis][0]), "
@@ -80,6 +77,20 @@ class Curves:
         return {one.name: one.spec for one in self.charts}
 
 
+@dataclass(frozen=True)
+class Points:
+    """How many a curve has: less of each where there are many runs."""
+
+    buckets: int
+    means: int
+
+
+def points_of(runs: int) -> Points:
+    return Points(
+        max(50, min(BUCKETS, ALL_BUCKETS // max(1, runs))), max(30, min(MEANS, ALL_MEANS // max(1, runs)))
+    )
+
+
 # --- numbers ----------------------------------------------------------------------------------------------
 
 
@@ -107,29 +118,29 @@ def curve(run: Metrics, role: str, places: np.ndarray, values: np.ndarray, every
     return Curve(role, (places + 1).tolist(), seconds, short(values), every)
 
 
-def with_means(run: Metrics, values: np.ndarray, mean: Callable, buckets: int) -> list[Curve]:
-    """The values; of a long run also the mean of each of MEANS buckets, at the middle of the bucket."""
-    seen = thin(values, buckets)
-    if len(values) < 2 * MEANS:
+def with_means(run: Metrics, values: np.ndarray, mean: Callable, points: Points) -> list[Curve]:
+    """The values; of a long run also the means of buckets, each at the middle of its bucket."""
+    seen = thin(values, points.buckets)
+    if len(values) < 2 * points.means:
         return [curve(run, "bold", seen, values[seen])]
-    parts = np.array_split(np.arange(len(values)), MEANS)
+    parts = np.array_split(np.arange(len(values)), points.means)
     middles = np.array([part[len(part) // 2] for part in parts])
     means = np.array([mean(values[part]) for part in parts])
     return [curve(run, "pale", seen, values[seen]), curve(run, "bold", middles, means, len(parts[0]))]
 
 
-def losses(run: Metrics, buckets: int) -> list[Curve]:
-    return with_means(run, run.table["train_loss"], np.mean, buckets)
+def losses(run: Metrics, points: Points) -> list[Curve]:
+    return with_means(run, run.table["train_loss"], np.mean, points)
 
 
-def step_times(run: Metrics, buckets: int) -> list[Curve]:
+def step_times(run: Metrics, points: Points) -> list[Curve]:
     """Milliseconds, and rings around stalls."""
     times = np.maximum(1e3 * run.seconds, 1e-3)
     slow = np.flatnonzero(run.stalls)
-    return [*with_means(run, times, np.median, buckets), curve(run, "ring", slow, times[slow])]
+    return [*with_means(run, times, np.median, points), curve(run, "ring", slow, times[slow])]
 
 
-def validations(run: Metrics, buckets: int) -> list[Curve]:
+def validations(run: Metrics, points: Points) -> list[Curve]:
     """A ring is a score on all of the text where the run has others on a part of it."""
     found = []
     for partial in (True, False):
@@ -140,9 +151,9 @@ def validations(run: Metrics, buckets: int) -> list[Curve]:
     return [part, Curve("ring", whole.steps, whole.seconds, whole.values)] if part.steps else [whole]
 
 
-def rates(run: Metrics, buckets: int) -> list[Curve]:
+def rates(run: Metrics, points: Points) -> list[Curve]:
     values = run.table["lr_mul"]
-    few = np.arange(0) if np.isnan(values).all() else thin(values, MEANS // 2)
+    few = np.arange(0) if np.isnan(values).all() else thin(values, points.means // 2)
     return [curve(run, "bold", few, values[few])]
 
 
@@ -156,7 +167,7 @@ class Quantity:
     name: str
     title: str
     unit: str
-    curves: Callable[[Metrics, int], list[Curve]]
+    curves: Callable[[Metrics, Points], list[Curve]]
     note: str = ""
     logarithmic: bool = False
     points: bool = False  # values are few: each is marked, and each has a row in the table
@@ -185,7 +196,7 @@ QUANTITIES = [
 
 
 def colour(side: int, place: int, of: int) -> str:
-    """Colours of a side lie near each other; the sides differ in hue, and in dashes for whoever sees no hue."""
+    """Colours of a side lie near each other. Sides differ in hue, and in dashes for whoever sees no hue."""
     at = place / (of - 1) if of > 1 else 0.4
     if side:
         hue, saturation, light, dark = 350 + 42 * at, 88, 32 + 4 * at, 76 - 18 * at
@@ -220,23 +231,26 @@ def data_of(runs: list[tuple[int, Metrics]], each: list[list[Curve]]) -> list[di
     """Curves as columns, which the chart makes rows of: a tenth of the bytes."""
     rows = []
     for at, ((side, run), curves) in enumerate(zip(runs, each)):
-        about = {"at": at, "run": run.name, "side": side, "colour": f"var(--run-{at})"}
-        about |= {"tokens": run.tokens_per_step, "flops": run.flops_per_step}
+        about = {"at": at, "name": run.name, "side": side, "colour": f"var(--run-{at})"}
+        about |= {"steps": 1, "tokens": run.tokens_per_step, "flops": run.flops_per_step}
         for one in curves:
             columns = {"step": one.steps, "seconds": one.seconds, "value": one.values}
             rows.append({**about, "role": one.role, "every": one.every, **columns})
     return rows
 
 
-def encoded(quantity: Quantity) -> alt.Chart:
-    """The part of the curves that is seen, without a mark."""
+def encoded(quantity: Quantity, which: str, switch: str = "true") -> alt.Chart:
+    """The part of some curves that is seen, without a mark. `which` and `switch` are expressions.
+
+    What changes comes last: Vega then adds and removes points, and makes none of them again.
+    """
     scale = alt.Scale(type="log", nice=False) if quantity.logarithmic else alt.Scale(zero=False, nice=True)
     return (
         alt.Chart(alt.NamedData(name=DATA))
+        .transform_filter(which)
         .transform_flatten(["step", "seconds", "value"])
-        .transform_filter("shown[datum.at]")
         .transform_calculate(place=PLACE)
-        .transform_filter("inrange(datum.place, seen)")
+        .transform_filter(f"{switch} && shown[datum.at] && inrange(datum.place, seen)")
         .encode(
             x=alt.X(
                 "place:Q",
@@ -253,7 +267,7 @@ def encoded(quantity: Quantity) -> alt.Chart:
                 "side:O", legend=None, scale=alt.Scale(domain=[0, 1], range=[SOLID, DASH])
             ),
             tooltip=[
-                alt.Tooltip("run:N"),
+                alt.Tooltip("name:N", title="run"),  # Vega lets no expression read a "run"
                 alt.Tooltip("step:Q", format=","),
                 alt.Tooltip("seconds:Q", format=",.1f"),
                 alt.Tooltip("value:Q", title=quantity.unit, format=".5~g"),
@@ -266,22 +280,21 @@ def encoded(quantity: Quantity) -> alt.Chart:
 @cache  # Altair takes half a second for what no run changes
 def design(quantity: Quantity) -> dict:
     """The chart without its data and without the parameters of the document."""
-    base = encoded(quantity)
     brush = alt.selection_interval(name="brush", encodings=["x"])
     nearest = alt.selection_point(
         name="nearest", nearest=True, on="pointermove", clear="pointerout", empty=False, fields=["at", "step"]
     )
-    pale = base.transform_filter("singles && datum.role == 'pale'").mark_line(
+    pale = encoded(quantity, "datum.role == 'pale'", "singles").mark_line(
         strokeWidth=1, opacity=0.3, clip=True, aria=False
     )
-    lines = base.transform_filter("datum.role == 'bold'").mark_line(
+    lines = encoded(quantity, "datum.role == 'bold'").mark_line(
         strokeWidth=2, clip=True, aria=False, point={"size": 30} if quantity.points else False
     )
-    rings = base.transform_filter("datum.role == 'ring'").mark_point(
+    rings = encoded(quantity, "datum.role == 'ring'").mark_point(
         size=90, filled=False, strokeWidth=2, strokeDash=SOLID, aria=False
     )
     read = (
-        base.transform_filter("datum.role != 'pale'")
+        encoded(quantity, "datum.role != 'pale'")
         .mark_point(size=70, filled=True, strokeDash=SOLID, aria=False)
         .encode(opacity=alt.condition(nearest, alt.value(1), alt.value(0)))
     )
@@ -340,7 +353,7 @@ def table(
 def curves_of(sides: list[tuple[str, list[Metrics]]]) -> Curves:
     """All charts of the runs of all sides, each a title and its runs."""
     runs = [(side, run) for side, (_, members) in enumerate(sides) for run in members]
-    buckets = max(50, min(BUCKETS, ALL_BUCKETS // max(1, len(runs))))
+    few = points_of(len(runs))
     colours = [
         colour(side, place, len(members))
         for side, (_, members) in enumerate(sides)
@@ -353,7 +366,7 @@ def curves_of(sides: list[tuple[str, list[Metrics]]]) -> Curves:
     alone = [run for _, run in runs]
     charts, has_means = [], False
     for quantity in QUANTITIES:
-        each = [quantity.curves(run, buckets) for run in alone]
+        each = [quantity.curves(run, few) for run in alone]
         has_means |= any(one.role == "pale" for curves in each for one in curves)
         head, rows = table(quantity, alone, each)
         spec = draw(quantity, runs, each)

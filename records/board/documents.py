@@ -4,6 +4,7 @@ A document needs no network address. Vega, Vega-Lite and vega-embed come from vl
 a document holds inside, or a site keeps once as PROGRAM beside its pages.
 """
 
+from functools import cache
 from pathlib import Path
 
 import jinja2
@@ -14,6 +15,7 @@ TEMPLATES = HERE / "templates"
 PROGRAM = "charts.js"  # in a site
 
 
+@cache
 def program() -> str:
     """What draws all charts of a document; three seconds."""
     import vl_convert

@@ -25,18 +25,18 @@ const steps = {
 };
 
 /* A part that was dragged over becomes what is shown. */
-function dragged(view) {
+async function dragged(view) {
   const [a, b] = [...(view.signal("brush_x") ?? [])].sort((one, other) => one - other);
   if (!(b - a > 4)) return;
   const share = (pixel) => zoom[0] + (pixel / view.signal("width")) * (zoom[1] - zoom[0]);
   const part = [share(a), share(b)];
-  view.signal("brush_x", [0, 0]);
+  await view.signal("brush_x", [0, 0]).runAsync(); // or the mark would grow with the axis
   show(...part);
 }
 
 async function draw(box) {
-  const spec = JSON.parse(document.getElementById(box.dataset.spec).textContent);
   const words = box.getAttribute("aria-label");
+  const spec = JSON.parse(document.getElementById(box.dataset.spec).textContent);
   // ast: expressions are interpreted, so that the page may forbid eval
   const { view } = await vegaEmbed(box, spec, {
     actions: false,
@@ -46,6 +46,8 @@ async function draw(box) {
     tooltip: { disableDefaultStyle: true },
   });
   box.setAttribute("aria-label", words);
+  box.setAttribute("role", "img"); // one picture, for whoever reads the table below it
+  box.querySelector("svg").setAttribute("aria-hidden", "true");
   if (!spec.params?.some((one) => one.name === "zoom")) return;
   curves.push(view);
   box.addEventListener("pointerup", () => setTimeout(() => dragged(view)));

@@ -33,7 +33,7 @@ def day_of(entries: list[Entry]) -> dict[str, float]:
 
 
 def apart(values: list[float], gap: float) -> list[float]:
-    """The values, those that lie too near moved down, so that each is `gap` below the one before it at least."""
+    """The values, moved down where they lie nearer than `gap` to the one above."""
     moved: dict[int, float] = {}
     above = float("inf")
     for at in sorted(range(len(values)), key=lambda one: -values[one]):

@@ -3,8 +3,8 @@
     python -m records.compare --base logs/A1 logs/A2 logs/A3 --new logs/B1 logs/B2 logs/B3
     python -m records.compare --base records/track_floppy/2026-11-22_Par --new logs/mine --html page.html
 
-Each side names folders of runs, metrics.jsonl files, or records, which stand for all their seeds. Exit code 1:
-something got worse by more than noise. records/compare/README.md has the rules.
+Each side names folders of runs, metrics.jsonl files, or records, which stand for all their seeds. Exit code
+1: something got worse by more than noise. records/compare/README.md has the rules.
 """
 
 import argparse

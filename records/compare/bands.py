@@ -1,9 +1,9 @@
 """How far two sides may lie apart by noise: the band of a difference, and the verdict that follows.
 
-README.md has the rules as a table by the number of repeats, with a worked example. Differences are of means; where
-a measure is `relative`, of means of logarithms. Runs are paired by seed where both sides have the same seeds, else
-in the order in which they are named. A seed's losses come out the same again on one machine: so where the sides
-have other seeds, its repeats count as one run of the measures that are `seeded`.
+README.md has the rules as a table by the number of repeats, with a worked example. Differences are of means;
+where a measure is `relative`, of means of logarithms. Runs are paired by seed where both sides have the same
+seeds, else in the order in which they are named. A seed's losses come out the same again on one machine: so
+where the sides have other seeds, its repeats count as one run of the measures that are `seeded`.
 """
 
 import math

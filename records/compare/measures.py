@@ -9,8 +9,8 @@ import statistics
 from functools import partial
 
 from data.command import DataError
-from records.metrics import Metrics, count
 from records.compare.bands import Measure
+from records.metrics import Metrics, count
 from records.papers import Record
 from records.tracks import RECORDS, Track, load_track, schema_errors
 
