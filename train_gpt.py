@@ -27,7 +27,6 @@ import resource
 import signal
 import sys
 import time
-import timeit
 import types
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -45,6 +44,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.benchmark import Timer
 from tqdm import tqdm
 
 Arrays = dict[str, np.ndarray]
@@ -466,7 +466,8 @@ def block(x: Tensor, x0: Tensor, rope: Rope, w: Weights, head_dim: int, cache: C
     q, k, v = qkv.split((heads, groups, groups), dim=2)
     q = q.unflatten(2, (groups, -1))  # (G, R): over H Inductor vectorizes no loop
     # Normed queries and keys keep logits small (Henry et al. 2020); a gain for each head sharpens them.
-    q = norm_and_rotate(q, cos[:, None], sin[:, None]) * w["q_gain"].view(groups, -1, 1)
+    gain = w["q_gain"].view(groups, -1, 1)
+    q = norm_and_rotate(q, cos[:, None], sin[:, None]) * gain
     if "key_shift" in w:
         k = mix_before(k, w["key_shift"].view(groups, head_dim), cache)
     k = norm_and_rotate(k, cos, sin)
@@ -1047,8 +1048,7 @@ def decode_artifact(blob: bytes, path: Any) -> tuple[Facts, Arrays]:
         s, weights = Settings(**settings), {}
         check_settings(s)
         for p in parameter_table(s):
-            keys = [key for key in tensors if key.partition(".")[0] == p.name]
-            parts = {key.removeprefix(p.name): tensors.pop(key) for key in keys}
+            parts = {end: tensors.pop(p.name + end) for end in ("", ".scale") if p.name + end in tensors}
             value = SCHEMES[about["schemes"][p.name]][1](parts)
             if (value.shape, value.dtype) != (p.shape, np.float32) or not np.isfinite(value).all():
                 raise ValueError(f"{p.name} is {value.dtype}{value.shape}, expected finite float32{p.shape}")
@@ -1275,9 +1275,8 @@ class Machine:
     def product_speed(self, dtype: str) -> float:
         side = 8192 if self.device.type == "cuda" else 512
         a, b = torch.randn(2, side, side, device=self.device).to(getattr(torch, dtype))
-        wait = torch.cuda.synchronize if self.device.type == "cuda" else int
-        seconds = timeit.repeat(lambda: (a @ b, wait()), number=1, repeat=4)
-        return 2 * side**3 / min(seconds[1:])
+        timer = Timer("a @ b", globals={"a": a, "b": b}, num_threads=torch.get_num_threads())
+        return 2 * side**3 / min(timer.timeit(1).mean for _ in range(3))
 
     def choose_dtype(self, wanted: str) -> str:
         """Set dtype and peak_flops, on rank 0's word for all; returns a line for the log."""

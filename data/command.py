@@ -52,6 +52,11 @@ def fraction(text: str) -> float:
     return float(text)
 
 
+def utf8(text: str) -> str:
+    """The type of an argument that is text: in the C locale Python itself makes none of other than ASCII."""
+    return os.fsencode(text).decode("utf-8")
+
+
 def open_streams() -> None:
     """Give standard streams that the caller closed a place, and let all of them take any text.
 
@@ -101,6 +106,13 @@ def run(work: Callable[[], int], mend: str) -> int:
         where = f"{error.filename}: " if error.filename else ""
         print(f"error: {where}{error.strerror or error}: {first}, then {mend}", file=sys.stderr)
         return DataError.exit_code
+
+
+def main(parse: Callable, work: Callable, mend: str, argv: list[str] | None) -> int:
+    """A whole command: `work` on what `parse` makes of its arguments. `mend`: as in `run`. The exit code."""
+    open_streams()
+    args = parse(argv)
+    return run(lambda: work(args), mend)
 
 
 def training_command(dataset: Path, tokenizer: Path, vocab_size: int | None) -> str:

@@ -43,9 +43,7 @@ from huggingface_hub.hf_api import RepoFolder
 from huggingface_hub.utils import build_hf_headers, parse_ratelimit_headers, validate_repo_id
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # its file may be called from any folder
-
-from data import command, shards
+from data import command, files, shards
 from data.command import DataError
 
 REPO_ID = "willdepueoai/parameter-golf"
@@ -539,11 +537,11 @@ def read_record(folder: Path) -> Plan | None:
     """The plan that `folder` was fetched by, None where this program did not fetch it."""
     path = folder / RECORD
     try:
-        raw = shards.read_json(path)
-        if raw is None:
+        if not path.exists():
             return None
-        files = {key: tuple(File(**file) for file in raw[key]) for key in ("tokenizer", "train", "val")}
-        return Plan(**raw | files)
+        raw = files.read_json(path)
+        parts = {key: tuple(File(**file) for file in raw[key]) for key in ("tokenizer", "train", "val")}
+        return Plan(**raw | parts)
     except (DataError, TypeError, KeyError) as error:
         raise DataError(
             f"{path}: not what this program wrote ({brief(error)}): "
@@ -598,7 +596,7 @@ def is_bound(root: Path, plan: Plan) -> bool:
 def bind(root: Path, plan: Plan) -> None:
     """Remember, before any file comes, where the data set's files will have come from."""
     (root / plan.folder).mkdir(parents=True, exist_ok=True)
-    shards.write_beside(root / plan.folder / RECORD, (json.dumps(asdict(plan), indent=1) + "\n").encode())
+    files.write_beside(root / plan.folder / RECORD, (json.dumps(asdict(plan), indent=1) + "\n").encode())
 
 
 def damage(path: Path, file: File, thorough: bool) -> str:
@@ -646,7 +644,7 @@ def fetch_file(root: Path, plan: Plan, file: File, hub: Hub, bar: tqdm) -> None:
     part.parent.mkdir(parents=True, exist_ok=True)
     with open(part, "a+b") as out:
         hub.fetch(file, plan.commit, out, bar)
-        shards.sync(out)
+        files.sync(out)
     if file.name.endswith(".bin"):
         try:
             check_shard(part, file.path)

@@ -37,9 +37,7 @@ import filelock
 import numpy as np
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # its file may be called from any folder
-
-from data import command, copies, shards
+from data import command, copies, files, shards
 from data.command import REPO, DataError, UsageError, say
 from data.shards import SPLIT_NAMES, TRAIN, VAL
 from data.sources import MAX_DOCUMENT, READERS, Document, Source, find_files
@@ -131,7 +129,7 @@ _PLACE = struct.Struct("<32sQII?")
 
 def spool(documents: Iterable[Document], plan: Plan, folder: Path) -> None:
     """Put all documents into `folder`, which appears only when it is whole. Empty ones are left out."""
-    partial = shards.beside(folder)
+    partial = files.beside(folder)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     empty = 0
@@ -178,7 +176,7 @@ class Corpus:
 
     def __init__(self, folder: Path, plan: Plan, expected: str | None = None):
         self.folder = folder
-        self.dropped = shards.read_json(folder / "dropped.json")
+        self.dropped = files.read_json(folder / "dropped.json")
         identity = hashlib.sha256()
         smallest = np.zeros(0, np.uint64)  # keys, as many as val must hold
         documents = 0
@@ -572,7 +570,7 @@ def build(job: Job) -> dict:
         return manifest
     if not model.exists():
         texts = (text for _, text in corpus.read("train"))
-        shards.write_beside(model, job.given or train_tokenizer(texts, job.plan))
+        files.write_beside(model, job.given or train_tokenizer(texts, job.plan))
     if job.tokenizer.exists() and job.tokenizer.read_bytes() != model.read_bytes():
         raise UsageError(
             f"{job.tokenizer}: another tokenizer has this name, expected a free place; choose "
@@ -589,12 +587,12 @@ def build(job: Job) -> dict:
 
 def begin(job: Job) -> None:
     """Keep what an earlier run left if it did the same work with the same code, else clear it away."""
-    code = [shards.file_sha256(path).hex() for path in sorted(Path(__file__).parent.glob("*.py"))]
+    code = [files.file_sha256(path).hex() for path in sorted(Path(__file__).parent.glob("*.py"))]
     job_json = json.dumps([asdict(job.plan), job.state, code])
     plan = job.work / "plan.json"
     if not plan.exists() or plan.read_text() != job_json:
         clear(job.work)
-        shards.write_beside(plan, job_json.encode())
+        files.write_beside(plan, job_json.encode())
 
 
 def seal(folder: Path, job: Job, corpus: Corpus, tokenizer: shards.Tokenizer) -> dict:
@@ -610,12 +608,12 @@ def seal(folder: Path, job: Job, corpus: Corpus, tokenizer: shards.Tokenizer) ->
     for path, header in headers.items():
         with open(path, "r+b") as file:
             file.write(shards.pack(replace(header, count=len(splits[header.split]), flags=flags)))
-            shards.sync(file)
+            files.sync(file)
     manifest = make_manifest(job, corpus, tokenizer, headers)
     manifest["validation"] = judge_validation(corpus)
     if flags:
         manifest["lossy"] = True
-    shards.write_beside(folder / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
+    files.write_beside(folder / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
     shards.raise_failed(shards.verify_folder(folder, tokenizer))
     return manifest
 
@@ -649,7 +647,7 @@ def make_manifest(
                 "documents": header.documents,
                 "bytes": header.text_bytes,
                 "tokens": header.tokens,
-                "sha256": shards.file_sha256(path).hex(),
+                "sha256": files.file_sha256(path).hex(),
             }
             for path, header in headers.items()
         ],
@@ -660,7 +658,7 @@ def publish(job: Job, dataset: Path, model: Path) -> None:
     """Give tokenizer and dataset their names; the dataset's folder appears at once and whole."""
     job.tokenizer.parent.mkdir(parents=True, exist_ok=True)
     job.target.parent.mkdir(parents=True, exist_ok=True)
-    shards.write_beside(job.tokenizer, model.read_bytes())
+    files.write_beside(job.tokenizer, model.read_bytes())
     os.rename(dataset, job.target)
 
 

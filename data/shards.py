@@ -21,9 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # its file may be called from any folder
-
-from data import command
+from data import command, files
 from data.command import DataError
 
 # --- header ----------------------------------------------------------------------------------------------
@@ -185,45 +183,7 @@ def read_split(folder: Path, split: str) -> np.ndarray:
     return np.concatenate([read_shard(path) for path in paths])
 
 
-def read_json(path: Path) -> object:
-    """What a JSON file holds, None where there is no file. Raises DataError."""
-    try:
-        return json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: cannot be read ({error}), expected JSON") from error
-
-
-def file_sha256(path: Path) -> bytes:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
-
-
 # --- writing ---------------------------------------------------------------------------------------------
-
-
-def sync(file) -> None:
-    """Put a file's bytes on the disk, so that no rename can overtake them."""
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def beside(path: Path) -> Path:
-    """Where a file grows until it is whole."""
-    return path.with_name(path.name + ".partial")
-
-
-def write_beside(path: Path, data: bytes) -> None:
-    """Write a small file so that `path` holds the old bytes or the new ones, never a part."""
-    partial = beside(path)
-    try:
-        with open(partial, "wb") as file:
-            file.write(data)
-            sync(file)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)  # of a disk that was full
 
 
 class ShardWriter:
@@ -235,7 +195,7 @@ class ShardWriter:
     def __init__(self, path: Path, header: Header):
         self.path = path
         self.header = replace(header, tokens=0, documents=0, text_bytes=0, max_id=0, crc32=0)
-        self.file = beside(path).open("wb")
+        self.file = files.beside(path).open("wb")
         self.file.write(bytes(HEADER_BYTES))
 
     def add(self, tokens: np.ndarray, text_bytes: int, lossy: bool = False) -> None:
@@ -257,9 +217,9 @@ class ShardWriter:
         """Fill in the header and give the file its name."""
         self.file.seek(0)
         self.file.write(pack(self.header))
-        sync(self.file)
+        files.sync(self.file)
         self.file.close()
-        os.replace(beside(self.path), self.path)
+        os.replace(files.beside(self.path), self.path)
 
 
 # --- tokenizer -------------------------------------------------------------------------------------------
@@ -344,7 +304,7 @@ PROBES = 8  # tokens of a document that its fingerprint takes in
 
 
 @dataclass(frozen=True)
-class Run:
+class DocumentSpan:
     """Whole documents, one after the other: where from, uint16 tokens, int64 starts of the documents."""
 
     path: Path
@@ -369,7 +329,7 @@ class Run:
         return hashlib.sha256(np.ascontiguousarray(self.document(i))).digest()
 
 
-def read_runs(paths: list[Path], bos_id: int) -> Iterator[Run]:
+def read_runs(paths: list[Path], bos_id: int) -> Iterator[DocumentSpan]:
     """All documents of a split in order. Other projects cut documents at a shard's end: these are joined.
 
     Raises DataError where a shard holds no start of a document.
@@ -385,12 +345,12 @@ def read_runs(paths: list[Path], bos_id: int) -> Iterator[Run]:
         first, last = starts[[0, -1]]
         cut = np.concatenate([cut, tokens[:first]])
         if len(cut):
-            yield Run(begun or path, cut, only)
-        yield Run(path, tokens[first:last], starts[:-1] - first)
+            yield DocumentSpan(begun or path, cut, only)
+        yield DocumentSpan(path, tokens[first:last], starts[:-1] - first)
         cut = tokens[last:]
         begun = path
     if len(cut):
-        yield Run(begun, cut, only)
+        yield DocumentSpan(begun, cut, only)
 
 
 def documents_in_both(splits: Splits, bos_id: int) -> tuple[list[Path], int]:
@@ -428,8 +388,10 @@ MANIFEST = {
 def load_manifest(folder: Path) -> dict | None:
     """The dataset's manifest, None where there is none of ours. Raises DataError where it is damaged."""
     path = folder / "manifest.json"
-    manifest = read_json(path)
-    if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST_FORMAT:
+    if not path.exists():
+        return None
+    manifest = files.read_json(path)
+    if manifest.get("format") != MANIFEST_FORMAT:
         return None
     if problem := misfit(manifest, MANIFEST, "the manifest"):
         raise DataError(f"{path}: {problem}; make the dataset anew")
@@ -627,7 +589,7 @@ def verify_manifest(folder: Path, headers: dict[Path, Header], manifest: dict) -
     listed = {entry["name"]: entry for entry in manifest["files"]}
     yield check(folder, "files by the manifest", sorted(path.name for path in headers), sorted(listed))
     with ThreadPoolExecutor(THREADS) as pool:
-        digests = pool.map(file_sha256, headers)
+        digests = pool.map(files.file_sha256, headers)
     for (path, header), digest in zip(headers.items(), digests):
         if entry := listed.get(path.name):
             counts = {"tokens": header.tokens, "bytes": header.text_bytes, "documents": header.documents}

@@ -9,149 +9,15 @@ that records.verify would fail on paper is not made.
 
 import argparse
 import datetime
-import json
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # its file may be called from any folder
-
-from data.command import REPO, DataError, Parser, UsageError, open_streams, run
-from records.files import growing_folder, read_bytes, sha256, utf8
-from records.folders import SCRIPT, run_artifact
-from records.jobs import find_job, named_dataset
-from records.papers import OF_THE_RUNS, PAPERS, Record, check_papers
-from records.referee import referee
-from records.sandbox import NoSandbox
-from records.scoring import Result
-from records.submission import Run, parse_run, this_machine
-from records.text import DATA, validation_text
-from records.tracks import RECORDS, load_track
-
-
-def load_run(source: Path) -> Run:
-    """A finished run with its artifact. Raises DataError."""
-    found = parse_run(str(source), read_bytes(source / "train.log"), read_bytes(source / "metrics.jsonl"))
-    path = run_artifact(source)
-    if sha256(read_bytes(path)) != found.value("artifact_sha256"):
-        raise DataError(f"{path}: not the artifact that the log speaks of")
-    return found
-
-
-def copy_files(folder: Path, runs: dict[Path, Run], args: argparse.Namespace, most: int) -> None:
-    """Script, tokenizer, and of every run log, metrics and an artifact of less than `most` bytes."""
-    script = read_bytes(args.script)
-    (folder / SCRIPT).write_bytes(script)
-    if args.tokenizer:
-        (folder / "tokenizer.model").write_bytes(read_bytes(args.tokenizer))
-    for source, found in runs.items():
-        if found.value("script_sha256") != sha256(script):
-            raise UsageError(
-                f"{source}: ran another script than {args.script}; --script names the file as it ran"
-            )
-        seed = found.value("seed")
-        (folder / f"train_seed{seed}.log").write_bytes(read_bytes(source / "train.log"))
-        (folder / f"metrics_seed{seed}.jsonl").write_bytes(read_bytes(source / "metrics.jsonl"))
-        artifact = read_bytes(run_artifact(source))
-        if len(artifact) < most:
-            (folder / f"model_seed{seed}.ptz").write_bytes(artifact)
-
-
-def score(folder: Path, source: Path, args: argparse.Namespace) -> float:
-    """The referee's score of a run's artifact. Raises DataError."""
-    job = find_job(folder, args.records / args.track, run_artifact(source), args.data, trust=args.trust)
-    try:
-        first = next(
-            iter(referee(job, validation_text(job.track, args.data, folder), False, np.random.default_rng()))
-        )
-    except NoSandbox as error:
-        raise DataError(str(error)) from None
-    if not isinstance(first, Result):
-        raise DataError(f"{source}: the referee cannot score it: {first}")
-    print(f"{source}: {first.bpb:.8f} bits per byte", flush=True)
-    return round(first.bpb, 8)
-
-
-def readme(record: Record, what: str, why: str) -> str:
-    """The record's README, with a table to fill in."""
-    rows = "".join(
-        f"| {seed} | {record.scores[seed]:.8f} | {run.value('val_bpb'):.8f} | {run.value('steps'):,} |\n"
-        for seed, run in record.runs.items()
-    )
-    given = " ".join(f"{name}={value}" for name, value in next(iter(record.runs.values())).given.items())
-    return f"""# {record.name}: {record.mean:.4f} bits per byte
-
-{what}
-
-Why: {why}
-
-| seed | score | by its log | steps |
-|---|---|---|---|
-{rows}
-The first seed was run with `{given} python {SCRIPT}`.
-
-## Ablation
-
-One change taken away at a time, the same seeds. Fill in what you measured; delete what you did not.
-
-| without | score | difference | seeds |
-|---|---|---|---|
-| (nothing: the record) | {record.mean:.4f} | 0 | {len(record.scores)} |
-|  |  |  |  |
-"""
-
-
-def write_words(record: Record, words: dict, scores: dict[int, float]) -> Record:
-    """Write submission.json and README.md; the record with these."""
-    text = json.dumps(words | {"scores": scores}, indent=1, ensure_ascii=False)
-    (record.path / "submission.json").write_text(f"{text}\n", encoding="utf-8")
-    record = Record(record.path, record.frozen_as)
-    (record.path / "README.md").write_text(
-        readme(record, words["what_changed"], words["why"]), encoding="utf-8"
-    )
-    return record
-
-
-def refuse(record: Record, checks: list[Callable]) -> None:
-    """Raises UsageError if a check fails."""
-    for line in check_papers(record, checks):
-        if line.verdict == "FAIL":
-            raise UsageError(f"nothing was frozen, since verify would say: {line}")
-
-
-def freeze(args: argparse.Namespace) -> Path:
-    """Write the folder; it appears whole or not at all. Raises UsageError, DataError."""
-    sources = [Path(folder) for folder in args.runs]
-    runs = {source: load_run(source) for source in sources}
-    by_logs = {run.value("seed"): run.value("val_bpb") for run in runs.values()}
-    if len(by_logs) < len(runs):
-        raise UsageError(f"{len(runs)} runs of the seeds {sorted(by_logs)}, expected one run of each")
-    track = load_track(args.records / args.track)
-    words = {
-        "format": "bytegolf record",
-        "version": 2,
-        "dataset": named_dataset(sources[0]),
-        "author": args.author,
-        "claim": args.claim,
-        "beats": args.beats,
-        "what_changed": args.what,
-        "why": args.why,
-        "scored_on": this_machine(),
-    }
-    target = track.folder / f"{args.date}_{args.name}"
-    with growing_folder(target) as folder:
-        copy_files(folder, runs, args, track["artifact_below"])
-        record = Record(folder, target.name)
-        refuse(write_words(record, words, by_logs), OF_THE_RUNS)  # before the referee takes its minutes
-        scores = {run.value("seed"): score(folder, source, args) for source, run in runs.items()}
-        refuse(write_words(record, words, scores), PAPERS)
-    return target
-
-
-# --- command line -----------------------------------------------------------------------------------------
+from data import command
+from data.command import REPO, Parser, utf8
+from records.archive.folders import SCRIPT
+from records.archive.tracks import DATA, RECORDS
+from records.verify.freezing import freeze
 
 
 def record_name(text: str) -> str:
@@ -188,9 +54,7 @@ def work(args: argparse.Namespace) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    open_streams()
-    args = parse_args(argv)
-    return run(lambda: work(args), "freeze again")
+    return command.main(parse_args, work, "freeze again", argv)
 
 
 if __name__ == "__main__":

@@ -29,13 +29,11 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # its file may be called from any folder
-
 import train_gpt
-from tests import campaign as campaigns
-from tests import launch, readme
-from tests.campaign import Campaign, Row, Skip, Try
-from tests.launch import Launch, check, check_same, end_of
+from tests.kit import launch, readme
+from tests.kit import tries as campaigns
+from tests.kit.launch import Launch, check, check_same, end_of
+from tests.kit.tries import Campaign, Promise, Skip, Try
 
 MARGIN = 10.0  # seconds beyond DIST_TIMEOUT in which a rank has ended: Python's exit on a busy machine
 
@@ -552,20 +550,28 @@ def second_copy(campaign: Campaign, task: Try) -> list[float]:
 
 STEP, END = "to the first new step", "until the others had ended"
 ROWS = [
-    Row("kill", "SIGKILL at random moments, resumed until done: bit-exact end", STEP, 60, 3, 5, killed),
-    Row("signal", "SIGTERM, SIGINT, SIGHUP: exit 16, bit-exact end", STEP, 20, 2, 5, signalled),
-    Row("checkpoint", "checkpoint damaged: the one before, or refused", STEP, 180, 30, 30, bad_checkpoint),
-    Row("artifact", "artifact damaged: refused, or the same weights", "", 400, 100, 100, bad_artifact),
-    Row("numbers", "NaN or infinity: step skipped, rank named, state untouched", "", 30, 10, 10, not_finite),
-    Row("endless", "MAX_SKIPPED bad steps in a row: exit 17", "", 2, 1, 1, endless_nan),
-    Row("disk", "disk full, file limit, read-only: told, bit-exact end", STEP, 8, 2, 1, disks),
-    Row("world", "resumed on other numbers of ranks (1, 2, 4, 8): same batches", STEP, 6, 1, 1, other_world),
-    Row("rank", "a rank stopped or killed (DIST_TIMEOUT=6): named in time", END, 8, 1, 1, lost_rank),
-    Row("node", "two nodes, one or the link lost: named in time, bit-exact end", END, 3, 1, 1, lost_node),
-    Row("replica", "a replica's weights changed: exit 17, rank named", "", 4, 1, 1, drifted),
-    Row("replay", "a run that MAX_FLOPS ends, repeated by its seed: same bits", "", 4, 1, 1, replayed),
-    Row("copy", "a second copy of a running run: refused, the first undisturbed", "", 3, 1, 1, second_copy),
-    Row("restart", "torchrun --max-restarts: a rank killed, bit-exact end", STEP, 2, 0, 1, restarted),
+    Promise("kill", "SIGKILL at random moments, resumed until done: bit-exact end", STEP, 60, 3, 5, killed),
+    Promise("signal", "SIGTERM, SIGINT, SIGHUP: exit 16, bit-exact end", STEP, 20, 2, 5, signalled),
+    Promise(
+        "checkpoint", "checkpoint damaged: the one before, or refused", STEP, 180, 30, 30, bad_checkpoint
+    ),
+    Promise("artifact", "artifact damaged: refused, or the same weights", "", 400, 100, 100, bad_artifact),
+    Promise(
+        "numbers", "NaN or infinity: step skipped, rank named, state untouched", "", 30, 10, 10, not_finite
+    ),
+    Promise("endless", "MAX_SKIPPED bad steps in a row: exit 17", "", 2, 1, 1, endless_nan),
+    Promise("disk", "disk full, file limit, read-only: told, bit-exact end", STEP, 8, 2, 1, disks),
+    Promise(
+        "world", "resumed on other numbers of ranks (1, 2, 4, 8): same batches", STEP, 6, 1, 1, other_world
+    ),
+    Promise("rank", "a rank stopped or killed (DIST_TIMEOUT=6): named in time", END, 8, 1, 1, lost_rank),
+    Promise("node", "two nodes, one or the link lost: named in time, bit-exact end", END, 3, 1, 1, lost_node),
+    Promise("replica", "a replica's weights changed: exit 17, rank named", "", 4, 1, 1, drifted),
+    Promise("replay", "a run that MAX_FLOPS ends, repeated by its seed: same bits", "", 4, 1, 1, replayed),
+    Promise(
+        "copy", "a second copy of a running run: refused, the first undisturbed", "", 3, 1, 1, second_copy
+    ),
+    Promise("restart", "torchrun --max-restarts: a rank killed, bit-exact end", STEP, 2, 0, 1, restarted),
 ]
 
 

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from hypothesis import settings
 
-from tests import helpers
+from tests.kit import helpers
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch loads; pytest -n runs files side by side
 settings.register_profile("here", deadline=None, database=None, derandomize=True)

@@ -15,9 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from data.command import DataError, open_streams
-from records.checks import printable
-from records.folders import FOLDER
+from data.command import DataError, open_streams, printable
+from records.archive.folders import FOLDER
 
 MAX_BYTES = 256 << 20  # of a record's files; three runs of a floppy have about 5 MB
 MAX_SUMMARY = 200_000  # characters of at most four bytes: GitHub takes 1 MiB
@@ -63,9 +62,12 @@ def changes(tree: str) -> list[tuple[Path, str, str, str]]:
 
 
 def in_record(path: Path) -> bool:
-    """Whether a path lies in a record's folder, or stands where one should be."""
-    parts = path.parts
-    return parts[0] == "records" and (len(parts) > 3 or any(map(FOLDER.fullmatch, parts)))
+    """Whether a path lies in a record's folder, or stands where one should be: two floors below a track."""
+    top, *below = path.parts
+    if top != "records":
+        return False
+    in_track = below[0].startswith("track_") and len(below) > 2
+    return in_track or any(map(FOLDER.fullmatch, below))
 
 
 def find() -> int:

@@ -1,1 +1,1 @@
-"""What lies on the disk: tracks, records, verdicts and numbers."""
+"""What lies on the disk: tracks, records, runs, verdicts."""

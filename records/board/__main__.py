@@ -10,12 +10,12 @@ import re
 import sys
 from pathlib import Path
 
-from data.command import DataError, Parser, open_streams, run
-from records.archive.yardsticks import read_yardsticks
+from data import command
+from data.command import DataError, Parser
+from data.files import read_bytes, write_whole
+from records.archive.tracks import RECORDS, Track, load_track, read_yardsticks
 from records.board.entries import load_entries
 from records.board.tables import tables, yardsticks
-from records.files import read_bytes, write_whole
-from records.tracks import RECORDS, Track, load_track
 
 BOARD = r"(<!-- board -->\n).*(<!-- /board -->)"  # in the README
 
@@ -59,9 +59,7 @@ def work(args: argparse.Namespace) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    open_streams()
-    args = parse_args(argv)
-    return run(lambda: work(args), "write the board again")
+    return command.main(parse_args, work, "write the board again", argv)
 
 
 if __name__ == "__main__":

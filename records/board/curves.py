@@ -14,8 +14,8 @@ from functools import cache
 import altair as alt
 import numpy as np
 
+from records.archive.metrics import Metrics
 from records.board.look import DASH, SOLID, finished
-from records.metrics import Metrics
 
 BUCKETS, ALL_BUCKETS = 400, 2000  # of a curve, and of that kind of curve in a page
 MEANS, ALL_MEANS = 120, 600  # points of a curve's means, and of that kind of curve in a page: each is read

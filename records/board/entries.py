@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from data.command import DataError
-from records.papers import Record
-from records.tracks import Track, schema_errors
-from records.verdicts import folder_sha256, read_verdicts
+from records.archive.record import Record
+from records.archive.tracks import Track, schema_errors
+from records.archive.verdicts import folder_sha256, read_verdicts
 
 BEST = 10  # records that the README shows, beside those on the path to the best one
 KINDS = ("records", "waiting", "others", "disputed")  # an entry is one of these

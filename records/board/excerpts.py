@@ -1,25 +1,10 @@
-"""What the models of records write, kept for the pages: records/<track>/excerpts.json.
+"""What the models of records write, as a track keeps it for the pages: records/<track>/excerpts.json."""
 
-    python -m records.board.excerpts records/track_floppy/2026-11-22_Par
-
-A sample is what `records.referee sample` prints with the settings below; it takes a minute or less.
-"""
-
-import argparse
-import json
-import shlex
-import subprocess
-import sys
-from pathlib import Path
-
-from data.command import REPO, DataError, Parser, open_streams, run, say
-from records.files import read_json, write_whole
-from records.tracks import Track, load_track
-from records.verdicts import folder_sha256
+from data.command import DataError
+from data.files import read_json
+from records.archive.tracks import Track
 
 FILE = "excerpts.json"
-PROMPT = 'def read_file(path):\n    """'  # how the text begins
-TOKENS, TEMPERATURE, SEED = 300, 0.8, 1
 FIELDS = {"sha256": str, "command": str, "prompt": str, "temperature": float, "text": str}
 
 
@@ -38,58 +23,6 @@ def read_excerpts(track: Track, digests: dict[str, str]) -> dict[str, dict]:
         ]
         if wrong:
             raise DataError(
-                f"{path}: {name!r} is no whole sample: python -m records.board.excerpts writes it again"
+                f"{path}: {name!r} is no whole sample: python -m records.excerpts writes it again"
             )
     return {name: its for name, its in kept.items() if digests.get(name) == its["sha256"]}
-
-
-def make_excerpt(record: Path, options: list[str]) -> dict:
-    """Raises DataError with the referee's words."""
-    given = {"--prompt": PROMPT, "--tokens": TOKENS, "--temperature": TEMPERATURE, "--seed": SEED}
-    words = ["records.referee", "sample", str(record), *(str(one) for pair in given.items() for one in pair)]
-    command = [sys.executable, "-m", *words, *options]
-    done = subprocess.run(
-        command, cwd=REPO, capture_output=True, text=True, encoding="utf-8", errors="replace"
-    )
-    if done.returncode:
-        raise DataError(f"{record}: no sample: {done.stderr.strip()[-300:]}")
-    shown = f"records/{record.parent.name}/{record.name}"
-    words[2] = shown
-    return {
-        "sha256": folder_sha256(record),
-        "command": f"python -m {shlex.join(words)}",
-        "prompt": PROMPT,
-        "temperature": TEMPERATURE,
-        "text": done.stdout.removesuffix("\n"),
-    }
-
-
-def work(args: argparse.Namespace) -> int:
-    for record in args.records:
-        record = record.resolve()
-        track = load_track(record.parent)
-        made = make_excerpt(record, ["--trust"] if args.trust else [])
-        path = track.folder / FILE
-        kept = read_json(path) if path.exists() else {}
-        kept[record.name] = made
-        value = dict(sorted(kept.items()))
-        write_whole(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
-        say(f"{path}: has a sample of {record.name}; python -m records.board --html DIR shows it")
-    return 0
-
-
-def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m records.board.excerpts", description=__doc__.splitlines()[0])
-    parser.add_argument("records", nargs="+", type=Path, metavar="RECORD", help="a record's folder")
-    parser.add_argument("--trust", action="store_true", help="run the record without a sandbox")
-    return parser.parse_args(argv)
-
-
-def main(argv: list[str] | None = None) -> int:
-    open_streams()
-    args = parse_args(argv)
-    return run(lambda: work(args), "make the sample again")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,7 +5,7 @@ from collections import Counter
 
 import altair as alt
 
-from records.archive.yardsticks import TRAINING, Yardstick
+from records.archive.tracks import TRAINING, Yardstick
 from records.board.entries import Entry, path_to_best
 from records.board.look import PAGE, Look, finished
 

@@ -1,19 +1,16 @@
-"""The two pictures of the README, from the records that are committed: the ladder, and two curves of loss.
+"""The two pictures of the README, from the records that are committed: the ladder, and two curves of loss."""
 
-python -m records.board.pictures            write records/ladder.svg and records/curves.svg
-python -m records.board.pictures --check    exit 1 if the records have changed since
-"""
-
-import argparse
 import json
-import sys
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import altair as alt
 import numpy as np
 
-from data.command import DataError, Parser, open_streams, run, say
-from records.archive.yardsticks import NOTHING, Yardstick, read_yardsticks
+from data.command import DataError
+from data.files import sha256
+from records.archive.metrics import find_runs
+from records.archive.tracks import NOTHING, Track, Yardstick, read_yardsticks
 from records.board.entries import Entry, best_and_path, load_entries
 from records.board.ladder import (
     RECORDS,
@@ -27,12 +24,7 @@ from records.board.ladder import (
     value,
 )
 from records.board.look import PICTURE, finished
-from records.files import read_bytes, sha256, write_whole
-from records.metrics import find_runs
-from records.tracks import RECORDS as TRACKS
-from records.tracks import load_track
 
-TRACK = "track_floppy"
 PAR = "Par"  # what every record has to beat
 WIDTH, HEIGHT = 620, 260  # pixels
 POINTS = 150  # of a curve's means
@@ -140,57 +132,35 @@ def draw_curves(data: dict) -> dict:
     return {**finished(alt.layer(chart), PICTURE, "sans-serif"), "datasets": {RECORDS: rows}}
 
 
-def svg(spec: dict, data: dict, title: str) -> bytes:
-    """The picture, with its title for whoever does not see it and the digest of its data."""
-    import vl_convert  # which --check need not load
+@dataclass(frozen=True)
+class Picture:
+    """What is drawn, and how."""
 
-    start, tag, rest = vl_convert.vegalite_to_svg(spec).partition(">")
-    about = f"<title>{title}</title><metadata>{digest(data)}</metadata>"
-    return f"{start}{tag}{about}{rest}\n".encode()
+    title: str
+    data: dict
+    draw: Callable[[dict], dict]  # data to Vega-Lite
+
+    @property
+    def digest(self) -> str:
+        return sha256(json.dumps(self.data, sort_keys=True).encode())
+
+    def svg(self) -> bytes:
+        """With the title for whoever does not see it, and the digest of the data."""
+        import vl_convert  # which --check need not load
+
+        start, tag, rest = vl_convert.vegalite_to_svg(self.draw(self.data)).partition(">")
+        return f"{start}{tag}<title>{self.title}</title><metadata>{self.digest}</metadata>{rest}\n".encode()
 
 
-def digest(data: dict) -> str:
-    return sha256(json.dumps(data, sort_keys=True).encode())
-
-
-def work(args: argparse.Namespace) -> int:
-    track = load_track(args.records / TRACK)
+def pictures(track: Track) -> dict[str, Picture]:
+    """By file name. Raises DataError of a track without records."""
     entries = load_entries(track)
     if not entries:
         raise DataError(f"{track.folder}: holds no record to draw")
     ladder = ladder_data(entries, read_yardsticks(track))
-    pictures = {
-        "ladder.svg": (draw_ladder, ladder, "Bits per byte of the floppy track's records and of compressors"),
-        "curves.svg": (draw_curves, curves_data(entries), "Train loss of par and of the best record"),
+    return {
+        "ladder.svg": Picture(
+            "Bits per byte of the floppy track's records and of compressors", ladder, draw_ladder
+        ),
+        "curves.svg": Picture("Train loss of par and of the best record", curves_data(entries), draw_curves),
     }
-    code = 0
-    for name, (draw, data, title) in pictures.items():
-        path = args.records / name
-        if path.exists() and digest(data).encode() in read_bytes(path):
-            continue
-        if args.check:
-            print(f"{path}: is not up to date: python -m records.board.pictures")
-            code = 1
-        else:
-            write_whole(path, svg(draw(data), data, title))
-            say(f"{path}: written")
-    return code
-
-
-def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m records.board.pictures", description=__doc__.splitlines()[0])
-    parser.add_argument("--records", type=Path, default=TRACKS, help="folder of the tracks")
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing, exit 1 if something would change"
-    )
-    return parser.parse_args(argv)
-
-
-def main(argv: list[str] | None = None) -> int:
-    open_streams()
-    args = parse_args(argv)
-    return run(lambda: work(args), "draw again")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,7 @@
 """The board as a site of plain files: the tracks on one page, and a page for each record.
 
 Any server serves it as it is, and so does a disk. Nothing is run for it: curves come from the records'
-metrics, and what a model writes from excerpts.json, which `python -m records.board.excerpts` writes.
+metrics, and what a model writes from excerpts.json, which `python -m records.excerpts` writes.
 """
 
 import re
@@ -10,15 +10,14 @@ from pathlib import Path
 from urllib.parse import quote
 
 from data.command import DataError
-from records.archive.yardsticks import Yardstick, read_yardsticks
+from data.files import read_bytes, write_whole
+from records.archive.metrics import Metrics, find_runs
+from records.archive.tracks import Track, Yardstick, read_yardsticks
 from records.board.curves import Curves, curves_of, stall_rows
 from records.board.documents import PROGRAM, TEMPLATES, markdown, program, render
 from records.board.entries import KINDS, Entry, load_entries
 from records.board.excerpts import read_excerpts
 from records.board.ladder import named, over_bytes, over_time, points
-from records.files import read_bytes, write_whole
-from records.metrics import Metrics, find_runs
-from records.tracks import Track
 
 KIND_WORDS = {
     "records": "record",

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from records.archive.yardsticks import Yardstick
+from records.archive.tracks import Track, Yardstick
 from records.board.entries import Entry, best_and_path
-from records.tracks import Track
 
 ESCAPED = {sign: "\\" + sign for sign in "\\`*_[]|#!"} | {"<": "&lt;", ">": "&gt;"}
 COLUMNS = (

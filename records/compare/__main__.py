@@ -15,10 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from data.command import Parser, open_streams, run
+from data import command
+from data.command import Parser
+from data.files import write_whole
 from records.compare.comparison import load
 from records.compare.words import text
-from records.files import write_whole
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -51,11 +52,9 @@ def work(args: argparse.Namespace) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    open_streams()
-    args = parse_args(argv)
     # losses may be as large as they like
     with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore", category=RuntimeWarning):
-        return run(lambda: work(args), "compare again")
+        return command.main(parse_args, work, "compare again", argv)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from records.metrics import Metrics
+from records.archive.metrics import Metrics
 
 FAMILY = 0.01  # probability that at least one row of two equal sides gets a colour
 QUANTITIES = 8  # that are measured: tokens/s, MFU and step time are one, loss and bits per byte another

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from data.command import UsageError
+from records.archive.metrics import Metrics, find_runs
+from records.archive.record import OF_ONE_RUN
 from records.compare.bands import WORSE, Difference, compare
 from records.compare.measures import measures
-from records.metrics import Metrics, find_runs
-from records.papers import OF_ONE_RUN
 
 HASH = re.compile("([0-9a-f]{16})[0-9a-f]{48}")  # people tell them apart by the first part
 VISIBLE = 0.01  # a part of the loss by which two curves lie apart for whoever looks

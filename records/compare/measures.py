@@ -9,10 +9,10 @@ import statistics
 from functools import partial
 
 from data.command import DataError
+from records.archive.metrics import Metrics, count
+from records.archive.record import Record
+from records.archive.tracks import RECORDS, Track, load_track, schema_errors
 from records.compare.bands import Measure
-from records.metrics import Metrics, count
-from records.papers import Record
-from records.tracks import RECORDS, Track, load_track, schema_errors
 
 NOISE_BPB = 0.02  # where no track is known
 BEYOND = 2.576 * math.sqrt(2)  # standard deviations; two runs lie further apart once in a hundred times

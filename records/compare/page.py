@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
+from records.archive.metrics import Metrics
 from records.board.curves import curves_of, stall_rows
 from records.board.documents import render
 from records.compare.bands import BETTER, OTHER, SAME, UNKNOWN, WORSE
 from records.compare.comparison import Comparison
 from records.compare.words import HEAD, cells, parting_line
-from records.metrics import Metrics
 
 TEMPLATE = Path(__file__).resolve().parent / "templates" / "comparison.html"
 SIGNS = {BETTER: "▲ better", WORSE: "▼ worse", SAME: "= same", OTHER: "≠ differs", UNKNOWN: "–"}

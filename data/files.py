@@ -1,0 +1,115 @@
+"""Files that strangers sent are read here, and files of ours are written whole or not at all."""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from data.command import DataError, UsageError
+
+
+def read_bytes(path: Path) -> bytes:
+    """A plain file's bytes: a pipe or a link to /dev/zero would never end. Raises DataError."""
+    try:
+        if path.exists() and not path.is_file():
+            raise DataError(f"{path}: is no plain file, expected one")
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """A JSON value. Raises ValueError.
+
+    It refuses what readers understand differently: NaN, Infinity, doubled keys and half characters.
+    """
+
+    def refuse_constant(name: str):
+        raise ValueError(f"{name} is no JSON")
+
+    def refuse_doubles(pairs: list) -> dict:
+        if len(dict(pairs)) < len(pairs):
+            raise ValueError("a key stands twice in one object")
+        return dict(pairs)
+
+    try:
+        value = json.loads(text, parse_constant=refuse_constant, object_pairs_hook=refuse_doubles)
+        if (b"\\u" if isinstance(text, bytes) else "\\u") in text:
+            json.dumps(value, ensure_ascii=False).encode()  # half a character raises a ValueError
+        return value
+    except RecursionError:
+        raise ValueError("lists or objects are nested too deep") from None
+
+
+def read_json(path: Path) -> dict:
+    """The JSON object in a file. Raises DataError."""
+    try:
+        value = parse_json(read_bytes(path))
+    except ValueError as error:
+        raise DataError(f"{path}: no JSON: {error}; expected a JSON object") from None
+    if not isinstance(value, dict):
+        raise DataError(f"{path}: holds a {type(value).__name__}, expected a JSON object")
+    return value
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def file_sha256(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def sync(file: IO) -> None:
+    """Put a file's bytes on the disk, so that no rename can overtake them."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def beside(path: Path) -> Path:
+    """Where a file or folder grows until it is whole."""
+    return path.with_name(path.name + ".partial")
+
+
+def write_beside(path: Path, data: bytes) -> None:
+    """Write a file so that `path` holds the old bytes or the new ones, never a part."""
+    partial = beside(path)
+    try:
+        with open(partial, "wb") as file:
+            file.write(data)
+            sync(file)
+        os.replace(partial, path)
+    finally:
+        with contextlib.suppress(OSError, ValueError):  # it is there where a disk was full
+            partial.unlink()
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """The same at a place that a user named. Raises UsageError."""
+    if not path.name or (path.exists() and not path.is_file()):
+        raise UsageError(f"{path}: is no plain file and cannot be replaced by one")
+    try:
+        write_beside(path, data)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: cannot be written: {getattr(error, 'strerror', error)}") from None
+
+
+@contextlib.contextmanager
+def growing_folder(target: Path) -> Iterator[Path]:
+    """A hidden folder beside `target` that gets its name only when the block ends well. Raises UsageError."""
+    if target.exists():
+        raise UsageError(f"{target}: exists and is never overwritten; remove it or choose another name")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        yield partial
+        partial.chmod(0o755)
+        os.rename(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)  # of a block that failed; else it has gone

@@ -1,0 +1,361 @@
+"""A run as its metrics.jsonl tells it, with the log and config.json beside it where they are there.
+
+A run is named by its folder or by its metrics.jsonl. The folder of a record stands for the runs of all seeds.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from scipy.ndimage import median_filter
+
+from data.command import DataError
+from data.files import parse_json, read_bytes, read_json
+from records.archive.submission import ClaimedRun
+
+STEADY_FROM = 10  # steps that caches, compilers and clocks take to settle; fewer where a run is short
+NEAR = 31  # steps around one that say how long a step takes then: machines change their speed within minutes
+STALL_TIMES, STALL_SECONDS, STALL_DEVIATIONS = 2.0, 1.0, 10.0  # a stall is beyond all three
+ONE_END = 5.0  # seconds within which a run ends its two logs
+LAST = 0.05  # part of the steps whose mean is the final training loss, ten steps at least
+FIELDS = ("train_loss", "train_seconds", "train_flops", "data_wait_seconds", "lr_mul", "grad_norm")
+NEEDED = ("train_loss", "train_seconds")
+
+
+def number(value) -> float:
+    """A number of metrics.jsonl; those that are not finite stand there as text. Raises ValueError."""
+    if isinstance(value, str) and value in ("nan", "inf", "-inf"):
+        return float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError from None
+
+
+def positive(value: float) -> float | None:
+    """A number above 0; None for anything else."""
+    return value if 0 < value < math.inf else None
+
+
+def count(value) -> int | None:
+    """A whole number above 0; None for anything else, which other programs may have written."""
+    text = str(value)
+    return int(text) if re.fullmatch("[1-9][0-9]{0,14}", text) else None
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """One run."""
+
+    name: str  # for people
+    path: Path  # of its metrics
+    table: dict[str, np.ndarray]  # FIELDS of the steps, float64[steps]; NaN where a step does not say
+    vals: list[dict]  # its validations
+    final: dict  # the values of its end; empty while it has none
+    log: str
+    config: dict
+    score: float | None = None  # bits per byte, the referee's
+
+    @property
+    def steps(self) -> int:
+        return len(self.table["train_loss"])
+
+    @cached_property
+    def seconds(self) -> np.ndarray:
+        """Of each step by itself, float64[steps]."""
+        return np.diff(self.table["train_seconds"], prepend=0.0)
+
+    @cached_property
+    def stalls(self) -> np.ndarray:
+        """Whether each step took far longer than the steps around it, bool[steps].
+
+        Beyond STALL_TIMES the median of NEAR steps, and by STALL_SECONDS and STALL_DEVIATIONS (of the median
+        absolute deviation, scaled to that of a normal distribution) at least.
+        """
+        usual = median_filter(self.seconds, min(NEAR, self.steps), mode="mirror")
+        beyond = self.seconds - usual
+        deviation = 1.4826 * np.median(np.abs(beyond))
+        far = (beyond > STALL_SECONDS) & (beyond > STALL_DEVIATIONS * deviation)
+        return far & (self.seconds > STALL_TIMES * usual)
+
+    @property
+    def stalled(self) -> list[dict]:
+        """The stalls, each with the run, the step and its seconds."""
+        return [
+            {"run": self.name, "step": int(at) + 1, "seconds": float(self.seconds[at])}
+            for at in np.flatnonzero(self.stalls)
+        ]
+
+    @cached_property
+    def steady(self) -> np.ndarray:
+        """Whether speed is measured on a step: no stall, and not among the first, bool[steps]."""
+        first = np.arange(self.steps) < min(STEADY_FROM, self.steps // 5)
+        return ~first & ~self.stalls
+
+    def median(self, values: np.ndarray) -> float | None:
+        """Over the steady steps; None where they have no values."""
+        chosen = values[self.steady]
+        return float(np.median(chosen)) if len(chosen) and not np.isnan(chosen).any() else None
+
+    @property
+    def step_seconds(self) -> float | None:
+        return self.median(self.seconds)
+
+    @property
+    def wander(self) -> float:
+        """How much slower the slowest tenth of the run was than its quickest, as a logarithm."""
+        parts = np.array_split(self.seconds[self.steady], 10)
+        medians = [np.median(part) for part in parts if len(part)]
+        if not medians or min(medians) <= 0:
+            return 0.0
+        return math.log(max(medians) / min(medians))
+
+    @property
+    def last_losses(self) -> np.ndarray:
+        """Of the last steps, float64[n]: what one step says is mostly its batch's.
+
+        Those that are not finite changed no weight, and are left out unless there are no others.
+        """
+        losses = self.table["train_loss"][-max(10, round(LAST * self.steps)) :]
+        finite = losses[np.isfinite(losses)]
+        return finite if len(finite) else losses
+
+    def told(self, name: str) -> float | None:
+        """A number of the final block, which may be text such as '1.5 partial'; None where there is none."""
+        found = re.match(r"(-?[0-9][0-9.e+-]*|nan|-?inf)(?= |$)", str(self.final.get(name, "")))
+        try:
+            return float(found[0]) if found else None
+        except ValueError:
+            return None
+
+    @property
+    def flops_per_step(self) -> float | None:
+        return positive(float(self.table["train_flops"][-1]) / self.steps)
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        given = count(self.config.get("settings", {}).get("train_batch_tokens"))
+        if given:
+            return float(given)
+        tokens, steps = self.told("tokens_seen"), self.told("steps")
+        return positive(tokens / steps) if tokens and steps else None
+
+    @property
+    def seed(self) -> int | None:
+        """None where nothing says it."""
+        for value in (self.final.get("seed"), self.config.get("settings", {}).get("seed")):
+            if isinstance(value, int):
+                return value
+        return None
+
+    @cached_property
+    def own_peak(self) -> float | None:
+        """Operations a second of the machine's products, as the run measured them in its log at its start."""
+        rates = []
+        for line in self.log.split("\n"):
+            if line.startswith("device:"):  # device:cpu dtype:float32 ... bfloat16:9GFLOP/s float32:7GFLOP/s
+                words = dict(word.partition(":")[::2] for word in line.split())
+                rate = words.get(words.get("dtype"), "").removesuffix("GFLOP/s")
+                rates.append(1e9 * (count(rate) or 0))
+        return max(rates, default=0.0) or None
+
+    @property
+    def start_seconds(self) -> float | None:
+        """Wall clock from config.json to the log's last line, less training and validation.
+
+        That is compilation and warm-up, and also checkpoints and the export. By the times of the files: None
+        after a resume, and where copies or changes have lost them.
+        """
+        if self.path.name != "metrics.jsonl" or self.told("resumes") != 0:
+            return None
+        files = [self.path.with_name(name) for name in ("metrics.jsonl", "train.log", "config.json")]
+        if not all(file.exists() for file in files):
+            return None
+        metrics, end, began = (file.stat().st_mtime for file in files)
+        if abs(metrics - end) > ONE_END:
+            return None
+        wall = end - began
+        timed = self.told("train_seconds"), self.told("eval_seconds")
+        left = wall - sum(timed) if None not in timed else -1.0
+        return left if left > 0 else None
+
+    @cached_property
+    def environment(self) -> dict[str, str]:
+        """What its numbers depend on, but for settings."""
+        found = self.config.get("environment") or {}
+        if not found and self.log:
+            try:
+                found = ClaimedRun(self.name, self.log, {}, []).about
+            except DataError:  # a log of another program
+                found = {}
+        hashes = ("train_sha256", "val_sha256", "tokenizer_sha256")
+        data = {name: self.final.get(name, self.config.get("sha256", {}).get(name)) for name in hashes}
+        return {name: str(value) for name, value in {**found, **data}.items() if value is not None}
+
+    def fact(self, name: str) -> str | None:
+        """Of environment, end or properties; None where nobody says it."""
+        found = self.environment.get(name, self.final.get(name, getattr(self, name, None)))
+        return None if found is None else str(found)
+
+    @property
+    def given(self) -> dict[str, str]:
+        """PRESET and the settings that the environment gave."""
+        origins = self.config.get("origins", {})
+        if origins:
+            kept = {"PRESET", *(name.upper() for name, origin in origins.items() if origin != "preset")}
+            return {name: text for name, text in self.settings.items() if name in kept}
+        try:
+            return ClaimedRun(self.name, self.log, {}, []).given
+        except DataError:
+            return {}
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """All of them, as their variables would be written."""
+        return {name.upper(): written(value) for name, value in self.config.get("settings", {}).items()}
+
+    @property
+    def state(self) -> str:
+        """Whether it has ended; of a run that has not, also whether its numbers failed."""
+        if self.final:
+            return "has ended"
+        norms = np.isfinite(self.table["grad_norm"])
+        good = np.isfinite(self.table["train_loss"]) & (norms | ~norms.any())  # not all versions tell norms
+        last = int(np.argmax(good[::-1])) if good.any() else self.steps
+        words = f"; the last {last} changed nothing, for their numbers were not finite" if last else ""
+        return f"has not ended: {self.steps} steps so far{words}"
+
+
+def written(value) -> str:
+    """A setting's value as text: 1 for true, 0.5, 3 for 3.0."""
+    if isinstance(value, float):
+        return repr(value).removesuffix(".0")
+    return str(int(value) if isinstance(value, bool) else value)
+
+
+# --- reading ----------------------------------------------------------------------------------------------
+
+
+def read_lines(path: Path, living: bool) -> Iterator[tuple[str, dict]]:
+    """(where, event) for every line. `living`: a last line that is not whole yet is left out. DataError."""
+    blob = read_bytes(path)
+    if not blob.strip():
+        raise DataError(f"{path}: is empty, expected a line for every step; train_gpt.py writes them")
+    *lines, rest = blob.split(b"\n")
+    if rest and not living:
+        raise DataError(f"{path}:{len(lines) + 1}: the last line is cut off; {LIVING}")
+    for at, line in enumerate(lines, 1):
+        where = f"{path}:{at}"
+        try:
+            event = parse_json(line.decode())
+        except ValueError:
+            raise DataError(f"{where}: is no JSON, expected one object a line: {line[:40]!r}") from None
+        if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+            raise DataError(
+                f'{where}: expected an object with "event", as train_gpt.py writes: {line[:40]!r}'
+            )
+        yield where, event
+
+
+LIVING = "if the run goes on, wait for its end or compare it with --unfinished"
+
+
+def step_values(where: str, event: dict, before: list[float] | None, done: int) -> list[float]:
+    """FIELDS of a step; `before`: those of the step before, number `done`. Raises DataError."""
+    if event.get("step") != done + 1:
+        found = event.get("step")
+        twice = isinstance(found, int) and found <= done
+        mend = "; a resume wrote steps again: keep the later ones only" if twice else ""
+        after = f"after step {done}, expected step {done + 1}" if done else "first, expected step 1"
+        raise DataError(f"{where}: step {found!r:.40} comes {after}{mend}")
+    values = []
+    for name in FIELDS:
+        try:
+            values.append(number(event[name]) if name in event or name in NEEDED else math.nan)
+        except KeyError:
+            raise DataError(f"{where}: a step without {name}, which every version has told") from None
+        except ValueError:
+            raise DataError(f"{where}: {name} is {str(event[name])[:40]!r}, expected a number") from None
+    clock = FIELDS.index("train_seconds")
+    least = before[clock] if before else 0.0
+    if not least <= values[clock] < math.inf:
+        raise DataError(f"{where}: train_seconds is {values[clock]:g}, expected {least:g} or more")
+    return values
+
+
+def read_run(path: Path, name: str, log: Path, config: Path, living: bool = False) -> Metrics:
+    """The run of one metrics file. `living`: it may lack its end. Raises DataError."""
+    rows, vals, final, where = [], [], {}, f"{path}"
+    for where, event in read_lines(path, living):
+        if final:
+            raise DataError(f"{where}: {event['event']!r} comes after the run's end, expected one run a file")
+        if event["event"] == "step":
+            rows.append(step_values(where, event, rows[-1] if rows else None, len(rows)))
+        elif event["event"] == "val":
+            try:
+                vals.append({key: number(event[key]) for key in ("step", "val_loss", "val_bpb")})
+                vals[-1]["partial"] = bool(event.get("partial"))
+            except (KeyError, ValueError):
+                raise DataError(
+                    f"{where}: expected numbers step, val_loss and val_bpb of a validation"
+                ) from None
+        elif event["event"] == "final":
+            final = event
+    if not rows:
+        raise DataError(f'{path}: has no step, expected lines with "event": "step"')
+    if not final and not living:
+        raise DataError(f"{where}: ends after step {len(rows)} without a final event; {LIVING}")
+    if final and final.get("steps", len(rows)) != len(rows):
+        raise DataError(f"{where}: tells of {final['steps']!r:.40} steps, and {len(rows)} stand before it")
+    table = dict(zip(FIELDS, np.array(rows).T))
+    text = read_bytes(log).decode(errors="replace") if log.exists() else ""
+    about = read_json(config) if config.exists() else {}
+    if not all(isinstance(value, dict) for value in about.values()):
+        raise DataError(f"{config}: is no config.json of train_gpt.py")
+    return Metrics(name, path, table, vals, final, text, about)
+
+
+def referee_score(folder: Path, seed: str) -> float | None:
+    """Of a record's seed, by its submission.json; None where nobody has scored it. Raises DataError."""
+    path = folder / "submission.json"
+    scores = read_json(path).get("scores") if path.exists() else None
+    if not isinstance(scores, dict) or seed not in scores:
+        return None
+    try:
+        return number(scores[seed])
+    except ValueError:
+        raise DataError(
+            f"{path}: the score of seed {seed} is {scores[seed]!r:.40}, expected a number"
+        ) from None
+
+
+def find_runs(path: Path, living: bool = False) -> list[Metrics]:
+    """The runs that a path names: a run's folder, its metrics.jsonl, or a record. Raises DataError."""
+    if path.is_dir():
+        files = [path / "metrics.jsonl"] if (path / "metrics.jsonl").exists() else []
+        files = files or sorted(path.glob("metrics_seed*.jsonl"))
+    else:
+        files = [path] if path.exists() else []
+    if not files:
+        what = "holds no metrics.jsonl and no metrics_seed*.jsonl" if path.is_dir() else "no such file"
+        raise DataError(
+            f"{path}: {what}; name a run's folder such as logs/RUN, its metrics.jsonl or a record"
+        )
+    runs = []
+    for file in files:
+        seed = re.fullmatch(r"metrics_seed(\d+)\.jsonl", file.name)
+        alone = file.name not in ("metrics.jsonl", seed and file.name)
+        name = file.resolve().parent.name + (f" seed{seed[1]}" if seed else "")
+        log = file.with_name(f"train_seed{seed[1]}.log" if seed else "train.log")
+        config = file.with_name("config.json")
+        if alone:  # of a file by another name nobody knows which log is its own
+            name, log, config = file.stem, file.with_suffix(".log"), file.with_suffix(".config.json")
+        score = referee_score(file.parent, seed[1]) if seed else None
+        runs.append(replace(read_run(file, name, log, config, living), score=score))
+    return runs

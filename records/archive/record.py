@@ -1,0 +1,89 @@
+"""A record's folder as one object: its track, its submission, its runs and its artifacts."""
+
+import statistics
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from data.command import DataError
+from data.files import read_bytes, read_json
+from records.archive.folders import SCRIPT, artifact_paths
+from records.archive.submission import ClaimedRun, read_runs
+from records.archive.tracks import Track, load_track
+
+OF_ONE_RUN = ("SEED", "RUN_ID")  # settings in which the runs of one record may differ
+
+
+@dataclass(frozen=True)
+class Record:
+    """A folder, read when a check needs it. All properties raise DataError."""
+
+    path: Path
+    frozen_as: str | None = None  # the name that a folder which still grows will have
+
+    @property
+    def name(self) -> str:
+        """<YYYY-MM-DD>_<Name>"""
+        return self.frozen_as or self.path.name
+
+    @cached_property
+    def track(self) -> Track:
+        """The track, with the vocabulary that the record names."""
+        track = load_track(self.path.parent)
+        try:
+            return track.using(self.field("dataset"))
+        except DataError:  # which check_submission tells
+            return track
+
+    @cached_property
+    def submission(self) -> dict:
+        return read_json(self.path / "submission.json")
+
+    @cached_property
+    def script(self) -> bytes:
+        return read_bytes(self.path / SCRIPT)
+
+    @cached_property
+    def runs(self) -> dict[int, ClaimedRun]:
+        return read_runs(self.path)
+
+    @cached_property
+    def artifacts(self) -> dict[int, bytes]:
+        return {seed: read_bytes(path) for seed, path in artifact_paths(self.path).items()}
+
+    @property
+    def own_tokenizer(self) -> int:
+        """Bytes of the record's own tokenizer; the track's is no file of it and costs nothing."""
+        path = self.path / "tokenizer.model"
+        return len(read_bytes(path)) if path.exists() else 0
+
+    @property
+    def total_bytes(self) -> int:
+        """What the budget bounds, of the seed with the largest artifact."""
+        code = self.track.code_size(self.script)
+        return max(self.values("artifact_bytes")) + code + self.own_tokenizer
+
+    @property
+    def scores(self) -> dict[int, float]:
+        """The referee's bits per byte by seed."""
+        return {int(seed): score for seed, score in self.field("scores").items()}
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.scores.values())
+
+    @property
+    def machine(self) -> dict[str, str | None]:
+        about = next(iter(self.runs.values())).about
+        return {name: about.get(name) for name in ("processor", "gpu", "threads", "ranks")}
+
+    def field(self, key: str) -> Any:
+        """A value of submission.json."""
+        if key not in self.submission:
+            raise DataError(f"submission.json has no {key}")
+        return self.submission[key]
+
+    def values(self, name: str) -> list:
+        """A value of every run's log."""
+        return [run.value(name) for run in self.runs.values()]

@@ -1,0 +1,143 @@
+"""Tracks, their rules, and the schemas by which track.json and submission.json are read."""
+
+import zlib
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from data.command import REPO, DataError, shown
+from data.files import read_json
+from records.archive.folders import record_folders
+
+RECORDS = REPO / "records"
+DATA = REPO / "data"
+
+
+@cache
+def schemas() -> dict:
+    return read_json(RECORDS / "schema.json")["$defs"]
+
+
+def schema_errors(value: dict, name: str) -> list[str]:
+    """What is wrong with a JSON object by the schema of that name: 'place: message', sorted."""
+    import jsonschema  # 0.1 s that a scoring need not pay
+
+    validator = jsonschema.Draft202012Validator({"$defs": schemas(), "$ref": f"#/$defs/{name}"})
+    try:
+        return sorted(
+            "/".join(map(str, error.absolute_path)) + ": " + error.message[:200]
+            for error in validator.iter_errors(value)
+        )
+    except RecursionError:
+        return [": lists or objects are nested too deep"]
+
+
+@dataclass(frozen=True)
+class Track:
+    """What a track allows: its track.json, checked, and which of its vocabularies is used."""
+
+    folder: Path
+    rules: dict
+    vocabulary: dict
+
+    def __getitem__(self, name: str) -> Any:
+        return self.rules[name]
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def records(self) -> list[Path]:
+        """Its records' folders, in order of date and name."""
+        return [path for path in record_folders(self.folder.parent) if path.parent == self.folder]
+
+    @property
+    def dataset(self) -> dict:
+        """The text and one way to cut it into tokens."""
+        return self.rules["dataset"] | self.vocabulary
+
+    @property
+    def counts_flops(self) -> bool:
+        """Whether operations limit a run; else its machine does."""
+        return "train_flops" in self.rules
+
+    def using(self, name: str | None) -> "Track":
+        """The same track with the vocabulary of the dataset `name`; None: as it is. Raises DataError."""
+        offered = {one["name"]: one for one in self.rules["dataset"]["vocabularies"]}
+        if name is not None and name not in offered:
+            raise DataError(f"{self.name} has no dataset {name!r}, expected one of {', '.join(offered)}")
+        return self if name is None else replace(self, vocabulary=offered[name])
+
+    def code_size(self, code: bytes) -> int:
+        """Bytes that a record's code counts for."""
+        return len(code) if self["code_bytes"] == "raw" else len(zlib.compress(code, 9))
+
+
+def load_track(folder: Path) -> Track:
+    """The track of a folder that holds track.json, with its first vocabulary. Raises DataError."""
+    path = folder / "track.json"
+    if not path.exists():
+        raise DataError(f"{folder}: holds no track.json; name a track's folder, as records/track_floppy")
+    rules = read_json(path)
+    if errors := schema_errors(rules, "track"):
+        raise DataError(f"{path}: {errors[0]}")
+    return Track(folder, rules, rules["dataset"]["vocabularies"][0])
+
+
+def tokenizer_path(track: Track, data: Path, record: Path | None = None) -> Path:
+    """The record's own tokenizer where the track allows one and it has one, else the track's."""
+    if record and track.dataset["tokenizer_policy"] == "own":
+        own = record / "tokenizer.model"
+        if own.exists():
+            return own
+    return data / "tokenizers" / track.dataset["tokenizer"]
+
+
+# --- yardsticks -------------------------------------------------------------------------------------------
+
+
+YARDSTICKS = "yardsticks.json"
+NOTHING, TRAINING = "nothing", "the training text"  # what a reader has before the text
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """What a compressor needs for a track's validation text."""
+
+    name: str
+    version: str
+    settings: str
+    after: str  # NOTHING or TRAINING
+    bytes: int
+    bits_per_byte: float
+
+    def __str__(self) -> str:
+        words = f"{self.name} {self.settings} ({self.version}) after {self.after}"
+        return f"{words}: {self.bytes:,} bytes, {self.bits_per_byte:.4f} bits per byte"
+
+
+def read_yardsticks(track: Track) -> list[Yardstick]:
+    """The rows that a track keeps; none where nobody measured.
+
+    Raises DataError if the file is damaged, or speaks of another text.
+    """
+    path = track.folder / YARDSTICKS
+    if not path.exists():
+        return []
+    kept = read_json(path)
+    mend = f"python -m records.yardsticks {shown(track.folder)} --write"
+    found, expected = kept.get("val_sha256"), track.dataset["val_sha256"]
+    if expected not in (None, found):
+        raise DataError(f"{path}: measured a text of sha256 {found}, the track's is {expected}: {mend}")
+    try:
+        rows = [Yardstick(**value) for value in kept["rows"]]
+    except (KeyError, TypeError):
+        rows = []
+    whole = all(
+        isinstance(getattr(one, field.name), field.type) for one in rows for field in fields(Yardstick)
+    )
+    if not rows or not whole:
+        raise DataError(f"{path}: 'rows' is no list of whole rows: {mend}")
+    return rows

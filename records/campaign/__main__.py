@@ -1,0 +1,211 @@
+"""Compare ideas by runs on a development text: every arm with every seed, at a share of a track's operations.
+
+    python -m records.campaign FILE                  run what is still to be run, then report
+    python -m records.campaign FILE --budget 0.1     each run with a tenth of the track's operations
+    python -m records.campaign FILE --score          also score the artifacts in streams, as the referee does
+    python -m records.campaign FILE --report         report what has been run so far
+
+.github/CONTRIBUTING.md says what stands in FILE. Exit codes: 0 done, 1 a run failed, 2 a bad FILE, 3 bad data
+or an arm that changed, 16 stopped by a signal; the same command goes on.
+"""
+
+import argparse
+import contextlib
+import functools
+import json
+import math
+import shlex
+import signal
+import sys
+import time
+from pathlib import Path
+
+import filelock
+
+from data import command, shards
+from data.command import REPO, UsageError, say
+from data.files import write_whole
+from records.archive.folders import SCRIPT, run_artifact
+from records.archive.tracks import DATA, RECORDS, Track, load_track
+from records.campaign import standings
+from records.campaign.arms import Arm, ArmRun, load_arms, read_campaign
+from records.referee.scoring import score_record
+from records.referee.text import Text, decode, load_tokenizer
+from records.sandbox import bubblewrap
+from records.sandbox.jobs import find_job
+from records.sandbox.predictor import SandboxError
+
+LOOK_SECONDS = 0.1  # between two looks at the runs
+STOPPED = 16  # exit code of a run, and of a campaign, with which the same command goes on
+
+# --- running ----------------------------------------------------------------------------------------------
+
+
+def run_all(runs: list[ArmRun], cores: int | None) -> set[int]:
+    """Run so many at a time and tell how they end; exit codes of those that did not come to an end.
+
+    A KeyboardInterrupt ends the processes gently.
+    """
+    waiting = [run for run in runs if not run.end()]
+    running = {}
+    failed = set()
+    try:
+        while waiting or running:
+            while waiting and len(running) < (cores or 1):
+                running[waiting[0]] = waiting[0].start(one_thread=cores is not None)
+                waiting.pop(0)
+            time.sleep(LOOK_SECONDS)
+            ended = {run: process.poll() for run, process in running.items()}
+            for run, code in ended.items():
+                if code is None:
+                    continue
+                del running[run]
+                if failure := run.failure(code):
+                    failed.add(code)
+                say(f"{run}: {failure or f'{run.bpb(False):.4f} bits per byte'}")
+    finally:
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.wait()
+    return failed
+
+
+# --- scores in streams ------------------------------------------------------------------------------------
+
+
+@functools.cache
+def text_to_score(dataset: Path, tokenizer: Path) -> Text:
+    return decode(load_tokenizer(tokenizer), shards.read_split(dataset, "val"))
+
+
+def score(run: ArmRun, track: Track, data: Path) -> None:
+    """Charge the text token after token, as the referee does. Raises SandboxError, DataError."""
+    dataset = run.arm.dataset
+    trust = bubblewrap.find() is None  # the script is ours
+    job = find_job(run.arm.folder, track.folder, run_artifact(run.folder), data, trust=trust)
+    result = score_record(job, text_to_score(dataset.folder, dataset.tokenizer))
+    facts = {"val_bpb": result.bpb, "rows": result.rows, "processor_seconds": result.seconds}
+    write_whole(run.score_file, json.dumps(facts, indent=1).encode())
+
+
+def score_all(runs: list[ArmRun], track: Track, data: Path) -> int:
+    """Score what has ended and was not scored before; how many could not be."""
+    failed = 0
+    for run in runs:
+        if run.end() and not run.score_file.exists():
+            try:
+                score(run, track, data)
+                say(f"{run}: {run.bpb(True):.4f} bits per byte in streams")
+            except SandboxError as error:
+                failed += 1
+                say(f"{run}: cannot be scored: {error.kind}: {error}")
+    return failed
+
+
+# --- command line -----------------------------------------------------------------------------------------
+
+
+def budget(text: str) -> float:
+    """The type of --budget."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} given, expected a share above 0, such as 0.1")
+    return value
+
+
+def parse_args(argv: list[str]) -> argparse.Namespace:
+    parser = command.Parser(prog="python -m records.campaign", description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("file", type=Path, metavar="FILE", help="arms, seeds and dataset, in TOML")
+    add("--budget", type=budget, default=1.0, metavar="F", help="share of the track's operations (1)")
+    add("--cores", type=command.whole(1), metavar="N", help="N runs at a time, each with one thread")
+    add("--score", action="store_true", help="score artifacts in streams, and report these scores")
+    add("--report", action="store_true", help="run nothing")
+    add("--script", type=Path, default=REPO / SCRIPT, help="that patches are applied to (%(default)s)")
+    add("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/")
+    add("--records", type=Path, default=RECORDS, help="folder of the tracks")
+    add("--logs", type=Path, default=REPO / "logs/campaigns", help="folder of all runs (%(default)s)")
+    return parser.parse_args(argv)
+
+
+def carry_out(arms: list[Arm], seeds: list[int], track: Track, args: argparse.Namespace) -> int:
+    """Run and score all that is not done yet. The exit code. Raises DataError, UsageError."""
+    for arm in arms:
+        arm.make_folder(args.script)
+    runs = [ArmRun(arm, seed) for seed in seeds for arm in arms]
+    codes = run_all(runs, args.cores)
+    unscored = score_all(runs, track, args.data) if args.score else 0
+    if unscored or codes - {STOPPED}:
+        return 1
+    return STOPPED if codes else 0
+
+
+def budgets_of(home: Path) -> list[float]:
+    """Those that were begun."""
+    found = []
+    for path in home.glob("[0-9]*"):
+        with contextlib.suppress(ValueError):
+            found.append(float(path.name))
+    return found
+
+
+def report(arms_at: functools.partial, value: dict, home: Path, args: argparse.Namespace) -> str:
+    """In Markdown. Raises DataError."""
+    seeds, base = value["seeds"], value["base"]
+    arms = arms_at(args.budget)
+    for arm in arms:
+        if arm.folder.exists():
+            arm.check_same()
+    by = "in streams" if args.score else "by the runs' own logs"
+    said = f"{args.file.stem}: {args.budget:g} of the operations of {value['track']}, scored {by}\n\n"
+    said += standings.arms_table(arms, base, seeds, args.score)
+    begun = budgets_of(home)
+    if len(begun) > 1:
+        said += "\n" + standings.budgets_table({each: arms_at(each) for each in begun}, seeds, args.score)
+    return said
+
+
+def work(args: argparse.Namespace) -> int:
+    """Do what the arguments ask for; the exit code."""
+    value = read_campaign(args.file)
+    track = load_track(args.records / value["track"])
+    if not track.counts_flops:
+        raise UsageError(f"{args.file}: {track.name} counts no operations, expected a track with train_flops")
+    home = args.logs / args.file.stem
+    arms_at = functools.partial(load_arms, value, track, home, args.data)
+    arms = arms_at(args.budget)
+    code = 0
+    if not args.report:
+        home.mkdir(parents=True, exist_ok=True)
+        try:
+            with filelock.FileLock(home / "lock", timeout=0):
+                code = carry_out(arms, value["seeds"], track, args)
+        except filelock.Timeout:
+            raise UsageError(
+                f"{home}: this campaign is at work there already, expected one at a time"
+            ) from None
+    say(report(arms_at, value, home, args))
+    return code
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    args = parse_args(argv)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
+    same = shlex.join(["python", "-m", "records.campaign", *argv])
+
+    def stoppable() -> int:
+        try:
+            return work(args)
+        except KeyboardInterrupt:
+            print(f"stopped; this goes on: {same}", file=sys.stderr)
+            return STOPPED
+
+    return command.run(stoppable, f"{same} goes on")
+
+
+if __name__ == "__main__":
+    command.open_streams()
+    sys.exit(main())

@@ -1,0 +1,252 @@
+"""The arms of a campaign and their runs: one script, one dataset and some settings for all seeds."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import jsonschema
+
+from data import command, shards
+from data.command import REPO, DataError, UsageError
+from data.files import growing_folder, parse_json, read_bytes, read_json, sha256
+from records.archive.folders import SCRIPT
+from records.archive.submission import ClaimedRun
+from records.archive.tracks import Track
+from records.referee.text import load_tokenizer
+
+ABOUT = "arm.json"  # in an arm's folder: what its runs depend on, beside the script
+OURS = {"SEED", "RUN_ID", "MAX_FLOPS", "DATA_PATH", "TOKENIZER_PATH", "VOCAB_SIZE", "DRY_RUN", "EVAL_ONLY"}
+OURS |= {"VAL_TOKENS_LIMIT"}  # 0: scores of a part of the text are no scores
+# What runs see of our environment: settings of the shell must not change them.
+KEPT = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+
+# --- the file ---------------------------------------------------------------------------------------------
+
+NAME = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_-]{0,59}$"}
+SETTINGS = {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}}
+PATCHES = {"type": "array", "items": {"type": "string"}}
+ARM = {"settings": SETTINGS, "patches": PATCHES, "dataset": NAME}
+ARMS = {
+    "type": "object",
+    "propertyNames": NAME,
+    "additionalProperties": {"type": "object", "properties": ARM, "additionalProperties": False},
+}
+SEEDS = {"type": "array", "items": {"type": "integer"}, "minItems": 1, "uniqueItems": True}
+SHARED = {"settings": SETTINGS, "patches": PATCHES}
+PARTS = {"track": NAME, "dataset": NAME, "base": NAME, "seeds": SEEDS, **SHARED, "arms": ARMS}
+SCHEMA = {
+    "type": "object",
+    "properties": PARTS,
+    "required": sorted(PARTS.keys() - SHARED.keys()),
+    "additionalProperties": False,
+}
+
+
+def read_campaign(path: Path) -> dict:
+    """What a campaign's file holds. Raises UsageError."""
+    try:
+        value = tomllib.loads(read_bytes(path).decode())
+    except ValueError as error:
+        raise UsageError(f"{path}: is no TOML: {error}") from None
+    for error in jsonschema.Draft202012Validator(SCHEMA).iter_errors(value):
+        place = "".join(f"{part}: " for part in error.absolute_path)
+        raise UsageError(f"{path}: {place}{error.message}")
+    if value["base"] not in value["arms"]:
+        raise UsageError(f"{path}: base is {value['base']!r}, expected one of {', '.join(value['arms'])}")
+    for table in (value, *value["arms"].values()):
+        for name in sorted(OURS & table.get("settings", {}).keys()):
+            raise UsageError(f"{path}: settings hold {name}, which the campaign sets for every run")
+    return value
+
+
+def setting_text(value: str | float | bool) -> str:
+    """A value as an environment variable has it."""
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+# --- arms -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What runs train on, and the text that they are scored on."""
+
+    folder: Path
+    manifest: dict
+
+    @property
+    def tokenizer(self) -> Path:
+        return (self.folder / self.manifest["tokenizer"]["file"]).resolve()
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Raises DataError."""
+        paths = {"DATA_PATH": str(self.folder.resolve()), "TOKENIZER_PATH": str(self.tokenizer)}
+        return paths | {"VOCAB_SIZE": str(load_tokenizer(self.tokenizer).vocab_size())}
+
+    @property
+    def digests(self) -> list[str]:
+        """Of tokenizer and shards."""
+        return [self.manifest["tokenizer"]["sha256"], *(file["sha256"] for file in self.manifest["files"])]
+
+
+def load_dataset(folder: Path, track: Track) -> Dataset:
+    """Raises DataError, also for the text on which nothing may be chosen."""
+    manifest = shards.load_manifest(folder)
+    mend = "python -m data.prepare development makes development_sp1024"
+    if manifest is None:
+        raise DataError(f"{folder}: holds no manifest.json, expected a dataset of data.prepare; {mend}")
+    if manifest["val_sha256"] == track["dataset"]["val_sha256"]:
+        raise DataError(f"{folder}: holds the validation text of {track.name}, expected another one; {mend}")
+    return Dataset(folder, manifest)
+
+
+@dataclass(frozen=True, eq=False)
+class Arm:
+    """What is compared with others. Its folder holds its script, ABOUT, and the runs in logs/."""
+
+    folder: Path
+    settings: dict[str, str]  # environment variables, but for those of the dataset and the seed
+    patches: list[Path]
+    dataset: Dataset
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    def about(self) -> dict:
+        """What its runs depend on, beside the script."""
+        patches = [sha256(read_bytes(path)) for path in self.patches]
+        return {"settings": self.settings, "patches": patches, "dataset": self.dataset.digests}
+
+    def told(self) -> dict:
+        """What the runs in its folder depended on, and their script. Raises DataError."""
+        return read_json(self.folder / ABOUT) | {"script": sha256(read_bytes(self.folder / SCRIPT))}
+
+    def check_same(self, **more: str) -> None:
+        """Raises DataError where the runs in its folder depended on something else."""
+        told = self.told()
+        changed = [key for key, value in (self.about() | more).items() if told.get(key) != value]
+        if changed:
+            where = command.shown(self.folder)
+            raise DataError(f"{where}: made with other {' and '.join(changed)}; rm -r {where} to run it anew")
+
+    def make_folder(self, base: Path) -> None:
+        """Patch the script for the first runs, or find that it is as theirs. Raises UsageError, DataError."""
+        script = patched(base, self.patches)
+        for name in self.settings:
+            if not re.search(rf"\b{name.lower()}\b".encode(), script):
+                raise UsageError(f"arm {self.name}: {name} is no setting of its script")
+        if self.folder.exists():
+            self.check_same(script=sha256(script))
+            return
+        with growing_folder(self.folder) as folder:
+            (folder / SCRIPT).write_bytes(script)
+            (folder / ABOUT).write_text(json.dumps(self.about(), indent=1) + "\n")
+
+
+def patched(base: Path, patches: list[Path]) -> bytes:
+    """A script with all patches, in order. Raises UsageError for one that does not apply."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, SCRIPT)
+        script.write_bytes(read_bytes(base))
+        # found within a repository, git would take the paths from its top
+        env = os.environ | {"GIT_CEILING_DIRECTORIES": str(script.parent.parent)}
+        for patch in patches:
+            git = {"args": ["git", "apply", "-"], "input": read_bytes(patch)}
+            done = subprocess.run(**git, cwd=folder, env=env, capture_output=True)
+            if done.returncode:
+                why = done.stderr.decode().splitlines()[0].removeprefix("error: ")
+                raise UsageError(f"{patch}: does not apply to {base} and the patches before it: {why}")
+        return script.read_bytes()
+
+
+def patches_of(value: dict, arm: dict) -> list[Path]:
+    """Those of all arms, then the arm's own."""
+    return [REPO / path for path in value.get("patches", []) + arm.get("patches", [])]
+
+
+def load_arms(value: dict, track: Track, home: Path, data: Path, budget: float) -> list[Arm]:
+    """The arms of a campaign's file at a share of the track's operations. Raises DataError."""
+    shared = {"PRESET": "floppy", **value.get("settings", {})}
+    arms = []
+    for name, arm in value["arms"].items():
+        settings = {**shared, **arm.get("settings", {}), "VAL_TOKENS_LIMIT": 0}
+        settings["MAX_FLOPS"] = round(budget * track["train_flops"])
+        texts = {key: setting_text(each) for key, each in settings.items()}
+        patches = patches_of(value, arm)
+        dataset = load_dataset(data / "datasets" / arm.get("dataset", value["dataset"]), track)
+        if arms and dataset.manifest["val_sha256"] != arms[0].dataset.manifest["val_sha256"]:
+            raise DataError(f"{dataset.folder}: its validation text is not that of {arms[0].dataset.folder}")
+        arms.append(Arm(home / f"{budget:g}" / name, texts, patches, dataset))
+    return arms
+
+
+# --- runs -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ArmRun:
+    """One arm, one seed."""
+
+    arm: Arm
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.arm.name} {self.seed}"
+
+    @property
+    def folder(self) -> Path:
+        return self.arm.folder / "logs" / str(self.seed)
+
+    @property
+    def output(self) -> Path:
+        """All that the process of its last attempt said."""
+        return self.arm.folder / f"output_{self.seed}.txt"
+
+    @property
+    def score_file(self) -> Path:
+        return self.folder / "score.json"
+
+    def start(self, one_thread: bool) -> subprocess.Popen:
+        """Its process, which goes on where an earlier one was stopped."""
+        environment = {name: os.environ[name] for name in KEPT if name in os.environ}
+        environment |= {"OMP_NUM_THREADS": "1"} if one_thread else {}
+        environment |= self.arm.settings | self.arm.dataset.settings
+        environment |= {"SEED": str(self.seed), "RUN_ID": str(self.seed)}
+        words = [sys.executable, SCRIPT]
+        with open(self.output, "wb") as out:
+            pipes = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": subprocess.STDOUT}
+            return subprocess.Popen(words, cwd=self.arm.folder, env=environment, **pipes)
+
+    def end(self) -> ClaimedRun | None:
+        """Its last values; None: it has not ended."""
+        path = self.folder / "metrics.jsonl"
+        whole = read_bytes(path).rpartition(b"\n")[0] if path.exists() else b""
+        last = whole.rpartition(b"\n")[2]
+        if not last.startswith(b'{"event": "final"'):
+            return None
+        values = {key: str(value) for key, value in parse_json(last).items()}
+        return ClaimedRun(str(self.folder), "", values, [])
+
+    def bpb(self, scored: bool) -> float | None:
+        """Bits per byte, by its predictor if `scored`, else by its log; None: not known. Raises DataError."""
+        if scored:
+            return read_json(self.score_file)["val_bpb"] if self.score_file.exists() else None
+        end = self.end()
+        if end and "partial" in end.final.get("val_bpb", ""):
+            raise DataError(f"{self.folder}: scored on a part of the text, though VAL_TOKENS_LIMIT was 0")
+        return end and end.value("val_bpb")
+
+    def failure(self, code: int) -> str:
+        """What its process said last; empty if the run has ended."""
+        if self.end():
+            return ""
+        lines = self.output.read_text(errors="backslashreplace").split("\n")
+        return f"exit code {code}: {next(filter(str.strip, reversed(lines)), 'said nothing')}"

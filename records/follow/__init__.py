@@ -1,0 +1,1 @@
+"""Send what a run writes to a tracker."""

@@ -1,0 +1,110 @@
+"""What a run writes: metrics.jsonl as it grows, config.json, and the final block."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from data.command import DataError
+from data.files import parse_json, read_json
+
+Event = dict[str, Any]
+SCORES = {"val_loss", "val_bpb", "val_bpb_unquantized"}  # text in the final block, maybe with " partial"
+NOT_FINITE = ("nan", "inf", "-inf")  # as train_gpt.py writes them
+STEPS = {"step": "step", "val": "step", "final": "steps"}  # where an event has its step
+
+
+class Tail:
+    """The events of a file that grows, and that a resume cuts and writes again."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.begin()
+
+    def begin(self) -> None:
+        self.at = 0  # bytes read
+        self.number = 0  # of the last line
+        self.line = b""  # that line: where it no longer stands, the file was cut
+
+    def events(self) -> Iterator[Event]:
+        """Those of whole lines since the last call; all, if the file was cut. Raises DataError, OSError."""
+        with open(self.path, "rb") as file:
+            file.seek(self.at - len(self.line))
+            if file.read(len(self.line)) != self.line:
+                self.begin()
+            file.seek(self.at)
+            for line in file:
+                if not line.endswith(b"\n"):  # it is being written
+                    return
+                self.at += len(line)
+                self.number += 1
+                self.line = line
+                try:
+                    yield checked(parse_json(line.decode()))
+                except ValueError as error:
+                    where = f"{self.path}: line {self.number}"
+                    raise DataError(f"{where}: {error}; expected the events of a train_gpt.py") from None
+
+
+def checked(event: Any) -> Event:
+    """An event, if it is one. Raises ValueError."""
+    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+        raise ValueError("no object with a name at 'event'")
+    name = STEPS.get(event["event"])
+    if name and (type(event.get(name)) is not int or not 0 <= event[name] < 2**53):
+        raise ValueError(f"{name} is {event.get(name)!r:.99}, no whole number")
+    return event
+
+
+class Measured(NamedTuple):
+    """The numbers of a step or of a validation."""
+
+    step: int
+    place: int  # in the order of the run: a validation is behind its step
+    numbers: dict[str, float]
+
+
+def measured(event: Event) -> Measured:
+    """What is sent of a step or a validation."""
+    place = 2 * event["step"] + (event["event"] == "val")
+    return Measured(event["step"], place, numbers(event))
+
+
+def numbers(event: Event) -> dict[str, float]:
+    """The numbers of an event by their names."""
+    found = {}
+    for name, value in event.items():
+        if name != "step" and (isinstance(value, int | float) or value in NOT_FINITE):
+            with contextlib.suppress(OverflowError):  # of a whole number; no tracker takes all of those
+                found[name] = float(value)
+    return found
+
+
+def configuration(folder: Path) -> dict[str, Any]:
+    """Settings, environment and hashes of a run by their names in config.json. Raises DataError."""
+    path = folder / "config.json"
+    about = read_json(path) if path.exists() else {}
+    found = {}
+    for part in ("settings", "environment", "sha256"):
+        if isinstance(about.get(part), dict):  # else it is another program's
+            found |= about[part]
+    return plain(found)
+
+
+def plain(values: dict[str, Any]) -> dict[str, str | int | float]:
+    return {name: value for name, value in values.items() if isinstance(value, str | int | float)}
+
+
+def summary(folder: Path, final: Event) -> dict[str, Any]:
+    """The final block, its scores as numbers, and where the artifact lies."""
+    found = plain(final)
+    del found["event"]
+    for name in SCORES & found.keys():
+        score, partial, _ = str(found[name]).partition(" partial")
+        with contextlib.suppress(ValueError):  # of another version
+            found[name] = float(score)
+        if partial:
+            found["partial"] = True
+    if (folder / "model.ptz").exists():
+        found["artifact"] = str(folder / "model.ptz")
+    return found

@@ -1,0 +1,217 @@
+"""The score: nats of every token by a record's predictor, summed by the referee; and the proof of it.
+
+The proof is text written by a record's probabilities, and read by a fresh sandbox from these bits alone.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from data import shards
+from data.command import DataError, UsageError
+from records.archive.checks import Check, check, skip
+from records.referee.coder import LN2, Charge, Decoder, code, stream_starts, table
+from records.referee.text import Text, decode, encode, load_tokenizer, second_text
+from records.sandbox.jobs import PredictorJob, slowness
+from records.sandbox.predictor import RemotePredictor, SandboxError
+
+LEAST_STREAMS = 16  # of a share: fewer say nothing of the rest
+LEAST_PROOF = 16  # bytes of text
+PROOF = 0.001  # how much larger than the model's nats the proof may be
+PROOF_BYTES = 8  # and by how many bytes more: the coder ends on whole words
+CODER_STEP = 2.0**-24  # the least probability that the coder gives to each token of the vocabulary
+TINY = 1e-9  # bits per byte below which a document counts no less
+
+
+@dataclass(frozen=True)
+class Result:
+    """A score by the referee."""
+
+    job: PredictorJob
+    text: Text
+    rows: int  # streams that the text was cut into
+    vocab_size: int
+    nats: np.ndarray  # float64[n], of each token; the first, which everybody knows, is free
+    payload: bytes  # the text in the coder's bits, where that was asked for
+    seconds: float  # of all processors of the sandbox, its start included
+    wall: float  # seconds of the clock, without the start
+
+    @property
+    def bpb(self) -> float:
+        return float(self.nats.sum()) / LN2 / max(self.text.bytes, 1)
+
+    @property
+    def loss(self) -> float:
+        """Nats per token."""
+        return float(self.nats.sum()) / max(len(self.nats) - 1, 1)
+
+    def __str__(self) -> str:
+        rows = [f"val_loss: {self.loss:.8f}", f"val_bpb: {self.bpb:.8f}", f"val_bytes: {self.text.bytes}"]
+        rows += [f"val_tokens: {len(self.nats) - 1}", f"rows: {self.rows}"]
+        return "\n".join([*rows, f"processor_seconds: {self.seconds:.1f}", f"seconds: {self.wall:.1f}"])
+
+
+def fitting_rows(predictor: RemotePredictor, text: Text) -> int:
+    """How many streams a text is cut into. Raises SandboxError where the vocabulary is too small for it."""
+    highest = int(text.tokens.max())
+    size = predictor.vocab_size
+    if size <= highest:
+        raise SandboxError("contract", f"the predictor has vocab_size {size}, the text has token {highest}")
+    return min(predictor.rows, len(text.tokens))
+
+
+def score_record(job: PredictorJob, text: Text, coding: bool = False, most_rows: int = shards.IDS) -> Result:
+    """Charge the whole text in a sandbox, and write it in bits where `coding`.
+
+    Raises SandboxError, NoSandbox.
+    """
+    charge = Charge(text.tokens, coding)
+    with job.predictor() as predictor:
+        rows = min(most_rows, fitting_rows(predictor, text))
+        began = time.monotonic()
+        code(predictor, stream_starts(len(text.tokens), rows), int(text.tokens[0]), charge)
+        wall = time.monotonic() - began
+    found = charge.nats, charge.payload(), predictor.seconds, wall
+    return Result(job, text, rows, predictor.vocab_size, *found)
+
+
+def check_time(result: Result) -> Check:
+    """Processor seconds against the track's, which a slower machine stretches; for a GPU the clock's."""
+    track = result.job.track
+    if result.job.mode.device != track["device"]:
+        return skip("eval-time", f"on {result.job.mode.device}, the track's machine has {track['device']}")
+    stretch = max(result.job.slowness, slowness(track))  # before the score, and after it
+    seconds, kind = result.seconds, "processor seconds"
+    if track["device"] == "cuda":
+        stretch, seconds, kind = 1, result.wall, "seconds"
+    limit = stretch * track["eval_seconds"]
+    return check(
+        "eval-time",
+        seconds <= limit,
+        f"{seconds:.1f} {kind} ({result.wall:.1f} by the clock), expected at most {limit:.0f}: "
+        f"{track['eval_seconds']} of the track on a machine that is {stretch:.2f} times slower",
+    )
+
+
+def by_document(result: Result) -> float:
+    """Geometric mean over documents of their bits per byte: one large or odd document does not decide it."""
+    tokens = result.text.tokens
+    nats = np.add.reduceat(result.nats, np.flatnonzero(tokens == tokens[0]))
+    bpb = nats / LN2 / [max(len(document), 1) for document in result.text.documents]
+    return float(np.exp(np.log(np.maximum(bpb, TINY)).mean()))
+
+
+def check_second(result: Result, second: Text) -> Check:
+    """A model that knows the public text by heart is worse on another of its kind. Raises SandboxError."""
+    rows = round(result.rows * len(second.tokens) / len(result.text.tokens))  # streams as long as the text's
+    public = by_document(result)
+    hidden = by_document(score_record(result.job, second, most_rows=max(1, rows)))
+    low, high = result.job.track["second_band"]
+    return check(
+        "second-text",
+        low <= hidden / public <= high,
+        f"{hidden:.4f} bits per byte, the mean over {len(second.documents)} documents that are in no "
+        f"shard, is {hidden / public:.3f} times that of the public ones, expected {low} to {high}",
+    )
+
+
+# --- a part of a long text --------------------------------------------------------------------------------
+
+
+def estimate(
+    job: PredictorJob, text: Text, share: float, rng: np.random.Generator
+) -> tuple[float, float, int, int]:
+    """(bits per byte, half its 95 % interval, streams, of how many), from streams drawn at random.
+
+    It is true for a record whose streams do not learn from each other. Raises UsageError, SandboxError.
+    """
+    from scipy.stats import t  # a second that other scores need not pay
+
+    with job.predictor() as predictor:
+        rows = fitting_rows(predictor, text)
+        count = math.ceil(share * (rows - 1))
+        if count < LEAST_STREAMS:
+            raise UsageError(
+                f"--share {share:g} of {rows} streams is {count}, expected {LEAST_STREAMS} or more"
+            )
+        drawn = 1 + np.sort(rng.choice(rows - 1, count, replace=False))  # the first has a token that is free
+        starts = stream_starts(len(text.tokens), rows)
+        parts = [text.tokens[starts[row] : starts[row + 1]] for row in drawn]
+        charge = Charge(np.concatenate(parts))
+        borders = np.cumsum([0, *map(len, parts)])
+        code(predictor, borders, None, charge)
+    per_token = np.add.reduceat(charge.nats, borders[:-1]) / np.diff(borders)
+    scale = (len(text.tokens) - 1) / LN2 / text.bytes
+    error = per_token.std(ddof=1) * math.sqrt((1 - count / rows) / count)
+    deviations = float(t.ppf(0.975, count - 1))
+    return scale * per_token.mean(), scale * deviations * error, count, rows
+
+
+# --- the proof --------------------------------------------------------------------------------------------
+
+
+def part_of(text: Text, tokenizer, size: int, rng: np.random.Generator) -> Text:
+    """So many bytes of real text from the start of a random document on."""
+    whole = b"".join(text.documents)
+    starts = np.cumsum([0, *map(len, text.documents)])[:-1]
+    fitting = [start for start in starts if start + size <= len(whole)] or [0]
+    start = int(rng.choice(fitting))
+    return encode(tokenizer, [whole[start : start + size].decode(errors="ignore").encode()])
+
+
+def check_proof(result: Result) -> Iterator[Check]:
+    """Read the text back from the bits of its score. Raises SandboxError."""
+    text = result.text
+    tokenizer = load_tokenizer(result.job.tokenizer_path)
+    starts = stream_starts(len(text.tokens), result.rows)
+    try:
+        with result.job.predictor() as predictor:
+            tokens = code(predictor, starts, tokenizer.bos_id(), Decoder(result.payload))
+        same = np.array_equal(tokens, text.tokens) and decode(tokenizer, tokens).documents == text.documents
+        found = "came back" if same else "came back as another text"
+    except DataError as error:
+        same = False
+        found = f"did not come back: {error}"
+    size = len(result.payload)
+    yield check("proof", same, f"{text.bytes} bytes {found} from {size}, expected the same")
+    model = float(result.nats.sum()) / LN2 / 8
+    leak = len(text.tokens) * result.vocab_size * CODER_STEP / LN2 / 8
+    most = (1 + PROOF) * model + PROOF_BYTES + leak
+    yield check(
+        "proof-size",
+        size <= most,
+        f"{size} bytes for {model:.1f} by nats, expected at most {PROOF:.1%}, {PROOF_BYTES} bytes and "
+        f"{leak:.1f} of the coder's rounding more; " + table(b"".join(text.documents), size),
+    )
+
+
+# --- all of it ----------------------------------------------------------------------------------------------
+
+
+def referee(
+    job: PredictorJob, text: Text, proof: bool | int, rng: np.random.Generator
+) -> Iterator[Check | Result]:
+    """Score, second text and proof; the Result comes first. What the sandbox ends is one FAIL, and the end.
+
+    `proof`: True for the whole text, or a number of bytes of it, or False.
+    """
+    tokenizer = load_tokenizer(job.tokenizer_path)
+    try:
+        result = score_record(job, text, proof is True)
+        yield result
+        yield check_time(result)
+        second = second_text(job.track, tokenizer, job.second)
+        if second is None:
+            yield skip("second-text", "the track has no second text here; --second FILE names one")
+        else:
+            yield check_second(result, second)
+        if proof and proof is not True:
+            result = score_record(job, part_of(text, tokenizer, proof, rng), True)
+        if proof:
+            yield from check_proof(result)
+        yield check("sandbox", True, "within its limits, expected so")
+    except SandboxError as error:
+        yield check("sandbox", False, f"{error.kind}: {error}")

@@ -1,0 +1,108 @@
+"""Documents and their tokens: the referee's own count of what a score is divided by."""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import sentencepiece
+
+from data import prepare, shards
+from data.command import DataError
+from data.files import parse_json, read_bytes, sha256
+from records.archive.tracks import Track, tokenizer_path
+
+
+@dataclass(frozen=True)
+class Text:
+    """Documents and their tokens. A document's tokens are a BOS and what the tokenizer makes of it."""
+
+    documents: list[bytes]
+    tokens: np.ndarray  # uint16[n], of all documents end to end
+
+    @cached_property
+    def bytes(self) -> int:
+        """Raw UTF-8 bytes: what a score is divided by."""
+        return sum(map(len, self.documents))
+
+    @property
+    def sha256(self) -> str:
+        """Over the sha256 of each document, in order: as the manifest has it."""
+        return sha256(b"".join(hashlib.sha256(text).digest() for text in self.documents))
+
+
+def load_tokenizer(path: Path) -> sentencepiece.SentencePieceProcessor:
+    """Raises DataError."""
+    if not path.exists():
+        raise DataError(
+            f"{path}: no such file; python -m data.prepare demo makes the demo corpus and its tokenizer, "
+            "--data names another folder"
+        )
+    try:
+        tokenizer = sentencepiece.SentencePieceProcessor(model_proto=read_bytes(path))
+    except RuntimeError:
+        raise DataError(f"{path}: is no SentencePiece model") from None
+    if tokenizer.bos_id() < 0 or tokenizer.vocab_size() > shards.IDS:
+        raise DataError(
+            f"{path}: has BOS id {tokenizer.bos_id()} and {tokenizer.vocab_size()} pieces, "
+            f"expected a BOS and at most {shards.IDS} pieces"
+        )
+    return tokenizer
+
+
+def decode(tokenizer: sentencepiece.SentencePieceProcessor, tokens: np.ndarray) -> Text:
+    """The documents that stand in tokens, each after its BOS. Raises DataError."""
+    starts = np.flatnonzero(tokens == tokenizer.bos_id())
+    if not len(tokens) or not len(starts) or starts[0] or int(tokens.max()) >= tokenizer.vocab_size():
+        raise DataError(
+            "the tokens are not this tokenizer's: expected a BOS first and ids below "
+            f"{tokenizer.vocab_size()}; python -m data.shards verify DATASET says more"
+        )
+    parts = np.split(tokens, starts[1:])
+    return Text([tokenizer.decode(part[1:].tolist()).encode() for part in parts], tokens)
+
+
+def encode(tokenizer: sentencepiece.SentencePieceProcessor, documents: list[bytes]) -> Text:
+    """Tokens of documents. Raises DataError where the tokenizer does not give a document back."""
+    ids = tokenizer.encode([text.decode() for text in documents])
+    rows = [[tokenizer.bos_id(), *row] for row in ids]
+    for text, row in zip(documents, rows):
+        if tokenizer.decode(row[1:]).encode() != text:
+            raise DataError(f"the tokenizer does not give back a document that begins {text[:40]!r}")
+    return Text(documents, np.array([i for row in rows for i in row], np.uint16))
+
+
+def read_documents(path: Path) -> list[bytes]:
+    """Raw documents: a JSON string a line. Raises DataError."""
+    try:
+        lines = read_bytes(path).decode().split("\n")
+        return [parse_json(line).encode() for line in lines if line]
+    except (ValueError, AttributeError) as error:
+        raise DataError(f"{path}: {error}; expected a JSON string a line, one for a document") from None
+
+
+def validation_text(track: Track, data: Path, record: Path | None = None) -> Text:
+    """The validation text, from the track's shards, in the record's tokens. Raises DataError for another."""
+    folder = data / "datasets" / track.dataset["name"]
+    ours, theirs = tokenizer_path(track, data), tokenizer_path(track, data, record)
+    text = decode(load_tokenizer(ours), shards.read_split(folder, "val"))
+    if track.dataset["val_sha256"] not in (None, text.sha256):
+        expected = track.dataset["val_sha256"]
+        raise DataError(f"{folder}: the validation text has sha256 {text.sha256}, the track's is {expected}")
+    return text if ours == theirs else encode(load_tokenizer(theirs), text.documents)
+
+
+def second_text(
+    track: Track, tokenizer: sentencepiece.SentencePieceProcessor, given: Path | None
+) -> Text | None:
+    """The text of the same kind that nobody published; None where the track has none.
+
+    It comes from a file of JSON strings (one document a line), or, for the demo corpus, from the installed
+    packages. Raises DataError.
+    """
+    if given:
+        return encode(tokenizer, read_documents(given))
+    if track.dataset["second"] == "demo":
+        return encode(tokenizer, [text for _, text in prepare.demo_documents("second")])
+    return None

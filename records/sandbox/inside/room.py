@@ -1,0 +1,58 @@
+"""Runs inside the sealed room: a record's script, as it is or while torch counts its operations.
+
+    python room.py SETTINGS 0        become the script, in the folder /room/work
+    python room.py SETTINGS STEPS    count until so many steps were told; write what was counted to COUNTS
+
+SETTINGS is the script's environment as a JSON object. records/verify/retrain.py starts it. What is written
+here is as honest as the script that runs in the same process.
+"""
+
+import json
+import os
+import runpy
+import sys
+
+SCRIPT = "/room/train_gpt.py"
+COUNTS = "counts.json"  # {"readings": [[bytes of METRICS so far, operations so far]...], "total", "ended"}
+METRICS = "metrics.jsonl"
+BEFORE = 3  # lines that may be told before the first step
+
+
+def count(steps: int) -> None:
+    """Run the script and read the counter whenever a line is added to its metrics.jsonl."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    counter = FlopCounterMode(display=False)
+    readings = []
+
+    def write(ended: bool) -> None:
+        found = {"readings": readings, "total": counter.get_total_flops(), "ended": ended}
+        with open(COUNTS, "w") as file:
+            json.dump(found, file)
+
+    def note(event: str, args: tuple) -> None:
+        if event != "open" or "a" not in str(args[1]) or os.path.basename(str(args[0])) != METRICS:
+            return
+        readings.append([os.path.getsize(args[0]), counter.get_total_flops()])
+        if len(readings) > BEFORE + steps:
+            write(ended=False)
+            os._exit(0)
+
+    sys.addaudithook(note)
+    sys.path.insert(0, os.path.dirname(SCRIPT))
+    sys.argv = [SCRIPT]
+    try:
+        with counter:
+            runpy.run_path(SCRIPT, run_name="__main__")
+    except SystemExit as done:
+        if done.code:
+            raise
+    write(ended=True)
+
+
+if __name__ == "__main__":
+    os.environ.update(json.loads(sys.argv[1]))
+    os.chdir("/room/work")
+    if sys.argv[2] == "0":
+        os.execv(sys.executable, [sys.executable, SCRIPT])
+    count(int(sys.argv[2]))

@@ -1,0 +1,179 @@
+"""A record, a track and a machine: all that it takes to run a record's predictor."""
+
+import contextlib
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data.command import REPO, DataError, printable
+from data.files import read_bytes, read_json, sha256
+from records.archive.folders import SCRIPT, run_artifact
+from records.archive.tracks import DATA, RECORDS, Track, load_track, tokenizer_path
+from records.sandbox.inside import worker
+from records.sandbox.limits import Limits, Watchdog
+from records.sandbox.predictor import Mode, RemotePredictor, launch, memory_file
+
+SLOWEST = 8  # how many times slower than the track's machine a machine may be
+SPEED_SIZE = 1024  # of the square matrices whose product is timed
+SPEED_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class PredictorJob:
+    """A record and how to run it."""
+
+    track: Track
+    script: Path
+    artifact: Path
+    tokenizer_path: Path
+    mode: Mode
+    limits: Limits
+    slowness: float  # of this machine beside the track's
+    second: Path | None = None  # file with the second text
+
+    @property
+    def name(self) -> bytes:
+        """Eight bytes that tell records apart."""
+        digest = hashlib.sha256()
+        for path in (self.script, self.artifact):
+            digest.update(hashlib.sha256(read_bytes(path)).digest())
+        return digest.digest()[:8]
+
+    @contextlib.contextmanager
+    def predictor(self) -> Iterator[RemotePredictor]:
+        """The record in a process of its own, which ends with the block.
+
+        Raises NoSandbox, and SandboxError for whatever the record does wrong, here or in the block.
+        """
+        seen = {"train_gpt.py": self.script, "model.ptz": self.artifact, "worker.py": worker.__file__}
+        with tempfile.TemporaryDirectory(prefix="bytegolf-record-") as stage, memory_file() as memory:
+            os.chmod(stage, 0o755)  # another user reads it
+            for name, source in seen.items():
+                shutil.copyfile(source, f"{stage}/{name}")
+                os.chmod(f"{stage}/{name}", 0o644)
+            inside = stage if self.mode.trust else "/record"
+            python = [os.path.abspath(sys.executable), "-I", "-B", "-u", f"{inside}/worker.py"]
+            words = [*python, inside, self.mode.device, str(memory.fileno())]
+            room = [(Path(stage), inside, False)], self.track["imports"], self.mode, self.limits
+            pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+            with launch(words, *room, (memory.fileno(),), **pipes) as process:
+                watchdog = Watchdog(process, process.stderr, self.limits)
+                try:
+                    yield RemotePredictor(process, memory, watchdog, self.track["rows"])
+                finally:
+                    watchdog.stop()
+
+
+def processor_speed() -> float:
+    """float32 operations in a processor second of one core, by a product, which is most of what models do."""
+    matrix = np.ones((SPEED_SIZE, SPEED_SIZE), np.float32)
+    count = 0
+    began = time.process_time()
+    while time.process_time() - began < SPEED_SECONDS:
+        np.matmul(matrix, matrix)
+        count += 1
+    return 2 * SPEED_SIZE**3 * count / (time.process_time() - began)
+
+
+def slowness(track: Track) -> float:
+    """How many times more processor seconds than on the track's machine the same work takes here just now.
+
+    A machine is given at least the track's own seconds, and at most SLOWEST times these.
+    """
+    return float(np.clip(track["eval_gflops"] * 1e9 / processor_speed(), 1, SLOWEST))
+
+
+def is_run(record: Path) -> bool:
+    """Whether this is a run's folder in logs/."""
+    return (record / "config.json").exists()
+
+
+def named_dataset(record: Path) -> str | None:
+    """The dataset that a record's submission.json names, or that the run of this folder was trained on."""
+    name = None
+    if (record / "submission.json").exists():
+        name = read_json(record / "submission.json").get("dataset")
+    elif is_run(record):
+        settings = read_json(record / "config.json").get("settings")
+        path = settings.get("data_path") if isinstance(settings, dict) else None
+        name = path and Path(str(path)).name
+    return name and str(name)
+
+
+def find_track(record: Path) -> Track:
+    """The track in whose folder a record lies, or, for a run, the first one with the run's dataset."""
+    home = record.resolve().parent
+    if (home / "track.json").exists():
+        return load_track(home)
+    for path in sorted(RECORDS.glob("*/track.json")) if is_run(record) else ():
+        with contextlib.suppress(DataError):  # not this track's
+            return load_track(path.parent).using(named_dataset(record))
+    raise DataError(
+        f"{record}: lies in no track's folder, and no track has its dataset; "
+        "--track records/track_floppy names the track"
+    )
+
+
+def warn_of_another_script(run: Path) -> None:
+    """A run is loaded by the script that stands in the repository now, which may have changed since."""
+    about = read_json(run / "config.json").get("environment")
+    wrote = about.get("script_sha256") if isinstance(about, dict) else None
+    if wrote not in (None, sha256(read_bytes(REPO / SCRIPT))):
+        words = f"{run}: was written by another {SCRIPT} than is here now, script_sha256 {wrote!s:.16}"
+        mend = f"put that {SCRIPT} into the folder, and it is loaded in its place"
+        print(f"warning: {printable(words)}; {mend}", file=sys.stderr)
+
+
+def find_job(
+    record: Path,
+    track: Path | None = None,
+    artifact: Path | None = None,
+    data: Path = DATA,
+    device: str | None = None,
+    trust: bool = False,
+    second: Path | None = None,
+    dataset: str | None = None,
+    alone: bool = False,
+) -> PredictorJob:
+    """The job of a record's folder. None stands for what the folder or its track says. Raises DataError.
+
+    `alone`: for a stream alone.
+    """
+    if not record.is_dir():
+        raise DataError(f"{record}: no such folder")
+    rules = load_track(track) if track else find_track(record)
+    rules = rules.using(dataset or named_dataset(record))
+    script = record / SCRIPT
+    if not script.exists() and is_run(record):
+        script = REPO / SCRIPT
+        warn_of_another_script(record)
+    if is_run(record) and artifact is None:
+        artifact = run_artifact(record)
+        if not artifact.exists():
+            raise DataError(f"{record}: holds no {artifact.name}, which a run writes at its end")
+    artifacts = [artifact] if artifact else sorted(record.glob("model*"))
+    if not artifacts:
+        raise DataError(f"{record}: holds no model_seed<N>.ptz; --artifact names the file")
+    for path in (script, artifacts[0]):
+        read_bytes(path)
+    slow = slowness(rules)
+    seconds = 2 * slow * rules["eval_seconds"]  # the exact limit is a check of the score
+    return PredictorJob(
+        rules,
+        script,
+        artifacts[0],
+        tokenizer_path(rules, data, record),
+        Mode(device or rules["device"], trust, alone),
+        Limits(processor=seconds, seconds=2 * seconds),
+        slow,
+        second,
+    )

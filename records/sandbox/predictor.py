@@ -1,0 +1,228 @@
+"""A record's predictor in a process of its own, which sees nothing but itself and may use little."""
+
+import os
+import resource
+import select
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import numpy as np
+
+from data import shards
+from data.command import printable
+from records.sandbox import bubblewrap
+from records.sandbox.inside import worker
+from records.sandbox.limits import Limits, Watchdog, kill
+
+MAX_FILES = 256  # open at once
+MAX_ANSWER = 1 << 28  # bytes of logits
+
+
+class SandboxError(Exception):
+    """The record broke a limit or the protocol, raised, or died. `kind` says which."""
+
+    def __init__(self, kind: str, message: str):
+        super().__init__(message)
+        self.kind = kind
+
+
+class NoSandbox(Exception):
+    """bubblewrap is not here or does not work here, and nobody said that the record is trusted."""
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How a record's process runs."""
+
+    device: str = "cpu"
+    trust: bool = False  # without a sandbox
+    alone: bool = False  # it is told one stream only
+
+
+# --- starting ---------------------------------------------------------------------------------------------
+
+
+ALONE = {
+    "OMP_NUM_THREADS": "1",  # one token's products are too small to be shared
+    "NUMPY_MADVISE_HUGEPAGE": "0",  # few places of a table are touched: 4 KiB are cleared, not 2 MiB
+}
+
+
+def environment(mode: Mode) -> dict[str, str]:
+    """Nothing of the caller's but the number of threads."""
+    variables = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": "/tmp",
+        "TMPDIR": "/tmp",
+        "USER": "record",
+        "LANG": "C.UTF-8",
+        "GOMP_SPINCOUNT": "1000",
+        "TORCHINDUCTOR_CACHE_DIR": "/tmp/inductor",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        **(ALONE if mode.alone else {}),
+    }
+    if "OMP_NUM_THREADS" in os.environ:
+        variables["OMP_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"]
+    return variables
+
+
+def sandbox_user() -> int:
+    """Number of the user that a sandbox of ours runs as; 0: the one who calls, who is not root."""
+    return 64000 + os.getpid() % 1000 if os.geteuid() == 0 else 0
+
+
+def lowered(mode: Mode, limits: Limits) -> list[str]:
+    """The command line that runs what follows it without rights, as another user, and within limits."""
+    values = {"NPROC": limits.tasks, "NOFILE": MAX_FILES, "FSIZE": limits.files, "CORE": 0}
+    values["CPU"] = int(limits.processor) + 10  # of one process; the watchdog counts those of all
+    if mode.device == "cpu":  # a GPU's driver reserves more than there is
+        values["DATA"] = limits.memory
+    words = ["prlimit"]
+    for name, value in values.items():
+        hard = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[1]
+        words.append(f"--{name.lower()}={value if hard == resource.RLIM_INFINITY else min(value, hard)}")
+    user = sandbox_user()
+    return ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *words] if user else words
+
+
+def confined(
+    binds: Iterable[bubblewrap.Bind], imports: Iterable[str], mode: Mode, limits: Limits, filters: BinaryIO
+) -> list[str]:
+    """The command line that runs what follows it in a sandbox; bwrap reads a filter from `filters`."""
+    if bubblewrap.find() is None:
+        raise NoSandbox(
+            "bubblewrap (bwrap) is not installed or does not work here, so foreign code is refused: "
+            "apt-get install bubblewrap, or --trust the record"
+        )
+    filters.write(bubblewrap.no_keys())
+    filters.seek(0)
+    room = bubblewrap.command(binds, imports, mode.device, limits.files)
+    return [*room, "--seccomp", str(filters.fileno()), "--", *lowered(mode, limits)]
+
+
+def memory_file() -> BinaryIO:
+    """A file without a name, in memory where the system knows such."""
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("bytegolf"), "w+b", buffering=0)
+    return tempfile.TemporaryFile(buffering=0)
+
+
+def launch(
+    words: Sequence[str],
+    binds: Iterable[bubblewrap.Bind],
+    imports: Iterable[str],
+    mode: Mode,
+    limits: Limits,
+    pass_fds: tuple[int, ...] = (),
+    **pipes,
+) -> subprocess.Popen:
+    """Start a command line in a sandbox that sees `binds` and the packages `imports`.
+
+    `pipes` are Popen's stdin, stdout and stderr. Raises NoSandbox.
+    """
+    with memory_file() as filters:
+        prefix = [] if mode.trust else confined(binds, imports, mode, limits, filters)
+        return subprocess.Popen(
+            [*prefix, *words],
+            bufsize=0,
+            cwd="/",
+            pass_fds=(*pass_fds, filters.fileno()),
+            start_new_session=True,
+            env=environment(mode),
+            **pipes,
+        )
+
+
+# --- the contract -----------------------------------------------------------------------------------------
+
+
+class RemotePredictor:
+    """The record behind the contract of records/README.md, every answer checked for size.
+
+    The memory where the worker leaves its answers is read here like a file, and never mapped: a record that
+    cuts it, or writes while it is read, spoils its own answer and nothing else.
+    """
+
+    def __init__(self, process: subprocess.Popen, memory: BinaryIO, watchdog: Watchdog, most_rows: int):
+        self.process = process
+        self.memory = memory
+        self.watchdog = watchdog
+        self.answers = np.zeros(0, np.float32)
+        self.early = select.poll()
+        self.early.register(process.stdout, select.POLLIN)
+        self.vocab_size, self.rows = self.receive()
+        self.check_facts(most_rows)
+
+    def check_facts(self, most_rows: int) -> None:
+        size, rows = self.vocab_size, self.rows
+        if not (0 < size <= shards.IDS and 0 < rows <= most_rows and 4 * rows * size <= MAX_ANSWER):
+            raise SandboxError(
+                "contract",
+                f"the predictor has vocab_size {size} and rows {rows}, expected 1 to {shards.IDS} and "
+                f"1 to {most_rows}, and answers of at most {MAX_ANSWER >> 20} MiB",
+            )
+
+    @property
+    def seconds(self) -> float:
+        """Processor seconds of all its processes; exact once it is closed."""
+        return self.watchdog.seconds
+
+    def start(self, rows: int) -> np.ndarray:
+        """float32[rows, V], a copy that is valid until the next call: logits of each stream's first token."""
+        return self.logits(rows, worker.REQUEST.pack(False, rows))
+
+    def step(self, ids: np.ndarray) -> np.ndarray:
+        """int64[rows] -> float32[rows, V] as above: told a token of each stream, the logits of the next."""
+        return self.logits(len(ids), worker.REQUEST.pack(True, len(ids)) + ids.astype("<i8").tobytes())
+
+    def logits(self, rows: int, request: bytes) -> np.ndarray:
+        """Ask, and copy what was left in the shared memory: what is written there later changes nothing."""
+        self.send(request)
+        self.receive()
+        if self.answers.shape != (rows, self.vocab_size):
+            self.answers = np.empty((rows, self.vocab_size), "<f4")
+        if os.preadv(self.memory.fileno(), [self.answers], 0) != self.answers.nbytes:
+            raise SandboxError("protocol", "the record has cut the memory of its answers")
+        finite = np.isfinite(self.answers).all(1)
+        if not finite.all():
+            raise SandboxError("numbers", f"the logits of row {finite.argmin()} are not finite")
+        return self.answers
+
+    def send(self, request: bytes) -> None:
+        """Raises SandboxError, also for an answer to no question."""
+        if any(event & select.POLLIN for _, event in self.early.poll(0)):
+            raise SandboxError("protocol", "the record answered before it was asked")
+        try:
+            while request:
+                request = request[self.process.stdin.write(request) :]
+        except BrokenPipeError:
+            self.fail()
+
+    def receive(self) -> tuple[int, int]:
+        """The vocabulary's size and the rows that an answer tells. Raises SandboxError.
+
+        The pipe waits: when the watchdog ends the record, the pipe is closed, and the wait is over.
+        """
+        frame = self.process.stdout.read(worker.RESPONSE.size)
+        if not frame:
+            self.fail()
+        if len(frame) < worker.RESPONSE.size or frame[:4] != worker.MAGIC:
+            raise SandboxError("protocol", "the answer is none of the protocol")
+        _, failed, *facts, message = worker.RESPONSE.unpack(frame)
+        if failed:
+            text = message.rstrip(b"\0").decode("utf-8", "replace")
+            raise SandboxError("record", "the record raised " + printable(text))
+        return tuple(facts)
+
+    def fail(self):
+        """Raise what ended the process."""
+        self.watchdog.stopped.wait(0.3)  # let the watchdog see the last output
+        if self.watchdog.verdict:
+            raise SandboxError(self.watchdog.verdict[0], "the record " + self.watchdog.verdict[1])
+        kill(self.process)
+        status = self.process.wait()
+        said = printable(self.watchdog.tail.decode("utf-8", "replace"))[-300:]
+        raise SandboxError("died", f"the record's process ended (exit status {status}) {said}".strip())

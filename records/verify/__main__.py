@@ -1,0 +1,86 @@
+"""Is a record what it says? One line a check: PASS | FAIL | SKIP name: what was found, what was expected.
+
+    python -m records.verify records/<track>/<folder>...     all checks, the sandbox ones included
+    python -m records.verify --all [--static]                every record; --static: nothing of it runs
+    python -m records.verify FOLDER --retrain any            train a seed again in a sealed room, too
+
+Exit code 1 if a check fails, 2 and 3 if the verification itself cannot be done.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from data import command
+from data.command import DataError, Parser, printable, utf8, whole
+from records.archive.folders import record_folders
+from records.archive.tracks import DATA, RECORDS
+from records.archive.verdicts import write_verdict
+from records.referee.scoring import LEAST_PROOF
+from records.sandbox.predictor import NoSandbox
+from records.verify.judge import verify
+
+
+def seed_or_any(text: str) -> str:
+    """The type of --retrain."""
+    return text if text == "any" else str(whole(0)(text))
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = Parser(prog="python -m records.verify", description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("folders", nargs="*", type=Path, metavar="FOLDER")
+    add("--all", action="store_true", help="every record of every track")
+    add("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/")
+    add("--second", type=Path, help="second text: a JSON string a line, one for a document")
+    add("--static", action="store_true", help="only what needs no run")
+    add("--every-seed", action="store_true", help="score and prove every artifact (default: of one seed)")
+    add("--trust", action="store_true", help="score the record without a sandbox where there is none")
+    add("--proof-bytes", type=whole(0), metavar="N", help="prove a part only; 0: no proof (default: all)")
+    what = "train a seed again, which takes as long as it does; any: one that is drawn"
+    add("--retrain", type=seed_or_any, metavar="SEED", help=what)
+    add("--by", type=utf8, help="with --write: who trained again (default: git's user.name)")
+    add("--write", action="store_true", help="keep the verdicts for records.board")
+    args = parser.parse_args(argv)
+    if args.proof_bytes and args.proof_bytes < LEAST_PROOF:
+        parser.error(f"--proof-bytes {args.proof_bytes}: expected 0, or {LEAST_PROOF} at least")
+    if bool(args.folders) == args.all:
+        parser.error("name folders, or --all")
+    return args
+
+
+def who() -> str:
+    """The one who verifies, by git."""
+    done = subprocess.run(["git", "config", "user.name"], cwd=RECORDS, capture_output=True, text=True)
+    return printable(done.stdout.strip()) or "unknown"
+
+
+def work(args: argparse.Namespace) -> int:
+    folders = record_folders(RECORDS) if args.all else [Path(os.path.abspath(f)) for f in args.folders]
+    failed = 0
+    for folder in folders:
+        if not folder.is_dir():
+            raise DataError(f"{printable(folder)}: no such folder")
+        print(f"{printable(folder)}:")
+        lines = []
+        try:
+            for line in verify(folder, args):
+                lines.append(line)
+                print(line, flush=True)
+        except NoSandbox as error:
+            raise DataError(str(error)) from None
+        failed += sum(line.verdict == "FAIL" for line in lines)
+        if args.write:
+            write_verdict(folder, lines, args.by or who())
+    print(f"{len(folders)} records, {failed} checks failed")
+    return 1 if failed else 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    return command.main(parse_args, work, "verify again", argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

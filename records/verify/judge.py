@@ -1,0 +1,81 @@
+"""All checks of one record: its papers, then its score and its proof, then its training once more."""
+
+import argparse
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from data.command import DataError
+from records.archive.checks import Check, check, skip
+from records.archive.folders import artifact_paths
+from records.archive.record import Record
+from records.archive.submission import this_machine
+from records.referee.scoring import Result, referee
+from records.referee.text import validation_text
+from records.sandbox.jobs import PredictorJob, find_job
+from records.verify.papers import check_papers
+from records.verify.retrain import retrain
+
+LOOSE, DECIMALS = 1e-4, 5.1e-9  # of a score: on another machine, and on one of the same kind
+
+
+def compare_score(record: Record, seed: int, result: Result) -> Check:
+    """The referee's score against the submission's: to eight decimals where both computed alike."""
+    told = record.scores[seed]
+    same = this_machine() == record.field("scored_on")
+    bound, kind = (DECIMALS, "the same kind") if same else (LOOSE, "another kind")
+    off = result.bpb - told
+    return check(
+        "score",
+        abs(off) <= bound,
+        f"seed {seed}: {result.bpb:.8f} bits per byte, {off:+.1e} from the submission's {told:.8f}, expected "
+        f"within {bound:g} on {kind} of machine",
+    )
+
+
+def check_by_referee(record: Record, options: argparse.Namespace) -> Iterator[Check]:
+    """Score again and prove; then train again. Raises NoSandbox, DataError."""
+    text = validation_text(record.track, options.data, record.path)
+
+    def job_of(artifact: Path) -> PredictorJob:
+        return find_job(
+            record.path, artifact=artifact, data=options.data, trust=options.trust, second=options.second
+        )
+
+    paths = artifact_paths(record.path)
+    seeds = sorted(paths) if options.every_seed else [secrets.choice(sorted(paths))]
+    drawn = np.random.default_rng()
+    proof = True if options.proof_bytes is None else options.proof_bytes
+    for seed in seeds:
+        for line in referee(job_of(paths[seed]), text, proof, drawn):
+            yield compare_score(record, seed, line) if isinstance(line, Result) else line
+    if options.retrain is None:
+        yield skip("retrained", "--retrain SEED trains again, which a first place needs")
+    else:
+        drawn_seed = secrets.choice(sorted(record.runs))  # by nobody who sent the record
+        seed = drawn_seed if options.retrain == "any" else int(options.retrain)
+        yield from retrain(record, seed, options.data, job_of, text)
+
+
+def verify(path: Path, options: argparse.Namespace) -> Iterator[Check]:
+    """All checks of one folder. Raises NoSandbox."""
+    record = Record(path)
+    failed = False
+    for line in check_papers(record):
+        failed |= line.verdict == "FAIL"
+        yield line
+    if options.static:
+        return
+    if failed:
+        yield skip("score", "nothing of a record that fails already is run")
+    elif record.track["device"] == "cuda" and not Path("/dev/nvidiactl").exists():
+        yield skip("score", "the track's machine has a CUDA GPU, this one has none")
+    elif not record.artifacts:
+        yield skip("score", "no artifact is here")
+    else:
+        try:
+            yield from check_by_referee(record, options)
+        except DataError as error:  # the text is not here, or the record's own tokenizer cannot cut it
+            yield skip("score", str(error))

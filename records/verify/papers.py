@@ -1,0 +1,276 @@
+"""The checks of a record's papers: all that can be said of its folder without running anything of it."""
+
+import datetime
+import re
+from collections.abc import Callable, Iterator
+
+from data.files import read_bytes, sha256
+from records.archive.checks import Check, check, equal, none_wrong, skip
+from records.archive.folders import FILES, FOLDER, SCRIPT, seed_of
+from records.archive.record import OF_ONE_RUN, Record
+from records.archive.statistics import p_below
+from records.archive.submission import ClaimedRun
+from records.archive.tracks import schema_errors
+from records.archive.verdicts import read_verdicts
+from records.verify.source import check_source
+
+MAX_FILE = {".log": 4 << 20, ".jsonl": 64 << 20, ".md": 1 << 17, ".json": 1 << 20, ".py": 1 << 20}
+MAX_GIVEN = 2000  # characters of a run's settings: a text could be learned by heart from more
+
+
+# --- the folder -------------------------------------------------------------------------------------------
+
+
+def check_folder(record: Record) -> Iterator[Check]:
+    """Grammar of names, nothing hidden, nothing huge."""
+    wrong = [] if FOLDER.fullmatch(record.name) else [f"the name {record.name!r}"]
+    paths = sorted(record.path.iterdir())
+    for path in paths:
+        size = path.lstat().st_size
+        if not FILES.fullmatch(path.name):
+            wrong.append(f"{path.name!r} has no place in a record")
+        elif path.is_symlink() or not path.is_file():
+            wrong.append(f"{path.name} is no plain file")
+        elif size > MAX_FILE.get(path.suffix, record.track["budget_bytes"]):
+            wrong.append(f"{path.name} has {size} bytes")
+    names = {path.name for path in paths}
+    wrong += [f"{name} is missing" for name in ("README.md", "submission.json", SCRIPT) if name not in names]
+    if "tokenizer.model" in names and record.track.dataset["tokenizer_policy"] != "own":
+        wrong.append("tokenizer.model, which the track provides")
+    wrong += incomplete_seeds(names)
+    yield none_wrong("folder", wrong, "the files of a record and no others")
+
+
+def incomplete_seeds(names: set[str]) -> Iterator[str]:
+    """What does not go together among the files of the seeds."""
+    logs, metrics, models = (
+        [seed_of(name) for name in sorted(names) if re.match(rf"{start}_seed\d", name)]
+        for start in ("train", "metrics", "model")
+    )
+    if sorted(logs) != sorted(metrics) or not set(models) <= set(logs) or len(set(models)) < len(models):
+        yield f"logs of seeds {logs}, metrics of {metrics}, models of {models}"
+
+
+def check_submission(record: Record) -> Iterator[Check]:
+    """Words, dataset and scores. That the scores are the referee's, only the referee can say."""
+    yield none_wrong("schema", schema_errors(record.submission, "submission"), "by records/schema.json")
+    yield equal("dataset", "trained and scored on", record.field("dataset"), record.track.dataset["name"])
+    yield equal("scores", "of seeds", sorted(record.scores), sorted(record.runs))
+    mean = f"{record.mean:.4f}"
+    there = mean in read_bytes(record.path / "README.md").decode(errors="replace")
+    yield check("readme", there, f"README.md has {'' if there else 'not '}the mean {mean}, expected it")
+    above = {seed: record.scores[seed] - run.value("val_bpb") for seed, run in record.runs.items()}
+    worst = max(above, key=above.get)
+    most = record.track["log_tolerance_bpb"]
+    text = f"seed {worst} scores {above[worst]:+.4f} from its log, expected {most:+g} at most"
+    yield check("log-agrees", above[worst] <= most, text)
+
+
+def check_date(record: Record) -> Iterator[Check]:
+    """No date to come, and none before a record that passed already.
+
+    Records stand in the order of their folders' names, so a false date would let a record pass over those
+    that it must beat, or stand in the way of those to come.
+    """
+    name = record.name
+    text = name[:10]
+    try:
+        future = datetime.date.fromisoformat(text) > datetime.date.today() + datetime.timedelta(days=1)
+    except ValueError:
+        yield check("date", False, f"{text!r} is no date, expected one of the calendar")
+        return
+    wrong = [f"{text} lies in the future"] if future else []
+    verdicts = read_verdicts(record.track.folder)
+    later = [other for other, its in verdicts.items() if other > name and its["verdict"] == "pass"]
+    if later and name not in verdicts:
+        wrong.append(
+            f"the folder's name comes before {max(later)}, which passed already: date it a day later"
+        )
+    yield none_wrong("date", wrong, f"{text}, not in the future and before no record that passed already")
+
+
+def check_script(record: Record) -> Iterator[Check]:
+    yield from check_source(record.script, record.track)
+
+
+# --- logs and numbers -------------------------------------------------------------------------------------
+
+
+def check_hashes(record: Record) -> Iterator[Check]:
+    """All logs speak of this script and of the track's data. None: the track leaves a value open."""
+    dataset = record.track.dataset
+    own = record.own_tokenizer and sha256(read_bytes(record.path / "tokenizer.model"))
+    wanted = {
+        "script_sha256": sha256(record.script),
+        "val_sha256": dataset["logged_val_sha256"],
+        "train_sha256": dataset["logged_train_sha256"],
+        "tokenizer_sha256": own or dataset["tokenizer_sha256"],
+        "val_tokens": None if own else dataset["val_tokens"],
+        "val_bytes": dataset["val_bytes"],
+    }
+    for name, value in wanted.items():
+        found = sorted(set(record.values(name)))
+        expected = found[:1] if value is None else [value]
+        yield equal(name.replace("_", "-"), "logged", found, expected)
+
+
+def check_logs(record: Record) -> Iterator[Check]:
+    """Logs and metrics agree, and the runs differ in nothing but the seed."""
+    wrong = []
+    for seed, run in record.runs.items():
+        wrong += [f"seed {seed}: {what}" for what in (*wrong_end(run), *wrong_steps(run))]
+    yield none_wrong("logs", wrong, "logs and metrics agree")
+    given = [run.given.items() for run in record.runs.values()]
+    shared = [{(name, value) for name, value in items if name not in OF_ONE_RUN} for items in given]
+    odd = sorted(f"{name}={value}" for name, value in set.union(*shared) - set.intersection(*shared))
+    if max(sum(len(name) + len(value) for name, value in items) for items in given) > MAX_GIVEN:
+        odd.append(f"more than {MAX_GIVEN} characters")
+    yield none_wrong("settings", odd, "the same for every seed")
+
+
+def wrong_end(run: ClaimedRun) -> Iterator[str]:
+    """What is wrong at the end of a run's metrics, by its log."""
+    finals = run.kind("final")
+    told = {key: str(value) for key, value in (finals[0] if finals else {}).items() if key != "event"}
+    if len(finals) != 1 or told != run.final:
+        keys = sorted(key for key in told.keys() | run.final.keys() if told.get(key) != run.final.get(key))
+        yield f"metrics end with other values than the log: {keys[:4]}"
+    if run.events[-1].get("event") != "final":
+        yield "metrics go on after the final event"
+    vals = run.kind("val")
+    if not vals or vals[-1].get("step") != run.value("steps"):
+        yield "no validation at the last step"
+    elif f"{vals[-1]['val_bpb']:.8f}" != run.final.get("val_bpb_unquantized"):
+        yield f"val_bpb_unquantized is not the last validation's {vals[-1]['val_bpb']:.8f}"
+
+
+def wrong_steps(run: ClaimedRun) -> Iterator[str]:
+    """What is wrong with the steps of a run's metrics, their clock and their operations."""
+    steps = run.kind("step")
+    if [step.get("step") for step in steps] != list(range(1, run.value("steps") + 1)):
+        yield f"metrics have {len(steps)} steps, expected 1 to {run.value('steps')}"
+    for name, slack in (("train_seconds", 0.001), ("train_flops", 0)):
+        grown = [0, *(step.get(name) for step in steps)]
+        if not all(isinstance(x, (int, float)) for x in grown) or grown != sorted(grown):
+            yield f"{name} of the steps are no numbers that grow"
+        elif run.value(name) < grown[-1] - slack:
+            yield f"{name} is {run.value(name)}, the last step's {grown[-1]}"
+
+
+# --- limits -----------------------------------------------------------------------------------------------
+
+
+def check_limits(record: Record) -> Iterator[Check]:
+    """Bytes, seconds and operations of every seed."""
+    track = record.track
+    text = f"{record.total_bytes} bytes: {track.code_size(record.script)} of code ({track['code_bytes']}), "
+    text += f"{record.own_tokenizer} of tokenizer; expected {track['budget_bytes']} at most"
+    yield check("bytes", record.total_bytes <= track["budget_bytes"], text)
+    worst = max(map(seconds_before_last_step, record.runs.values()))
+    text = f"{worst:.1f} s and the step under way, expected {track['train_seconds']:g} s at most"
+    yield check("train-seconds", worst <= track["train_seconds"], text)
+    if track.counts_flops:
+        worst = max(record.values("train_flops"))
+        text = f"{worst:.6g} operations, expected {track['train_flops']:g} at most"
+        yield check("train-flops", worst <= track["train_flops"], text)
+    stopped = [run.name for run in record.runs.values() if "partial" in " ".join(run.final.values())]
+    yield check("whole", not stopped, f"runs with a partial validation: {stopped}, expected none")
+
+
+def seconds_before_last_step(run: ClaimedRun) -> float:
+    """The step that was under way when the time was up may be ended."""
+    ends = [0.0, 0.0, *(step.get("train_seconds", 0.0) for step in run.kind("step"))]
+    return run.value("train_seconds") - (ends[-1] - ends[-2])
+
+
+def check_seeds(record: Record) -> Iterator[Check]:
+    """The track's seeds, and any number that follow, so that nobody can choose among many."""
+    wanted = record.track["seeds"]
+    found = sorted(record.runs)
+    next_one = max(wanted) + 1
+    more = max(0, len(found) - len(wanted))
+    yield equal("seeds", "runs of seeds", found, sorted([*wanted, *range(next_one, next_one + more)]))
+    logged = {seed: run.value("seed") for seed, run in record.runs.items()}
+    same = all(seed == its for seed, its in logged.items())
+    yield check("seed-names", same, f"by name and log {logged}, expected the same")
+    states = record.values("state_sha256") + record.values("artifact_sha256")
+    yield equal("seed-runs", "different states and artifacts", len(set(states)), 2 * len(found))
+
+
+def check_artifact(record: Record) -> Iterator[Check]:
+    """Every artifact that is small is here, and is the one of its log."""
+    wrong = []
+    for seed, run in record.runs.items():
+        told = run.value("artifact_sha256"), run.value("artifact_bytes")
+        blob = record.artifacts.get(seed)
+        if blob is None and told[1] < record.track["artifact_below"]:
+            wrong.append(f"model_seed{seed}.ptz is missing")
+        elif blob is not None and (sha256(blob), len(blob)) != told:
+            wrong.append(f"seed {seed}: sha256 {sha256(blob)}, {len(blob)} bytes; the log says {told}")
+    yield none_wrong("artifact", wrong, f"those of seeds {sorted(record.artifacts)}, as the logs have them")
+
+
+# --- claims -----------------------------------------------------------------------------------------------
+
+
+def earlier(record: Record) -> dict[str, Record]:
+    """The track's records before this one that claim to be one, by folder.
+
+    Those that failed or are disputed are left out: nobody must beat a score that is not one.
+    """
+    verdicts = read_verdicts(record.track.folder)
+    out = {name for name, its in verdicts.items() if its["verdict"] == "fail" or its.get("disputed")}
+    others = map(Record, record.track.records)
+    before = {other.name: other for other in others if other.name < record.name and other.name not in out}
+    return {name: other for name, other in before.items() if other.submission.get("claim") != "none"}
+
+
+def check_claim(record: Record) -> Iterator[Check]:
+    """The gain over the record before it, in bits per byte."""
+    if record.field("claim") == "none":
+        yield skip("gain", "claims nothing")
+        return
+    beats = record.field("beats")
+    before = earlier(record)
+    best = min(before, key=lambda name: before[name].mean, default=None)
+    yield equal("beats", "claims to beat", beats, best)
+    if best is None or beats != best:
+        return
+    old = before[best]
+    track = record.track
+    if not track.counts_flops:  # seconds of one machine are not those of another
+        yield equal("machine", "ran on", record.machine, old.machine)
+    gain = old.mean - record.mean
+    p = p_below([*record.scores.values()], [*old.scores.values()])
+    yield check(
+        "gain",
+        round(gain, 9) >= track["min_gain_bpb"] and p < track["alpha"],
+        f"{gain:.4f} bits per byte over {beats}, Welch p {p:.4g}; expected {track['min_gain_bpb']} at least, "
+        f"p below {track['alpha']}",
+    )
+
+
+OF_THE_RUNS = [
+    check_folder,
+    check_date,
+    check_script,
+    check_hashes,
+    check_logs,
+    check_limits,
+    check_seeds,
+    check_artifact,
+]
+PAPERS = [*OF_THE_RUNS, check_submission, check_claim]
+
+
+def check_papers(record: Record, checks: list[Callable] = PAPERS) -> Iterator[Check]:
+    """All of them. A file that a check cannot read fails that check.
+
+    So does whatever else a stranger's numbers make of it: a division by zero, a number too large.
+    """
+    for function in checks:
+        try:
+            yield from function(record)
+        except Exception as error:
+            name = function.__name__.removeprefix("check_")
+            yield check(name, False, f"cannot be checked: {type(error).__name__}: {error}")

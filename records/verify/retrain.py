@@ -1,0 +1,393 @@
+"""The sealed room: a record's script trains once more where it can see nothing but the training text.
+
+It holds the record's scripts, the training shards, the tokenizer, the packages of the track and a folder to
+write to; no validation text, no artifact, no network and no other file. So all that the artifact knows which
+comes out of it was in the script or in the training text.
+
+Operations are counted by torch's own counter: the run's checkpoints, drawn at random, are resumed in rooms of
+their own, uncompiled, for a few steps. A script can cheat here: the counter sees products of torch alone, not
+those of numpy or C; it lives in the script's own process; and a script can find out that it is being counted
+and do less. Its losses must then be those of the whole run, and the processor seconds of that run, beside
+what this machine can do, show how much there was to hide. Beyond that a person must read the script.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data.command import DataError, printable
+from data.files import parse_json, sha256
+from records.archive.checks import Check, check, skip
+from records.archive.folders import SCRIPT
+from records.archive.record import Record
+from records.archive.submission import ClaimedRun, cpuinfo, parse_run
+from records.archive.tracks import tokenizer_path
+from records.referee.scoring import Result, referee
+from records.referee.text import Text
+from records.sandbox.inside import room
+from records.sandbox.jobs import processor_speed
+from records.sandbox.limits import Limits, Watchdog
+from records.sandbox.predictor import Mode, launch, sandbox_user
+from records.verify.papers import wrong_steps
+
+RUN = Path("logs/room")  # the run's folder in the room's /room/work
+METRICS = "metrics.jsonl"
+FINAL = b'{"event": "final"'  # the mark of a run that must not go on
+SETUP_SECONDS = 600  # beside the track's: to start, compile and write the artifact
+CHECKPOINT_SECONDS = 2.0  # between checkpoints of the run
+POINTS = 3  # checkpoints from which operations are counted, beside the start
+LAST = POINTS  # place of the last checkpoint
+STEPS, TO_THE_END = 6, 1 << 30  # counted from each, and from the last
+SLACK = 0.01  # of operations
+LOSS_SLACK = {"float32": 0.005, "bfloat16": 0.03}  # of a loss, between compiled and uncompiled steps
+MAX_FILE, MAX_WORK = 1 << 30, 8 << 30  # bytes that a run may leave in one file, and in all
+MAX_METRICS = 64 << 20  # bytes of its metrics or log
+HEADER = 1024  # bytes of a shard before its tokens
+
+
+# --- what a record wrote ----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def private_folder() -> Iterator[Path]:
+    """A folder that goes again with all that a record put into it, however deep."""
+    folder = tempfile.mkdtemp(prefix="bytegolf-retrain-")
+    try:
+        yield Path(folder)
+    finally:
+        subprocess.run(["rm", "-rf", folder])
+
+
+def open_below(folder: Path, name: Path) -> int:
+    """A descriptor of what stands in a record's folder; links, which may lead anywhere, are not followed."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    for part in name.parts:
+        above = fd
+        try:
+            fd = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=above)
+        finally:
+            os.close(above)
+    return fd
+
+
+def read_below(folder: Path, name: Path, most: int) -> bytes:
+    """A plain file that a record wrote, of at most so many bytes. Raises DataError."""
+    try:
+        fd = open_below(folder, name)
+    except OSError as error:
+        raise DataError(f"the run left no {name}: {error.strerror}") from None
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > most:
+            raise DataError(f"the run left a {name} that is no plain file of at most {most} bytes")
+        with os.fdopen(fd, "rb", closefd=False) as file:
+            return file.read(most)
+    finally:
+        os.close(fd)
+
+
+# --- the room ---------------------------------------------------------------------------------------------
+
+
+def settings(record: Record, seed: int, **more: str) -> dict[str, str]:
+    """The environment of the script: what the record's run was given, and where things are in the room."""
+    run = record.runs[seed]
+    native = record.track["device"] == "cuda" or {"avx512_bf16", "amx_bf16"} & set(cpuinfo("flags").split())
+    given = run.given | {
+        "DATA_PATH": "/room/data",
+        "TOKENIZER_PATH": "/room/tokenizer.model",
+        "SEED": str(seed),
+        "RUN_ID": RUN.name,
+        # a processor that must emulate bfloat16 would take days
+        "DTYPE": "bfloat16" if native and run.about.get("dtype") == "bfloat16" else "float32",
+    }
+    threads = run.about.get("threads", "")
+    alike = run.about.get("processor") == cpuinfo("model name")
+    if alike and threads.isdigit() and 0 < int(threads) <= os.cpu_count():
+        given["OMP_NUM_THREADS"] = threads  # bits depend on it
+    return given | more
+
+
+def training_shards(record: Record, data: Path) -> list[Path]:
+    """The track's training text. Raises DataError where it is not here."""
+    dataset = record.track.dataset
+    folder = data / "datasets" / dataset["name"]
+    paths = sorted(folder.glob("*_train_*.bin"))
+    headers = hashlib.sha256()
+    for path in paths:
+        with open(path, "rb") as file:
+            headers.update(file.read(HEADER))
+    if not paths or dataset["logged_train_sha256"] not in (None, headers.hexdigest()):
+        mend = "python -m data.prepare demo makes the demo's"
+        raise DataError(f"{folder}: has not the track's training shards; {mend}")
+    return paths
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a process in the room ended."""
+
+    code: int
+    seconds: float
+    processor: float  # seconds of all its cores
+    said: str  # the last of it, or what ended it
+
+
+def run_room(
+    record: Record,
+    data: Path,
+    work: Path,
+    given: dict[str, str],
+    look: Callable = lambda: None,
+    steps: int = 0,
+) -> Done:
+    """Run the record's script in the folder `work`, which the room may write. `look` is called now and then.
+
+    `steps`: count operations, of so many steps. Raises NoSandbox, DataError.
+    """
+    track = record.track
+    seconds = SETUP_SECONDS if 0 < steps < TO_THE_END else SETUP_SECONDS + track["train_seconds"]
+    limits = Limits(processor=os.cpu_count() * seconds, seconds=seconds, output=16 << 20, files=MAX_FILE)
+    mode = Mode(track["device"])
+    for path in (work, *work.rglob("*")):
+        os.chown(path, sandbox_user() or -1, -1)
+    inside = {"work": work, "tokenizer.model": tokenizer_path(track, data, record.path)}
+    inside |= {f"data/{path.name}": path for path in training_shards(record, data)}
+    with tempfile.TemporaryDirectory(prefix="bytegolf-room-") as folder:
+        stage = Path(folder)
+        for name in ("work", "data"):
+            (stage / name).mkdir()
+        for name in inside.keys() - {"work"}:
+            (stage / name).touch()  # what it is mounted on
+        for source in (record.path / SCRIPT, Path(room.__file__)):
+            shutil.copyfile(source, stage / source.name)
+        for path in (stage, *stage.rglob("*")):
+            path.chmod(0o755)  # whatever the caller's umask: another user reads them
+        binds = [(path, f"/room/{name}", name == "work") for name, path in inside.items()]
+        binds.insert(0, (stage, "/room", False))
+        words = [os.path.abspath(sys.executable), "-I", "-B", "/room/room.py", json.dumps(given), str(steps)]
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        process = launch(words, binds, track["imports"], mode, limits, **pipes)
+        watchdog = Watchdog(process, process.stdout, limits)
+        while process.poll() is None:
+            look()
+            size = subprocess.run(["du", "-sk", work], capture_output=True, text=True).stdout.split()
+            if size and int(size[0]) << 10 > MAX_WORK:
+                watchdog.end("files", f"wrote more than {MAX_WORK} bytes")
+            time.sleep(0.2)
+        watchdog.stop()
+        process.stdout.close()
+    said = watchdog.verdict[1] if watchdog.verdict else watchdog.tail.decode(errors="replace")[-300:]
+    wall = time.monotonic() - watchdog.began
+    return Done(process.returncode or int(bool(watchdog.verdict)), wall, watchdog.seconds, printable(said))
+
+
+# --- points from which operations are counted -------------------------------------------------------------
+
+
+class Points:
+    """Checkpoints drawn at random while a run writes them, each with equal chance; and the last."""
+
+    def __init__(self, work: Path, root: Path):
+        self.work = work
+        self.root = root
+        self.rng = np.random.default_rng()
+        self.seen: set[str] = set()
+        self.kept: dict[int, Path] = {}  # by place; the last one's is LAST
+
+    def look(self) -> None:
+        """Take up what is new."""
+        try:
+            fd = open_below(self.work, RUN / "checkpoint")
+            names = os.listdir(fd)
+            os.close(fd)
+        except OSError:
+            return
+        for name in sorted(name for name in names if name.endswith(".ckpt") and name not in self.seen):
+            self.seen.add(name)
+            place = len(self.kept) if len(self.kept) < POINTS else int(self.rng.integers(len(self.seen)))
+            if place < POINTS:
+                self.keep(place, name)
+
+    def keep(self, place: int, name: str) -> None:
+        """Copy a checkpoint and what belongs to it, unless the run has removed it meanwhile."""
+        target = self.root / f"point{place}"
+        shutil.rmtree(target, ignore_errors=True)
+        self.kept.pop(place, None)
+        try:
+            for file in (RUN / "checkpoint" / name, RUN / METRICS, RUN / "config.json"):
+                data = read_below(self.work, file, MAX_FILE)
+                (target / file).parent.mkdir(parents=True, exist_ok=True)
+                (target / file).write_bytes(data.partition(FINAL)[0] if file.name == METRICS else data)
+        except DataError:
+            return
+        self.kept[place] = target
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Operations of a few steps of a run that was resumed in a room of its own."""
+
+    steps: str
+    found: int  # by torch
+    told: int  # by the metrics of the whole run
+    beside: int  # by torch, before and after all steps
+    loss_off: float  # largest difference to the whole run, as a part of the loss
+
+
+def step_events(metrics: bytes) -> dict[int, dict]:
+    """The steps of a metrics.jsonl by number."""
+    events = [parse_json(line) for line in metrics.split(b"\n") if line]
+    return {event["step"]: event for event in events if event["event"] == "step"}
+
+
+def compare_counts(work: Path, told: dict[int, dict], before: int) -> Counted:
+    """Counted operations of a room beside those that the whole run told. Raises DataError.
+
+    `before`: steps that had been told before. A step may be told while the next one is under way, so a count
+    may stand for one step more than was told.
+    """
+    metrics = read_below(work, RUN / METRICS, MAX_METRICS)
+    counts = parse_json(read_below(work, Path(room.COUNTS), MAX_METRICS))
+    own = step_events(metrics)
+    found = {}  # what the counter had when each step was told
+    for offset, operations in counts["readings"]:
+        for step in step_events(metrics[offset:].partition(b"\n")[0]):
+            found[step] = operations
+    end = max(told, default=0)
+    if len(found) < min(3, end - before):
+        raise DataError(f"{len(found)} steps after {before} of {end} were told while operations were counted")
+    total = counts["total"]
+    if not found:
+        return Counted("none", 0, 0, total, 0.0)
+    first, last = min(found), max(found)
+    offs = [abs(float(own[step]["train_loss"]) / float(told[step]["train_loss"]) - 1) for step in found]
+
+    def flops(step: int) -> int:
+        return told[min(step, end)]["train_flops"] if step > 0 else 0
+
+    operations = found[last] - found[first]
+    claims = [flops(last + by) - flops(first + by) for by in (0, 1)]
+    claim = min(claims, key=lambda claim: abs(claim - operations))
+    start = max(0, found[first] - (flops(first + 1) - flops(first - 1)))
+    rest = total - found[last] if counts["ended"] else 0
+    return Counted(f"{first} to {last}", operations, claim, start + rest, float(np.max(offs)))
+
+
+# --- verdict ----------------------------------------------------------------------------------------------
+
+
+def count_again(
+    record: Record, seed: int, data: Path, root: Path, points: Points, run: ClaimedRun
+) -> Iterator[Counted]:
+    """Count operations from the start and from the points. Raises NoSandbox, DataError."""
+    told = {event["step"]: event for event in run.kind("step")}
+    slow = {"COMPILE": "0", "TORCH_COMPILE_DISABLE": "1", "WARMUP_STEPS": "0", "CKPT_SECONDS": "0"}
+    given = settings(record, seed, **slow)
+    start = root / "start"
+    start.mkdir()
+    points.kept.setdefault(LAST, start)
+    for work in {start, *points.kept.values()}:
+        steps = TO_THE_END if work == points.kept[LAST] else STEPS
+        copied = work / RUN / METRICS
+        before = max(step_events(copied.read_bytes()), default=0) if copied.exists() else 0
+        done = run_room(record, data, work, given, steps=steps)
+        if done.code:
+            raise DataError(f"counting ended with exit code {done.code}: {done.said}")
+        yield compare_counts(work, told, before)
+
+
+def check_counts(record: Record, seed: int, run: ClaimedRun, done: Done, counted: list[Counted]) -> Check:
+    """Operations of the run in the room: as torch counts them, and within the track's limit."""
+    total, limit = run.value("train_flops"), record.track["train_flops"]
+    logged = record.runs[seed].value("train_flops")
+    pairs = [(one.found, one.told) for one in counted] + [(total, logged)]
+    wrong = any(abs(one - other) > SLACK * max(one, other) for one, other in pairs)
+    wrong = wrong or total > limit or list(wrong_steps(run))
+    most_off = LOSS_SLACK.get(run.about.get("dtype"), LOSS_SLACK["bfloat16"])
+    beside = max(one.beside for one in counted)
+    off = max(one.loss_off for one in counted)
+    parts = [f"{one.found:.6g} of {one.told:.6g} in steps {one.steps}" for one in counted]
+    rate, peak = total / max(done.processor, 1e-9), processor_speed()
+    return check(
+        "counted",
+        not wrong and off <= most_off and beside <= SLACK * limit,
+        f"{', '.join(parts)}, losses {off:.2%} off, {beside:.3g} beside the steps, in all {total:.6g}, by "
+        f"the log {logged:.6g}; expected within {SLACK:.0%}, {most_off:.1%}, {SLACK * limit:g}, {limit:g}; "
+        f"{rate / 1e9:.1f} GFLOP in a processor second, of {peak / 1e9:.1f} that this machine can",
+    )
+
+
+def compare_artifact(record: Record, seed: int, artifact: Path, job_of: Callable, text: Text) -> Check:
+    """The room's artifact is the record's bit for bit, or scores as it does, within the track's noise.
+
+    Rounding elsewhere draws another run, and seeds may lie far apart: so may that where nothing is claimed.
+    """
+    if sha256(artifact.read_bytes()) == record.runs[seed].value("artifact_sha256"):
+        return check("retrained", True, f"seed {seed}: the artifact came back bit for bit, expected so")
+    first = next(iter(referee(job_of(artifact), text, False, np.random.default_rng(0))))
+    if not isinstance(first, Result):
+        return check("retrained", False, f"seed {seed}: the new artifact cannot be scored: {first.text}")
+    noise, own = record.track["noise_bpb"], record.scores[seed]
+    near = record.scores.values() if record.field("claim") == "none" else [own]
+    low, high = min(near) - noise, max(near) + noise
+    return check(
+        "retrained",
+        low <= first.bpb <= high,
+        f"seed {seed}: other bits than the record's; the new artifact scores {first.bpb:.8f}, "
+        f"{first.bpb - own:+.4f} from the record's, expected {low:.4f} to {high:.4f}",
+    )
+
+
+def train_again(
+    record: Record, seed: int, data: Path, job_of: Callable, text: Text, root: Path
+) -> Iterator[Check]:
+    """The lines of one seed. Raises NoSandbox, DataError, and what a stranger's numbers lead to."""
+    if seed not in record.runs:
+        raise DataError(f"the record has no such seed, expected one of {sorted(record.runs)}")
+    work = root / "work"
+    work.mkdir()
+    points = Points(work, root)
+    given = settings(record, seed, CKPT_SECONDS=str(CHECKPOINT_SECONDS))
+    done = run_room(record, data, work, given, points.look)
+    words = f"seed {seed}: {done.seconds:.0f} s, {done.processor:.0f} of processors, exit code {done.code}, "
+    yield check("retrain", done.code == 0, words + "expected 0" + f": {done.said}" * bool(done.code))
+    if done.code:
+        return
+    points.look()
+    if points.seen:
+        points.keep(LAST, max(points.seen))
+    artifact = root / "model.ptz"
+    artifact.write_bytes(read_below(work, RUN / artifact.name, record.track["budget_bytes"]))
+    yield compare_artifact(record, seed, artifact, job_of, text)
+    if not record.track.counts_flops:
+        yield skip("counted", "the track limits no operations")
+        return
+    log = read_below(work, RUN / "train.log", MAX_METRICS)
+    run = parse_run("the room", log, read_below(work, RUN / METRICS, MAX_METRICS))
+    yield check_counts(record, seed, run, done, list(count_again(record, seed, data, root, points, run)))
+
+
+def retrain(record: Record, seed: int, data: Path, job_of: Callable, text: Text) -> Iterator[Check]:
+    """Train one seed again. `job_of(artifact path)`: how the referee scores. Raises NoSandbox."""
+    name = "retrained"  # of the line that an error ends
+    with private_folder() as root:
+        try:
+            for line in train_again(record, seed, data, job_of, text, root):
+                yield line
+                name = "counted" if line.name == "retrained" else name
+        except (DataError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
+            # beside our own errors, whatever numbers and names of a stranger lead to
+            yield check(name, False, f"seed {seed}: {error}")

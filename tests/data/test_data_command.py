@@ -1,0 +1,52 @@
+"""What data's three commands share: numbers as arguments, errors in one line, the command that trains."""
+
+import argparse
+
+import pytest
+
+from data import command, download, prepare, shards
+from tests.kit.data_kit import call, refused
+from tests.kit.helpers import ROOT
+
+
+@pytest.mark.parametrize("text", ["", "1_0", "٣", " 5", "+5", "-1", "1e3", "1.0", "x", "9" * 30])
+def test_whole_numbers_are_plain_digits(text):
+    assert command.whole(0)("0") == 0
+    with pytest.raises(argparse.ArgumentTypeError, match="expected a whole number of 0 or more"):
+        command.whole(0)(text)
+
+
+@pytest.mark.parametrize("text", ["", "0", "1", "1.5", "0.0_1", "٠.٥", "nan", "-0.5", ".5x"])
+def test_fractions_lie_between_0_and_1(text):
+    assert [command.fraction(right) for right in ("0.5", ".5", "5e-1")] == [0.5] * 3
+    with pytest.raises(argparse.ArgumentTypeError, match="expected a number between 0 and 1"):
+        command.fraction(text)
+
+
+@pytest.mark.parametrize(
+    "main, args",
+    [
+        (download.main, ["--train-shards", "-1"]),
+        (download.main, ["--workers", "0"]),
+        (download.main, ["--repo-id", "a/b/c"]),
+        (download.main, ["--variannt", "x"]),
+        (prepare.main, ["demo", "--name", "x"]),
+        (shards.main, ["verify"]),
+    ],
+)
+def test_bad_arguments_are_one_line(main, args):
+    said = call(main, *args, code=2)
+    assert said.count("\n") == 1
+    assert "--help explains the arguments" in refused(said)
+
+
+@pytest.mark.parametrize("folder", [ROOT, ROOT / "data"])
+def test_training_command(monkeypatch, folder):
+    monkeypatch.chdir(folder)
+    tokenizer = ROOT / "data/tokenizers/a b.model"
+    line = command.training_command(ROOT / "data/datasets/x", tokenizer, 300)
+    if folder == ROOT:
+        places = "DATA_PATH=data/datasets/x TOKENIZER_PATH='data/tokenizers/a b.model' python train_gpt.py"
+    else:
+        places = f"DATA_PATH=datasets/x TOKENIZER_PATH='tokenizers/a b.model' python {ROOT}/train_gpt.py"
+    assert line == f"VOCAB_SIZE=300 {places}"

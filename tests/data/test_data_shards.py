@@ -1,0 +1,396 @@
+"""data.shards: the bytes of the format, damaged shards, leaked validation text, older files."""
+
+import json
+import os
+import shutil
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data import prepare, shards
+from tests.kit import helpers
+from tests.kit.data_kit import call, start, write_jsonl
+
+
+def run(*args: object, code: int = 0) -> str:
+    return call(shards.main, *args, code=code)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """A root that data.prepare filled: one validation shard, several for training."""
+    root = tmp_path_factory.mktemp("made")
+    corpus = write_jsonl(root / "texts.jsonl", helpers.documents(600, 1))
+    options = ["--vocab-size", 500, "--shard-tokens", 5_000, "--val-docs", 30, "--root", root]
+    call(prepare.main, "text", corpus, "--name", "t", *options)
+    return root
+
+
+@pytest.fixture
+def dataset(made, tmp_path) -> Path:
+    """A copy of it that a test may damage."""
+    shutil.copytree(made / "data", tmp_path / "data")
+    return tmp_path / "data/datasets/t_sp500"
+
+
+@pytest.fixture
+def model(dataset) -> Path:
+    return dataset.parents[1] / "tokenizers/t_500_bpe.model"
+
+
+def legacy_shard(path: Path, tokens: list[int] | np.ndarray) -> Path:
+    """A shard as the other projects write it: three numbers, zeros, tokens."""
+    header = struct.pack("<3i", 20240520, 1, len(tokens)) + bytes(1012)
+    path.write_bytes(header + np.asarray(tokens, "<u2").tobytes())
+    return path
+
+
+# --- bytes of the format ---------------------------------------------------------------------------------
+
+
+def test_golden_bytes(tmp_path):
+    """The format, byte for byte; whoever changes it changes the version."""
+    header = shards.Header(
+        tokens=0,
+        vocab_size=1024,
+        bos_id=1,
+        index=2,
+        count=3,
+        split=shards.VAL,
+        tokenizer=bytes(range(32)),
+        corpus=bytes(range(100, 132)),
+    )
+    path = tmp_path / "t_val_000002.bin"
+    writer = shards.ShardWriter(path, header)
+    writer.add(np.array([1, 300, 513], np.uint16), 5)
+    writer.add(np.array([1, 1015], np.uint16), 2**33)
+    assert not path.exists()
+    writer.close()
+    words = [20240520, 1, 5, 0x31464C47, 1, 1024, 1, 2, 1015, 5, 2, 0xCF32BE85, 2, 3, 0, 0]
+    payload = bytes.fromhex("01002c0101020100f703")
+    hashes = bytes(range(32)) + bytes(range(100, 132))
+    assert path.read_bytes() == struct.pack("<16I", *words) + hashes + bytes(896) + payload
+    assert shards.read_header(path) == writer.header
+    assert shards.read_shard(path).tolist() == [1, 300, 513, 1, 1015]
+    assert not list(tmp_path.glob("*.partial"))
+
+
+@given(
+    st.builds(
+        shards.Header,
+        tokens=st.integers(1, 2**31 - 1),
+        vocab_size=st.integers(65000, 65536),
+        bos_id=st.integers(0, 64999),
+        documents=st.integers(0, 2**31 - 1),
+        max_id=st.integers(0, 65535),
+        text_bytes=st.integers(0, 2**64 - 1),
+        crc32=st.integers(0, 2**32 - 1),
+        index=st.integers(0, 2**31 - 1),
+        count=st.integers(0, 2**31 - 1),
+        split=st.integers(0, 1),
+        flags=st.integers(0, 1),
+        tokenizer=st.binary(min_size=32, max_size=32),
+        corpus=st.binary(min_size=32, max_size=32),
+    )
+)
+def test_headers_come_back(header):
+    assert shards.parse(shards.pack(header), "x") == header
+
+
+@given(st.binary(min_size=1024, max_size=1024))
+@settings(max_examples=200)
+def test_any_header_is_read_or_refused(noise):
+    for raw in (noise, struct.pack("<3iI", 20240520, 1, 7, 0x31464C47) + noise[16:]):
+        try:
+            shards.parse(raw, "x")
+        except shards.DataError as error:
+            assert "expected" in str(error)
+
+
+def test_read_split(dataset):
+    tokens = shards.read_split(dataset, "train")
+    paths = sorted(dataset.glob("*_train_*.bin"))
+    assert tokens.tobytes() == b"".join(path.read_bytes()[1024:] for path in paths)
+    patch(paths[1], 1500, b"\xff\xff")
+    with pytest.raises(
+        shards.DataError, match=r"t_train_000001\.bin: crc32 is .*, expected .*: make or fetch"
+    ):
+        shards.read_split(dataset, "train")
+    with pytest.raises(shards.DataError, match=r"holds no .*_val_.*python -m data\.prepare demo"):
+        shards.read_split(dataset.parent, "val")
+
+
+# --- inspect, verify, and forty kinds of damage ----------------------------------------------------------
+
+
+def test_whole_data_pass(dataset):
+    said = run("verify", dataset)
+    assert "FAIL" not in said
+    assert "validation documents among" in said
+    assert "sha256 of the validation text" in said
+    assert run("verify", *dataset.glob("*.bin")).count("bytes of text") == len(list(dataset.glob("*.bin")))
+    said = run("inspect", dataset)
+    manifest = json.loads((dataset / "manifest.json").read_text())
+    assert f"tokenizer {manifest['tokenizer']['sha256']}" in said
+    assert all(words in said for words in ("vocab_size 500", "split val", "lossy False"))
+
+
+def patch(path: Path, at: int, new: bytes) -> None:
+    with open(path, "r+b") as file:
+        file.seek(at)
+        file.write(new)
+
+
+def put(place: int, value: int) -> Callable[[Path, Path], None]:
+    """Write a number into the header."""
+    return lambda dataset, shard: patch(shard, 4 * place, struct.pack("<i", value))
+
+
+def resize(by: int) -> Callable[[Path, Path], None]:
+    return lambda dataset, shard: os.truncate(shard, shard.stat().st_size + by)
+
+
+def payload_as(read: str, write: str) -> Callable[[Path, Path], None]:
+    """Write the tokens as another type, below the old header."""
+
+    def damage(dataset: Path, shard: Path) -> None:
+        raw = shard.read_bytes()
+        shard.write_bytes(raw[:1024] + np.frombuffer(raw[1024:], read).astype(write).tobytes())
+
+    return damage
+
+
+def rewrite(path: Path, tokens: np.ndarray | None = None, **changes) -> None:
+    """Write a shard anew with another header, its crc and counts of the payload right."""
+    header, old = shards.open_shard(path)
+    tokens = np.array(old if tokens is None else tokens, "<u2")
+    counted = {"tokens": len(tokens), "crc32": zlib.crc32(tokens), "max_id": int(tokens.max())}
+    path.unlink()  # it may be mapped
+    path.write_bytes(shards.pack(replace(header, **counted | changes)) + tokens.tobytes())
+
+
+def rewritten(**changes) -> Callable[[Path, Path], None]:
+    return lambda dataset, shard: rewrite(shard, **changes)
+
+
+def count_off(by: int) -> Callable[[Path, Path], None]:
+    """A header that counts more or fewer tokens than there are."""
+    return lambda d, s: patch(s, 8, struct.pack("<i", shards.read_header(s).tokens + by))
+
+
+def byte_swapped(dataset: Path, shard: Path) -> None:
+    payload_as(">u2", "<u2")(dataset, shard)
+    patch(shard, 0, np.frombuffer(shard.read_bytes()[:1024], ">i4").astype("<i4").tobytes())
+
+
+def id_beyond(dataset: Path, shard: Path) -> None:
+    rewrite(shard, np.append(shards.read_shard(shard), [500]))
+
+
+def flipped_bit(dataset: Path, shard: Path) -> None:
+    patch(shard, 1524, bytes([shard.read_bytes()[1524] ^ 1]))
+
+
+def other_tokenizer(dataset: Path, shard: Path) -> None:
+    model = dataset.parents[1] / "tokenizers/t_500_bpe.model"
+    helpers.train_tokenizer(model, helpers.documents(60, 2), vocab_size=450)
+
+
+def directory(dataset: Path, shard: Path) -> None:
+    shard.unlink()
+    shard.mkdir()
+
+
+def dangling(dataset: Path, shard: Path) -> None:
+    shard.unlink()
+    shard.symlink_to("nowhere.bin")
+
+
+def no_shards(dataset: Path, shard: Path) -> None:
+    for path in dataset.glob("*.bin"):
+        path.unlink()
+
+
+def removed(name: str) -> Callable[[Path, Path], None]:
+    return lambda dataset, shard: (dataset / name).unlink()
+
+
+def copied(name: str) -> Callable[[Path, Path], None]:
+    return lambda dataset, shard: shutil.copy(shard, dataset / name)
+
+
+def manifest_is(text: str) -> Callable[[Path, Path], None]:
+    return lambda dataset, shard: (dataset / "manifest.json").write_text(text)
+
+
+def manifest_with(change: Callable[[dict], object]) -> Callable[[Path, Path], None]:
+    def damage(dataset: Path, shard: Path) -> None:
+        path = dataset / "manifest.json"
+        manifest = json.loads(path.read_text())
+        change(manifest)
+        path.write_text(json.dumps(manifest))
+
+    return damage
+
+
+DAMAGES = {  # what is done to the dataset and its second training shard, words of the message
+    "magic": (put(0, 16777216), "magic number is 16777216, expected 20240520"),
+    "version": (put(1, 2), "version is 2, expected 1"),
+    "extension": (put(3, 2), "extension mark is 0x2"),
+    "extension version": (put(4, 2), "extension version is 2, expected 1"),
+    "vocabulary size": (put(5, 0), "vocabulary size 0"),
+    "crc": (put(11, 5), "expected 00000005"),
+    "count negative": (put(2, -1), "counts -1 tokens, expected"),
+    "count too high": (count_off(1), "bytes, expected"),
+    "count too low": (count_off(-1), "bytes, expected"),
+    "one byte short": (resize(-1), "bytes, expected"),
+    "one token short": (resize(-2), "bytes, expected"),
+    "appended": (resize(2), "bytes, expected"),
+    "empty": (lambda d, s: os.truncate(s, 0), "header has 0 bytes, expected 1024"),
+    "half a header": (lambda d, s: os.truncate(s, 512), "header has 512 bytes, expected 1024"),
+    "header alone": (lambda d, s: os.truncate(s, 1024), "file has 1024 bytes, expected"),
+    "byte-swapped": (byte_swapped, "big-endian"),
+    "payload swapped": (payload_as(">u2", "<u2"), "crc32 is"),
+    "32-bit tokens": (payload_as("<u2", "<u4"), "bytes, expected"),
+    "id beyond": (id_beyond, "below the vocabulary's 500 is False"),
+    "flipped bit": (flipped_bit, "crc32 is"),
+    "highest id": (rewritten(max_id=7), "expected 7"),
+    "documents": (rewritten(documents=7), "expected 7"),
+    "bytes of text": (rewritten(text_bytes=7), "bytes of text is"),
+    "other corpus": (rewritten(corpus=bytes(31) + b"1"), "different values of corpus is 2"),
+    "other order": (rewritten(index=3), "another index is ['t_train_000001.bin'], expected []"),
+    "missing": (removed("t_train_000001.bin"), "missing shards by their headers is [1], expected []"),
+    "first missing": (removed("t_train_000000.bin"), "missing shards by their headers is [0], expected []"),
+    "duplicate": (copied("t_train_1.bin"), "shards of one number is [1], expected []"),
+    "two sets": (copied("u_train_000000.bin"), "number of sets (t, u) is 2"),
+    "another name": (copied("extra.bin"), "extra.bin: the name is no shard's"),
+    "train as val": (copied("t_val_000000.bin"), "split is 1, expected 0"),
+    "no val": (removed("t_val_000000.bin"), "val: no shards"),
+    "nothing": (no_shards, "holds no shards"),
+    "directory": (directory, "Is a directory"),
+    "dangling": (dangling, "No such file"),
+    "other tokenizer": (other_tokenizer, "sha256 of the tokenizer is"),
+    "no tokenizer": (removed("../../tokenizers/t_500_bpe.model"), "expected a SentencePiece model"),
+    "half a manifest": (manifest_is("{"), "manifest.json: no JSON"),
+    "manifest without end": (manifest_is("[" * 100_000), "manifest.json: no JSON"),
+    "empty manifest": (manifest_is('{"format": "bytegolf dataset"}'), "the manifest lacks"),
+    "manifest of another shape": (
+        manifest_with(lambda m: m["files"][0].pop("tokens")),
+        "the manifest's files[0] lacks ['tokens'], expected all of",
+    ),
+    "manifest without a tokenizer": (
+        manifest_with(lambda m: m.update(tokenizer=None)),
+        "the manifest's tokenizer is null, expected dict",
+    ),
+    "manifest of other counts": (manifest_with(lambda m: m["files"][1].update(bytes=5)), "'bytes': 5,"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_damage_is_found(dataset, kind):
+    damage, words = DAMAGES[kind]
+    damage(dataset, dataset / "t_train_000001.bin")
+    said = run("verify", dataset, code=3)
+    failed = [line for line in said.splitlines() if line.startswith("FAIL")]
+    assert any(words in line for line in failed), said
+    assert all("expected" in line for line in failed), said
+
+
+def test_a_missing_shard_blames_no_other(dataset):
+    (dataset / "t_train_000001.bin").unlink()
+    said = run("verify", dataset, code=3)
+    failed = [line for line in said.splitlines() if line.startswith("FAIL")]
+    assert not [line for line in failed if "another index" in line]
+
+
+def test_inspect_goes_on_after_a_damaged_shard(dataset):
+    paths = sorted(dataset.glob("*.bin"))
+    os.truncate(paths[0], 100)
+    said = run("inspect", dataset, code=3)
+    assert "header has 100 bytes, expected 1024" in said
+    assert said.count("vocab_size 500") == len(paths) - 1
+
+
+@pytest.mark.slow
+def test_closed_and_broken_output(dataset):
+    closed = start("data.shards", "verify", dataset, stdout=None, preexec_fn=lambda: os.close(1))
+    broken = start("data.shards", "inspect", dataset)
+    broken.stdout.close()
+    assert closed.communicate()[1] == ""
+    assert closed.returncode == 0
+    assert broken.stderr.read() == ""
+    assert broken.wait() == 141
+
+
+# --- validation documents in training shards -------------------------------------------------------------
+
+
+def random_documents(rng: np.random.Generator, count: int) -> list[np.ndarray]:
+    """Documents that begin and end alike, so that fingerprints of the ends alone would not do."""
+    first = [1, *[7] * 20]
+    last = [8] * 20
+    return [np.concatenate([first, rng.integers(2, 400, rng.integers(1, 60)), last]) for _ in range(count)]
+
+
+@pytest.mark.parametrize("leaked", [0, 1, 3])
+@pytest.mark.parametrize("cut", [False, True])
+def test_leaked_documents_are_counted(tmp_path, tokenizer_path, leaked, cut):
+    """Also where other projects cut documents at the ends of shards."""
+    rng = np.random.default_rng(leaked)
+    val = random_documents(rng, 50)
+    train = random_documents(rng, 500)
+    for i in range(leaked):
+        train.insert(100 * i + 17, val[i])
+    ends = np.cumsum([len(document) for document in train])
+    places = ends[[17, 117, 217]] - 5 if cut else ends[[100, 217, 390]]  # cut: within leaked documents
+    for i, part in enumerate(np.split(np.concatenate(train), places)):
+        legacy_shard(tmp_path / f"x_train_{i + 1:06d}.bin", part)
+    legacy_shard(tmp_path / "x_val_000000.bin", np.concatenate(val))
+    said = run("verify", tmp_path, "--tokenizer", tokenizer_path, code=3 if leaked else 0)
+    expected = f"is {leaked}, expected 0 (in x_train" if leaked else "0"
+    assert f"validation documents among {500 + leaked} training documents {expected}" in said
+    assert "BOS id unknown" in run("verify", tmp_path)
+
+
+def test_leak_in_our_own_shards(dataset, model):
+    val = next(shards.read_runs([dataset / "t_val_000000.bin"], 1)).document(3)
+    shard = dataset / "t_train_000001.bin"
+    header, tokens = shards.open_shard(shard)
+    text = shards.Tokenizer(model).processor.decode(val.tolist())
+    counts = {"documents": header.documents + 1, "text_bytes": header.text_bytes + len(text.encode())}
+    rewrite(shard, np.concatenate([tokens, val]), **counts)
+    assert "is 1, expected 0 (in t_train_000001.bin)" in run("verify", dataset, code=3)
+
+
+# --- what others and older tools made -----------------------------------------------------------------------
+
+
+def test_legacy_shards(dataset, model):
+    """As if another project had written them: readable, and checked as far as three numbers go."""
+    (dataset / "manifest.json").unlink()
+    paths = sorted(dataset.glob("*.bin"))
+    extended = paths[0].read_bytes()
+    for path in paths:
+        patch(path, 12, bytes(1012))
+    assert run("inspect", dataset).count("legacy: nothing else") == len(paths)
+    said = run("verify", dataset, "--tokenizer", model)
+    assert said.count("legacy; its tokens decode to ") == len(paths)
+    paths[0].write_bytes(extended)
+    said = run("verify", dataset, "--tokenizer", model, code=3)
+    assert f"{len(paths) - 1} of {len(paths)} shards are legacy" in said
+
+
+def test_an_older_manifest(dataset):
+    """As it was before the validation text was judged."""
+    path = dataset / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["validation"], manifest["options"]["val_max_bytes"]
+    path.write_text(json.dumps(manifest))
+    assert "FAIL" not in run("verify", dataset)

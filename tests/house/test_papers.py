@@ -1,0 +1,157 @@
+"""The papers: what they name exists, their commands can be typed, and readers can see all they speak of."""
+
+import functools
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from records.referee import __main__ as referee
+from tests.kit import helpers, record_kit
+
+FROZEN = re.compile(r"records/track_\w+/20\d\d-")  # a record's folder stays as it was sent
+UNSEEN = re.compile(r"(DESIGN|SEED|STYLE|TECHNIQUES)\.md|\b[Ii]ssues? \d|\bl[e]nt\b|/work[/]|\bGPU was\b")
+
+
+def tracked() -> list[str]:
+    """Files of the repository, without the frozen records; where there is no git, all that are not hidden."""
+    command = ["git", "ls-files", "-co", "--exclude-standard"]
+    done = subprocess.run(command, cwd=helpers.ROOT, text=True, capture_output=True)
+    found = done.stdout.splitlines()
+    if not found:
+        paths = [path.relative_to(helpers.ROOT) for path in helpers.ROOT.rglob("*")]
+        found = [str(path) for path in paths if not path.parts[0].startswith((".venv", "logs"))]
+    return sorted(name for name in found if not FROZEN.match(name) and (helpers.ROOT / name).is_file())
+
+
+def text_of(name: str) -> str:
+    return (helpers.ROOT / name).read_text(encoding="utf-8", errors="replace")
+
+
+def commands_of(paper: str) -> list[str]:
+    """The lines of its blocks of shell commands; a line that goes on is one."""
+    blocks = re.findall(r"```bash\n(.*?)```", text_of(paper), re.DOTALL)
+    return [line for block in blocks for line in block.replace("\\\n", "").splitlines()]
+
+
+FILES = tracked()
+PAPERS = [name for name in FILES if name.endswith(".md")]
+
+
+# --- what the papers name ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_links_and_pictures_lead_to_files(paper):
+    targets = re.findall(r"\]\(([^)\s#]+)", text_of(paper))
+    local = [target for target in targets if not target.startswith("https://")]
+    assert not [target for target in local if not ((helpers.ROOT / paper).parent / target).exists()]
+
+
+PATH = re.compile(r"(?<![\w<>{}/.])\.?\w+/[\w<>{}./*-]*\w")
+PLACEHOLDER = re.compile(r"[<>{}]|[A-Z]{4}\b|^data/(datasets|tokenizers)|MyIdea")  # what readers fill in
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_files_that_are_named_with_their_folder_exist(paper):
+    """Of a pattern such as *.patch, at least one."""
+    folders = {Path(name).parts[0] for name in FILES}
+    named = [word for word in PATH.findall(text_of(paper)) if word.split("/")[0] in folders]
+    assert not [word for word in named if not PLACEHOLDER.search(word) and not [*helpers.ROOT.glob(word)]]
+
+
+@functools.cache
+def help_of(*words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", *words, "--help"], cwd=helpers.ROOT, text=True, capture_output=True
+    )
+    return done.stdout if done.returncode == 0 else ""
+
+
+OURS = re.compile(r"-m ((?:data|records|tests)(?:\.\w+)+)([^&|;#]*)")
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_commands_name_modules_and_scripts_that_exist(paper):
+    for line in commands_of(paper):
+        for module, _ in OURS.findall(line):
+            assert importlib.util.find_spec(module), line
+        for script in re.findall(r"python3? ([\w/]+\.py)", line):
+            assert (helpers.ROOT / script).exists(), line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("paper", PAPERS)
+def test_options_in_commands_are_options_of_our_tools(paper):
+    for line in commands_of(paper):
+        for module, rest in OURS.findall(line):
+            if module.startswith("tests."):  # some of them work at once, whatever they are told
+                continue
+            words = rest.split()
+            told = help_of(module) + (help_of(module, words[0]) if words and words[0].isalpha() else "")
+            for option in re.findall(r"(?<!\S)--[a-z][\w-]*", rest):
+                assert not told or option in told, line
+
+
+def test_every_word_speaks_of_what_a_reader_can_see():
+    """Not of papers, issues and machines that only those who wrote it knew."""
+    found = [f"{name}: {match[0]}" for name in FILES for match in UNSEEN.finditer(text_of(name))]
+    assert not found
+
+
+# --- what is made -----------------------------------------------------------------------------------------
+
+
+def test_the_workflow_runs_what_the_readme_says():
+    path = ".github/workflows/tests.yml"
+    assert "- run: .ci/run\n" in text_of(path) and "permissions:\n  contents: read\n" in text_of(path)
+
+
+# --- the bigram -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_record_in_the_papers_scores_as_it_stands_there(tmp_path, capsys):
+    """The bigram of records/README.md, by the referee and by counts of our own."""
+    script = re.search(r"```python\n(.*?)```", text_of("records/README.md"), re.DOTALL)[1]
+    corpus = record_kit.make_data(tmp_path / "data")
+    record_kit.make_track(tmp_path / "track", corpus)
+    folder = record_kit.foreign(corpus, tmp_path / "mine")
+    (folder / "train_gpt.py").write_text(script)
+    told = [f"--{name}={tmp_path / path}" for name, path in (("track", "track"), ("data", "data"))]
+    second = f"--second={tmp_path / 'data/second.jsonl'}"
+    trust = [] if record_kit.HAS_SANDBOX else ["--trust"]
+    words = ["score", str(folder), *told, second, "--dataset=tiny_sp400", *trust]
+    assert referee.main(words) == 0
+    score = float(re.search(r"val_bpb: (\S+)", capsys.readouterr().out)[1])
+    counts = np.fromfile(folder / "model.bin", "<u2").reshape(400, 400) + 0.01
+    nats = -np.log(counts / counts.sum(1, keepdims=True))
+    streams = np.array_split(corpus.tokens["val"], 64)
+    within = sum(nats[stream[:-1], stream[1:]].sum() for stream in streams)
+    total = within + 63 * np.log(400)  # of the streams' first tokens, but for the text's own
+    assert score == pytest.approx(total / np.log(2) / corpus.val_bytes(), abs=1e-6)
+
+
+def test_a_termination_leaves_nothing_half_written(tmp_path):
+    code = """
+import sys, time
+from pathlib import Path
+from data import command
+from data.files import growing_folder
+
+def work():
+    with growing_folder(Path(sys.argv[1])):
+        print("begun", flush=True)
+        time.sleep(60)
+
+sys.exit(command.run(work, ""))
+"""
+    words = [sys.executable, "-c", code, str(tmp_path / "record")]
+    with subprocess.Popen(words, cwd=helpers.ROOT, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"begun\n"
+        process.terminate()
+    assert process.returncode == 130 and not list(tmp_path.iterdir())

@@ -1,0 +1,309 @@
+"""A pull request judges itself: .github/workflows/record.yml, whose steps run here on scratch clones.
+
+test_records.py has pull requests that the real referee judges.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from records.archive.tracks import load_track
+from tests.kit import helpers, record_kit
+
+SCRIPT = ".github/scripts/pull_request.py"
+WORKFLOW = (helpers.ROOT / ".github/workflows/record.yml").read_text()
+OLD = "records/track_floppy/2026-01-01_Old"
+NEW = "records/track_floppy/2026-01-02_New"
+STAND_IN = """
+import sys
+from pathlib import Path
+
+folder = Path(sys.argv[1])
+print(sys.argv[1:], sorted(path.name for path in folder.iterdir()), flush=True)
+print((folder / "README.md").read_text())
+sys.exit("bad" in (folder / "README.md").read_text())
+"""
+
+
+@dataclass
+class Verdict:
+    code: int
+    out: str
+    summary: str
+    folder: str  # that the judge was told
+
+
+class Forge:
+    """A base branch, a fork of it, and what a runner does with the fork's pull request."""
+
+    def __init__(self, root: Path, tiny: Path | None = None):
+        """`tiny`: a second track, whose records the real verifier judges; without it a stand-in does."""
+        self.root = root
+        self.base = root / "base"
+        self.fork = root / "fork"
+        for name in ("records", "data"):
+            skipped = shutil.ignore_patterns("track_*", "datasets", "tokenizers", "__pycache__", ".*")
+            shutil.copytree(helpers.ROOT / name, self.base / name, ignore=skipped)
+        shutil.copy(helpers.ROOT / ".gitignore", self.base)
+        shutil.copytree(helpers.ROOT / ".github/scripts", self.base / ".github/scripts")
+        add_record(self.base, OLD)
+        for track in filter(None, (helpers.ROOT / "records/track_floppy", tiny)):
+            (self.base / "records" / track.name).mkdir(exist_ok=True)
+            shutil.copy(track / "track.json", self.base / "records" / track.name)
+        if tiny is None:
+            (self.base / "records/verify/__main__.py").write_text(STAND_IN)
+        self.git(root, "init", "--quiet", "--initial-branch=main", self.base)
+        self.commit(self.base)
+        self.git(root, "clone", "--quiet", self.base, self.fork)
+
+    def git(self, folder: Path, *words: object) -> str:
+        who = {f"GIT_{role}_{key}": "a@b" for role in ("AUTHOR", "COMMITTER") for key in ("NAME", "EMAIL")}
+        env = os.environ | who | {"GIT_CONFIG_GLOBAL": os.devnull}
+        command = ["git", *map(str, words)]
+        return subprocess.run(
+            command, cwd=folder, env=env, check=True, text=True, stdout=subprocess.PIPE
+        ).stdout
+
+    def commit(self, folder: Path) -> str:
+        self.git(folder, "add", "--all")
+        self.git(folder, "commit", "--quiet", "--allow-empty", "--message", "change")
+        return self.git(folder, "rev-parse", "HEAD").strip()
+
+    def pull(self, change) -> str:
+        """The commit of a pull request that does `change` to a fork's folder."""
+        change(self.fork)
+        head = self.commit(self.fork)
+        self.git(self.fork, "push", "--quiet", "origin", "HEAD:refs/pull/1/head")
+        return head
+
+    def judge(self, change, data: Path | None = None, retrain: str = "false") -> Verdict:
+        """What the workflow's steps say of a pull request."""
+        head = self.pull(change)
+        self.git(self.root, "clone", "--quiet", self.base, "runner")
+        if data:
+            shutil.copytree(data, self.root / "runner/data", dirs_exist_ok=True)
+        told = {"GITHUB_STEP_SUMMARY": self.root / "summary", "GITHUB_OUTPUT": self.root / "output"}
+        done = self.step("find", HEAD=head, **told)
+        folder = read(self.root / "output").removeprefix("folder=").rstrip("\n")
+        if folder:
+            assert done.returncode == 0
+            done = self.step("judge", FOLDER=folder, RETRAIN=retrain, **told)
+        return Verdict(done.returncode, done.stdout, read(self.root / "summary"), folder)
+
+    def step(self, name: str, **env: object) -> subprocess.CompletedProcess:
+        env = helpers.clean_environment(**env, PYTHONPATH=".", GIT_CONFIG_GLOBAL=os.devnull)
+        command = [sys.executable, SCRIPT, name]
+        return subprocess.run(
+            command, cwd=self.root / "runner", env=env, text=True, capture_output=True, timeout=900
+        )
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def add_record(root: Path, folder: str = NEW, readme: str = "good\n") -> None:
+    (root / folder).mkdir(parents=True)
+    (root / folder / "README.md").write_text(readme)
+    (root / folder / "model_seed1337.ptz").write_bytes(bytes(range(256)))
+    (root / folder / "train_gpt.py").write_bytes(b"raise SystemExit('runs')\r\n")
+
+
+@pytest.fixture
+def hub(tmp_path):
+    return Forge(tmp_path)
+
+
+# --- what is judged ---------------------------------------------------------------------------------------
+
+
+def test_one_new_record_is_verified_as_it_was_sent(hub):
+    verdict = hub.judge(add_record)
+    assert (verdict.code, verdict.folder) == (0, NEW)
+    names = ["README.md", "model_seed1337.ptz", "train_gpt.py"]
+    assert f"{[NEW]} {names}" in verdict.out and f"{[NEW]} {names}" in verdict.summary
+    assert verdict.summary.startswith(f"`{NEW}` passes on paper; it could not be scored here.\n")
+    for name in names:
+        assert (hub.root / "runner" / NEW / name).read_bytes() == (hub.fork / NEW / name).read_bytes()
+
+
+def test_a_label_has_the_first_seed_trained_again(hub):
+    verdict = hub.judge(add_record, retrain="true")
+    assert verdict.code == 0 and f"{[NEW, '--retrain', 'any']}" in verdict.summary
+
+
+def test_a_failed_verification_fails_the_job(hub):
+    verdict = hub.judge(lambda root: add_record(root, readme="bad"))
+    assert verdict.code == 1 and verdict.summary.startswith(f"`{NEW}` fails.\n")
+
+
+def test_what_the_base_branch_did_since_is_not_the_pull_requests(hub):
+    (hub.base / OLD / "README.md").write_text("mended\n")
+    add_record(hub.base, "records/track_floppy/2026-01-03_Other")
+    hub.commit(hub.base)
+    assert hub.judge(add_record).code == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda root: None,
+        lambda root: (root / "README.md").write_text("more"),
+        lambda root: (root / "records/sandbox/inside/worker.py").write_text("more"),
+    ],
+    ids=["none", "code", "code in a room"],
+)
+def test_a_pull_request_without_a_record_is_let_through(hub, change):
+    verdict = hub.judge(change)
+    assert (verdict.code, verdict.folder) == (0, "") and "No record to judge." in verdict.summary
+
+
+def test_a_stranger_words_stay_words(hub):
+    """They end no block of the summary, begin no line of it, and command GitHub's runner nothing."""
+    words = (
+        "```\n</pre><img src=x>\n`````\n::set-output name=a::b\n##[add-mask]a\nPASS\x1b[2J\u202eFAIL\n"
+        + "x" * 3_000_000
+    )
+    verdict = hub.judge(lambda root: add_record(root, readme=words))
+    assert len(verdict.summary.encode()) < 1 << 20
+    head, block = verdict.summary.split("``````text\n")
+    assert block.endswith("\n``````\n") and "``````" not in block[:-8] and head.startswith(f"`{NEW}` passes")
+    assert "\x1b" not in verdict.out and "\u202e" not in verdict.out
+    lines = verdict.out.splitlines()
+    token = re.fullmatch("::stop-commands::([0-9a-f]{32})", lines[0])[1]
+    assert lines[-1] == f"::{token}::" and lines.index("::set-output name=a::b") > 0
+
+
+# --- what is refused --------------------------------------------------------------------------------------
+
+
+def also(path: str, text: str = "more\n"):
+    """A record, and a change of another file."""
+
+    def change(root):
+        add_record(root)
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+
+    return change
+
+
+def link(root):
+    add_record(root)
+    (root / NEW / "train_seed1337.log").symlink_to("/etc/passwd")
+
+
+def link_in_place(root):
+    (root / NEW).symlink_to("2026-01-01_Old")
+
+
+def track_becomes_a_link(root):
+    shutil.move(root / "records/track_floppy", root / "records/moved")
+    (root / "records/track_floppy").symlink_to("moved")
+
+
+def submodule(root):
+    """One that was cloned into the folder."""
+    add_record(root)
+    subprocess.run(["git", "clone", "--quiet", ".", f"{NEW}/module"], cwd=root, check=True)
+
+
+def rename_old(root):
+    (root / OLD).rename(root / NEW)
+
+
+CHANGES = {
+    "a file in a room beside it": (also("records/sandbox/inside/worker.py"), "nothing else"),
+    "two records": (lambda root: [add_record(root), add_record(root, NEW + "2")], "nothing else"),
+    "referee": (also("records/verify/__main__.py", "print('PASS')"), "nothing else"),
+    "workflow": (also(".github/workflows/record.yml"), "nothing else"),
+    "a package in the way": (also("numpy.py"), "nothing else"),
+    "verdicts": (also("records/track_floppy/verdicts.json", "{}"), "nothing else"),
+    "attributes": (also(".gitattributes", "* export-ignore"), "nothing else"),
+    "old record changed": (lambda root: (root / OLD / "README.md").write_text("x"), "git says M 100644"),
+    "old record grows": (lambda root: (root / OLD / "more").write_text("x"), "expected a new folder"),
+    "old record gone": (lambda root: shutil.rmtree(root / OLD), "git says D 000000"),
+    "old record's mode": (lambda root: (root / OLD / "README.md").chmod(0o755), "git says M 100755"),
+    "new and old": (also(f"{OLD}/README.md"), "git says M 100644"),
+    "old record renamed": (rename_old, "D 000000"),
+    "link": (link, "git says A 120000"),
+    "link in place of the folder": (link_in_place, "expected one new folder"),
+    "track becomes a link": (track_becomes_a_link, "nothing else"),
+    "submodule": (submodule, "git says A 160000"),
+    "folder in the folder": (also(f"{NEW}/more/README.md"), "nothing else"),
+    "no such track": (lambda root: add_record(root, "records/track_mine/2026-01-02_A"), "no such track"),
+    "own track": (also("records/track_mine/2026-01-02_A/track.json"), "nothing else"),
+    "spaces": (lambda root: add_record(root, NEW + " A"), "of the name <YYYY-MM-DD>_<Name>"),
+    "unicode": (lambda root: add_record(root, NEW + "é"), "of the name"),
+    "newline": (lambda root: add_record(root, NEW + "\nfolder=data"), "of the name"),
+    "no date": (lambda root: add_record(root, "records/track_floppy/New"), "of the name"),
+    "in no track": (lambda root: add_record(root, "records/2026-01-02_New"), "expected one new folder"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_anything_but_one_new_folder_of_plain_files_is_refused(hub, change):
+    apply, words = CHANGES[change]
+    verdict = hub.judge(apply)
+    assert (verdict.code, verdict.folder) == (3, "")
+    assert words in verdict.summary and words in verdict.out
+    assert verdict.summary.startswith("This pull request is refused.\n\n```text\n")
+    assert hub.git(hub.root / "runner", "status", "--short") == ""
+
+
+def test_odd_names_of_files_reach_the_verifier_alone(hub):
+    def change(root):
+        add_record(root)
+        for name in (b"a b", b"\xff", "é".encode(), b"a\nfolder=data", b"-rf", b"$(id)"):
+            Path(os.fsdecode(os.path.join(os.fsencode(root / NEW), name))).write_text("x")
+
+    verdict = hub.judge(change)
+    assert (verdict.code, verdict.folder) == (0, NEW) and "'$(id)', '-rf'" in verdict.summary
+
+
+def test_a_conflict_with_the_base_branch_is_told(hub):
+    (hub.base / "README.md").write_text("one")
+    hub.commit(hub.base)
+    verdict = hub.judge(also("README.md", "two"))
+    assert verdict.code == 3 and "rebase it onto the base branch" in verdict.summary
+
+
+def test_more_bytes_than_a_record_needs_are_not_unpacked(hub):
+    record_kit.edit(hub.base / SCRIPT, ("256 << 20", "256 << 0"))
+    hub.commit(hub.base)
+    verdict = hub.judge(add_record)
+    assert (verdict.code, verdict.folder) == (3, "") and "holds more than 256 bytes" in verdict.summary
+
+
+# --- the workflows ----------------------------------------------------------------------------------------
+
+
+def test_github_takes_every_workflow():
+    program = shutil.which("actionlint", path=Path(sys.executable).parent) or shutil.which("actionlint")
+    if not program:
+        pytest.skip("no actionlint here: pip install -r tests/requirements.txt installs it on Linux")
+    paths = sorted((helpers.ROOT / ".github/workflows").glob("*.yml"))
+    done = subprocess.run([program, *paths], cwd=helpers.ROOT, text=True, capture_output=True)
+    assert (done.returncode, done.stdout) == (0, "") and len(paths) == 2
+
+
+def test_no_word_of_a_pull_request_stands_in_a_command_and_no_right_is_given():
+    assert "\non:\n  pull_request:\n" in WORKFLOW and "\npermissions:\n  contents: read\n\n" in WORKFLOW
+    assert WORKFLOW.count("permissions") == 1 and "secrets" not in WORKFLOW
+    assert "ref: ${{ github.base_ref }}" in WORKFLOW and "persist-credentials: false" in WORKFLOW
+    commands = re.findall(r"^( +)run: (.*\n(?:\1 .*\n)*)", WORKFLOW.replace("- run", "  run"), re.MULTILINE)
+    assert len(commands) == WORKFLOW.count("run: ") and not [text for _, text in commands if "${{" in text]
+    for name in ("find", "judge"):
+        assert f"run: python {SCRIPT} {name}\n" in WORKFLOW
+
+
+def test_the_text_is_made_in_every_vocabulary_of_the_track():
+    rules = load_track(helpers.ROOT / "records/track_floppy").rules
+    sizes = {row["name"].removeprefix("demo_sp") for row in rules["dataset"]["vocabularies"]}
+    assert set(re.search("for size in ([0-9 ]+);", WORKFLOW)[1].split()) == sizes

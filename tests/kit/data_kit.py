@@ -1,0 +1,51 @@
+"""What the tests of data/ share: the commands run in this process or in one of their own, and texts."""
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.kit import helpers
+
+
+def call(main: Callable[[list[str]], int], *args: object, code: int = 0) -> str:
+    """What a command says that runs in this process; its exit code is checked."""
+    said = io.StringIO()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            found = main([str(arg) for arg in args])
+    except SystemExit as stopped:
+        found = stopped.code
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert found == code, said.getvalue()
+    return said.getvalue()
+
+
+def start(module: str, *args: object, **options) -> subprocess.Popen:
+    """A command as a process of its own; its output is read as text."""
+    options = {"cwd": helpers.ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+    environment = os.environ | {"PYTHONPATH": str(helpers.ROOT)} | options.pop("env", {})
+    command = [sys.executable, "-m", module, *map(str, args)]
+    return subprocess.Popen(command, text=True, env=environment, **options)
+
+
+def refused(said: str) -> str:
+    """The error in what a command said: one line, the last one."""
+    assert said.count("error: ") == 1
+    assert "Traceback" not in said
+    line = said.splitlines()[-1]
+    assert line.startswith("error: ")
+    return line
+
+
+def write_jsonl(path: Path, texts: list[str]) -> Path:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    return path

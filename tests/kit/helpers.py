@@ -1,0 +1,231 @@
+"""What several test files share: texts, tokenizers and shards made on the spot, and the real script run.
+
+Shards are written here from the table in data/README.md, by no code of the project.
+"""
+
+import hashlib
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import sentencepiece
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "train_gpt.py"
+MLX_SCRIPT = ROOT / "train_gpt_mlx.py"
+BOS = 1
+CORPUS = hashlib.sha256(b"tiny").digest()  # names the texts of make_corpus in its headers
+
+SENTENCES = [
+    "the quick brown fox jumps over the lazy dog",
+    "Быстрая коричневая лиса прыгает",
+    "敏捷的棕色狐狸跳过懒狗",
+    "والثعلب البني السريع يقفز",
+    "def f(x):\n    return x  # twice",
+    "naïve café, déjà vu",
+    "🦊 ✨ 👍🏽 🇩🇪",
+    "for i in range(10):\n\tprint(i)",
+    "שועל חום מהיר",
+    "갈색 여우가 개를",
+]
+
+# A run of a second or two: the smoke preset, smaller still.
+TINY = """
+    PRESET=smoke VOCAB_SIZE=400 MODEL_DIM=32 NUM_LAYERS=2 TRAIN_SEQ_LEN=32 TRAIN_BATCH_TOKENS=512
+    VAL_BATCH_SIZE=4096 VAL_TOKENS_LIMIT=0 ITERATIONS=3 WARMUP_STEPS=0 MAX_WALLCLOCK_SECONDS=0
+    COMPILE=0 DTYPE=float32
+"""
+
+
+def documents(count: int, seed: int, sentences: list[str] = SENTENCES) -> list[str]:
+    """Documents of one to a few dozen words, separated by all kinds of white space."""
+    rng = random.Random(seed)
+    gaps = [" ", " ", " ", "  ", "\n", "   ", ""]
+    made = []
+    for _ in range(count):
+        words = rng.choice(sentences).split(" ") + rng.choice(sentences).split(" ")
+        parts = [rng.choice(words) + rng.choice(gaps) for _ in range(rng.randint(1, 40))]
+        made.append("".join(parts))
+    return made
+
+
+# The kind of tokenizer that data.prepare makes: it gives every text back.
+LOSSLESS = {
+    "vocab_size": 400,
+    "hard_vocab_limit": False,
+    "model_type": "bpe",
+    "byte_fallback": True,
+    "character_coverage": 0.98,
+    "normalization_rule_name": "identity",
+    "add_dummy_prefix": False,
+    "remove_extra_whitespaces": False,
+    "split_by_whitespace": True,
+    "max_sentence_length": 100_000,
+    "num_threads": 1,
+    "minloglevel": 2,
+}
+
+
+def train_tokenizer(path: Path, texts: list[str], **options) -> Path:
+    """A SentencePiece model file, LOSSLESS but for the options."""
+    train = sentencepiece.SentencePieceTrainer.train
+    with open(path, "wb") as file:
+        train(sentence_iterator=iter(texts), model_writer=file, **LOSSLESS | options)
+    return path
+
+
+PLACES = {"vocabulary": 5, "documents": 7, "index": 12, "shards": 13, "split": 14, "flags": 15}
+
+
+def header(tokens: np.ndarray, extended: bool = True, **fields: int | bytes) -> bytes:
+    """The 1024 bytes before the tokens. fields: those of PLACES, text_bytes, tokenizer, corpus (sha256)."""
+    blob = bytearray(1024)
+    struct.pack_into("<3I", blob, 0, 20240520, 1, len(tokens))
+    if not extended:
+        return bytes(blob)
+    text_bytes = fields.get("text_bytes", 0)
+    ints = {3: 0x31464C47, 4: 1, 6: BOS, 8: int(tokens.max(initial=0))}
+    ints |= {9: text_bytes % 2**32, 10: text_bytes >> 32}
+    ints |= {11: zlib.crc32(tokens.astype("<u2").tobytes())}
+    ints |= {place: fields.get(name, 0) for name, place in PLACES.items()}
+    for place, value in ints.items():
+        struct.pack_into("<I", blob, 4 * place, value)
+    blob[64:96] = fields.get("tokenizer", bytes(32))
+    blob[96:128] = fields.get("corpus", bytes(32))
+    return bytes(blob)
+
+
+def sha256(path: Path) -> bytes:
+    return hashlib.sha256(path.read_bytes()).digest()
+
+
+def pairs(text: str) -> dict[str, str]:
+    """The NAME=value words of a text."""
+    return dict(word.split("=") for word in text.split())
+
+
+def tiny_env(**more) -> dict[str, str]:
+    """The environment of a tiny run."""
+    return pairs(TINY) | {name: str(value) for name, value in more.items()}
+
+
+@dataclass
+class TinyCorpus:
+    """A dataset folder, its tokenizer, and what went into them."""
+
+    data_path: Path
+    tokenizer_path: Path
+    tokens: dict[str, np.ndarray]  # of a split, end to end
+    texts: dict[str, list[str]]
+
+    @property
+    def tokenizer(self) -> sentencepiece.SentencePieceProcessor:
+        return sentencepiece.SentencePieceProcessor(model_file=str(self.tokenizer_path))
+
+    def env(self, **more) -> dict[str, str]:
+        """The environment of a tiny run on this corpus."""
+        paths = {"DATA_PATH": self.data_path, "TOKENIZER_PATH": self.tokenizer_path}
+        return tiny_env(**paths | more)
+
+    def val_bytes(self) -> int:
+        return sum(len(text.encode()) for text in self.texts["val"])
+
+
+def encode_documents(tokenizer: sentencepiece.SentencePieceProcessor, texts: list[str]) -> np.ndarray:
+    return np.array([i for ids in tokenizer.encode(texts) for i in [BOS, *ids]], np.uint16)
+
+
+def write_shards(folder: Path, split: str, parts: list[np.ndarray], **fields) -> list[Path]:
+    """One whole set of shards of a split. text_bytes may be given as a list: one number for each shard."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text_bytes = fields.pop("text_bytes", [0] * len(parts))
+    whole = {"shards": len(parts), "split": int(split == "train")}
+    paths = [folder / f"tiny_{split}_{index:06}.bin" for index in range(len(parts))]
+    for index, (path, part) in enumerate(zip(paths, parts)):
+        own = {"index": index, "text_bytes": text_bytes[index]}
+        path.write_bytes(header(part, **whole | own | fields) + part.astype("<u2").tobytes())
+    return paths
+
+
+def make_corpus(
+    folder: Path,
+    tokenizer_path: Path,
+    extended: bool = True,
+    train_shards: int = 3,
+    train_docs: int = 500,
+    val_docs: int = 60,
+    **fields,
+) -> TinyCorpus:
+    """A tiny corpus of documents in several scripts: `train_shards` shards of training, two of validation."""
+    made = TinyCorpus(folder, tokenizer_path, {}, {})
+    fields = {"corpus": CORPUS, "tokenizer": sha256(tokenizer_path), "extended": extended} | fields
+    fields = {"vocabulary": made.tokenizer.vocab_size()} | fields
+    for split, count, shards, seed in (("train", train_docs, train_shards, 1), ("val", val_docs, 2, 2)):
+        texts = documents(count, seed)
+        groups = [list(group) for group in np.array_split(np.array(texts, object), shards)]
+        parts = [encode_documents(made.tokenizer, group) for group in groups]
+        sizes = [sum(len(text.encode()) for text in group) for group in groups]
+        write_shards(folder, split, parts, **{"documents": count, "text_bytes": sizes} | fields)
+        made.texts[split] = texts
+        made.tokens[split] = np.concatenate(parts)
+    return made
+
+
+@dataclass
+class ScriptRun:
+    """What a run of the script left behind."""
+
+    code: int
+    out: str
+    err: str
+    cwd: Path
+
+    @property
+    def final(self) -> dict[str, str]:
+        """The block after '---'."""
+        lines = self.out.split("\n---\n")[-1].strip().splitlines()
+        return dict(line.split(": ", 1) for line in lines)
+
+    @property
+    def folder(self) -> Path:
+        return self.cwd / "logs" / self.final["run_id"]
+
+    def events(self, kind: str) -> list[dict]:
+        lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def clean_environment(**more) -> dict[str, str]:
+    """Nothing of the caller's environment but where programs and the home folder are."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH") if name in os.environ}
+    return {**kept, "OMP_NUM_THREADS": "1", **{name: str(value) for name, value in more.items()}}
+
+
+def command(ranks: int = 0, script: Path = SCRIPT) -> list[str]:
+    """The command line of the script; with ranks, under the real torchrun."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks else []
+    return [sys.executable, *torchrun, str(script)]
+
+
+def run_script(
+    cwd: Path, env: dict[str, str], ranks: int = 0, prefix: tuple[str, ...] = (), script: Path = SCRIPT
+) -> ScriptRun:
+    """Run the real train_gpt.py as a process of its own in `cwd`."""
+    cwd.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(
+        [*prefix, *command(ranks, script)],
+        cwd=cwd,
+        env=clean_environment(**env),
+        timeout=280,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+    )
+    return ScriptRun(done.returncode, done.stdout, done.stderr, cwd)

@@ -1,0 +1,224 @@
+"""What the tests of records share: a tiny track, a good record made from real runs, and foreign models."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from records import freeze
+from records.archive import submission
+from records.archive.checks import Check
+from records.archive.record import Record
+from records.sandbox import bubblewrap
+from records.verify import __main__ as verify
+from tests.kit import helpers
+
+TRACK = "track_tiny"
+SEEDS = (1, 2, 3)
+NAME = "2025-11-21_Good"
+ARTIFACT = "model_seed1.ptz"
+MOST_FLOPS = 10**12
+HAS_SANDBOX = bubblewrap.find() is not None
+REFEREE = {"eval-time", "second-text", "proof", "proof-size", "sandbox"}
+NO_SANDBOX = "bubblewrap is not installed or does not work here: apt-get install bubblewrap"
+SETTINGS = {"ITERATIONS": 12, "TRAIN_LOG_EVERY": 5, "MAX_WALLCLOCK_SECONDS": 60}
+
+
+def make_data(root: Path) -> helpers.TinyCorpus:
+    """data/ as the tools expect it: datasets/tiny_sp400, tokenizers/tiny.model; and a second text beside."""
+    (root / "tokenizers").mkdir(parents=True)
+    tokenizer = helpers.train_tokenizer(root / "tokenizers/tiny.model", helpers.documents(400, 3))
+    second = "".join(json.dumps(text) + "\n" for text in helpers.documents(40, 5))
+    (root / "second.jsonl").write_text(second, encoding="utf-8")
+    return helpers.make_corpus(root / "datasets/tiny_sp400", tokenizer)
+
+
+def make_track(folder: Path, corpus: helpers.TinyCorpus, **more) -> None:
+    """track.json of the tiny corpus, from the floppy's."""
+    rules = json.loads((helpers.ROOT / "records/track_floppy/track.json").read_text())
+    texts = [hashlib.sha256(text.encode()).digest() for text in corpus.texts["val"]]
+    headers = b"".join(path.read_bytes()[:1024] for path in sorted(corpus.data_path.glob("*_train_*.bin")))
+    rules |= {
+        "title": "Tiny",
+        "hardware": "any",
+        "train_seconds": 60,
+        "train_flops": MOST_FLOPS,
+        "budget_bytes": 250_000,
+        "seeds": list(SEEDS),
+        "min_gain_bpb": 0.01,
+        "noise_bpb": 0.1,
+        "log_tolerance_bpb": 0.2,
+        "second_band": [0.7, 1.4],
+        **more,
+    }
+    vocabulary = {
+        "name": "tiny_sp400",
+        "tokenizer": "tiny.model",
+        "tokenizer_sha256": helpers.sha256(corpus.tokenizer_path).hex(),
+        "val_tokens": len(corpus.tokens["val"]) - 1,
+        "logged_val_sha256": hashlib.sha256(corpus.tokens["val"].astype("<u2")).hexdigest(),
+        "logged_train_sha256": hashlib.sha256(headers).hexdigest(),
+    }
+    rules["dataset"] = {
+        "tokenizer_policy": "provided",
+        "val_sha256": hashlib.sha256(b"".join(texts)).hexdigest(),
+        "train_sha256": None,
+        "val_bytes": corpus.val_bytes(),
+        "second": "file",
+        "vocabularies": [{**vocabulary, "name": "tiny_sp260", "tokenizer_sha256": "ab" * 32}, vocabulary],
+    }
+    folder.mkdir(parents=True)
+    (folder / "track.json").write_text(json.dumps(rules))
+
+
+class Kit:
+    """A tiny track with a good record in it, made by the real script and records.freeze.
+
+    Tests work on copies.
+    """
+
+    def __init__(self, root: Path, script: Path = helpers.SCRIPT):
+        self.root = root
+        self.data = root / "data"
+        self.records = root / "records"
+        self.script = root / "script" / script.name  # copies: the repository's own may change under the runs
+        self.script.parent.mkdir()
+        for path in {helpers.SCRIPT, script}:
+            shutil.copy(path, self.script.with_name(path.name))
+        self.corpus = make_data(self.data)
+        make_track(self.records / TRACK, self.corpus)
+        for seed in SEEDS:
+            env = self.corpus.env(**SETTINGS, SEED=seed, RUN_ID=f"run{seed}")
+            done = helpers.run_script(root, env, script=self.script)
+            assert done.code == 0, done.err
+        self.good = freeze.freeze(freeze.parse_args(self.freeze_args()))
+
+    def freeze_args(self, *more: str, name: str = "Good", runs=SEEDS) -> list[str]:
+        options = {
+            "--track": TRACK,
+            "--name": name,
+            "--author": "Ada",
+            "--what": "nothing",
+            "--why": "a test",
+            "--date": "2025-11-21",
+            "--records": str(self.records),
+            "--script": str(self.script),
+            "--data": str(self.data),
+        }
+        words = [word for pair in options.items() for word in pair]
+        return [*(str(self.root / f"logs/run{seed}") for seed in runs), *words, *more]
+
+    def copy(self, root: Path, name: str = NAME) -> Path:
+        """The track with a copy of the good record; the folder of that."""
+        track = root / TRACK
+        if not track.exists():
+            track.mkdir(parents=True)
+            shutil.copy(self.records / TRACK / "track.json", track)
+        shutil.copytree(self.good, track / name)
+        return track / name
+
+    def verify(self, folder: Path, *more: str) -> list[Check]:
+        """All checks."""
+        second = str(self.data / "second.jsonl")
+        options = ["--data", str(self.data), "--second", second, *more]
+        return list(verify.verify(folder, verify.parse_args([str(folder), *options])))
+
+
+def failed(checks: list[Check]) -> set[str]:
+    return {line.name for line in checks if line.verdict == "FAIL"}
+
+
+# --- changing a record ------------------------------------------------------------------------------------
+
+
+def edit(path: Path, *pairs: tuple[str, str]) -> None:
+    """Replace texts in a file; each must be there."""
+    text = path.read_text(encoding="utf-8")
+    for old, new in pairs:
+        assert old in text, (path, old)
+        text = text.replace(old, new)
+    path.write_text(text, encoding="utf-8")
+
+
+def edit_json(path: Path, change) -> None:
+    value = json.loads(path.read_text(encoding="utf-8"))
+    change(value)
+    path.write_text(json.dumps(value, indent=1), encoding="utf-8")
+
+
+def log_value(folder: Path, seed: int, name: str, value) -> None:
+    """Write a value of a run's last block, in log and metrics alike."""
+    log = folder / f"train_seed{seed}.log"
+    metrics = folder / f"metrics_seed{seed}.jsonl"
+    run = submission.read_runs(folder)[seed]
+    edit(log, (f"\n{name}: {run.final[name]}", f"\n{name}: {value}"))
+    lines = metrics.read_text(encoding="utf-8").splitlines()
+    final = json.loads(lines[-1])
+    final[name] = type(final[name])(value)
+    metrics.write_text("\n".join([*lines[:-1], json.dumps(final)]) + "\n", encoding="utf-8")
+
+
+def reseal(folder: Path) -> None:
+    """What a careful cheat does last: hashes, seeds and README fit the files again."""
+    runs = submission.read_runs(folder)
+    for seed in runs:
+        log_value(folder, seed, "script_sha256", hashlib.sha256(Record(folder).script).hexdigest())
+
+    def fit(value: dict) -> None:
+        told = value["scores"]
+        value["scores"] = {str(seed): told.get(str(seed), run.value("val_bpb")) for seed, run in runs.items()}
+
+    edit_json(folder / "submission.json", fit)
+    with open(folder / "README.md", "a", encoding="utf-8") as file:
+        file.write(f"{Record(folder).mean:.4f}")
+
+
+def scale_scores(folder: Path, factor: float, only: tuple[int, ...] = SEEDS) -> None:
+    """Multiply scores, by log and referee, of whole runs."""
+    for seed in only:
+        val_bpb = submission.read_runs(folder)[seed].value("val_bpb")
+        log_value(folder, seed, "val_bpb", f"{val_bpb * factor:.8f}")
+
+    def scale(value: dict) -> None:
+        for seed in only:
+            value["scores"][str(seed)] *= factor
+
+    edit_json(folder / "submission.json", scale)
+
+
+# --- a foreign model --------------------------------------------------------------------------------------
+
+FOREIGN = '''"""A bigram model: nothing of bytegolf in it but the contract."""
+import numpy as np
+
+
+class Bigram:
+    def __init__(self, artifact, size):
+        counts = np.frombuffer(artifact.read_bytes(), "<u2").reshape(size, size).astype(np.float64) + 0.05
+        self.table = np.log(counts).astype(np.float32)  # the referee normalises
+        self.vocab_size = size
+        self.rows = 16
+
+    def start(self, rows):
+        return np.zeros((rows, self.vocab_size), np.float32)
+
+    def step(self, ids):
+        return self.table[ids]
+
+
+def load_predictor(artifact, device):
+    return Bigram(artifact, 400)
+'''
+
+
+def foreign(corpus: helpers.TinyCorpus, folder: Path, more: str = "") -> Path:
+    """A folder with the bigram model, its counts, and code that changes it."""
+    counts = np.zeros((400, 400), "<u2")
+    tokens = corpus.tokens["train"]
+    np.add.at(counts, (tokens[:-1], tokens[1:]), 1)
+    folder.mkdir(parents=True)
+    (folder / "train_gpt.py").write_text(FOREIGN + more)
+    (folder / "model.bin").write_bytes(counts.tobytes())
+    return folder

@@ -1,0 +1,456 @@
+"""records.compare: noise, change, and broken logs. The runs are made up; tests/repeats.py has real ones."""
+
+import json
+import random
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.stats import t
+
+from data.command import DataError
+from records.archive.metrics import find_runs
+from records.archive.tracks import load_track
+from records.compare import __main__ as command
+from records.compare.bands import FAMILY, LEVEL, band, welch
+from records.compare.comparison import load
+from records.compare.measures import noise_bpb
+from tests import repeats
+from tests.kit.helpers import ROOT
+from tests.kit.metrics_kit import edit_events, edit_lines, write_run
+
+PAR = ROOT / "records/track_floppy/2026-11-22_Par"
+PRESET = ROOT / "records/track_floppy/2026-11-22_Preset"
+
+
+@pytest.fixture
+def sides(tmp_path):
+    """Five runs of one commit on each side; speeds lie 1 % apart, losses less."""
+    return [[write_run(tmp_path / f"{side}{seed}", seed) for seed in range(1, 6)] for side in ("a", "bb")]
+
+
+def run(capsys, base, new, *words) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a comparison of two lists of runs."""
+    code = command.main(["--base", *map(str, base), "--new", *map(str, new), *map(str, words)])
+    return code, *capsys.readouterr()
+
+
+def verdicts(base, new) -> dict[str, str]:
+    return {found.measure.key: found.verdict for found in load(base, new).rows}
+
+
+def keys(base, new, verdict) -> set[str]:
+    return {key for key, found in verdicts(base, new).items() if found == verdict}
+
+
+# --- noise and change -------------------------------------------------------------------------------------
+
+
+def test_two_sides_of_one_commit_are_grey(sides, capsys):
+    code, out, _ = run(capsys, sides[0], sides[1])
+    assert code == 0
+    assert "worse by more than noise: nothing" in out and "settings: the same" in out
+    assert {key for key, found in verdicts(*sides).items() if found != "same"} == {"train_seconds"}
+
+
+@pytest.mark.parametrize(
+    "change, red", [(repeats.slow, repeats.SPEED), (repeats.loss, repeats.LOSSES), (repeats.stall, set())]
+)
+@pytest.mark.parametrize("where", ["copies", "others"])
+def test_a_change_reddens_its_rows_and_no_others(sides, tmp_path, change, red, where):
+    runs = repeats.changed(sides[0] if where == "copies" else sides[1], change, tmp_path / "changed")
+    its = load(sides[0], runs)
+    assert repeats.colours(its) == (red, set())
+    assert [one["step"] for one in its.stalls] == ([repeats.STALL_STEP] if change is repeats.stall else [])
+
+
+def test_a_gain_is_green_and_the_exit_code_says_only_what_is_worse(sides, tmp_path, capsys):
+    runs = repeats.changed(sides[0], repeats.slow, tmp_path / "changed")
+    assert keys(runs, sides[0], "better") == repeats.SPEED
+    assert run(capsys, runs, sides[0])[0] == 0
+    code, out, _ = run(capsys, sides[0], runs)
+    assert code == 1
+    assert "worse by more than noise: median step, tokens/s, MFU" in out
+
+
+def test_one_run_a_side_is_held_against_the_known_noise(tmp_path):
+    base = [write_run(tmp_path / "a", 1)]
+    quicker = [write_run(tmp_path / "b", 2, step_seconds=0.24)]
+    slower = [write_run(tmp_path / "c", 2, step_seconds=0.30)]
+    assert keys(base, quicker, "better") == set()
+    assert keys(base, slower, "worse") == repeats.SPEED
+    assert keys(base, [write_run(tmp_path / "d", 2, loss=2.02)], "worse") == set()  # noise_bpb is 0.02
+    assert keys(base, [write_run(tmp_path / "e", 2, loss=2.10)], "worse") == repeats.LOSSES
+
+
+@pytest.mark.slow
+def test_single_runs_of_two_seeds_may_lie_as_far_apart_as_those_of_a_record(tmp_path):
+    """The track's noise_bpb is that of one seed."""
+    vocabulary = load_track(PAR.parent).rules["dataset"]["vocabularies"][0]
+    runs = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        folder = write_run(tmp_path / name, seed, val_sha256=vocabulary["logged_val_sha256"])
+        runs += find_runs(folder)
+    assert noise_bpb(runs[:2]) == 0.02
+    assert 0.03 < noise_bpb(runs[1:]) < 0.06
+    for record in sorted(PAR.parent.glob("*_Rung*")):
+        one, *others = sorted(record.glob("metrics_seed*.jsonl"))
+        for another in others:
+            assert verdicts([one], [another])["bpb"] == "same", another
+
+
+def test_a_run_against_several_is_held_against_their_spread(tmp_path):
+    base = [write_run(tmp_path / f"a{seed}", seed, loss=2 + seed / 20) for seed in range(1, 6)]
+    assert keys(base, [write_run(tmp_path / "b", 1, loss=2.05)], "better") == set()
+
+
+def test_repeats_of_one_seed_are_no_evidence_about_another(tmp_path):
+    first = [write_run(tmp_path / f"{side}1", 1) for side in "ab"]
+    second = [write_run(tmp_path / f"{side}2", 2) for side in "ab"]
+    assert keys(first, second, "worse") == set()
+    assert keys(first, second, "better") == set()
+    again = [write_run(tmp_path / f"{side}1", 1) for side in "cd"]
+    changed = repeats.changed(again, repeats.loss, tmp_path / "changed")
+    assert keys(first, changed, "worse") == repeats.LOSSES  # what one seed has again and again is no noise
+
+
+@pytest.mark.parametrize(
+    "seconds, verdict", [(0.15, "better"), (0.3, "same"), (0.37, "same"), (0.6, "worse")]
+)
+def test_a_colour_is_where_the_difference_is_beyond_the_band_that_is_told(tmp_path, seconds, verdict):
+    def drift(event):
+        return event | {"train_seconds": event["train_seconds"] ** 1.1} if "train_seconds" in event else event
+
+    base = [edit_events(write_run(tmp_path / "a", 1, spread=0.0), drift)]
+    found = {one.measure.key: one for one in load(base, [write_run(tmp_path / "b", 1, 60, seconds)]).rows}
+    for key in repeats.SPEED:
+        assert found[key].verdict == verdict
+        assert (abs(found[key].difference) > found[key].band) == (verdict != "same")
+
+
+def test_a_few_steps_say_nothing_of_a_speed(tmp_path):
+    base, slow = write_run(tmp_path / "a", 1, 5), write_run(tmp_path / "b", 1, 5, step_seconds=0.5)
+    assert {verdicts([base], [slow])[key] for key in repeats.SPEED} == {"-"}
+
+
+def test_a_run_whose_numbers_failed_says_so(tmp_path, capsys):
+    def fail(event):
+        return event | {"grad_norm": "nan"} if event.get("step", 0) > 57 else event
+
+    good, failed = write_run(tmp_path / "good"), edit_events(write_run(tmp_path / "failed"), fail)
+    edit_lines(failed, lambda lines: lines[:-1])
+    words = "failed has not ended: 60 steps so far; the last 3 changed nothing"
+    page = tmp_path / "page.html"
+    assert words in run(capsys, [good], [failed], "--unfinished", "--html", page)[1]
+    assert "the last 3 changed nothing" in page.read_text()
+
+
+def test_a_setting_is_the_same_in_a_log_and_in_a_config(tmp_path):
+    folder = write_run(tmp_path / "a", settings={"preset": "floppy", "compile": False, "grad_clip_norm": 1.0})
+    (run,) = find_runs(folder)
+    about = json.loads((folder / "config.json").read_text())
+    about["origins"] = dict.fromkeys(about["settings"], "preset") | {"compile": "environment"}
+    assert run.settings["COMPILE"] == "0" and run.settings["GRAD_CLIP_NORM"] == "1"
+    assert replace(run, config=about).given == {"PRESET": "floppy", "COMPILE": "0"}
+
+
+@pytest.mark.parametrize("large", [1e160, 1e308, 10**200])
+def test_repeats_of_huge_numbers_are_compared(tmp_path, capsys, large):
+    base = [write_run(tmp_path / f"a{seed}", seed) for seed in (1, 2)]
+    new = [write_run(tmp_path / f"b{seed}", seed) for seed in (1, 2)]
+    huge = dict.fromkeys(("val_loss", "code_bytes"), large)
+    edit_events(base[0], lambda event: event | huge)
+    its = verdicts(base, new)
+    assert its["code_bytes"] == its["val_loss"] == "same"  # a side differs by more than the sides do
+    assert its["peak_memory_mib"] == "same"
+    assert run(capsys, base, new)[2] == ""
+
+
+def test_a_machine_that_wanders_is_told_from_a_slower_script(tmp_path):
+    base = [write_run(tmp_path / "a", 1, steps=200)]
+
+    def drift(event):
+        more = 0.3 * max(0.0, event.get("train_seconds", 0.0) - 25)  # the second half is slower
+        return event | {"train_seconds": event["train_seconds"] + more} if "train_seconds" in event else event
+
+    assert keys(base, [edit_events(write_run(tmp_path / "b", 2, steps=200), drift)], "worse") == set()
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0, 3.0])
+def test_false_alarms_are_rare(spread):
+    """Two thousand pairs of equal sides of five; repeats differ by less than the known noise, and more."""
+    rng = np.random.default_rng(1)
+    found = 0
+    for base, new in spread * rng.standard_normal((2000, 2, 5)):
+        found += abs(new.mean() - base.mean()) > band([*base], [*new], [*range(5)], 1.0)
+    assert found <= 2 * 2000 * LEVEL
+
+
+def test_a_band_of_known_numbers():
+    base, new = [1.0, 2.0, 3.0, 4.0, 5.0], [2.0, 2.0, 3.0, 4.0, 4.0]
+    width = (
+        t.isf(LEVEL / 2, 0.7**2 / (0.5**2 / 4 + 0.2**2 / 4)) * (2.5 / 5 + 1.0 / 5) ** 0.5
+    )  # Welch and Satterthwaite by hand
+    assert welch(base, new, LEVEL) == pytest.approx(width, rel=1e-9)
+    assert band(base, new, None, 0.0) == pytest.approx(width, rel=0.01)
+    assert band(base, [one + 0.5 for one in base], [*range(5)], 0.0) == 0.0  # all pairs differ alike
+    assert band(base[:1], new[:1], None, 0.7) == 0.7
+    assert band(base[:1], new, None, 7.0) == 7.0
+    assert band([3.0], [0.0, 0.1, 0.2], None, 0.0) == pytest.approx(3 * 0.2)  # t is wider: 1.1
+    steady = [one / 1000 for one in new * 3]
+    another = t.isf(FAMILY / 2, 14) * np.std(steady, ddof=1) * (1 + 1 / 15) ** 0.5
+    assert band([3.0], steady, None, 0.0) == pytest.approx(another, rel=1e-9)
+    assert band([1.0, 1.1], [1.0, 1.2], None, 0.3) == pytest.approx(9 * 0.2)
+
+
+def test_what_cannot_be_compared_has_no_verdict(tmp_path):
+    base = [write_run(tmp_path / "a", 1)]
+    other = [write_run(tmp_path / "b", 1, val_bytes=7, settings={"train_batch_tokens": 8192})]
+    its = verdicts(base, other)
+    unknown = {key for key, found in its.items() if found == "-"}
+    assert unknown == {"val_loss", "bpb_before", "bpb", "step_ms", "train_seconds"}
+
+
+def test_what_is_not_above_zero_has_no_verdict(tmp_path, capsys):
+    base = write_run(tmp_path / "a", 1)
+    odd = write_run(tmp_path / "b", 1, peak_memory_mib=0)
+    edit_events(odd, lambda event: event | {"train_flops": "inf"} if event["event"] == "step" else event)
+    its = verdicts([base], [odd])
+    assert {its[key] for key in ("peak_memory_mib", "flops", "mfu")} == {"-"}
+    assert run(capsys, [base], [odd], "--html", tmp_path / "page.html")[0] == 0
+
+
+@pytest.mark.parametrize("at", [1, 2, 30, 59, 60])
+def test_a_stall_is_found_wherever_it_is(tmp_path, at):
+    late = lambda event: event.get("step", 60) >= at and "train_seconds" in event
+    more = lambda event: event | {"train_seconds": event["train_seconds"] + 40} if late(event) else event
+    stalled = edit_events(write_run(tmp_path / "b", 1), more)
+    its = load([write_run(tmp_path / "a", 1)], [stalled])
+    assert [one["step"] for one in its.stalls] == [at] and repeats.colours(its) == (set(), set())
+
+
+def test_a_run_is_no_repeat_of_itself(tmp_path, capsys):
+    one, other = (write_run(tmp_path / name, 1) for name in "ab")
+    assert run(capsys, [one], [one])[0] == 0
+    alike = write_run(tmp_path / "deep/er/a", 1)
+    assert "base: 1 run: a\nnew: 2 runs: deep/er/a, b\n" in run(capsys, [one], [alike, other])[1]
+    code, _, err = run(capsys, [one, one / "metrics.jsonl"], [other])
+    assert code == 2 and "is named twice on one side" in err
+
+
+def test_no_name_of_a_setting_looks_like_a_line_of_ours(tmp_path, capsys):
+    steers = write_run(tmp_path / "a", 1, settings={"x": "\x1b[31m\nworse by more"})
+    out = run(capsys, [steers], [write_run(tmp_path / "b")])[1]
+    assert "\x1b" not in out and "\nworse by more\n" not in out
+
+
+def test_a_run_that_diverged_is_worse(tmp_path, capsys):
+    base, other = [write_run(tmp_path / "a", 1)], write_run(tmp_path / "b", 1, val_loss="nan", val_bpb="nan")
+    assert keys(base, [other], "worse") == {"val_loss", "bpb"}
+    edit_events(other, lambda event: event | {"train_loss": "nan"} if event["event"] == "step" else event)
+    assert keys(base, [other], "worse") == {"val_loss", "bpb", "train_loss"}
+    code, out, _ = run(capsys, base, [other], "--html", tmp_path / "page.html")
+    assert code == 1 and "not finite" in out
+
+
+def test_settings_and_the_first_step_where_losses_part(tmp_path, capsys):
+    base = write_run(tmp_path / "a", 1)
+    other = shutil.copytree(base, tmp_path / "b")
+    edit_events(other, lambda event: event | {"train_loss": 1.0} if event.get("step") == 31 else event)
+    about = json.loads((other / "config.json").read_text())
+    about["settings"]["matrix_lr"] = 0.02
+    (other / "config.json").write_text(json.dumps(about))
+    _, out, _ = run(capsys, [base], [other])
+    assert "MATRIX_LR: 0.06 | 0.02" in out
+    assert "the losses part at step 31, by 1 % from step 31" in out
+    assert "the same to the last bit over 60 steps" in run(capsys, [base], [base])[1]
+
+
+def test_json_has_what_the_table_has(sides, capsys):
+    code, out, _ = run(capsys, sides[0], sides[1], "--json")
+    value = json.loads(out)
+    assert code == 0 and value["worse"] == []
+    rows = {row["key"]: row for row in value["rows"]}
+    assert rows["step_ms"]["base"] == pytest.approx(250, rel=0.02)
+    assert rows["mfu"]["base"] == pytest.approx(100 * 45.7 / 0.25 / 400, rel=0.02)
+    assert rows["start_seconds"]["new"] == pytest.approx(25, abs=0.1)
+    assert len(rows["bpb"]["new_runs"]) == 5
+
+
+def test_start_up_is_not_told_by_files_that_were_changed_later(tmp_path):
+    whole = write_run(tmp_path / "a", 1)
+    assert find_runs(whole)[0].start_seconds == pytest.approx(25, abs=0.1)
+    assert find_runs(edit_lines(whole, lambda lines: lines))[0].start_seconds is None
+
+
+def test_records_are_compared_by_all_their_seeds(capsys):
+    code, out, _ = run(capsys, [PRESET], [PAR])
+    assert "NUM_LAYERS: unset | 5" in out and "base: 3 runs" in out
+    assert code == 1  # the artifact is larger
+
+
+def test_records_of_one_training_differ_by_what_the_referee_says(tmp_path):
+    """Rungs of a ladder may differ in nothing but what they learn while they are scored."""
+    folder = PAR.parent
+    found = verdicts([folder / "2026-11-22_Rung5-Pointer"], [folder / "2026-11-22_Rung6-Memory"])
+    assert found["score"] == "better" and found["bpb"] == "same"
+    assert "score" not in verdicts([write_run(tmp_path / "a", 1)], [write_run(tmp_path / "b", 1)])
+    broken = shutil.copytree(PAR, tmp_path / "broken")
+    (broken / "submission.json").write_text('{"scores": {"1337": "good", "1338": 1, "1339": 1}}')
+    with pytest.raises(DataError, match="the score of seed 1337 is 'good', expected a number"):
+        find_runs(broken)
+
+
+# --- broken logs ------------------------------------------------------------------------------------------
+
+STEP = '{"event": "step", "train_loss": 1.0, "step": 1, "train_seconds": 1.0}'
+
+
+@pytest.mark.parametrize(
+    "change, where, words",
+    [
+        (lambda lines: [], "metrics.jsonl", "is empty"),
+        (lambda lines: lines[:30], "metrics.jsonl:30", "without a final event"),
+        (lambda lines: [*lines[:30], lines[30][:50]], "metrics.jsonl:31", "is no JSON"),
+        (lambda lines: ["\x00" * 9, *lines], "metrics.jsonl:1", "is no JSON"),
+        (lambda lines: [*lines[:20], *lines[10:]], "metrics.jsonl:21", "keep the later ones"),
+        (lambda lines: [*lines[:20], *lines[22:]], "metrics.jsonl:21", "after step 19, expected step 20"),
+        (lambda lines: [*lines, *lines], "metrics.jsonl:67", "after the run's end"),
+        (lambda lines: ['{"loss": 3.1, "iter": 1}'], "metrics.jsonl:1", 'an object with "event"'),
+        (lambda lines: ["[1]"], "metrics.jsonl:1", 'an object with "event"'),
+        (lambda lines: [lines[-1]], "metrics.jsonl", "has no step"),
+        (lambda lines: [STEP.replace('"train_seconds"', '"seconds"')], ":1", "without train_seconds"),
+        (lambda lines: [STEP.replace("1.0,", "NaN,")], ":1", "is no JSON"),
+        (lambda lines: [STEP.replace("1.0,", '"much",')], ":1", "train_loss is 'much', expected a number"),
+        (lambda lines: [STEP.replace(": 1.0}", ": -1.0}")], ":1", "train_seconds is -1"),
+        (
+            lambda lines: [*lines[:1], '{"event": "val", "step": 1}', *lines[1:]],
+            ":2",
+            "numbers step, val_loss",
+        ),
+    ],
+)
+def test_a_broken_log_gets_one_line(tmp_path, capsys, change, where, words):
+    good = write_run(tmp_path / "good")
+    broken = edit_lines(write_run(tmp_path / "broken"), change)
+    code, out, err = run(capsys, [good], [broken])
+    assert (code, out) == (3, "")
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert where in err and words in err
+
+
+def test_a_line_that_is_half_written(tmp_path, capsys):
+    good, living = write_run(tmp_path / "good"), write_run(tmp_path / "living")
+    path = living / "metrics.jsonl"
+    path.write_text(path.read_text()[:5000])
+    code, _, err = run(capsys, [good], [living])
+    assert code == 3 and "the last line is cut off" in err and "--unfinished" in err
+    code, out, _ = run(capsys, [good], [living], "--unfinished")
+    assert code == 0 and "living has not ended: 24 steps so far\n" in out
+
+
+ODD = [None, True, -1, 0, 1e308, 10**400, "", "nan", "x", [], {}, [1] * 9, "1.5 partial", "\ud800", 0.5]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_log_makes_a_traceback(tmp_path, capsys, seed):
+    """Values and bytes changed at random, in metrics, log and config: a table, or one line of error."""
+    rng = random.Random(seed)
+    good, broken = write_run(tmp_path / "good", steps=20), write_run(tmp_path / "broken", steps=20)
+
+    def odd_value(event):
+        if rng.random() < (0.5 if event["event"] != "step" else 0.03):
+            event[rng.choice([*event])] = rng.choice(ODD)
+        return event
+
+    if seed % 2:
+        edit_events(broken, odd_value)
+        about = json.loads((broken / "config.json").read_text())
+        part = rng.choice([*about.values()]) or about
+        part[rng.choice([*part])] = rng.choice(ODD)
+        (broken / "config.json").write_text(json.dumps(about))
+    else:
+        for name in rng.sample(["metrics.jsonl", "train.log", "config.json"], 2):
+            blob = bytearray((broken / name).read_bytes())
+            for _ in range(rng.choice([1, 5, 50])):
+                blob[rng.randrange(len(blob))] = rng.choice([0, 10, 34, 48, 57, 123, 255])
+            (broken / name).write_bytes(blob[: rng.choice([len(blob), rng.randrange(len(blob))])])
+    words = ["--unfinished"] * (seed % 3 > 0)
+    code, _, err = run(capsys, [good], [broken], *words, "--html", tmp_path / "page.html")
+    assert (code == 3 and err.startswith("error: ") and err.count("\n") == 1) or (code in (0, 1) and not err)
+
+
+def test_losses_that_are_not_finite_are_read(tmp_path):
+    run = edit_events(
+        write_run(tmp_path / "a"), lambda e: e | {"train_loss": "nan"} if e.get("step") == 5 else e
+    )
+    (found,) = find_runs(run)
+    assert np.isnan(found.table["train_loss"][4])
+
+
+def test_metrics_alone_and_runs_without_the_newer_fields(tmp_path, capsys):
+    source = write_run(tmp_path / "a")
+    alone = tmp_path / "old.jsonl"
+    old = edit_events(source, lambda e: {k: v for k, v in e.items() if k not in ("train_flops", "lr_mul")})
+    shutil.copy(old / "metrics.jsonl", alone)
+    code, out, _ = run(capsys, [alone], [alone])
+    assert code == 0 and "tokens/s" in out
+
+
+@pytest.mark.parametrize("target", [".", "/", ""])
+def test_a_page_needs_a_file(tmp_path, capsys, target):
+    one = write_run(tmp_path / "a", 1)
+    code, out, err = run(capsys, [one], [one], "--html", target)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+@pytest.mark.parametrize("words", [["A"], ["--base", "A"], ["--new", "A"], ["--base", "--new", "A"]])
+def test_two_sides_are_needed(capsys, words):
+    with pytest.raises(SystemExit) as stopped:
+        command.main(words)
+    err = capsys.readouterr().err
+    assert stopped.value.code == 2 and err.startswith("error: ") and err.count("\n") == 1
+
+
+def test_no_such_run(tmp_path, capsys):
+    assert "no such file" in run(capsys, [tmp_path / "no"], [tmp_path])[2]
+    assert "holds no metrics.jsonl" in run(capsys, [tmp_path], [tmp_path])[2]
+
+
+@pytest.mark.slow
+def test_a_run_of_the_script_fills_every_row(tmp_path, base_run):
+    ran = base_run.cwd / "logs/läuft-日本"
+    copy = shutil.copytree(ran, tmp_path / "copy")
+    found = load([ran], [copy]).rows
+    assert [one.measure.key for one in found if None in one.base + one.new] == []
+    assert {one.verdict for one in found} <= {"same", "-"}
+
+
+@pytest.mark.parametrize(
+    "scores", [[1, 2], {"1": "x", "2": 1.0}, {"a": 1.0, "b": 2.0}, {"1": True, "2": 1.0}]
+)
+def test_the_noise_of_seeds_is_that_of_whole_records(tmp_path, monkeypatch, scores):
+    track = tmp_path / "track_floppy"
+    for record in (PAR, PRESET, PAR.with_name("2026-11-23_Bad")):  # what the noise is read from
+        (track / record.name).mkdir(parents=True)
+        source = record if record.exists() else PAR
+        shutil.copy(source / "submission.json", track / record.name)
+    shutil.copy(PAR.parent / "track.json", track)
+    monkeypatch.setattr("records.compare.measures.RECORDS", tmp_path)
+    bad = track / "2026-11-23_Bad"
+    submission = json.loads((bad / "submission.json").read_text())
+    (bad / "submission.json").write_text(json.dumps(submission | {"scores": scores}))
+    runs = find_runs(PAR)
+    found = noise_bpb(runs)
+    shutil.rmtree(bad)
+    assert found == noise_bpb(runs) > 0.02
+
+
+def test_validations_that_are_not_finite_leave_a_band(tmp_path):
+    def fail(event):
+        return event | {"val_loss": "nan", "val_bpb": "nan"} if event["event"] == "val" else event
+
+    base = edit_events(write_run(tmp_path / "a"), fail)
+    new = write_run(tmp_path / "b", loss=9.0)
+    assert verdicts([base], [new])["train_loss"] == "worse"

@@ -1,0 +1,852 @@
+"""Records: freezing, verifying, the board; and tampered copies of a good record, each failed by its check.
+
+The record is made by real runs of the real script; test_referee.py has what happens in the sandbox.
+
+What a submission.json can no longer say, because it follows from the logs, the files and the folder's place:
+
+    best-seed mean, spread hidden            both are computed from the scores of all seeds
+    fewer code bytes, faster than it was     both come from the files: their size, the logs' clock
+    other hardware, versions, settings       the logs have them, and nothing else has
+    another name, date, track                the folder's name and place are the only ones
+"""
+
+import datetime
+import json
+import os
+import random
+import re
+import shutil
+import string
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from data.command import REPO, DataError
+from data.files import sha256
+from records import freeze
+from records.archive import submission, verdicts
+from records.archive.checks import check
+from records.archive.folders import record_folders
+from records.archive.record import Record
+from records.archive.tracks import load_track
+from records.board import tables as board
+from records.referee.text import validation_text
+from records.sandbox.jobs import find_job
+from records.verify import __main__ as verify
+from records.verify import retrain
+from records.verify.source import check_source
+from tests.house.test_workflows import Forge
+from tests.kit import helpers, record_kit
+from tests.kit.record_kit import (
+    ARTIFACT,
+    NAME,
+    SEEDS,
+    TRACK,
+    edit,
+    edit_json,
+    failed,
+    log_value,
+    reseal,
+    scale_scores,
+)
+
+RECORDS = helpers.ROOT / "records"
+slow = pytest.mark.slow
+sandboxed = pytest.mark.skipif(not record_kit.HAS_SANDBOX, reason=record_kit.NO_SANDBOX)
+
+
+@pytest.fixture(scope="session")
+def kit(tmp_path_factory):
+    return record_kit.Kit(tmp_path_factory.mktemp("records"))
+
+
+# --- good records -----------------------------------------------------------------------------------------
+
+
+@slow
+def test_a_good_record_passes_every_check_on_paper(kit):
+    checks = kit.verify(kit.good, "--static")
+    assert failed(checks) == set(), "\n".join(map(str, checks))
+    assert len(checks) >= 20 and len({line.name for line in checks}) == len(checks)
+    assert all(re.fullmatch(r"(PASS|SKIP) [a-z0-9-]+: .+", str(line)) for line in checks)
+
+
+@slow
+@sandboxed
+def test_a_good_record_passes_in_the_sandbox(kit):
+    checks = kit.verify(kit.good, "--every-seed")
+    assert failed(checks) == set(), "\n".join(map(str, checks))
+    names = [line.name for line in checks if line.verdict == "PASS"]
+    assert {"score", *record_kit.REFEREE} <= set(names) and names.count("score") == len(SEEDS)
+
+
+@slow
+def test_the_numbers_are_those_of_the_logs(kit):
+    value = json.loads((kit.good / "submission.json").read_text())
+    finals = [
+        dict(
+            line.split(": ", 1)
+            for line in (kit.root / f"logs/run{seed}/train.log").read_text().split("\n---\n")[1].splitlines()
+        )
+        for seed in SEEDS
+    ]
+    bpb = [float(final["val_bpb"]) for final in finals]
+    scores = [value["scores"][str(seed)] for seed in SEEDS]
+    assert scores == pytest.approx(bpb, abs=0.2)  # by the referee, in short streams
+    record = Record(kit.good)
+    assert record.mean == pytest.approx(sum(scores) / 3, abs=1e-8)
+    assert f"{record.mean:.4f} bits per byte" in (kit.good / "README.md").read_text()
+    files = [max((kit.good / f"model_seed{seed}.ptz").stat().st_size for seed in SEEDS)]
+    assert record.total_bytes == files[0] + record.track.code_size(record.script)
+    assert (kit.good / "train_gpt.py").read_bytes() == kit.script.read_bytes()
+    assert sorted(path.name for path in kit.good.iterdir()) == [
+        "README.md",
+        *(f"metrics_seed{seed}.jsonl" for seed in SEEDS),
+        *(f"model_seed{seed}.ptz" for seed in SEEDS),
+        "submission.json",
+        "train_gpt.py",
+        *(f"train_seed{seed}.log" for seed in SEEDS),
+    ]
+
+
+# --- tampered copies --------------------------------------------------------------------------------------
+
+
+def change(path, *keys):
+    """An edit of submission.json: change(value, key, key, ...) sets the last."""
+    *keys, last, value = keys
+
+    def apply(v):
+        for key in keys:
+            v = v[key]
+        v[last] = value
+
+    edit_json(path / "submission.json", apply)
+
+
+def drop_seed(folder, seed=3):
+    for name in (f"train_seed{seed}.log", f"metrics_seed{seed}.jsonl", f"model_seed{seed}.ptz"):
+        (folder / name).unlink()
+
+
+def other_seed(folder):
+    """Seed 3 was bad luck: seed 9 is sent instead."""
+    for name in ("train_seed{}.log", "metrics_seed{}.jsonl", "model_seed{}.ptz"):
+        (folder / name.format(3)).rename(folder / name.format(9))
+    edit(folder / "train_seed9.log", ("SEED=3", "SEED=9"))
+    log_value(folder, 9, "seed", 9)
+    reseal(folder)
+
+
+def copied_seed(folder):
+    """One good run, sent three times."""
+    for seed in (2, 3):
+        for name in ("train_seed{}.log", "metrics_seed{}.jsonl", "model_seed{}.ptz"):
+            shutil.copy(folder / name.format(1), folder / name.format(seed))
+        edit(folder / f"train_seed{seed}.log", ("SEED=1", f"SEED={seed}"))
+        log_value(folder, seed, "seed", seed)
+    reseal(folder)
+
+
+def padded_artifact(folder):
+    """As many bytes as the budget leaves, and one more; sealed again."""
+    path = folder / ARTIFACT
+    track = load_track(folder.parent)
+    room = track["budget_bytes"] - track.code_size((folder / "train_gpt.py").read_bytes())
+    path.write_bytes(path.read_bytes().ljust(room + 1, b"\0"))
+    log_value(folder, 1, "artifact_bytes", room + 1)
+    log_value(folder, 1, "artifact_sha256", sha256(path.read_bytes()))
+    reseal(folder)
+
+
+def triple_byte_pieces(folder):
+    """The script's table counts byte pieces as three: more bytes, fewer bits for each."""
+    for seed in SEEDS:
+        run = submission.read_runs(folder)[seed]
+        more = int(run.value("val_bytes") * 1.3)
+        log_value(folder, seed, "val_bpb", f"{run.value('val_bpb') * run.value('val_bytes') / more:.8f}")
+        log_value(folder, seed, "val_bytes", more)
+    reseal(folder)
+
+
+def fewer_bits(folder):
+    """The same, with the count of bytes left as it should be."""
+    for seed in SEEDS:
+        log_value(folder, seed, "val_bpb", f"{submission.read_runs(folder)[seed].value('val_bpb') * 0.8:.8f}")
+
+
+def sealed(change_it):
+    def apply(folder):
+        change_it(folder)
+        reseal(folder)
+
+    return apply
+
+
+def append(code):
+    return sealed(
+        lambda folder: (folder / "train_gpt.py").write_text(
+            (folder / "train_gpt.py").read_text(encoding="utf-8") + code, encoding="utf-8"
+        )
+    )
+
+
+def every(name, value):
+    return sealed(lambda folder: [log_value(folder, seed, name, value) for seed in SEEDS])
+
+
+def steps(edit_line):
+    """Change each step of seed 2's metrics."""
+
+    def apply(folder):
+        path = folder / "metrics_seed2.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(edit_line(line)) + "\n" for line in lines if edit_line(line)))
+
+    return apply
+
+
+def worse_than(folder):
+    """A better record stands there already, and is not the one that is named."""
+    better = folder.parent / "2025-11-20_Better"
+    shutil.copytree(folder, better)
+    scale_scores(better, 0.5)
+    reseal(better)
+
+
+def small_gain(folder):
+    old = folder.parent / "2025-11-20_Old"
+    shutil.copytree(folder, old)
+    scale_scores(old, 1.0005)
+    reseal(old)
+    change(folder, "beats", old.name)
+
+
+def lucky_gain(folder):
+    """A gain on average that the spread of the seeds does not bear out."""
+    old = folder.parent / "2025-11-20_Old"
+    shutil.copytree(folder, old)
+    for seed, factor in zip(SEEDS, (0.9, 1.0, 1.4)):
+        scale_scores(old, factor, (seed,))
+    reseal(old)
+    change(folder, "beats", old.name)
+
+
+def other_machine(folder):
+    """A gain over a record that ran on something slower, on a track that counts seconds."""
+    edit_json(folder.parent / "track.json", lambda v: v.pop("train_flops"))
+    old = folder.parent / "2025-11-20_Old"
+    shutil.copytree(folder, old)
+    scale_scores(old, 1.3)
+    for seed in SEEDS:
+        edit(old / f"train_seed{seed}.log", (" processor:", " processor:Slow "))
+    reseal(old)
+    change(folder, "beats", old.name)
+
+
+def passed_before(folder, name="2025-11-21_Old", disputed=False):
+    """A much better record beside it, which passed; or which somebody doubts."""
+    old = folder.parent / name
+    shutil.copytree(folder, old)
+    scale_scores(old, 0.5)
+    reseal(old)
+    verdicts.write_verdict(old, [check("score", True, "x")], "Ada")
+    if disputed:
+        edit_json(folder.parent / "verdicts.json", lambda v: v[name].update(disputed="it looks ahead"))
+
+
+def backdated(folder):
+    """Dated before the record that it would have to beat."""
+    passed_before(folder, "2025-11-22_Old")
+
+
+def redated(date):
+    def apply(folder):
+        folder.rename(folder.with_name(f"{date}_Good"))
+        return folder.with_name(f"{date}_Good")
+
+    return apply
+
+
+def one_slow_step(folder):
+    """A pause in the middle does not make the ten minutes longer; the step under way at the end may."""
+    log_value(folder, 2, "train_seconds", 75.0)
+    steps(
+        lambda e: (
+            e
+            | ({"train_seconds": e["train_seconds"] + 50} if e["event"] == "step" and e["step"] > 10 else {})
+        )
+    )(folder)
+    reseal(folder)
+
+
+NOISE = "".join(random.Random(1).choices(string.ascii_letters + string.digits, k=45000))
+
+
+def line_of(name, old, new):
+    """Replace bytes in a file of seed 2."""
+
+    def apply(folder):
+        path = folder / name
+        data = path.read_bytes()
+        assert old in data
+        path.write_bytes(data.replace(old, new, 1))
+
+    return apply
+
+
+def more_flops(folder):
+    """Twice the operations that the track allows, told honestly."""
+    most = load_track(folder.parent)["train_flops"]
+    log_value(folder, 2, "train_flops", 24 * most // 12)
+    steps(lambda e: e | ({"train_flops": e["step"] * most // 6} if e["event"] == "step" else {}))(folder)
+    reseal(folder)
+
+
+TAMPERED = {
+    # the folder
+    "hidden helper file": (lambda f: (f / "helper.py").write_text("x = 1"), "folder"),
+    "weights beside the artifact": (lambda f: (f / "extra.bin").write_bytes(bytes(9)), "folder"),
+    "hidden folder": (lambda f: (f / ".cache").mkdir(), "folder"),
+    "a link to a file elsewhere": (
+        lambda f: (
+            (f / "train_seed1.log").rename(f.parent / "log"),
+            (f / "train_seed1.log").symlink_to(f.parent / "log"),
+        ),
+        "folder",
+    ),
+    "a log too many": (lambda f: shutil.copy(f / "train_seed1.log", f / "train_seed7.log"), "folder"),
+    "no README": (lambda f: (f / "README.md").unlink(), "folder"),
+    "weights in a log": (
+        line_of("train_seed2.log", b"\n---\n", b"\n" + b"0" * (5 << 20) + b"\n---\n"),
+        "folder",
+    ),
+    "tokenizer that the track provides": (lambda f: (f / "tokenizer.model").write_bytes(b"x"), "folder"),
+    "a pipe": (lambda f: os.mkfifo(f / "train_seed4.log"), "folder"),
+    "a link to a file without end": (lambda f: (f / "train_seed4.log").symlink_to("/dev/zero"), "folder"),
+    "one seed under two names": (
+        lambda f: shutil.copy(f / "train_seed1.log", f / "train_seed01.log"),
+        "folder",
+    ),
+    "one artifact under two names": (
+        lambda f: shutil.copy(f / ARTIFACT, f / "model_seed1.int8.ptz"),
+        "folder",
+    ),
+    "a name that is no text": (lambda f: open(os.fsencode(f) + b"/\xff\n.bin", "w").close(), "folder"),
+    "a date that is none": (redated("2025-13-45"), "date"),
+    "a date to come": (redated((datetime.date.today() + datetime.timedelta(9)).isoformat()), "date"),
+    "dated before what passed already": (backdated, "date"),
+    # the submission
+    "no author": (lambda f: change(f, "author", ""), "schema"),
+    "a field of its own": (lambda f: change(f, "rank", 1), "schema"),
+    "submission is no JSON": (lambda f: (f / "submission.json").write_text("{"), "submission"),
+    "submission too deep": (lambda f: (f / "submission.json").write_text("[" * 100000), "submission"),
+    "one score polished": (lambda f: change(f, "scores", "2", 0.5), "readme"),
+    "a score of a seed that was not run": (lambda f: change(f, "scores", "9", 0.5), "scores"),
+    "a score that is no number": (lambda f: change(f, "scores", "2", "good"), "schema"),
+    "a score that the log knows nothing of": (
+        sealed(lambda f: change(f, "scores", "2", 3.5)),
+        "log-agrees",
+    ),
+    "a seed without a score": (
+        lambda f: edit_json(f / "submission.json", lambda v: v["scores"].pop("2")),
+        "scores",
+    ),
+    "another vocabulary of the track": (lambda f: change(f, "dataset", "tiny_sp260"), "tokenizer-sha256"),
+    "a vocabulary that the track has not": (lambda f: change(f, "dataset", "tiny_sp9"), "dataset"),
+    "settings that hold a text": (
+        lambda f: [
+            edit(f / f"train_seed{seed}.log", ("ITERATIONS=", f"NOTE={'x' * 2000} ITERATIONS="))
+            for seed in SEEDS
+        ],
+        "settings",
+    ),
+    "other settings for one seed": (
+        lambda f: edit(f / "train_seed2.log", (" ITERATIONS=12", " ITERATIONS=99")),
+        "settings",
+    ),
+    "a setting concealed in one log": (
+        lambda f: edit(f / "train_seed2.log", (" ITERATIONS=12", "")),
+        "settings",
+    ),
+    "no settings": (lambda f: edit(f / "train_seed2.log", ("run:", "ran:")), "logs"),
+    "a second verdict in a field": (lambda f: change(f, "claim", "x\nPASS score: fine"), "schema"),
+    "README with another score": (lambda f: (f / "README.md").write_text("0.1234 bits per byte"), "readme"),
+    # logs
+    "edited log": (lambda f: edit(f / "train_seed2.log", ("\nval_bpb: ", "\nval_bpb: 0")), "logs"),
+    "steps left out": (steps(lambda e: e if e.get("step") != 7 else None), "logs"),
+    "a clock that runs backwards": (
+        steps(lambda e: e | ({"train_seconds": 0.0} if e.get("step") == 9 else {})),
+        "logs",
+    ),
+    "no validation at the end": (
+        steps(lambda e: e if (e["event"], e.get("step")) != ("val", 12) else None),
+        "logs",
+    ),
+    "unquantized score made up": (every("val_bpb_unquantized", "0.10000000"), "logs"),
+    "log without an end": (lambda f: edit(f / "train_seed1.log", ("\n---\n", "\n")), "hashes"),
+    "log with nan": (lambda f: edit(f / "train_seed1.log", ("\nval_loss: ", "\nval_loss: nan")), "logs"),
+    "two ends": (line_of("train_seed2.log", b"\n---\n", b"\n---\nval_bpb: 1.0\n---\n"), "logs"),
+    "one value twice": (line_of("train_seed2.log", b"\n---\n", b"\n---\nval_bpb: 1.0\n"), "logs"),
+    "NUL in a log": (line_of("train_seed2.log", b"preset: smoke", b"preset: sm\0oke"), "logs"),
+    "events after the end": (
+        lambda f: (f / "metrics_seed2.jsonl").open("a").write('{"event": "note"}\n'),
+        "logs",
+    ),
+    "one key twice": (line_of("metrics_seed2.jsonl", b'{"event"', b'{"event": "x", "event"'), "logs"),
+    "a loss that is not a number": (
+        steps(lambda e: e | ({"train_loss": float("nan")} if e.get("step") == 11 else {})),
+        "logs",
+    ),
+    "JSON too deep": (lambda f: (f / "metrics_seed2.jsonl").open("a").write("[" * 100000), "logs"),
+    "bits of nothing": (every("val_bpb", "0.00000000"), "log-agrees"),
+    "a number as Python alone reads it": (lambda f: log_value(f, 2, "val_bpb", "1_0.5"), "submission"),
+    "swapped logs": (
+        lambda f: [
+            (f / "x").write_bytes((f / "train_seed1.log").read_bytes()),
+            (f / "train_seed2.log").replace(f / "train_seed1.log"),
+            (f / "x").replace(f / "train_seed2.log"),
+        ],
+        "seed-names",
+    ),
+    # script
+    "swapped script": (lambda f: (f / "train_gpt.py").write_text(record_kit.FOREIGN), "script-sha256"),
+    "script with one more space": (lambda f: (f / "train_gpt.py").open("a").write(" "), "script-sha256"),
+    "script that does not compile": (append("\ndef (:\n"), "compiles"),
+    "script without the contract": (
+        sealed(lambda f: edit(f / "train_gpt.py", ("def load_predictor", "def load_it"))),
+        "compiles",
+    ),
+    "import of what is not listed": (append("\nimport scipy\n"), "style"),
+    "import within a function": (append("\ndef _f():\n    from requests import get\n"), "style"),
+    "an encoding that hides code": (
+        sealed(
+            lambda f: (f / "train_gpt.py").write_bytes(
+                b"# coding: raw_unicode_escape\n" + (f / "train_gpt.py").read_bytes()
+            )
+        ),
+        "style",
+    ),
+    "text that runs backwards": (append("\n_e = '\u202e'\n"), "style"),
+    "weights in a text": (append(f"\nT = '{NOISE[:6000]}'\n"), "style"),
+    "weights in comments": (append("\n" + re.sub("(.{90})", r"# \1\n", NOISE[:6000])), "style"),
+    "a text by heart, well spread": (
+        append(
+            "".join(f"\nT = '{NOISE[i : i + 30]}'  {'# words of a text' * 4}" for i in range(0, 45000, 30))
+        ),
+        "style",
+    ),
+    # limits and data
+    "artifact with one more byte than the budget": (padded_artifact, "bytes"),
+    "artifact of another run": (lambda f: (f / ARTIFACT).write_bytes(b"x"), "artifact"),
+    "no artifact": (lambda f: (f / ARTIFACT).unlink(), "artifact"),
+    "trained too long": (every("train_seconds", 75.0), "train-seconds"),
+    "one long step in the middle": (one_slow_step, "train-seconds"),
+    "more operations than the track allows": (more_flops, "train-flops"),
+    "fewer operations in the end": (every("train_flops", 999), "logs"),
+    "operations that grow less": (
+        steps(lambda e: e | ({"train_flops": 7} if e.get("step") == 9 else {})),
+        "logs",
+    ),
+    "wrong val split": (every("val_sha256", "ab" * 32), "val-sha256"),
+    "other training data": (every("train_sha256", "ab" * 32), "train-sha256"),
+    "other tokenizer": (every("tokenizer_sha256", "ab" * 32), "tokenizer-sha256"),
+    "tokens left out": (every("val_tokens", 100), "val-tokens"),
+    "partial validation": (lambda f: log_value(f, 2, "val_bpb", "1.00000000 partial"), "whole"),
+    "byte pieces counted as three": (triple_byte_pieces, "val-bytes"),
+    "fewer bits than the nats": (fewer_bits, "log-agrees"),
+    # seeds and claims
+    "a seed left out": (sealed(drop_seed), "seeds"),
+    "another seed instead": (other_seed, "seeds"),
+    "one run three times": (copied_seed, "seed-runs"),
+    "does not beat the best": (worse_than, "beats"),
+    "beats itself": (lambda f: change(f, "beats", f.name), "beats"),
+    "beats a record that is not there": (lambda f: change(f, "beats", "2025-01-01_Nobody"), "beats"),
+    "gain below the least": (small_gain, "gain"),
+    "gain by luck": (lucky_gain, "gain"),
+    "another machine than the record before": (other_machine, "machine"),
+}
+
+
+# One sin, one line: else a reader cannot see what is wrong. Other checks may fail beside these:
+LONELY = "style seeds val-sha256 gain folder schema settings train-seconds train-flops machine log-agrees"
+IN_COMPANY = {
+    "a log too many",
+    "a link to a file without end",
+    "a pipe",
+    "bits of nothing",
+    "no README",
+    "one long step in the middle",
+    "a score that is no number",
+    "tokenizer that the track provides",
+}
+
+
+@slow
+@pytest.mark.parametrize("kind", TAMPERED)
+def test_a_tampered_record_is_failed_by_its_check(kit, tmp_path, kind):
+    folder = kit.copy(tmp_path)
+    tamper, name = TAMPERED[kind]
+    moved = tamper(folder)
+    checks = kit.verify(moved if isinstance(moved, Path) and moved.is_dir() else folder, "--static")
+    assert name in failed(checks), "\n".join(map(str, checks))
+    if name in LONELY.split() and kind not in IN_COMPANY:
+        assert failed(checks) == {name}
+    lines = [str(line) for line in checks if line.name == name and line.verdict == "FAIL"]
+    assert len(lines[0].splitlines()) == 1
+
+
+@slow
+def test_a_record_that_earned_it_passes(kit, tmp_path):
+    folder = kit.copy(tmp_path, "2025-11-22_New")
+    old = kit.copy(tmp_path, "2025-11-20_Old")
+    scale_scores(old, 1.3)
+    reseal(old)
+    change(folder, "beats", old.name)
+    checks = kit.verify(folder, "--static")
+    assert failed(checks) == set() and any(c.name == "gain" and c.verdict == "PASS" for c in checks)
+
+
+@slow
+def test_nobody_must_beat_a_disputed_record(kit, tmp_path):
+    folder = kit.copy(tmp_path)
+    passed_before(folder, "2025-11-20_Old", disputed=True)
+    assert failed(kit.verify(folder, "--static")) == set()
+
+
+# --- training again ---------------------------------------------------------------------------------------
+
+sandboxed = pytest.mark.skipif(not record_kit.HAS_SANDBOX, reason=record_kit.NO_SANDBOX)
+SPY = """
+import json, os, pathlib, socket, sys
+
+def load_predictor(artifact, device):
+    pass
+
+if __name__ == "__main__":
+    found = [str(path) for root in ("/room", "/tmp", "/home", "/root", "/work", "/data", "/mnt")
+             for path in pathlib.Path(root).rglob("*") if path.is_file()
+             and not str(path).startswith((sys.prefix, sys.base_prefix))]
+    try:
+        socket.create_connection(("1.1.1.1", 53), 1)
+        found.append("network")
+    except OSError:
+        pass
+    try:
+        open(__file__, "a")
+        found.append("its own script")
+    except OSError:
+        pass
+    told = {name: os.environ.get(name) for name in ("SEED", "MATRIX_LR", "DTYPE", "DATA_PATH")}
+    json.dump([found, told], open("seen.json", "w"))
+"""
+
+
+def train_again(kit, folder, seed=2):
+    """The lines of retrain; checkpoints follow each other quickly, as the run takes a second."""
+    record = Record(folder)
+    text = validation_text(record.track, kit.data)
+    lines = retrain.retrain(record, seed, kit.data, job_in(folder, kit), text)
+    return {line.name: line for line in lines}
+
+
+def job_in(folder, kit):
+    """How the referee scores an artifact with a record's script."""
+    return lambda path: find_job(folder, artifact=path, data=kit.data)
+
+
+@pytest.fixture
+def often(monkeypatch):
+    monkeypatch.setattr(retrain, "CHECKPOINT_SECONDS", 0.02)
+    monkeypatch.setattr(retrain, "POINTS", 1)
+
+
+@slow
+@sandboxed
+def test_a_seed_that_is_trained_again_comes_back_bit_for_bit(kit, tmp_path, often):
+    folder = kit.copy(tmp_path)
+    lines = train_again(kit, folder)
+    assert {name: line.verdict for name, line in lines.items()} == dict.fromkeys(
+        ("retrain", "retrained", "counted"), "PASS"
+    ), lines
+    assert "bit for bit" in lines["retrained"].text
+    passed = [check("score", True, "x"), *lines.values()]
+    verdicts.write_verdict(folder, passed, "Ada")
+    verdicts.write_verdict(folder, passed[:1], "Bob")  # it stays
+    again = verdicts.read_verdicts(folder.parent)[NAME]["retrained"]
+    assert again["by"] == "Ada" and "seed 2: " in again["what"] and again["torch"] and again["processor"]
+
+
+@slow
+@sandboxed
+def test_an_artifact_that_knows_more_than_the_training_text_is_found(kit, tmp_path):
+    """By its bits, and then by the score that only it has. Here the room gave the good record's artifact."""
+    folder = kit.copy(tmp_path)
+    text = validation_text(Record(folder).track, kit.data)
+
+    def compare():
+        artifact = kit.good / "model_seed2.ptz"
+        return retrain.compare_artifact(Record(folder), 2, artifact, job_in(folder, kit), text)
+
+    log_value(folder, 2, "artifact_sha256", "ab" * 32)
+    assert "0.0000 from the record's" in compare().text
+    change(folder, "scores", "2", 0.3)
+    line = compare()
+    assert line.verdict == "FAIL" and "expected 0.2000 to 0.4000" in line.text
+    change(folder, "claim", "none")  # then it may lie wherever its seeds do
+    assert compare().verdict == "PASS"
+
+
+@slow
+@sandboxed
+@pytest.mark.parametrize(
+    "lie",
+    [
+        (
+            '["train_flops"] = s.plan.step(step + 1).flops_before',
+            '["train_flops"] = s.plan.step(step + 1).flops_before // 2',
+        ),
+        (
+            "    trainer = make(s, machine)\n",
+            "    trainer = make(s, machine)\n    torch.ones(4096, 4096) @ torch.ones(4096, 4096)\n",
+        ),
+        (
+            "    trainer = make(s, machine)\n",
+            "    trainer = make(s, machine)\n    if not s.ckpt_seconds:\n        return 0\n",
+        ),
+    ],
+    ids=["half of every step", "before the first step", "no step while counted"],
+)
+def test_operations_that_were_not_told_are_found(kit, tmp_path, often, monkeypatch, lie):
+    monkeypatch.setattr(retrain, "POINTS", 0)  # the start and the last checkpoint show these
+    folder = kit.copy(tmp_path)
+    edit(folder / "train_gpt.py", lie)
+    if "//" in lie[1]:
+        edit(
+            folder / "train_gpt.py",
+            ('"train_flops": done.flops_before', '"train_flops": done.flops_before // 2'),
+        )
+        log_value(folder, 2, "train_flops", submission.read_runs(folder)[2].value("train_flops") // 2)
+    lines = train_again(kit, folder)
+    assert lines["retrained"].verdict == "PASS" and lines["counted"].verdict == "FAIL", lines
+
+
+@slow
+@sandboxed
+def test_the_room_has_the_training_text_and_nothing_else(kit, tmp_path):
+    folder = kit.copy(tmp_path)
+    (folder / "train_gpt.py").write_text(SPY)
+    work = tmp_path / "work"
+    work.mkdir()
+    record = Record(folder)
+    done = retrain.run_room(record, kit.data, work, retrain.settings(record, 2))
+    assert done.code == 0, done
+    found, told = json.loads((work / "seen.json").read_text())
+    shards = {f"/room/data/{path.name}" for path in kit.corpus.data_path.glob("*_train_*.bin")}
+    own = {f"/room/{name}" for name in ("train_gpt.py", "room.py", "tokenizer.model")}
+    assert set(found) == shards | own
+    assert told == {"SEED": "2", "MATRIX_LR": None, "DTYPE": "float32", "DATA_PATH": "/room/data"}
+
+
+@slow
+@sandboxed
+def test_a_script_that_does_not_come_to_an_end_is_ended(kit, tmp_path, monkeypatch):
+    folder = kit.copy(tmp_path)
+    monkeypatch.setattr(retrain, "SETUP_SECONDS", 2)
+    edit_json(folder.parent / "track.json", lambda v: v.update(train_seconds=1))
+    (folder / "train_gpt.py").write_text("import time\ntime.sleep(99)\n")
+    lines = train_again(kit, folder)
+    assert list(lines) == ["retrain"] and "took longer than 3 seconds" in lines["retrain"].text
+
+
+def test_links_in_what_a_run_left_lead_nowhere(tmp_path):
+    (tmp_path / "secret").write_text("x")
+    (tmp_path / "work/logs").mkdir(parents=True)
+    (tmp_path / "work/logs/room").symlink_to(tmp_path)
+    (tmp_path / "work/link").symlink_to(tmp_path / "secret")
+    os.mkfifo(tmp_path / "work/pipe")
+    for name in ("logs/room/secret", "link", "pipe", "logs"):
+        with pytest.raises(DataError, match="the run left"):
+            retrain.read_below(tmp_path / "work", Path(name), 99)
+
+
+# --- pull requests ----------------------------------------------------------------------------------------
+
+
+@slow
+@sandboxed
+def test_a_pull_request_with_a_good_record_passes(kit, tmp_path):
+    hub = Forge(tmp_path, kit.records / TRACK)
+    folder = f"records/{TRACK}/{NAME}"
+    verdict = hub.judge(lambda root: shutil.copytree(kit.good, root / folder), kit.data, retrain="true")
+    assert verdict.code == 0, verdict.out
+    assert verdict.summary.startswith(f"`{folder}` passes.\n")
+    passed = set(re.findall("^PASS ([a-z-]+):", verdict.summary, re.MULTILINE))
+    assert {"score", "proof", "sandbox", "retrained", "counted"} <= passed
+
+
+@slow
+@sandboxed
+def test_a_pull_request_with_a_forged_score_fails(kit, tmp_path):
+    hub = Forge(tmp_path, kit.records / TRACK)
+
+    def forge(root):
+        folder = kit.copy(root / "records")
+        scale_scores(folder, 0.9)
+        reseal(folder)
+
+    verdict = hub.judge(forge, kit.data)
+    found = re.search("^FAIL score: seed [123]: ", verdict.summary, re.MULTILINE)
+    assert verdict.code == 1 and found, verdict.out
+
+
+# --- freeze -----------------------------------------------------------------------------------------------
+
+
+def refusal(capsys, args: list[str], code: int = 2) -> str:
+    """Run records.freeze; the one line that it says."""
+    assert freeze.main(args) == code
+    line = capsys.readouterr().err
+    assert line.startswith("error: ") and line.count("\n") == 1
+    return line
+
+
+@slow
+def test_freeze_refuses(kit, capsys, tmp_path):
+    before = sorted(kit.records.rglob("*"))
+    assert "runs of seeds [1, 2]" in refusal(capsys, kit.freeze_args(name="Two", runs=(1, 2)))
+    assert "never overwritten" in refusal(capsys, kit.freeze_args())
+    other = str(RECORDS / "freeze.py")
+    assert "--script" in refusal(capsys, kit.freeze_args("--script", other, name="Other"))
+    away = tmp_path / "logs"
+    for seed in SEEDS:
+        shutil.copytree(kit.root / f"logs/run{seed}", away / f"run{seed}")
+    args = [*map(str, sorted(away.iterdir())), *kit.freeze_args(name="Other")[3:]]
+    shutil.copytree(away / "run2", away / "run2_again")
+    assert "one run of each" in refusal(capsys, [str(away / "run2_again"), *args])
+    edit(away / "run2/train.log", (" ITERATIONS=12", " MATRIX_LR=0.5 ITERATIONS=12"))
+    assert "settings: MATRIX_LR=0.5" in refusal(capsys, args)
+    (away / "run2/train.log").write_text("killed")
+    refusal(capsys, args, 3)
+    assert sorted(kit.records.rglob("*")) == before
+
+
+# --- board ------------------------------------------------------------------------------------------------
+
+
+@slow
+def test_the_board_shows_what_was_verified(kit, tmp_path):
+    folder = kit.copy(tmp_path)
+    (tmp_path / "README.md").write_text("# Records\n<!-- board -->\nold\n<!-- /board -->\nend\n")
+    other = kit.copy(tmp_path, "2025-11-22_Bad")
+    change(other, "what_changed", "a | pipe\nand <b>markup</b>")
+    good = [check("score", True, "x"), check("a", True, "y")]
+    verdicts.write_verdict(folder, good, "Ada")
+    verdicts.write_verdict(other, [check("seeds", False, "x")], "Ada")
+    assert board.main(["--records", str(tmp_path), "--check"]) == 1
+    assert board.main(["--records", str(tmp_path)]) == 0
+    assert board.main(["--records", str(tmp_path), "--check"]) == 0
+    text = (tmp_path / "README.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "[" in line]
+    mean = Record(folder).mean
+    assert text.endswith("end\n") and "old" not in text and len(rows) == 2
+    assert rows[0].startswith(f"|  | [Good]({TRACK}/{NAME}/) | Ada |") and f"{mean:.4f} ± " in rows[0]
+    assert "Not retrained yet" in text
+    assert (
+        "Disputed" in text
+        and "failed, " in rows[1]
+        and ": seeds" in rows[1]
+        and "a \\| pipe and &lt;b" in rows[1]
+    )
+    again = [*good, check("retrained", True, "x")]
+    verdicts.write_verdict(folder, again, "Bob")
+    board.main(["--records", str(tmp_path)])
+    text = (tmp_path / "README.md").read_text()
+    assert "| 1 | [Good]" in text and "by Bob (" in text
+    for name, stale in (("README.md", False), ("submission.json", True)):
+        edit(folder / name, ("nothing", "something"))
+        board.main(["--records", str(tmp_path)])
+        assert ("changed since" in (tmp_path / "README.md").read_text()) is stale
+
+
+@slow
+def test_the_repository_s_own_records_are_good():
+    """The sandboxed checks of the records are for the one who merges them: verify --all --write."""
+    options = verify.parse_args(["--all", "--static"])
+    for folder in record_folders(RECORDS):
+        checks = list(verify.verify(folder, options))
+        assert failed(checks) == set(), (folder, checks)
+
+
+@slow
+def test_the_board_is_up_to_date():
+    assert board.main(["--check"]) == 0
+
+
+# --- tracks, schema, command line -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["track_10min_16mb", "track_floppy"])
+def test_tracks_are_by_the_schema(name):
+    rules = load_track(RECORDS / name)
+    assert rules["budget_bytes"] == {"track_10min_16mb": 16_000_000, "track_floppy": 1_474_560}[name]
+
+
+@pytest.mark.parametrize("name", ["demo_sp1024", "demo_sp260", "demo_sp4096"])
+def test_the_floppy_s_track_is_of_the_demo_corpus(name):
+    manifest = helpers.ROOT / f"data/datasets/{name}/manifest.json"
+    if not manifest.exists():
+        pytest.skip("no demo corpus: python -m data.prepare demo")
+    made = json.loads(manifest.read_text())
+    dataset = load_track(RECORDS / "track_floppy").using(name).dataset
+    val = made["files"][0]
+    assert (dataset["val_sha256"], dataset["train_sha256"]) == (made["val_sha256"], made["train_sha256"])
+    assert (dataset["val_bytes"], dataset["val_tokens"]) == (val["bytes"], val["tokens"] - 1)
+    assert dataset["tokenizer_sha256"] == made["tokenizer"]["sha256"]
+
+
+@pytest.mark.parametrize("name", ["track_10min_16mb", "track_floppy"])
+def test_the_script_of_today_keeps_the_rules_of_its_tracks(name):
+    checks = list(check_source(helpers.SCRIPT.read_bytes(), load_track(RECORDS / name)))
+    assert failed(checks) == set(), checks
+
+
+def command(*args, **environment) -> subprocess.CompletedProcess:
+    """A tool as a process, from the repository's folder."""
+    words = [sys.executable, "-m", *map(str, args)]
+    kept = helpers.clean_environment(**environment)
+    return subprocess.run(words, capture_output=True, encoding="utf-8", cwd=REPO, env=kept)
+
+
+def test_errors_are_one_line(tmp_path):
+    (tmp_path / "track.json").write_text("[" * 100_000)
+    (tmp_path / "naïve").mkdir()
+    (tmp_path / "naïve/train_gpt.py").write_text("")
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0"}
+    for args, code in (
+        (("records.verify", tmp_path / "no"), 3),
+        (("records.verify",), 2),
+        (("records.referee", "score", tmp_path / "naïve"), 3),
+        (("records.freeze", "logs/ü", "--track", "t", "--name", "a b"), 2),
+        (("records.board", "--records", tmp_path), 3),
+    ):
+        done = command(*args, **ascii_only)
+        assert done.returncode == code and "Traceback" not in done.stderr and done.stderr.strip(), args
+
+
+def test_output_may_be_closed_or_go_away(tmp_path):
+    words = f"{sys.executable} -m records.verify --static {tmp_path}"
+    for shell, code in ((f"{words} >&-", 1), (f"{words} | true; exit ${{PIPESTATUS[0]}}", 141)):
+        done = subprocess.run(["bash", "-c", shell], cwd=REPO, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (code, ""), shell
+
+
+@slow
+def test_a_verification_that_fails_exits_with_1(kit, tmp_path, capsys):
+    bad = kit.copy(tmp_path)
+    drop_seed(bad)
+    assert verify.main([str(bad), "--static"]) == 1
+    out = capsys.readouterr().out
+    assert "FAIL seeds: " in out and out.endswith("1 records, 2 checks failed\n")

@@ -1,0 +1,335 @@
+"""The artifact codec: what comes back, what is refused, and that other programs can read it."""
+
+import errno
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import zlib
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+import train_gpt
+from tests.kit import helpers
+from train_gpt import DataError, NumericalError, decode_artifact, encode_artifact, quantize_rows
+
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+def shape_settings(**more):
+    """A model of two layers whose embedding is just large enough for int8 (over 65,536 elements)."""
+    shape = {"VOCAB_SIZE": 8200, "MODEL_DIM": 8, "NUM_HEADS": 2, "NUM_KV_HEADS": 1}
+    return train_gpt.load_settings(helpers.tiny_env(**shape | more), "smoke")[0]
+
+
+def random_weights(s, seed: int, scale: float = 1.0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    shapes = {p.name: p.shape for p in train_gpt.parameter_table(s)}
+    return {name: (scale * rng.standard_normal(shape)).astype(np.float32) for name, shape in shapes.items()}
+
+
+@pytest.fixture(scope="module")
+def artifact():
+    """Settings, weights and their artifact: one of each scheme."""
+    s = shape_settings()
+    weights = random_weights(s, 0)
+    return s, weights, encode_artifact(s, weights)
+
+
+def decode(blob: bytes) -> dict[str, np.ndarray]:
+    """The weights in an artifact."""
+    return decode_artifact(blob, "some/model.ptz")[1]
+
+
+# --- int8 rows --------------------------------------------------------------------------------------------
+
+ROWS = st.one_of(
+    arrays.array_shapes(min_dims=2, max_dims=3, max_side=7),
+    st.tuples(st.integers(1, 3), st.integers(100, 300)),
+)
+VALUES = st.one_of(
+    st.floats(width=32, allow_nan=False, allow_infinity=False),
+    st.sampled_from([0.0, -0.0, 1e-45, -1e-40, 1e-6, 1.0, 65504.0, 1e30, FLOAT32_MAX]),
+)
+FILL = st.sampled_from([0.0, 1e-3, -7.5, 1e20])
+
+
+@settings(max_examples=150)
+@given(arrays.arrays(np.float32, ROWS, elements=VALUES, fill=FILL))
+@example(np.zeros((2, 3), np.float32))
+@example(np.full((2, 3), -FLOAT32_MAX, np.float32))
+def test_rows_come_back_within_half_a_step(matrix):
+    """But for what lies above the clip, one in 600,000 elements: next to nothing in rows so short."""
+    stored = quantize_rows(matrix)
+    levels, scale = stored[""], stored[".scale"]
+    assert levels.dtype == np.int8 and levels.shape == matrix.shape and scale.shape == matrix.shape[:-1]
+    assert levels.min() >= -127, "as many levels below zero as above"
+    assert scale.dtype in (np.float16, np.float32) and np.isfinite(scale).all() and (scale >= 0).all()
+    exact, step = matrix.astype(np.float64), scale.astype(np.float64)[..., None]
+    largest = np.abs(exact).max(-1, keepdims=True)
+    assert (np.abs(step - largest / 127) <= 2e-3 * step + 1e-43).all()
+    assert (np.abs(exact - levels * step) <= 0.7 * step + 1e-42).all()
+    assert (np.sign(exact) * levels >= 0).all()
+
+
+def test_what_lies_above_the_clip_becomes_the_largest_level():
+    row = np.linspace(-1, 1, 10**6, dtype=np.float32)[None]
+    row[0, 0] = -1000
+    stored = quantize_rows(row)
+    assert stored[".scale"] == pytest.approx(1 / 127, rel=1e-3) and stored[""][0, 0] == -127
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e-6, 1e-3, 1.0, 1e4, 1e9])
+def test_small_rows_keep_all_their_levels(size):
+    """With a floor of 1/127 under the scale, a row of maximum 0.1 would have 25 levels."""
+    row = (np.linspace(-1, 1, 20_000) * size).astype(np.float32)[None]
+    assert len(np.unique(quantize_rows(row)[""])) == 255
+
+
+def test_rows_of_zeros_stay_zero_beside_others():
+    stored = quantize_rows(np.array([[0, 0, 0], [1, -2, 3], [-0.0, 0, 0]], np.float32))
+    assert stored[""].tolist() == [[0, 0, 0], [42, -85, 127], [0, 0, 0]]
+    _, decode_rows = train_gpt.SCHEMES["int8 rows"]
+    assert (decode_rows(stored)[[0, 2]] == 0).all()
+
+
+# --- the whole artifact -----------------------------------------------------------------------------------
+
+
+def test_each_tensor_comes_back_as_its_scheme_promises(artifact):
+    s, weights, blob = artifact
+    carried, decoded = decode_artifact(blob, "some/model.ptz")
+    assert list(decoded) == list(weights)
+    assert train_gpt.Settings(**carried) == train_gpt.Settings(**{name: getattr(s, name) for name in carried})
+    for param in train_gpt.parameter_table(s):
+        found, want = decoded[param.name], weights[param.name]
+        assert (found.dtype, found.shape) == (np.float32, want.shape)
+        if param.group == "vector":
+            assert np.array_equal(found, want)
+        elif want.size > 65536:
+            step = np.abs(want).max(-1, keepdims=True) / 127
+            assert (np.abs(found - want) <= 0.502 * step).all() and not np.array_equal(found, want)
+        else:
+            assert np.array_equal(found, want.astype(np.float16).astype(np.float32))
+
+
+@settings(max_examples=15)
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([0.0, 1e-30, 1e-8, 1e-3, 10.0, 1e3]),
+    st.booleans(),
+    st.integers(1, 3),
+)
+def test_any_weights_make_the_trip(seed, scale, tied, layers):
+    s = shape_settings(NUM_LAYERS=layers, TIE_EMBEDDINGS=int(tied))
+    weights = random_weights(s, seed, scale)
+    decoded = decode(encode_artifact(s, weights))
+    for name, want in weights.items():
+        # a step of int8 rows is 1/127 of the largest; float16 keeps 11 bits and ends at 2^-24
+        allowed = np.abs(want).max(initial=0) / 250 + (0 if name in ("tok_emb", "head") else 2**-25)
+        assert (np.abs(want.astype(np.float64) - decoded[name]) <= allowed).all(), name
+
+
+@pytest.mark.parametrize(
+    "name, bad", [("tok_emb", math.nan), ("qkv", math.inf), ("qkv", 1e5), ("q_gain", math.nan)]
+)
+def test_what_its_scheme_cannot_hold_is_not_exported(artifact, name, bad):
+    s, weights, _ = artifact
+    damaged = weights | {name: weights[name].copy()}
+    damaged[name].flat[-1] = bad
+    with np.errstate(all="ignore"), pytest.raises(NumericalError, match=name):
+        encode_artifact(s, damaged)
+
+
+def test_bytes_are_a_function_of_the_values(artifact):
+    """safetensors.numpy writes a transposed view's memory as it lies, under the view's shape."""
+    s, weights, blob = artifact
+    assert encode_artifact(s, {name: weights[name].copy() for name in reversed(weights)}) == blob
+    assert encode_artifact(s, {name: np.asfortranarray(value) for name, value in weights.items()}) == blob
+    decoded = decode(blob)
+    again = decode(encode_artifact(s, decoded))  # floats are a fixed point, int8 nearly
+    assert all(np.array_equal(again[name], decoded[name]) for name in decoded if name != "tok_emb")
+
+
+PROGRAM = """
+import zlib
+from tests.trainer import test_artifact
+s = test_artifact.shape_settings()
+print(zlib.crc32(test_artifact.encode_artifact(s, test_artifact.random_weights(s, 0))))
+"""
+
+
+@pytest.mark.slow
+def test_another_process_makes_the_same_bytes(artifact):
+    """The order of dicts and sets must not show."""
+    env, command = helpers.clean_environment(PYTHONHASHSEED="7"), [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, cwd=helpers.ROOT, env=env, text=True, capture_output=True, timeout=120)
+    assert (done.stdout.strip(), done.stderr) == (str(zlib.crc32(artifact[2])), "")
+
+
+def test_another_program_can_read_it(artifact):
+    """zlib and safetensors, nothing of ours: int8 times scale, or a float."""
+    _, weights, blob = artifact
+    raw = zlib.decompress(blob)
+    assert blob == zlib.compress(raw, 9)
+    stored, decoded = safetensors.numpy.load(raw), decode(blob)
+    about = json.loads(json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])["__metadata__"]["bytegolf"])
+    assert set(about["schemes"]) == set(weights) == {name for name in stored if not name.endswith(".scale")}
+    dtypes = {"int8 rows": np.int8, "float16": np.float16, "float32": np.float32}
+    assert set(about["schemes"].values()) == set(dtypes)
+    for name, scheme in about["schemes"].items():
+        assert stored[name].dtype == dtypes[scheme]
+        scale = stored[name + ".scale"].astype(np.float32)[..., None] if scheme == "int8 rows" else 1
+        assert np.array_equal(stored[name].astype(np.float32) * scale, decoded[name])
+
+
+# --- damage -----------------------------------------------------------------------------------------------
+
+
+def outcome(blob: bytes) -> dict[str, np.ndarray] | None:
+    """Decoded weights, or None if refused by the file's name. Any other error is a failure."""
+    try:
+        with np.errstate(all="ignore"):
+            return decode(blob)
+    except DataError as error:
+        assert str(error).startswith("some/model.ptz is no whole artifact: ")
+        return None
+
+
+def damaged(blob: bytes, rng: random.Random) -> bytes:
+    """Some bits flipped, or the end cut off, or bytes put in, taken out or doubled."""
+    blob, kind, at = bytearray(blob), rng.randrange(5), rng.randrange(len(blob))
+    if kind == 0:
+        return bytes(blob[:at])
+    if kind == 1:
+        return bytes(blob[:at] + rng.randbytes(rng.randint(1, 9)) + blob[at:])
+    if kind == 2:
+        return bytes(blob[:at] + blob[at + rng.randint(1, 9) :])
+    for _ in range(rng.choice([1, 1, 2, 20])):
+        blob[rng.randrange(len(blob)) if kind == 3 else rng.randrange(60)] ^= 1 << rng.randrange(8)
+    return bytes(blob)
+
+
+def small_artifact() -> bytes:
+    s = shape_settings(VOCAB_SIZE=20)
+    return encode_artifact(s, random_weights(s, 1))
+
+
+def test_300_damaged_files_are_refused():
+    blob, rng = small_artifact(), random.Random(1)
+    whole, refused = outcome(blob), 0
+    for _ in range(300):
+        got = outcome(damaged(blob, rng))
+        refused += got is None
+        assert got is None or all(np.array_equal(got[name], whole[name]) for name in whole)
+    assert refused > 290
+
+
+def test_300_damaged_contents_are_refused_or_decoded_but_never_crash():
+    """Damage under a good zlib stream, in the header above all: no checksum helps there."""
+    raw, rng = zlib.decompress(small_artifact()), random.Random(2)
+    header, refused = 8 + int.from_bytes(raw[:8], "little"), 0
+    for number in range(300):
+        part = header if number % 3 else len(raw)
+        refused += outcome(zlib.compress(damaged(raw[:part], rng) + raw[part:], 1)) is None
+    assert refused > 150
+
+
+def rewritten(blob: bytes, change) -> bytes:
+    """The artifact after `change(tensors, about)` worked on its contents."""
+    raw = zlib.decompress(blob)
+    tensors = safetensors.numpy.load(raw)
+    about = json.loads(json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])["__metadata__"]["bytegolf"])
+    change(tensors, about)
+    return zlib.compress(safetensors.numpy.save(tensors, {"bytegolf": json.dumps(about)}), 9)
+
+
+def set_at(place: str, key: str, value):
+    """A change that sets one value of tensors, settings or schemes."""
+
+    def change(tensors, about):
+        ({"tensors": tensors} | about)[place][key] = value
+
+    return change
+
+
+FORGED = {
+    "no schemes": lambda tensors, about: about.update(schemes={}),
+    "settings are a list": lambda tensors, about: about.update(settings=[1]),
+    "an unknown scheme": set_at("schemes", "qkv", "int4"),
+    "a scheme that is not the tensor's": set_at("schemes", "qkv", "float32"),
+    "another depth": set_at("settings", "num_layers", 3),
+    "a depth beyond all bounds": set_at("settings", "num_layers", 10**30),
+    "a depth of text": set_at("settings", "num_layers", "two"),
+    "no depth": lambda tensors, about: about.update(settings={}),
+    "a width below 1": set_at("settings", "model_dim", 0),
+    "no heads": set_at("settings", "num_heads", 0),
+    "a softcap that is not a number": set_at("settings", "logit_softcap", math.nan),
+    "a tensor too many": set_at("tensors", "more", np.zeros(3, np.float32)),
+    "a tensor of another shape": set_at("tensors", "qkv", np.zeros((2, 3), np.float16)),
+    "a tensor that is not finite": set_at("tensors", "q_gain", np.full((2, 2), np.nan, np.float32)),
+    "a scale that is infinite": set_at("tensors", "tok_emb.scale", np.full(8200, np.inf, np.float16)),
+    "scales of another shape": set_at("tensors", "tok_emb.scale", np.ones(3, np.float16)),
+    "scales that are not there": lambda tensors, about: tensors.pop("tok_emb.scale"),
+    "a tensor that is not there": lambda tensors, about: tensors.pop("mlp_up"),
+}
+
+
+@pytest.mark.parametrize("kind", FORGED)
+def test_a_whole_file_with_wrong_contents_is_refused(artifact, kind):
+    assert outcome(rewritten(artifact[2], lambda tensors, about: None)) is not None
+    assert outcome(rewritten(artifact[2], FORGED[kind])) is None
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [
+        b"",
+        b"\0",
+        b"x" * 1000,
+        zlib.compress(b""),
+        zlib.compress(b"\xff" * 8),
+        zlib.compress(bytes(8)),
+        zlib.compress((100_000).to_bytes(8, "little") + b"[" * 100_000),
+        zlib.compress(safetensors.numpy.save({})),
+        zlib.compress(safetensors.numpy.save({"a": np.zeros(3)}, {"bytegolf": "{}"})),
+        zlib.compress(safetensors.numpy.save({"a": np.zeros(3)}, {"bytegolf": "[" * 50_000})),
+        b"\x80\x04\x95\x01\x00",
+    ],
+    ids=lambda blob: f"{len(blob)} bytes",
+)
+def test_what_is_no_artifact_is_refused(blob):
+    assert outcome(blob) is None
+
+
+def test_bytes_after_the_end_are_refused(artifact):
+    assert outcome(artifact[2] + b"\0") is None and outcome(artifact[2] * 2) is None
+
+
+# --- files ------------------------------------------------------------------------------------------------
+
+
+def test_write_whole_replaces_or_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "model"
+    for blob in (b"old", b"", b"newer"):
+        train_gpt.write_whole(path, blob)
+        assert path.read_bytes() == blob and list(tmp_path.iterdir()) == [path]
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "no space")
+
+    for broken in ("replace", "fsync"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, broken, fail)
+            with pytest.raises(OSError, match="no space"):
+                train_gpt.write_whole(path, b"never")
+        assert path.read_bytes() == b"newer" and list(tmp_path.iterdir()) == [path]
+    with pytest.raises(OSError, match="no folder/there/model"):
+        train_gpt.write_whole(tmp_path / "no folder" / "there" / "model", b"x")

@@ -1,0 +1,167 @@
+"""What each token is worth: over a document its UTF-8 length, for any kind of SentencePiece model."""
+
+import random
+
+import numpy as np
+import pytest
+import sentencepiece
+
+import train_gpt
+from tests.kit import helpers
+
+COUNT = 3000
+SPACE_MARK = "\u2581"  # SentencePiece's own sign for a space: no identity normaliser gives it back
+ALPHABET = sorted(set("".join(helpers.SENTENCES)) | set(" \n\t"))
+USER_SYMBOLS = [text.replace(" ", SPACE_MARK) for text in ["<a>", "  x ", "x", "    ", "\n", "é"]]
+SPACE_PIECES = {"allow_whitespace_only_pieces": True, "user_defined_symbols": USER_SYMBOLS}
+COVERED = {"byte_fallback": False, "character_coverage": 1.0}
+
+
+def random_character(rng: random.Random) -> str:
+    """Any code point that UTF-8 can write, the usual ones more often."""
+    ranges = [(32, 127)] * 3 + [(9, 11), (1, 0x3000), (0x3000, 0xD800), (0xE000, 0x110000)]
+    made = chr(rng.randrange(*rng.choice(ranges)))
+    return made if made != SPACE_MARK else " "
+
+
+def random_documents(seed: int, character=random_character) -> list[str]:
+    """Random characters before, inside or instead of words; runs of spaces at both ends; empty documents."""
+    rng, made = random.Random(seed), []
+    for words in helpers.documents(COUNT, seed):
+        noise = "".join(character(rng) for _ in range(rng.randrange(25)))
+        cut = rng.randrange(len(words) + 1)
+        made.append(" " * rng.choice([0, 0, 1, 2, 5]) + words[:cut] + noise + " " * rng.choice([0, 0, 1, 3]))
+    return made + ["", " ", "  ", "\n", "x", "  x ", "    "]
+
+
+@pytest.fixture(scope="module")
+def any_text():
+    return random_documents(5) + ["<a>", " <a>x <a>", "x<a>  x    é"]
+
+
+@pytest.fixture(scope="module")
+def covered_text():
+    """Only characters that a model without byte fallback has seen."""
+    return random_documents(6, lambda rng: rng.choice(ALPHABET))
+
+
+def worth(path, texts: list[str], closing: tuple[int, ...] = ()) -> tuple[list[int], list[int]]:
+    """Bytes of each document by the trainer's count, and by the tokenizer's own decoding."""
+    tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    ids = tokenizer.encode(texts)
+    stream = np.array([i for document in ids for i in [helpers.BOS, *document, *closing]], np.uint16)
+    per_token = train_gpt.token_bytes(tokenizer, stream)
+    assert len(per_token) == len(stream) and per_token.min() >= 0
+    per_document = np.add.reduceat(per_token, np.flatnonzero(stream == helpers.BOS))
+    return per_document.tolist(), [len(text.encode()) for text in tokenizer.decode(ids)]
+
+
+LOSSLESS = {
+    "bpe, bytes": ({}, False),
+    "bpe, bytes, dummy prefix": ({"add_dummy_prefix": True}, False),
+    "bpe, bytes, dummy prefix, white space pieces, user symbols": (
+        dict(add_dummy_prefix=True, **SPACE_PIECES),
+        False,
+    ),
+    "bpe, bytes, pieces across spaces, user symbols": (
+        dict(split_by_whitespace=False, **SPACE_PIECES),
+        False,
+    ),
+    "unigram, bytes, white space pieces": (dict(model_type="unigram", **SPACE_PIECES), False),
+    "unigram, covered, dummy prefix": (dict(model_type="unigram", add_dummy_prefix=True, **COVERED), True),
+    "bpe, covered": (COVERED, True),
+    "characters, covered, dummy prefix": (dict(model_type="char", add_dummy_prefix=True, **COVERED), True),
+    "bpe, bytes, spaces as suffix": ({"treat_whitespace_as_suffix": True}, False),
+}
+
+
+@pytest.mark.parametrize("kind", LOSSLESS)
+def test_bytes_of_documents_are_exact_for_any_kind_of_tokenizer(tmp_path, any_text, covered_text, kind):
+    options, needs_covered = LOSSLESS[kind]
+    # a model that covers all characters must have seen all of them
+    path = helpers.train_tokenizer(tmp_path / "x.model", helpers.documents(1000, 7) + ALPHABET, **options)
+    texts = covered_text if needs_covered else any_text
+    true = [len(text.encode()) for text in texts]
+    for closing in ((), (2,)):  # documents with and without an end mark
+        found, decoded = worth(path, texts, closing)
+        assert decoded == true, "this kind of tokenizer should give every text back"
+        wrong = [(text, got) for text, got, want in zip(texts, found, true) if got != want]
+        assert not wrong, wrong[:3]
+
+
+LOSSY = {  # texts do not come back whole: what counts then is what the tokens decode to
+    "nmt_nfkc": {
+        "normalization_rule_name": "nmt_nfkc",
+        "add_dummy_prefix": True,
+        "remove_extra_whitespaces": True,
+    },
+    "nfkc_cf, unigram": {"normalization_rule_name": "nfkc_cf", "model_type": "unigram"},
+    "dummy suffix": {"treat_whitespace_as_suffix": True, "add_dummy_prefix": True},
+}
+
+
+@pytest.mark.parametrize("kind", LOSSY)
+def test_bytes_of_a_lossy_tokenizer_are_those_of_its_own_decoding(tmp_path, any_text, kind):
+    path = helpers.train_tokenizer(tmp_path / "x.model", helpers.documents(1000, 7), **LOSSY[kind])
+    texts = any_text[::4]
+    found, decoded = worth(path, texts)
+    assert found == decoded and decoded != [len(text.encode()) for text in texts]
+
+
+def test_pieces_with_inner_and_repeated_space_marks_count_one_byte_a_space(tmp_path):
+    """Not the three bytes of a space mark, wherever in a piece it stands."""
+    symbols = ["    ", "a b  c", "\t", "  é"]
+    marked = [symbol.replace(" ", SPACE_MARK) for symbol in symbols]
+    texts = helpers.documents(300, 7)
+    path = helpers.train_tokenizer(tmp_path / "x.model", texts, user_defined_symbols=marked)
+    tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    inner, first, _ = train_gpt.byte_table(tokenizer)
+    ids = tokenizer.piece_to_id(marked)
+    assert tokenizer.unk_id() not in ids
+    assert inner[ids].tolist() == first[ids].tolist() == [len(symbol.encode()) for symbol in symbols]
+    unknown_begin_end = [0, 1, 2]
+    assert inner[unknown_begin_end].tolist() == first[unknown_begin_end].tolist() == [0, 0, 0]
+    single = [i for i in range(tokenizer.vocab_size()) if tokenizer.is_byte(i)]
+    assert len(single) == 256 and set(inner[single]) == set(first[single]) == {1}
+
+
+def test_a_dummy_prefix_is_dropped_at_the_start_of_a_document_only(tmp_path):
+    path = helpers.train_tokenizer(tmp_path / "x.model", helpers.documents(300, 7), add_dummy_prefix=True)
+    tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    the = tokenizer.piece_to_id(SPACE_MARK + "the")
+    inner, first, _ = train_gpt.byte_table(tokenizer)
+    assert (first[the], inner[the]) == (3, 4)
+    stream = np.array([1, the, the, 2, 1, the, the, the], np.uint16)
+    assert train_gpt.token_bytes(tokenizer, stream).tolist() == [0, 3, 4, 0, 0, 3, 4, 4]
+    assert train_gpt.token_bytes(tokenizer, stream[1:3]).tolist() == [3, 4], "a stream begins a document"
+
+
+def test_unknown_tokens_of_a_legacy_shard_count_nothing(tmp_path):
+    path = helpers.train_tokenizer(tmp_path / "x.model", ["ab ba aab bba "] * 50, vocab_size=12, **COVERED)
+    tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    ids = np.array([1, *tokenizer.encode("ab ☃ ba")], np.uint16)
+    assert (ids == tokenizer.unk_id()).sum() == 1
+    for split in ("train", "val"):
+        helpers.write_shards(tmp_path / "data", split, [ids], extended=False)
+    env = helpers.tiny_env(DATA_PATH=tmp_path / "data", TOKENIZER_PATH=path, VOCAB_SIZE=len(tokenizer))
+    corpus = train_gpt.load_corpus(train_gpt.load_settings(env, "smoke")[0])
+    assert corpus.val_bytes.sum() == len("ab  ba")
+
+
+@pytest.mark.parametrize("change", [-300, -1, 1, 5000])
+def test_a_lossy_tokenizer_is_scored_on_the_bytes_of_the_text(tmp_path, tokenizer_path, change):
+    """Flag 1 of the header: the tokens do not give the text back, its true size stands in the header."""
+    corpus = helpers.make_corpus(tmp_path, tokenizer_path, flags=1)
+    size = corpus.val_bytes() + change
+    for path in tmp_path.glob("*_val_*"):
+        path.unlink()
+    named = {
+        "vocabulary": 400,
+        "flags": 1,
+        "tokenizer": helpers.sha256(tokenizer_path),
+        "corpus": helpers.CORPUS,
+    }
+    helpers.write_shards(tmp_path, "val", [corpus.tokens["val"]], text_bytes=[size], **named)
+    loaded = train_gpt.load_corpus(train_gpt.load_settings(corpus.env(), "smoke")[0])
+    assert loaded.val_bytes.sum() == size and loaded.val_bytes.min() >= 0
+    assert any("lossy" in note for note in loaded.notes)

@@ -1,0 +1,250 @@
+"""Damaged shards and tokenizers, and such as do not belong together: each refused in one line, exit 3."""
+
+import re
+import shutil
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import train_gpt
+from tests.kit import helpers
+from tests.kit.helpers import TinyCorpus
+
+VAL, VAL1 = "tiny_val_000000.bin", "tiny_val_000001.bin"
+FIRST, TRAIN, LAST = (f"tiny_train_00000{index}.bin" for index in range(3))
+OTHER = bytes(range(32))
+
+
+@pytest.fixture
+def broken(tmp_path, corpus) -> TinyCorpus:
+    """A copy of the corpus that a test may damage."""
+    shutil.copytree(corpus.data_path, tmp_path / "data")
+    shutil.copy(corpus.tokenizer_path, tmp_path / "tiny.model")
+    return TinyCorpus(tmp_path / "data", tmp_path / "tiny.model", corpus.tokens, corpus.texts)
+
+
+def edit(path: Path, at: int, new: bytes) -> None:
+    """Overwrite bytes; a negative place counts from the end."""
+    blob = bytearray(path.read_bytes())
+    at %= len(blob)
+    blob[at : at + len(new)] = new
+    path.write_bytes(blob)
+
+
+def change(path: Path, place: int, value: int) -> None:
+    """Overwrite one int of a header."""
+    edit(path, 4 * place, struct.pack("<I", value % 2**32))
+
+
+def resize(path: Path, size: int) -> None:
+    """Cut the file, or lengthen it with zeros; a negative size counts from the end."""
+    blob = path.read_bytes()
+    path.write_bytes((blob + bytes(max(0, size - len(blob))))[:size])
+
+
+def flip(path: Path, at: int) -> None:
+    edit(path, at, bytes([path.read_bytes()[at] ^ 1]))
+
+
+def put_token(path: Path, at: int, token: int) -> None:
+    """A negative place counts from the end."""
+    edit(path, 1024 + 2 * at if at >= 0 else 2 * at, struct.pack("<H", token))
+
+
+def make_legacy(*paths: Path) -> None:
+    """As other projects write a shard: three ints, zeros, tokens."""
+    for path in paths:
+        edit(path, 12, bytes(1012))
+
+
+def end_legacy_with(folder: Path, token: int) -> None:
+    make_legacy(*folder.glob("*.bin"))
+    put_token(folder / VAL, -1, token)
+
+
+def make_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def make_dangling(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("nowhere")
+
+
+def remove(*paths: Path) -> None:
+    for path in paths:
+        path.unlink()
+
+
+def add_a_second_set(folder: Path) -> None:
+    for path in folder.glob("*_train_*"):
+        shutil.copy(path, folder / path.name.replace("tiny", "zzz"))
+
+
+def copy_over_train(folder: Path) -> None:
+    remove(*folder.glob("*_train_*"))
+    shutil.copy(folder / VAL, folder / FIRST)
+
+
+def other_hash(place: int, *paths: Path) -> None:
+    for path in paths:
+        edit(path, 4 * place, OTHER)
+
+
+NO_TOKENS = helpers.header(np.zeros(0, np.uint16))
+BIG_ENDIAN = (20240520).to_bytes(4, "big")
+
+# damage: (what to do to the folder, the file that is named or "" for the folder, words of the line)
+SHARDS = {
+    "truncated": (lambda d: resize(d / VAL, -2), VAL, "file size is .* expected"),
+    "a byte too many": (lambda d: resize(d / TRAIN, 10**6), TRAIN, "file size is 1000000, expected"),
+    "big endian": (lambda d: edit(d / VAL, 0, BIG_ENDIAN), VAL, "magic"),
+    "another magic": (lambda d: change(d / VAL, 0, 20240521), VAL, "magic is 20240521, expected 20240520"),
+    "another version": (lambda d: change(d / TRAIN, 1, 2), TRAIN, "version is 2, expected 1"),
+    "another extension": (lambda d: change(d / TRAIN, 3, 0x31464C48), TRAIN, "extension is .*, expected"),
+    "header only": (lambda d: resize(d / VAL, 1024), VAL, "file size is 1024"),
+    "header only, no tokens": (lambda d: (d / VAL).write_bytes(NO_TOKENS), VAL, "expected"),
+    "half a header": (lambda d: resize(d / VAL, 512), VAL, "file size is 512, expected"),
+    "empty file": (lambda d: resize(d / TRAIN, 0), TRAIN, "magic is .* expected"),
+    "negative token count": (lambda d: change(d / TRAIN, 2, -5), TRAIN, "expected"),
+    "huge token count": (lambda d: change(d / VAL, 2, 2**31 - 1), VAL, "file size is .*, expected"),
+    "another vocabulary": (lambda d: change(d / VAL, 5, 1024), VAL, "vocabulary is 1024, expected 400"),
+    "another tokenizer of train": (lambda d: other_hash(16, d / TRAIN), TRAIN, "tokenizer is 0001.*expected"),
+    "a flipped token": (lambda d: flip(d / VAL, 1024), VAL, "crc32 .*expected"),
+    "a flipped token of training": (lambda d: flip(d / LAST, 5000), LAST, "crc32 .*expected"),
+    "count wrong": (lambda d: change(d / TRAIN, 13, 7), TRAIN, "shards is 7, expected 3"),
+    "train labelled val": (lambda d: change(d / TRAIN, 14, 0), TRAIN, "split is 0, expected 1"),
+    "val labelled train": (lambda d: change(d / VAL, 14, 1), VAL, "split is 1, expected 0"),
+    "val named train": (copy_over_train, FIRST, "is .*expected"),
+    "a middle shard missing": (lambda d: remove(d / TRAIN), "tiny_train_00000", "shards is 3, expected 2"),
+    "the first shard missing": (
+        lambda d: remove(d / FIRST),
+        TRAIN,
+        "shards is 3, expected 2",
+    ),
+    "the last shard missing": (lambda d: remove(d / LAST), FIRST, "shards is 3, expected 2"),
+    "two sets": (add_a_second_set, "", "shards is 3, expected 6"),
+    "mixed legacy and extended": (lambda d: make_legacy(d / TRAIN), TRAIN, "extension is 0, expected 8266"),
+    "byte total wrong": (lambda d: change(d / VAL, 9, 12345), "", r"byte.* is \d+, expected \d+"),
+    "legacy, last token too high": (lambda d: end_legacy_with(d, 65535), VAL, "65535.*expected"),
+    "a folder named like a shard": (lambda d: make_folder(d / TRAIN), TRAIN, "[Dd]irectory"),
+    "a dangling link": (lambda d: make_dangling(d / VAL), VAL, "No such file"),
+    "no training": (lambda d: remove(*d.glob("*_train_*")), "", r"no \*_train_\*\.bin"),
+    "no folder": (shutil.rmtree, "", "no "),
+}
+
+
+def refusal(broken: TinyCorpus, **env) -> str:
+    """The one line that refuses the corpus."""
+    with pytest.raises(train_gpt.DataError) as caught:
+        train_gpt.load_corpus(train_gpt.load_settings(broken.env(**env), "smoke")[0])
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+# Each line says how to go on: a command, or, where only the origin of the files can help, what to do.
+HELP = r"python -m data\.(shards|prepare|download) \w+|make or fetch it again"
+
+
+@pytest.mark.parametrize("kind", SHARDS)
+def test_a_damaged_or_foreign_shard_is_refused_by_name_with_help(broken, kind):
+    damage, named, words = SHARDS[kind]
+    damage(broken.data_path)
+    line = refusal(broken)
+    assert str(broken.data_path / named) in line and re.search(words, line) and re.search(HELP, line), line
+
+
+def test_the_same_corpus_untouched_is_taken(corpus):
+    """So the tests above see the damage and nothing else."""
+    loaded = train_gpt.load_corpus(train_gpt.load_settings(corpus.env(), "smoke")[0])
+    assert np.array_equal(loaded.val_tokens, corpus.tokens["val"])
+    assert np.array_equal(loaded.train.read(0, loaded.train.total), corpus.tokens["train"])
+    assert loaded.val_bytes.sum() == corpus.val_bytes()
+    assert not [note for note in loaded.notes if "so little text" not in note]
+
+
+def test_a_token_outside_the_vocabulary_in_legacy_training_text_is_refused_when_read(broken):
+    make_legacy(*broken.data_path.glob("*.bin"))
+    put_token(broken.data_path / TRAIN, 7, 400)
+    loaded = train_gpt.load_corpus(train_gpt.load_settings(broken.env(), "smoke")[0])
+    at = (broken.data_path / FIRST).stat().st_size // 2 - 512
+    assert len(loaded.train.read(at, 7)) == 7
+    with pytest.raises(train_gpt.DataError, match=f"{TRAIN}.*400"):
+        loaded.train.read(at, 8)
+
+
+def test_a_shard_that_shrinks_under_the_run_is_refused_not_a_crash(broken):
+    """Reading a memory map past the end of its file would end the process by SIGBUS."""
+    loaded = train_gpt.load_corpus(train_gpt.load_settings(broken.env(), "smoke")[0])
+    loaded.train.read(0, 10)
+    resize(broken.data_path / FIRST, 2000)
+    with pytest.raises(train_gpt.DataError, match=f"{FIRST}: .* expected .*cut"):
+        loaded.train.read(600, 10)
+
+
+# --- tokenizers -------------------------------------------------------------------------------------------
+
+
+def retrain(broken: TinyCorpus, **options) -> None:
+    helpers.train_tokenizer(broken.tokenizer_path, helpers.documents(400, 9), **options)
+
+
+TOKENIZERS = {
+    "missing": (lambda c: c.tokenizer_path.unlink(), {}, "No such file"),
+    "a folder": (lambda c: make_folder(c.tokenizer_path), {}, "[Dd]irectory"),
+    "empty": (lambda c: c.tokenizer_path.write_bytes(b""), {}, "SentencePiece|is 0, expected 400"),
+    "noise": (lambda c: c.tokenizer_path.write_bytes(b"\x00\xff{}" * 99), {}, "SentencePiece"),
+    "a text": (lambda c: c.tokenizer_path.write_text("hello world\n" * 20), {}, "SentencePiece"),
+    "cut short": (lambda c: c.tokenizer_path.write_bytes(c.tokenizer_path.read_bytes()[:3000]), {}, ""),
+    "of another size": (lambda c: None, {"VOCAB_SIZE": 1024}, "400, expected 1024"),
+    "of another training": (retrain, {}, "tokenizer is [0-9a-f]+, expected"),
+}
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_a_tokenizer_that_is_none_or_not_the_shards_is_refused(broken, kind):
+    damage, env, words = TOKENIZERS[kind]
+    damage(broken)
+    line = refusal(broken, **env)
+    named = broken.data_path if kind == "of another training" else broken.tokenizer_path
+    assert str(named) in line and re.search(words, line), line
+
+
+def test_a_tokenizer_that_cannot_give_the_text_back_is_refused(tmp_path):
+    """By the byte count of the headers, in extended shards that do not say that they are lossy."""
+    path = helpers.train_tokenizer(
+        tmp_path / "x.model",
+        helpers.documents(400, 3),
+        normalization_rule_name="nmt_nfkc",
+        remove_extra_whitespaces=True,
+    )
+    line = refusal(helpers.make_corpus(tmp_path / "data", path))
+    assert str(tmp_path / "data") in line and re.search(r"is \d+, expected \d+", line)
+
+
+def test_legacy_shards_are_taken_whatever_their_first_number_and_the_log_says_so(tmp_path, tokenizer_path):
+    """llm.c and modded-nanogpt number from 0 or, where 0 is validation, training from 1."""
+    made = helpers.make_corpus(tmp_path, tokenizer_path, extended=False, train_shards=1)
+    (tmp_path / FIRST).rename(tmp_path / TRAIN)
+    loaded = train_gpt.load_corpus(train_gpt.load_settings(made.env(), "smoke")[0])
+    assert np.array_equal(loaded.val_tokens, made.tokens["val"])
+    assert np.array_equal(loaded.train.read(0, loaded.train.total), made.tokens["train"])
+    assert loaded.val_bytes.sum() == made.val_bytes() and "legacy" in " ".join(loaded.notes)
+
+
+# --- through the script -----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_script_ends_with_exit_3_and_one_line_before_the_run_has_a_folder(broken, tmp_path):
+    """Damage behind the headers of the training data is found before anything is made."""
+    for path in broken.data_path.glob("*_train_*"):
+        flip(path, -1)
+    run = helpers.run_script(tmp_path / "cwd", broken.env(RUN_ID="damaged"))
+    assert (run.code, run.out) == (3, "")
+    assert run.err.startswith(f"train_gpt.py: {broken.data_path}") and run.err.count("\n") == 1
+    assert not (tmp_path / "cwd/logs").exists()

@@ -1,0 +1,435 @@
+"""The patches of tests/ideas: each is short, applies to train_gpt.py, trains, scores and is in effect.
+
+After a change of train_gpt.py a patch may no longer apply. Then `git apply --3way tests/ideas/NAME.patch`
+merges it, and `git diff HEAD train_gpt.py` prints its new body.
+"""
+
+import dataclasses
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.kit import helpers
+from tests.kit.helpers import ScriptRun
+
+PATCHES = {path.stem: path for path in sorted((helpers.ROOT / "tests/ideas").glob("*.patch"))}
+MOST_LINES = 40
+
+
+def apply(patch: Path, folder: Path) -> Path:
+    """The script in `folder`, patched."""
+    folder.mkdir()
+    script = folder / "train_gpt.py"
+    shutil.copy(helpers.SCRIPT, script)
+    # found within a repository, git would take the paths from its top and skip them without a word
+    env = helpers.clean_environment(GIT_CEILING_DIRECTORIES=folder.parent)
+    done = subprocess.run(["git", "apply", patch], cwd=folder, env=env, text=True, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, ""), patch.name
+    return script
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory) -> dict[str, Path]:
+    """A patched script of each idea."""
+    folder = tmp_path_factory.mktemp("ideas")
+    return {name: apply(patch, folder / name) for name, patch in PATCHES.items()}
+
+
+@dataclasses.dataclass
+class Fork:
+    """A patched script, imported, and a run of it that wrote a checkpoint after each step."""
+
+    script: Path
+    module: ModuleType
+    env: dict[str, str]
+    run: ScriptRun
+
+    @property
+    def artifact(self) -> bytes:
+        return (self.run.folder / "model.ptz").read_bytes()
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """By name, as the artifact gives them back."""
+        return self.module.decode_artifact(self.artifact, "model.ptz")[1]
+
+    def states(self) -> list[dict[str, np.ndarray]]:
+        """The optimizer's state in the last two checkpoints, the newest last."""
+        blobs = [path.read_bytes() for path in sorted(self.run.folder.glob("checkpoint/*.ckpt"))]
+        return [self.module.unpack_tensors(blob[:-32])[0] for blob in blobs]
+
+    def predictor(self):
+        """What the referee asks."""
+        return self.module.load_predictor(self.run.folder / "model.ptz")
+
+    def model(self):
+        """A model of the run's shape, on the CPU in float32."""
+        s, _ = self.module.load_settings(self.env, "smoke")
+        return self.module.GPT(s, self.module.Machine(torch.device("cpu")))
+
+
+def first_steps(plan) -> list[int]:
+    """Of each stage."""
+    return [0, *(round(until * plan.steps) for until, *_ in plan.stages[:-1])]
+
+
+def nats(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Cross-entropy of int64[...] targets under [..., V] logits, float64."""
+    logprobs = torch.from_numpy(logits).double().log_softmax(-1)
+    return -logprobs.gather(-1, torch.from_numpy(targets)[..., None])[..., 0].numpy()
+
+
+def told(predictor, ids: np.ndarray) -> np.ndarray:
+    """Nats of int64[rows, T] but for each stream's first token, one told after the other."""
+    predictor.start(len(ids))
+    return nats(np.stack([predictor.step(column) for column in ids[:, :-1].T], 1), ids[:, 1:])
+
+
+def load(name: str, script: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"idea_{name}", script)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def forks(scripts, corpus):
+    """A function that gives the Fork of an idea, trained when it is first asked for."""
+    env, made = corpus.env(RUN_ID="fork", ITERATIONS=20, CKPT_SECONDS=1e-9), {}
+
+    def fork(name: str) -> Fork:
+        if name not in made:
+            script = scripts[name]
+            run = helpers.run_script(script.parent, env, script=script)
+            assert (run.code, run.err) == (0, "")
+            made[name] = Fork(script, load(name, script), env, run)
+        return made[name]
+
+    return fork
+
+
+def losses(run: ScriptRun) -> list[float]:
+    return [event["train_loss"] for event in run.events("step")]
+
+
+def stored(artifact: bytes) -> dict[str, np.ndarray]:
+    """The tensors in an artifact, as they lie in it."""
+    return safetensors.numpy.load(zlib.decompress(artifact))
+
+
+# --- all ideas --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PATCHES)
+def test_a_patch_is_short_and_says_what_it_does(name):
+    head, _, body = PATCHES[name].read_text(encoding="utf-8").partition("diff --git ")
+    signs = ("+", "-")
+    changed = [
+        line for line in body.splitlines() if line.startswith(signs) and line[:3] not in ("+++", "---")
+    ]
+    assert 0 < len(changed) <= MOST_LINES
+    assert 3 <= len(head.strip().splitlines()) <= 4 and f"{len(changed)} lines: " in head
+    for hunk in re.split(r"^@@ .*\n", body, flags=re.MULTILINE)[1:]:
+        lines = hunk.splitlines()
+        context = [line.startswith(" ") or not line for line in lines]
+        assert context[:3] == context[-3:] == [True] * 3 and not context[3], "three lines of context"
+
+
+@pytest.mark.parametrize("command", ["check", "format --check"])
+def test_patched_scripts_are_tidy(scripts, command):
+    folders = [script.parent for script in scripts.values()]
+    ruff = [sys.executable, "-m", "ruff", *command.split(), "--no-cache", "--config", ".ruff.toml", *folders]
+    done = subprocess.run(ruff, cwd=helpers.ROOT, text=True, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PATCHES)
+def test_a_fork_learns_and_its_artifact_gives_the_same_score_again(forks, corpus, name):
+    fork = forks(name)
+    assert float(fork.run.final["val_loss"]) < 0.8 * losses(fork.run)[0]
+    env = corpus.env(EVAL_ONLY=fork.run.folder / "model.ptz")
+    again = helpers.run_script(fork.script.parent, env, script=fork.script)
+    assert (again.code, again.err) == (0, "")
+    for key in ("val_bpb", "val_loss", "artifact_sha256"):
+        assert again.final[key] == fork.run.final[key]
+
+
+@pytest.mark.parametrize("name", PATCHES)
+def test_the_operations_of_a_step_are_those_that_torch_counts(scripts, name):
+    module = load(name, scripts[name])
+    env = {"VOCAB_SIZE": "400", "TRAIN_BATCH_TOKENS": "1024", "DTYPE": "float32"}
+    s, _ = module.load_settings(env, "smoke")
+    trainer = module.Trainer(s, module.Machine(torch.device("cpu")))
+    batch = torch.arange(s.batch_slots * (s.slot_tokens + 1)).view(s.batch_slots, -1) % 400
+    for first, flops in zip(first_steps(s.plan), s.plan.flops):
+        with FlopCounterMode(display=False) as counter:
+            trainer.step(batch, first, 1.0)
+        assert flops == pytest.approx(counter.get_total_flops(), rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in PATCHES if name != "learn_while_scored"])
+def test_a_fork_predicts_token_by_token_what_it_scores_in_windows(forks, corpus, name):
+    """Two streams of two windows: after the first the cache is empty again."""
+    fork = forks(name)
+    predictor = fork.predictor()
+    windows = corpus.tokens["val"][: 2 * 66].astype(np.int64).reshape(2, 66)[:, :65]
+    found = told(predictor, windows)
+    pieces = np.concatenate([windows[:, at : at + 33] for at in (0, 32)])
+    expected = np.concatenate(np.split(predictor.model.nll(pieces), 2), axis=1)
+    assert np.allclose(found, expected, atol=1e-4)
+
+
+# --- each is in effect ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_smear_gates_start_closed_and_are_learned(forks, base_run):
+    """No gradient would reach a gate that the model does not use."""
+    fork = forks("smear_gate")
+    assert losses(fork.run)[0] == pytest.approx(losses(base_run)[0], rel=1e-6)
+    assert fork.weights()["smear"].all()
+
+
+@pytest.mark.slow
+def test_value_embeddings_start_unread_and_are_learned(forks, base_run):
+    fork = forks("value_embeddings")
+    assert losses(fork.run)[0] == pytest.approx(losses(base_run)[0], rel=1e-6)
+    assert fork.weights()["value_share"].all()
+    model = fork.model()
+    start = {p.name: fork.module.draw(p, model.s.seed) for p in model.table}["value_emb"]
+    assert np.abs(fork.weights()["value_emb"] - start).max() > 0.1
+
+
+@pytest.mark.slow
+def test_int6_levels_are_what_the_model_computes_with_and_what_is_stored(forks, base_run):
+    fork = forks("int6_qat")
+    tensors, weights, model = stored(fork.artifact), fork.weights(), fork.model()
+    trained = torch.from_numpy(fork.states()[-1]["weights"])
+    rounded = trained.clone()
+    for name in ("qkv", "attn_out", "mlp_up", "mlp_down"):
+        assert tensors[name].nbytes == weights[name].size * 3 // 4, "four weights in three bytes"
+        row = weights[name][0, 0]
+        assert len(np.unique(row)) > 10 and np.abs(row / tensors[name + ".scale"][0, 0]).max() == 31
+        model.views(rounded)[name].copy_(torch.from_numpy(weights[name]))
+    assert not torch.equal(trained, rounded)
+    ids, found = np.arange(64).reshape(2, 32), []
+    for flat in (trained, rounded):
+        model.flat.data.copy_(flat)
+        found.append(model.nll(ids))
+    assert np.array_equal(*found)
+    assert len(fork.artifact) < 0.8 * int(base_run.final["artifact_bytes"])
+
+
+@pytest.mark.slow
+def test_the_average_is_the_mean_over_the_cool_down_and_is_exported(forks):
+    """Of 20 steps the rate is below its height in the last 9: WARMDOWN_ITERS is half of the run in smoke."""
+    fork = forks("cooldown_average")
+    before, last = fork.states()
+    assert (before["averaged"], last["averaged"]) == (8, 9)
+    mean = (8 * before["average"] + last["weights"]) / 9
+    assert np.allclose(last["average"], mean, atol=1e-6)
+    assert np.abs(last["average"] - last["weights"]).max() > 0.01
+    model, exported = fork.model(), fork.weights()
+    for name, view in model.views(torch.from_numpy(last["average"])).items():
+        assert np.allclose(exported[name], view, rtol=1e-3, atol=1e-6), name  # float16
+    score, unquantized = (float(fork.run.final[key]) for key in ("val_bpb", "val_bpb_unquantized"))
+    assert unquantized == pytest.approx(score, abs=1e-4), "the score on the way is the mean's, too"
+
+
+@pytest.mark.slow
+def test_the_token_after_next_steers_training_and_leaves_no_values_behind(forks, base_run):
+    fork = forks("next_token_after")
+    first, *later = losses(fork.run)
+    base_first, *base_later = losses(base_run)
+    assert first == pytest.approx(base_first, rel=1e-6), "what is logged is the next token's loss"
+    assert np.abs(np.subtract(later, base_later)).min() > 0
+    tensors, base = stored(fork.artifact), stored((base_run.folder / "model.ptz").read_bytes())
+    assert tensors.pop("ahead").nbytes == 0
+    shapes, base_shapes = ({name: x.shape for name, x in part.items()} for part in (tensors, base))
+    assert shapes == base_shapes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [1, 64])
+def test_learning_while_scored_pays_on_a_foreign_text_and_is_forgotten(forks, corpus, rows):
+    foreign = ["wer reitet so spät durch nacht und wind", "es ist der vater mit seinem kind"]
+    tokens = helpers.encode_documents(corpus.tokenizer, helpers.documents(400, 5, foreign))
+    ids = tokens[: 64 * 60].astype(np.int64).reshape(rows, -1)[:, :400]
+    predictor = forks("learn_while_scored").predictor()
+    learned = told(predictor, ids)
+    assert np.array_equal(told(predictor, ids), learned)
+    predictor.head_rate = predictor.bias_rate = 0.0
+    fixed = told(predictor, ids)
+    assert learned[:, 0] == pytest.approx(fixed[:, 0], abs=1e-6), "nothing was told yet"
+    assert learned.mean() < 0.95 * fixed.mean()
+
+
+# --- a plan of several stages -----------------------------------------------------------------------------
+
+
+def plan_of(module: ModuleType, corpus, **more):
+    """The plan of a run's settings."""
+    return module.load_settings(corpus.env(**more), "smoke")[0].plan
+
+
+@pytest.mark.slow
+def test_a_schedule_of_sequences_reads_the_same_tokens_at_fewer_operations(forks, base_run):
+    """No token is skipped or seen twice where the sequences grow."""
+    fork = forks("sequence_schedule")
+    plan = fork.module.load_settings(fork.env, "smoke")[0].plan
+    lengths = [plan.step(number).seq_len for number in range(plan.steps)]
+    assert lengths == [8] * 13 + [32] * 7
+    assert fork.run.final["batches_crc32"] == base_run.final["batches_crc32"]
+    assert losses(fork.run)[5] != losses(base_run)[5]
+    counted = np.diff([event["train_flops"] for event in fork.run.events("step")], prepend=0)
+    assert counted.tolist() == [plan.flops[length == 32] for length in lengths]
+    assert plan.flops[0] < plan.flops[1] and int(fork.run.final["train_flops"]) == counted.sum()
+
+
+def test_operations_end_a_schedule_of_sequences_at_the_last_step_within_them(scripts, corpus):
+    module = load("sequence_schedule", scripts["sequence_schedule"])
+    for worth in (1.5, 7.3, 40.0, 1000.9):
+        most = worth * plan_of(module, corpus).flops[1]
+        plan = plan_of(module, corpus, ITERATIONS=10**6, MAX_FLOPS=most)
+        whole = plan.step(plan.steps).flops_before
+        assert most - 2 * plan.flops[1] < whole <= most
+        assert plan.lr_multiplier(plan.steps, 0.0) == 0.0
+
+
+STOPPED = """
+import os, signal, sys, train_gpt
+real = train_gpt.Trainer.step
+
+def step(trainer, batch, number, multiplier):
+    if number == 12:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return real(trainer, batch, number, multiplier)
+
+train_gpt.Trainer.step = step
+sys.exit(train_gpt.main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_a_schedule_of_sequences_goes_on_across_its_change(forks, tmp_path, ranks):
+    """Stopped in the last step of the short ones; begun on one rank, ended on one or two."""
+    fork = forks("sequence_schedule")
+    (tmp_path / "stopped.py").write_text(STOPPED)
+    env = fork.env | {"PYTHONPATH": str(fork.script.parent)}
+    assert helpers.run_script(tmp_path, env, script=tmp_path / "stopped.py").code == 16
+    again = helpers.run_script(tmp_path, fork.env, ranks, script=fork.script)
+    assert (again.code, again.final["resumes"], again.final["steps"]) == (0, "1", "20")
+    assert again.events("step")[12]["step"] == 13 and len(again.events("step")) == 20
+    for key in ("batches_crc32", *(() if ranks else ("artifact_sha256", "state_sha256"))):
+        assert again.final[key] == fork.run.final[key]
+
+
+def test_a_batch_may_grow_and_every_slot_is_read_once(corpus, tmp_path):
+    """The other half of what the speedruns do, by the same line of Plan."""
+    text = helpers.SCRIPT.read_text(encoding="utf-8")
+    line = "self.stages = [(1.0, s.train_seq_len, s.batch_slots)]"
+    assert line in text
+    grown = (
+        "self.stages = [(0.5, s.train_seq_len, s.batch_slots // 2), (1.0, s.train_seq_len, s.batch_slots)]"
+    )
+    (tmp_path / "train_gpt.py").write_text(text.replace(line, grown), encoding="utf-8")
+    module = load("grown", tmp_path / "train_gpt.py")
+    s, _ = module.load_settings(corpus.env(ITERATIONS=6), "smoke")
+    stream = module.load_corpus(s).train
+    reader = module.BatchReader(s, stream, module.Machine(torch.device("cpu")), 0)
+    slots = [slot for number in range(6) for slot in reader.read(number)[0].tolist()]
+    assert [len(reader.read(number)[0]) for number in range(6)] == [s.batch_slots // 2] * 3 + [
+        s.batch_slots
+    ] * 3
+    windows = [stream.read(int(at) * reader.length, reader.length).tolist() for at in reader.order]
+    assert slots == (windows * 9)[: len(slots)]
+    trainer = module.Trainer(s, module.Machine(torch.device("cpu")))
+    for number in (2, 3):
+        assert float(trainer.step(reader.read(number)[0], number, 1.0).taken) == 1
+
+
+# --- NorMuon ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def normuon(scripts, corpus):
+    """The module, and a trainer after a step on random tokens."""
+    module = load("normuon", scripts["normuon"])
+    s, _ = module.load_settings(corpus.env(MODEL_DIM=32, NUM_HEADS=2), "smoke")
+    trainer = module.Trainer(s, module.Machine(torch.device("cpu")))
+    batch = torch.randint(400, (s.batch_slots, s.slot_tokens + 1), generator=torch.Generator().manual_seed(0))
+    for number in range(3):  # of zeros, with which two of the matrices begin, little is learned
+        trainer.step(batch, number, 1.0)
+    return module, trainer, batch
+
+
+def test_rows_of_an_update_are_even_and_it_is_as_long_as_muons(normuon):
+    _, trainer, _ = normuon
+    optimizer = trainer.optimizer
+    scales = torch.logspace(-2, 0, 64)[None, :, None]
+    stack = torch.randn(3, 64, 32, generator=torch.Generator().manual_seed(1)) * scales
+    found = optimizer.even_rows(stack, torch.zeros(3, 64), torch.ones(()))
+    lengths = torch.linalg.vector_norm(found, dim=-1)
+    assert torch.allclose(lengths, lengths[:, :1], rtol=1e-3)
+    before, after = (torch.linalg.matrix_norm(x) for x in (stack, found))
+    assert torch.allclose(before, after, rtol=1e-4)
+
+
+def test_a_weight_decays_only_where_the_update_takes_it_the_same_way(normuon):
+    _, trainer, _ = normuon
+    optimizer = trainer.optimizer
+    weights = optimizer.state["weights"][: optimizer.sizes[0]]
+    grad = torch.randn(len(weights), generator=torch.Generator().manual_seed(2))
+    state = {name: tensor.clone() for name, tensor in optimizer.state.items()}
+    moved = []
+    for decay in (0.0, 0.1):
+        for name, tensor in state.items():
+            optimizer.state[name].copy_(tensor)
+        optimizer.decay = decay
+        with torch.no_grad():
+            optimizer.muon(weights, grad, torch.ones(len(weights)), 3, torch.ones(()))
+        moved.append(weights - state["weights"][: len(weights)])
+    plain, decayed = moved
+    start = state["weights"][: len(weights)]
+    same_way = plain * start < 0
+    assert 0.1 < same_way.float().mean() < 0.9
+    assert torch.equal(plain[~same_way], decayed[~same_way])
+    assert torch.allclose((plain - decayed)[same_way], 0.1 * start[same_way], atol=1e-5)
+
+
+def test_a_step_that_is_not_taken_leaves_normuons_rows(normuon, monkeypatch):
+    _, trainer, batch = normuon
+    rows = trainer.optimizer.state["rows"].clone()
+    assert (rows > 0).any()
+    bad = trainer.gradient(batch, trainer.s.train_seq_len) * float("nan")
+    monkeypatch.setattr(trainer, "gradient", lambda *_: bad)
+    before = trainer.sha256(*trainer.optimizer.state)
+    assert float(trainer.step(batch, 3, 1.0).taken) == 0
+    assert trainer.sha256(*trainer.optimizer.state) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cooldown_average", "normuon"])
+def test_more_state_survives_a_resume(forks, tmp_path, name):
+    fork = forks(name)
+    kept = sorted(fork.run.folder.glob("checkpoint/*.ckpt"))[0]
+    folder = tmp_path / "logs/fork/checkpoint"
+    folder.mkdir(parents=True)
+    shutil.copy(kept, folder)
+    again = helpers.run_script(tmp_path, fork.env, script=fork.script)
+    assert (again.code, again.final["resumes"]) == (0, "1")
+    for key in ("artifact_sha256", "state_sha256"):
+        assert again.final[key] == fork.run.final[key]

@@ -1,0 +1,366 @@
+"""train_gpt_mlx.py runs: beside train_gpt.py, on its files, by several processes, and in trouble.
+
+The model itself is held against numpy by test_parity.py.
+"""
+
+import gc
+import hashlib
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import train_gpt
+from tests.kit import helpers
+from tests.kit.helpers import ScriptRun
+
+mx = pytest.importorskip("mlx.core", reason="mlx is not installed: nothing of train_gpt_mlx.py can be tried")
+twin = pytest.importorskip("train_gpt_mlx")
+
+LOSS = BPB = 1e-3  # how far 30 steps of the two scripts may lie apart: sums are taken in another order
+STEPS = {"ITERATIONS": 30, "VAL_LOSS_EVERY": 15, "TRAIN_LOG_EVERY": 5, "BATCH_SLOTS": 2}
+SCRIPTS = {"torch": helpers.SCRIPT, "mlx": helpers.MLX_SCRIPT}
+COUNTS = """
+    val_tokens val_bytes steps params train_flops tokens_seen skipped_steps resumes batches_crc32 budget
+    budget_bytes train_sha256 val_sha256 tokenizer_sha256 preset seed run_id device torch
+"""
+
+
+def start(cwd: Path, env: dict, script: Path = helpers.MLX_SCRIPT) -> subprocess.Popen:
+    cwd.mkdir(parents=True, exist_ok=True)
+    return subprocess.Popen(
+        [sys.executable, str(script)],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        env=helpers.clean_environment(**env),
+    )
+
+
+def end(process: subprocess.Popen, cwd: Path) -> ScriptRun:
+    try:
+        out, err = process.communicate(timeout=200)
+    finally:
+        process.kill()
+    return ScriptRun(process.returncode, out, err, cwd)
+
+
+def signal_at(process: subprocess.Popen, line: str, number: signal.Signals) -> None:
+    """Send a signal when the log has come to a line that begins so."""
+    for said in process.stdout:
+        if said.startswith(line):
+            process.send_signal(number)
+            return
+    pytest.fail(f"it ended before {line}: {process.stderr.read()}")
+
+
+def mlx_run(cwd: Path, env: dict) -> ScriptRun:
+    return end(start(cwd, env), cwd)
+
+
+def finals(run: ScriptRun) -> dict[str, str]:
+    assert run.code == 0, run.err
+    return run.final
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory, corpus) -> dict[str, ScriptRun]:
+    """The same 30 steps by both scripts, at the same time."""
+    cwd = tmp_path_factory.mktemp("pair")
+    env = corpus.env(**STEPS, RUN_ID="r")
+    running = {name: start(cwd / name, env, script) for name, script in SCRIPTS.items()}
+    runs = {name: end(process, cwd / name) for name, process in running.items()}
+    assert [run.code for run in runs.values()] == [0, 0], [run.err for run in runs.values()]
+    return runs
+
+
+def small_trainer(script, **more) -> train_gpt.Trainer:
+    s, _ = train_gpt.load_settings(helpers.tiny_env(**more), "smoke")
+    return script.Trainer(s, script.open_machine(s))
+
+
+def batch_of(trainer: train_gpt.Trainer, seed: int = 0):
+    """Random tokens of a step, as its framework has them."""
+    s = trainer.s
+    tokens = np.random.default_rng(seed).integers(0, s.vocab_size, (s.batch_slots, s.slot_tokens + 1))
+    return trainer.machine.tensor(tokens)
+
+
+def numbers(stats: train_gpt.Stats) -> train_gpt.Stats:
+    """What a step reports, as floats."""
+    return train_gpt.Stats(*map(float, stats))
+
+
+def state_of(trainer: train_gpt.Trainer) -> bytes:
+    return trainer.sha256(*trainer.optimizer.state)
+
+
+# --- beside train_gpt.py ----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_thirty_steps_are_those_of_train_gpt(pair):
+    """The same batches by checksum, losses and scores within 1e-3, and all counts equal."""
+    told, found = pair["torch"], pair["mlx"]
+    for one, other in zip(told.events("step"), found.events("step"), strict=True):
+        assert one["step"] == other["step"] and one["lr_mul"] == other["lr_mul"]
+        assert one["train_loss"] == pytest.approx(other["train_loss"], abs=LOSS)
+        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=0.01)
+    assert found.events("step")[-1]["train_loss"] < found.events("step")[0]["train_loss"] - 0.5, "it learns"
+    for one, other in zip(told.events("val"), found.events("val"), strict=True):
+        assert one["val_bpb"] == pytest.approx(other["val_bpb"], abs=BPB)
+    assert float(told.final["val_bpb"]) == pytest.approx(float(found.final["val_bpb"]), abs=BPB)
+    same = COUNTS.split()
+    assert [told.final[name] for name in same] == [found.final[name] for name in same]
+    assert [*found.final] == [*told.final]
+
+
+NUMBERS = re.compile(r"\d+(\.\d+)?")
+
+
+@pytest.mark.slow
+def test_log_lines_and_files_are_those_of_train_gpt(pair):
+    """But for numbers, and for the line that tells the machine."""
+    kinds, files, configs = [], [], []
+    for run in pair.values():
+        log = (run.folder / "train.log").read_text(encoding="utf-8")
+        assert log == run.out, "a file gets what a terminal would get"
+        lines = NUMBERS.sub("#", log.split("\n---\n")[0]).splitlines()
+        kinds.append([line for line in lines if " processor:" not in line])
+        files.append(sorted(str(path.relative_to(run.folder)) for path in run.folder.rglob("*")))
+        configs.append(json.loads((run.folder / "config.json").read_text()))
+    assert kinds[0] == kinds[1] and len(kinds[0]) > 20
+    assert files[0] == files[1] and "checkpoint/step_00000030.ckpt" in files[0]
+    one, other = configs
+    assert [one[part] == other[part] for part in ("settings", "origins", "sha256")] == [True] * 3
+
+
+def main_in(env: dict, monkeypatch, capsys) -> tuple[int, str, str]:
+    """The program's exit code, what it prints and what it complains of, in this process."""
+    monkeypatch.setattr(os, "environ", env)
+    code = train_gpt.main(twin.open_machine, twin.Trainer, twin.__file__)
+    return code, *capsys.readouterr()
+
+
+def test_a_dry_run_counts_both_scripts(monkeypatch, capsys):
+    code, out, err = main_in(helpers.tiny_env(DRY_RUN=1, CODE_BYTES="raw"), monkeypatch, capsys)
+    code_bytes = sum(path.stat().st_size for path in SCRIPTS.values())
+    assert (code, err) == (0, "") and f"code_bytes: {code_bytes}\n" in out
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [({"DEVICE": "cuda"}, "DEVICE=cuda: mlx"), ({"MLX_HOSTFILE": "none"}, "MLX_HOSTFILE=none")],
+)
+def test_mistakes_about_the_machine_end_with_2(more, told, monkeypatch, capsys):
+    code, out, err = main_in(helpers.tiny_env(**more), monkeypatch, capsys)
+    assert (code, out) == (2, "") and told in err and err.count("\n") == 1
+
+
+# --- artifacts --------------------------------------------------------------------------------------------
+
+
+def test_equal_weights_give_equal_artifacts():
+    """The start weights, of a shape with all three schemes."""
+    shape = {"MODEL_DIM": 128, "NUM_LAYERS": 3, "TIE_EMBEDDINGS": 0, "SEED": 5}
+    one, other = (small_trainer(script, **shape) for script in (train_gpt, twin))
+    assert one.export() == other.export()
+    assert {train_gpt.scheme_of(param) for param in other.model.table} == set(train_gpt.SCHEMES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scorer", SCRIPTS)
+def test_each_scores_the_others_artifact_as_it_did(pair, corpus, tmp_path, scorer):
+    other = pair["mlx" if scorer == "torch" else "torch"]
+    artifact = other.folder / "model.ptz"
+    assert other.final["artifact_sha256"] == hashlib.sha256(artifact.read_bytes()).hexdigest()
+    done = end(start(tmp_path, corpus.env(EVAL_ONLY=artifact, BATCH_SLOTS=2), SCRIPTS[scorer]), tmp_path)
+    assert done.code == 0 and not [*tmp_path.iterdir()], done.err
+    assert float(done.final["val_bpb"]) == pytest.approx(float(other.final["val_bpb"]), abs=1e-5)
+    same = ("val_tokens", "val_bytes", "artifact_sha256", "val_sha256")
+    assert [done.final[name] for name in same] == [other.final[name] for name in same]
+
+
+# --- checkpoints: to and fro ------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_torch_to_mlx_to_torch_goes_on_as_if_undisturbed(pair, corpus, tmp_path):
+    """Killed twice; who goes on is the other script each time."""
+    env = corpus.env(**STEPS, RUN_ID="swap", CKPT_SECONDS=1e-6)
+    for name, line in (("torch", "step:10/"), ("mlx", "step:20/")):
+        process = start(tmp_path, env, SCRIPTS[name])
+        signal_at(process, line, signal.SIGKILL)
+        assert end(process, tmp_path).code == -signal.SIGKILL
+    done = end(start(tmp_path, env, SCRIPTS["torch"]), tmp_path)
+    assert done.code == 0 and done.final["resumes"] == "2", done.err
+    for one, other in zip(pair["torch"].events("step"), done.events("step"), strict=True):
+        assert (one["step"], one["lr_mul"]) == (other["step"], other["lr_mul"])
+        assert one["train_loss"] == pytest.approx(other["train_loss"], abs=LOSS)
+    assert done.final["batches_crc32"] == pair["torch"].final["batches_crc32"]
+    assert float(done.final["val_bpb"]) == pytest.approx(float(pair["torch"].final["val_bpb"]), abs=BPB)
+
+
+@pytest.mark.slow
+def test_a_signal_ends_with_16_and_the_same_command_goes_on_to_the_same_bits(pair, corpus, tmp_path):
+    env = corpus.env(**STEPS, RUN_ID="stopped")
+    process = start(tmp_path, env)
+    signal_at(process, "step:6/", signal.SIGTERM)
+    done = end(process, tmp_path)
+    assert done.code == 16, done.err
+    assert re.match(r"train_gpt_mlx\.py: stopped by a signal after step \d+ of 30; ", done.err)
+    found = finals(mlx_run(tmp_path, env))
+    same = ("state_sha256", "artifact_sha256", "batches_crc32", "val_bpb")
+    assert [found[name] for name in same] == [pair["mlx"].final[name] for name in same]
+    assert found["resumes"] == "1"
+
+
+# --- several processes ------------------------------------------------------------------------------------
+
+
+def ring(ranks: int) -> list[list[str]]:
+    """What mlx.launch writes to MLX_HOSTFILE, with ports that are free."""
+    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(ranks)]
+    places = [[f"127.0.0.1:{server.getsockname()[1]}"] for server in servers]
+    for server in servers:
+        server.close()
+    return places
+
+
+@pytest.mark.slow
+def test_two_processes_train_what_one_does(pair, corpus, tmp_path):
+    """Under the real mlx.launch."""
+    env = corpus.env(**STEPS, RUN_ID="two")
+    launcher = Path(sys.executable).parent / "mlx.launch"
+    port = ring(1)[0][0].split(":")[1]
+    done = subprocess.run(
+        [launcher, "-n", "2", "-p", port, sys.executable, helpers.MLX_SCRIPT],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env=helpers.clean_environment(**env),
+    )
+    run = ScriptRun(done.returncode, done.stdout, done.stderr, tmp_path)
+    assert finals(run)["batches_crc32"] == pair["torch"].final["batches_crc32"]
+    assert " ranks:2 " in run.out
+    for told, found in zip(pair["torch"].events("step"), run.events("step"), strict=True):
+        assert found["lr_mul"] == told["lr_mul"]
+        assert found["train_loss"] == pytest.approx(told["train_loss"], abs=LOSS), "not the same tokens"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "silent"])
+def test_a_lost_rank_ends_the_other_by_name(corpus, tmp_path, number):
+    (tmp_path / "ring.json").write_text(json.dumps(ring(2)))
+    env = corpus.env(RUN_ID="lost", DIST_TIMEOUT=9, ITERATIONS=10_000, MLX_HOSTFILE="ring.json")
+    first, second = (start(tmp_path, env | {"MLX_RANK": rank}) for rank in range(2))
+    try:
+        for line in first.stdout:
+            if line.startswith("step:3/"):
+                second.send_signal(number)
+                break
+        done = end(first, tmp_path)
+    finally:
+        second.kill()
+        second.communicate()
+    assert done.code == 16, done.err
+    assert "train_gpt_mlx.py: lost rank 1: dead, or silent for DIST_TIMEOUT" in done.err
+
+
+@pytest.mark.slow
+def test_a_rank_that_never_comes_is_told(corpus, tmp_path):
+    (tmp_path / "ring.json").write_text(json.dumps(ring(2)))
+    done = mlx_run(tmp_path, corpus.env(MLX_HOSTFILE="ring.json", MLX_RANK=0, DIST_TIMEOUT=3))
+    assert done.code == 16 and "1/2 clients joined" in done.err, done.err
+
+
+# --- trouble ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_bad_step_changes_nothing_and_is_marked(value, monkeypatch):
+    trainer = small_trainer(twin, BATCH_SLOTS=2)
+    batch = batch_of(trainer)
+    assert numbers(trainer.step(batch, 0, 1.0))[2:] == (1.0, 0.0)
+    before = state_of(trainer)
+    good = trainer.gradient(batch, trainer.s.train_seq_len)
+    bad = mx.concatenate([good[:7], mx.array([value]), good[8:]])
+    monkeypatch.setattr(trainer, "gradient", lambda *_: bad)
+    loss, norm, taken, marked = numbers(trainer.step(batch, 1, 1.0))
+    assert (np.isfinite(loss), np.isfinite(norm), taken, marked) == (True, False, 0.0, 1.0)
+    assert state_of(trainer) == before
+    monkeypatch.undo()
+    assert numbers(trainer.step(batch, 2, 1.0)).taken == 1.0 and state_of(trainer) != before
+
+
+@pytest.mark.slow
+def test_memory_is_flat_over_500_steps():
+    shape = {"MODEL_DIM": 16, "NUM_HEADS": 2, "NUM_LAYERS": 1, "TRAIN_SEQ_LEN": 8, "VOCAB_SIZE": 50}
+    trainer = small_trainer(twin, **shape, BATCH_SLOTS=1, TRAIN_BATCH_TOKENS=16)
+    batch = batch_of(trainer)
+    found = []
+    gc.collect()  # of other tests
+    for step in range(550):
+        stats = trainer.step(batch, step, 0.1)
+        if step % 50 == 49:
+            assert np.isfinite(numbers(stats)).all()
+            mx.synchronize()
+            resident = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            found.append((mx.get_active_memory(), mx.get_peak_memory(), resident))
+        if step == 49:
+            mx.reset_peak_memory()
+    active, peak, resident = np.array(found[1:]).T
+    assert active.max() < 200_000 and np.ptp(active) < 20_000, "a step's array kept would be 500 of them"
+    assert np.ptp(peak) < 50_000 and np.ptp(resident) < 3_000_000, found
+
+
+def test_passes_of_any_size_give_the_same(monkeypatch):
+    """One sequence at a time, five (the last pass has what is left), and all."""
+    found = []
+    for rows in (1, 5, 100):
+        monkeypatch.setattr(twin, "MICRO_TOKENS", 32 * rows)
+        trainer = small_trainer(twin, BATCH_SLOTS=2)
+        ids = np.random.default_rng(1).integers(0, 400, (7, 33))
+        loss, norm, *_ = numbers(trainer.step(batch_of(trainer), 0, 0.0))
+        found.append((loss, norm, trainer.model.nll(ids)))
+    assert found[0][2].shape == (7, 32)
+    for others in zip(*found):
+        assert np.allclose(others[0], others[1], rtol=1e-5) and np.allclose(others[0], others[2], rtol=1e-5)
+
+
+def test_bfloat16_follows_torchs():
+    losses = []
+    for script in (train_gpt, twin):
+        trainer = small_trainer(script, BATCH_SLOTS=2)
+        trainer.machine.choose_dtype("bfloat16")
+        assert trainer.machine.facts()["dtype"] == "bfloat16"
+        losses.append([numbers(trainer.step(batch_of(trainer, n), n, 1.0)).loss for n in range(5)])
+    assert losses[0] == pytest.approx(losses[1], abs=0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["broken", "none"])
+def test_without_a_compiler_one_line_says_so_and_the_run_goes_on(corpus, tmp_path, kind):
+    """g++ that answers, but cannot compile; and none at all."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/sh").symlink_to(shutil.which("sh"))
+    if kind == "broken":
+        (tmp_path / "bin/g++").write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\nexit 1\n')
+        (tmp_path / "bin/g++").chmod(0o755)
+    env = corpus.env(PATH=tmp_path / "bin", TMPDIR=tmp_path, ITERATIONS=1)  # mlx keeps what it compiled
+    done = mlx_run(tmp_path, env | {"COMPILE": "1"})
+    assert done.code == 0, done.err
+    assert done.out.count("compile:0 (mx.compile fails, so eager and slower: ") == 1

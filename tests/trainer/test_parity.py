@@ -1,0 +1,224 @@
+"""Both scripts against the model told in numpy (parity.py): golden file, and random shapes and settings.
+
+A gradient's error is its largest difference over the largest entry of the told gradient of that name.
+"""
+
+import importlib
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import train_gpt
+from tests import parity
+from tests.kit import helpers
+
+LOGITS, LOSS, GRADIENT, STEP_LOSSES = 1e-5, 1e-6, 1e-4, 1e-4  # relative
+SCRIPTS = {"train_gpt": "torch", "train_gpt_mlx": "mlx.core"}
+
+
+# --- what the tests ask of a script -----------------------------------------------------------------------
+
+
+def torch_logits(trainer, ids: np.ndarray):
+    with torch.no_grad():
+        x, head = trainer.model.trunk(torch.from_numpy(ids))
+        return train_gpt.head_logits(x, head, trainer.s.logit_softcap, torch.float32)
+
+
+def mlx_logits(trainer, ids: np.ndarray):
+    train_gpt_mlx = importlib.import_module("train_gpt_mlx")
+    mx = importlib.import_module("mlx.core")
+    x, head = trainer.model.trunk(trainer.model.flat, mx.array(ids))
+    return train_gpt_mlx.head_logits(x, head, trainer.s.logit_softcap, mx.float32)
+
+
+LOGITS_OF = {"train_gpt": torch_logits, "train_gpt_mlx": mlx_logits}
+
+
+class Adapter:
+    """A script on these settings and weights, in float32 on the CPU, by its own classes."""
+
+    def __init__(self, script, text: str, start: dict[str, np.ndarray], compile: bool = False):
+        env = helpers.tiny_env(**helpers.pairs(text), DEVICE="cpu", COMPILE=int(compile))
+        self.s, _ = train_gpt.load_settings(env, "smoke")
+        self.logits_of = LOGITS_OF[script.__name__]
+        self.trainer = script.Trainer(self.s, script.open_machine(self.s))
+        shapes = {p.name: p.shape for p in train_gpt.parameter_table(self.s)}
+        assert shapes == {name: value.shape for name, value in start.items()}
+        self.trainer.load(start)
+
+    def logits(self, ids: np.ndarray) -> np.ndarray:
+        """float32[B, T, V] of int64[B, T]."""
+        return np.asarray(self.logits_of(self.trainer, ids))
+
+    def step(self, slots: np.ndarray, step: int, multiplier: float) -> tuple[float, float]:
+        """One optimizer step: loss and gradient norm."""
+        batch = self.trainer.machine.tensor(slots.astype(np.int64))
+        loss, norm, taken, _ = map(float, self.trainer.step(batch, step, multiplier))
+        assert taken == 1
+        return loss, norm
+
+    def gradient(self, slots: np.ndarray) -> tuple[float, dict[str, np.ndarray]]:
+        """Loss and gradient by name that a step, which is not taken, hands to the optimizer."""
+        seen, optimizer = [], self.trainer.optimizer
+        optimizer.step = lambda grad, *_: seen.append(grad)
+        loss, _ = self.step(slots, 0, 1.0)
+        del optimizer.step  # the class's own again
+        views = self.trainer.model.views(seen[0])
+        return loss, {name: self.trainer.machine.numpy(view) for name, view in views.items()}
+
+
+def load(name: str):
+    """A script as a module; the test is skipped where its framework is not installed."""
+    pytest.importorskip(SCRIPTS[name], reason=f"{name}.py needs {SCRIPTS[name]}, which is not installed")
+    return importlib.import_module(name)
+
+
+@pytest.fixture(params=SCRIPTS, scope="module")
+def script(request):
+    return load(request.param)
+
+
+def largest(x: np.ndarray) -> float:
+    return float(np.abs(x).max(initial=0))
+
+
+def assert_gradients(found: dict, told: dict, rounding: float = 0.0) -> None:
+    """rounding: what may be lost of a gradient that is small beside the others, relative to the largest."""
+    assert list(found) == list(told)
+    allowed = rounding * max(map(largest, told.values()))
+    errors = {name: largest(found[name] - told[name]) / (largest(told[name]) or 1.0) for name in told}
+    assert all(
+        largest(found[name] - told[name]) <= GRADIENT * largest(told[name]) + allowed for name in told
+    ), errors
+
+
+# --- golden file ------------------------------------------------------------------------------------------
+
+
+class Case(dict):
+    """One case of the golden file: its arrays by name."""
+
+    def __init__(self, name: str):
+        named = {key.removeprefix(f"{name}/"): value for key, value in GOLDEN.items() if key.startswith(name)}
+        super().__init__(named)
+
+    def below(self, folder: str) -> dict[str, np.ndarray]:
+        return {key.removeprefix(folder): value for key, value in self.items() if key.startswith(folder)}
+
+    def adapted(self, script, compile: bool = False) -> Adapter:
+        return Adapter(script, self["settings"].item(), self.below("start/"), compile)
+
+
+with np.load(parity.GOLDEN, allow_pickle=False) as golden_file:
+    GOLDEN = dict(golden_file)
+cases = pytest.mark.parametrize("case", [Case(name) for name in parity.CASES], ids=[*parity.CASES])
+
+
+def test_the_golden_file_is_what_parity_py_makes():
+    """To 1e-12 only: sums of another processor or numpy have other last bits."""
+    made = parity.make()
+    assert list(made) == list(GOLDEN) and parity.GOLDEN.stat().st_size < 300_000
+    for name, told in GOLDEN.items():
+        assert made[name].dtype == told.dtype and made[name].shape == told.shape, name
+        if told.dtype == np.float64:
+            assert largest(made[name] - told) <= 1e-12 * largest(told), name
+        else:
+            assert np.array_equal(made[name], told), name
+
+
+@cases
+def test_logits_loss_and_gradients_are_the_golden_ones(script, case):
+    adapter = case.adapted(script)
+    ids, _ = parity.sequences(adapter.s, case["tokens"][0, :1])
+    assert largest(adapter.logits(ids) - case["logits"]) < LOGITS * largest(case["logits"])
+    told, told_norm, limit = case.below("grad/"), case["grad_norms"][0], adapter.s.grad_clip_norm
+    clip = min(1.0, limit / told_norm) if limit else 1.0
+    loss, found = adapter.gradient(case["tokens"][0])
+    assert loss == pytest.approx(case["losses"][0], rel=LOSS)
+    assert_gradients(found, {name: grad * clip for name, grad in told.items()})
+
+
+def assert_ten_steps(adapter: Adapter, case: Case) -> None:
+    """Loss and gradient norm before each update: the weights, moments and schedules of all updates before."""
+    s, steps = adapter.s, range(parity.STEPS)
+    multipliers = [s.plan.lr_multiplier(step, 0.0) for step in steps]
+    assert multipliers == pytest.approx(case["lr_muls"], rel=1e-12)
+    momenta = [s.plan.muon_momentum(step) for step in steps]
+    assert momenta == pytest.approx(case["momenta"], rel=1e-12)
+    found = [adapter.step(case["tokens"][step], step, multipliers[step]) for step in steps]
+    losses, norms = np.array(found).T
+    assert losses == pytest.approx(case["losses"], rel=STEP_LOSSES)
+    assert norms == pytest.approx(case["grad_norms"], rel=10 * STEP_LOSSES)
+
+
+@cases
+def test_ten_steps_are_the_golden_ones(script, case):
+    assert_ten_steps(case.adapted(script), case)
+
+
+def test_ten_compiled_steps_of_mlx_are_the_golden_ones():
+    """mx.compile keeps for ever what a function reads but is not given: here that would show."""
+    case = Case("untied")
+    adapter = case.adapted(load("train_gpt_mlx"), compile=True)
+    assert_ten_steps(adapter, case)
+    assert adapter.trainer.machine.compile, "it failed, and went on without"
+
+
+# --- any shape --------------------------------------------------------------------------------------------
+
+
+@st.composite
+def shapes(draw) -> str:
+    """The settings of a small model of any shape that they allow."""
+    heads, kv_heads = draw(st.sampled_from([(1, 1), (2, 1), (3, 3), (4, 2), (4, 4), (6, 2), (5, 1)]))
+    length, slots, rows = draw(st.integers(2, 20)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    width = heads * draw(st.sampled_from([4, 6, 8]))
+    return f"""
+        NUM_HEADS={heads} NUM_KV_HEADS={kv_heads} MODEL_DIM={width} MLP_MULT={draw(st.integers(1, 3))}
+        VOCAB_SIZE={draw(st.integers(2, 90))} NUM_LAYERS={draw(st.integers(1, 5))}
+        TIE_EMBEDDINGS={draw(st.integers(0, 1))} LOGIT_SOFTCAP={draw(st.sampled_from([1, 7, 30, 60]))}
+        ROPE_BASE={draw(st.sampled_from([2, 500]))} QK_GAIN_INIT=1.5
+        KEY_SHIFT={draw(st.sampled_from([0, 0.5]))}
+        TRAIN_SEQ_LEN={length} BATCH_SLOTS={slots} TRAIN_BATCH_TOKENS={length * slots * rows}
+    """
+
+
+@settings(max_examples=12)
+@given(shapes(), st.integers(0, 99))
+def test_logits_and_gradients_of_any_shape_are_the_told_ones(script, text, seed):
+    s, rng = parity.read_settings(text), np.random.default_rng(seed)
+    start = parity.start_weights(s, rng)
+    slot_tokens = s.train_batch_tokens // s.batch_slots
+    tokens = rng.integers(0, s.vocab_size, (s.batch_slots, slot_tokens + 1))
+    ids, targets = parity.sequences(s, tokens)
+    exact = {name: value.astype(np.float64) for name, value in start.items()}
+    logits, loss, told = parity.logits_and_gradient(s, exact, ids, targets)
+    adapter = Adapter(script, text, start)
+    assert largest(adapter.logits(ids) - logits) < LOGITS * largest(logits)
+    found_loss, found = adapter.gradient(tokens)
+    assert found_loss == pytest.approx(loss, rel=LOSS)
+    assert_gradients(found, told, rounding=1e-7)
+
+
+# --- the told model itself --------------------------------------------------------------------------------
+
+
+def test_the_told_gradients_are_the_slopes_of_the_told_loss():
+    """Central differences: of every parameter two entries, and along a random direction through all of it."""
+    for case, text in parity.CASES.items():
+        s, rng = parity.read_settings(text), np.random.default_rng(1)
+        w = {name: value.astype(np.float64) for name, value in parity.start_weights(s, rng).items()}
+        ids, targets = parity.sequences(s, rng.integers(0, s.vocab_size, (s.batch_slots, 25)))
+        _, _, grads = parity.logits_and_gradient(s, w, ids, targets)
+        for name, grad in grads.items():
+            single = np.zeros((2, grad.size))
+            single[(0, 1), rng.integers(0, grad.size, 2)] = 1
+            for direction in (rng.standard_normal(grad.shape), *single.reshape(2, *grad.shape)):
+                moved = (w | {name: w[name] + h * direction} for h in (1e-6, -1e-6))
+                above, below = (parity.logits_and_gradient(s, at, ids, targets)[1] for at in moved)
+                slope = (above - below) / 2e-6
+                assert slope == pytest.approx((grad * direction).sum(), rel=1e-6, abs=1e-9), (case, name)

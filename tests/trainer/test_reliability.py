@@ -1,0 +1,300 @@
+"""Runs that were stopped: what a resume accepts, refuses and tells; one fault of each kind."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import train_gpt
+from tests import chaos
+from tests.kit import helpers, launch
+from tests.kit.launch import Launch
+from tests.kit.tries import Campaign
+
+# what may differ on a resume: it changes no result, or (paths, device) is compared by what came of it
+FREE = {"preset", "dry_run", "data_path", "tokenizer_path", "run_id", "device", "compile", "eval_only"}
+FREE |= {"val_batch_size", "val_loss_every", "train_log_every", "warmup_steps", "ckpt_seconds"}
+FREE |= {"max_skipped", "dist_timeout", "dtype"}
+
+
+# --- the campaign in small --------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_campaign_counts_and_goes_on_where_it_was_cut(tmp_path):
+    """Two rows; the second time nothing is left to do."""
+    rows = [row for row in chaos.ROWS if row.name in ("artifact", "endless")]
+    for _ in range(2):
+        campaign = Campaign(tmp_path, quick=True)
+        results = campaign.run(rows, 2, print)
+        assert [result.failures for result in results] == [[], []]
+        assert [(result.tried, result.survived) for result in results] == [(100, 100), (1, 1)]
+    assert len(campaign.told()) == 2
+    assert "| 100 | 100 |" in "\n".join(chaos.campaigns.table(results))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["kill@12:rank=1", "kill@12:rank=0", "stop@12:rank=1"])
+def test_a_lost_rank_is_named_in_time(corpus, tmp_path, spec):
+    env = corpus.env(RUN_ID="lost", ITERATIONS=10**5, TRAIN_LOG_EVERY=1, DIST_TIMEOUT=6, PROVOKE=spec)
+    run = Launch(tmp_path, env, launch.command(2, spec))
+    others = chaos.all_ranks([run], 2)
+    lost = others.pop(int(spec[-1]))
+    chaos.watch_the_others([lost], others, 6.0)
+    run.kill()
+    assert re.findall(r"lost rank (\S+):", run.err) == [spec[-1]]
+    assert "RUN_ID=lost goes on" in run.err
+
+
+@pytest.mark.slow
+def test_a_rank_that_compiles_for_longer_than_dist_timeout_is_not_lost(corpus, tmp_path):
+    """On a node whose cache of compiled code is empty, the first gradient takes minutes."""
+    spec = "sleep@0:seconds=5:rank=1"
+    env = corpus.env(RUN_ID="cold", ITERATIONS=3, DIST_TIMEOUT=3, PROVOKE=spec)
+    Launch(tmp_path, env, launch.command(2, spec)).need(0)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_was_torn_or_cut_is_gone_back_from(corpus, tmp_path):
+    """And no number of steps in a row may be bad for ever."""
+    env = corpus.env(RUN_ID="run", ITERATIONS=40, CKPT_SECONDS=1e-6, TRAIN_LOG_EVERY=1)
+    for spec in ("cut@10", "torn@20"):
+        run = Launch(tmp_path, env | {"PROVOKE": spec}, launch.command(0, spec))
+        run.need(-signal.SIGKILL)
+    resumed = Launch(tmp_path, env, launch.command())
+    resumed.need(0)
+    assert "step_00000020.ckpt is damaged; the one before is taken" in resumed.out
+    assert (tmp_path / "logs/run/checkpoint/step_00000020.damaged").exists()
+    alone = Launch(tmp_path / "alone", env, launch.command())
+    alone.need(0)
+    launch.check_same(launch.end_of(tmp_path / "logs/run"), launch.end_of(tmp_path / "alone/logs/run"))
+
+
+# --- a run that was stopped -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory, corpus) -> Path:
+    """A folder with a run that got SIGTERM at about its tenth step."""
+    cwd = tmp_path_factory.mktemp("stopped")
+    sizes = {"ITERATIONS": 60, "BATCH_SLOTS": 2, "TRAIN_BATCH_TOKENS": 128, "VAL_LOSS_EVERY": 20}
+    env = corpus.env(RUN_ID="läuft-日本", CKPT_SECONDS=1e-6, TRAIN_LOG_EVERY=1, **sizes)
+    run = Launch(cwd, env | {"PROVOKE": "sleep@10:seconds=1"}, launch.command(provoke="sleep"))
+    run.wait(until=lambda: "step:8/" in run.out)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 16, run.err
+    assert re.fullmatch(
+        r"train_gpt\.py: stopped by a signal after step \d+ of 60; the .*goes on.*\n", run.err
+    )
+    return cwd
+
+
+@pytest.fixture
+def copy(stopped, tmp_path, monkeypatch) -> Path:
+    """The run's folder, in a copy that a test may change; the current directory is right for it."""
+    shutil.copytree(stopped / "logs", tmp_path / "logs")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "logs/läuft-日本"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def config_of(folder: Path) -> dict:
+    return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+
+
+def reopen(folder: Path, **changes):
+    """open_run on a stopped run's folder, with changed settings."""
+    config = config_of(folder)
+    s = train_gpt.Settings(**config["settings"] | changes)
+    return train_gpt.open_run(s, config | {"settings": dataclasses.asdict(s)})
+
+
+def environment_of(folder: Path) -> dict[str, str]:
+    """The environment that the run was begun with."""
+    config = config_of(folder)
+    given = {name: value for name, value in config["settings"].items() if config["origins"][name] != "preset"}
+    return {name.upper(): train_gpt.show(value) for name, value in given.items()}
+
+
+@pytest.mark.slow
+def test_the_same_command_goes_on(copy):
+    before = launch.without_seconds(launch.events(copy), "step")
+    run = helpers.run_script(copy.parents[1], environment_of(copy))
+    assert run.code == 0, run.err
+    told = launch.events(copy)
+    steps = launch.without_seconds(told, "step")
+    assert [event["step"] for event in steps] == list(range(1, 61))
+    assert steps[: len(before)] == before, "to the last digit"
+    assert (told[-1]["event"], told[-1]["resumes"]) == ("final", 1)
+    assert f"resumed from {Path('logs', copy.name, 'checkpoint')}" in run.out
+    kept = sorted(path.name for path in copy.glob("checkpoint/*"))
+    assert len(kept) == 2 and kept[-1] == "step_00000060.ckpt", "one at the end, and the one before it"
+
+
+def test_a_checkpoint_is_safetensors_and_a_sha256(copy):
+    """No pickle: other programs can read it by the public format alone."""
+    paths = sorted(copy.glob("checkpoint/*"))
+    assert [path.suffix for path in paths] == [".ckpt"] * 2
+    blob = paths[-1].read_bytes()
+    assert hashlib.sha256(blob[:-32]).digest() == blob[-32:]
+    arrays = safetensors.numpy.load(blob[:-32])
+    assert set(arrays) == {"weights", "momentum", "moment1", "moment2"}
+    assert all(array.dtype == np.float32 and np.isfinite(array).all() for array in arrays.values())
+    header = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
+    about = json.loads(header["__metadata__"]["bytegolf"])
+    assert about["counters"]["steps"] == int(paths[-1].stem[5:])
+    assert about["settings"]["iterations"] == 60
+
+
+@pytest.mark.parametrize("damaged", [1, 2])
+def test_damaged_checkpoints_are_put_aside_or_all_refused(copy, damaged):
+    paths = sorted(copy.glob("checkpoint/*"), reverse=True)
+    for path in paths[:damaged]:
+        path.write_bytes(path.read_bytes()[:-1])
+    before = contents(copy)
+    if damaged == 2:
+        for _ in range(2):
+            with pytest.raises(train_gpt.DataError, match=rf"{paths[0].name} and all before it are damaged"):
+                train_gpt.newest_checkpoint(copy / "checkpoint")
+        assert contents(copy) == before, "nothing is begun anew without being asked"
+    else:
+        facts, notes = train_gpt.newest_checkpoint(copy / "checkpoint")[1:]
+        assert facts["counters"]["steps"] == int(paths[1].stem[5:])
+        assert f"{paths[0].name} is damaged" in notes[0] and paths[1].name in notes[-1]
+        assert paths[0].with_suffix(".damaged").exists()
+
+
+# --- what may change --------------------------------------------------------------------------------------
+
+
+def other(row: dataclasses.Field, value):
+    """Another value that the setting could take."""
+    if pick := row.metadata.get("pick"):
+        return next(each for each in pick if each != value)
+    if row.type == "bool":
+        return not value
+    return value + "x" if row.type == "str" else value + 1
+
+
+ROWS = {row.name: row for row in dataclasses.fields(train_gpt.Settings)}
+
+
+@pytest.mark.parametrize("name", sorted(set(ROWS) - FREE))
+def test_a_setting_that_changes_the_result_is_refused_by_name(copy, name):
+    before = contents(copy)
+    value = config_of(copy)["settings"][name]
+    with pytest.raises(train_gpt.SettingError, match=f"^{name.upper()}=.*{re.escape(train_gpt.show(value))}"):
+        reopen(copy, **{name: other(ROWS[name], value)})
+    assert contents(copy) == before
+
+
+def test_all_others_may_differ(copy):
+    changes = {"data_path": "elsewhere", "tokenizer_path": "elsewhere", "compile": True, "device": "auto"}
+    changes |= {"val_batch_size": 1024, "val_loss_every": 7, "train_log_every": 3, "warmup_steps": 1}
+    changes |= {"ckpt_seconds": 5.0, "max_skipped": 3, "dist_timeout": 9.0}
+    folder, _, facts, notes = reopen(copy, **changes)
+    assert folder == Path("logs", copy.name) and facts["counters"]["steps"] >= 8
+    assert len(notes) == 1 and notes[0].startswith("resumed from ")
+
+
+def test_another_number_format_is_refused(copy):
+    with pytest.raises(train_gpt.SettingError, match=r"^DTYPE=bfloat16: .*float32"):
+        reopen(copy, dtype="bfloat16")
+
+
+@pytest.mark.slow
+def test_other_data_is_refused(copy, corpus, tmp_path, tokenizer_path):
+    """Through the script: a corpus of other documents under the same name."""
+    helpers.make_corpus(tmp_path / "data", tokenizer_path, train_docs=400)
+    before = contents(copy)
+    run = helpers.run_script(tmp_path, environment_of(copy) | {"DATA_PATH": "data"})
+    assert run.code == 3 and "train_sha256" in run.err and run.err.count("\n") == 1
+    assert contents(copy) == before
+
+
+@pytest.mark.slow
+def test_a_validation_text_that_is_gone_is_refused(copy, corpus, tmp_path):
+    shutil.copytree(corpus.data_path, tmp_path / "data", ignore=shutil.ignore_patterns("*_val_*"))
+    before = contents(copy)
+    run = helpers.run_script(tmp_path, environment_of(copy) | {"DATA_PATH": "data"})
+    assert run.code == 3 and "val_sha256" in run.err and run.err.count("\n") == 1, run.err
+    assert contents(copy) == before
+
+
+def test_a_run_that_is_open_is_refused(copy):
+    reopen(copy)
+    with pytest.raises(train_gpt.SettingError, match=r"^RUN_ID=läuft-日本: .*in use"):
+        reopen(copy)
+
+
+def test_an_empty_folder_is_as_good_as_none(copy):
+    copy.with_name("other").mkdir()
+    assert reopen(copy, run_id="other")[2] == {}
+
+
+def test_metrics_that_were_lost_do_not_stop_a_resume(copy):
+    path = copy / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:100])
+    assert reopen(copy)[2]["counters"]["steps"] >= 8
+    assert b"\0" not in path.read_bytes()
+
+
+def test_half_of_a_final_event_is_no_end(copy):
+    """A disk that was full in the middle of it: the run said that it goes on."""
+    with open(copy / "metrics.jsonl", "ab") as file:
+        file.write(b'{"event": "final", "val_loss": "2.')
+    assert reopen(copy)[2]["counters"]["steps"] >= 8
+
+
+# --- the same bits ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_run_that_no_seconds_end_is_repeated_by_its_seed(corpus, tmp_path):
+    """Operations end it; the first time it is killed on the way, and slower."""
+    env = corpus.env(RUN_ID="run", ITERATIONS=10**5, MAX_FLOPS=6e9, CKPT_SECONDS=1e-6)
+    killed = env | {"PROVOKE": "sleep@5:seconds=0.5,kill@20"}
+    Launch(tmp_path, killed, launch.command(provoke="kill")).need(-signal.SIGKILL)
+    Launch(tmp_path, env, launch.command()).need(0)
+    Launch(tmp_path / "again", env, launch.command()).need(0)
+    found = launch.end_of(tmp_path / "logs/run")
+    assert found.hashes["steps"] == 55
+    launch.check_same(found, launch.end_of(tmp_path / "again/logs/run"))
+
+
+# --- full disks -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_file_that_may_not_grow_stops_the_run_and_it_goes_on(corpus, tmp_path):
+    env = corpus.env(RUN_ID="run", ITERATIONS=100, TRAIN_LOG_EVERY=1)
+    limited = ["bash", "-c", 'ulimit -f 4; exec "$0" "$@"', *launch.command()]
+    run = Launch(tmp_path, env, limited)
+    run.need(16)
+    assert "File too large" in run.err and "RUN_ID=run goes on" in run.err
+    Launch(tmp_path, env, launch.command()).need(0)
+    assert len(launch.end_of(tmp_path / "logs/run").steps) == 100
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_ends_a_run_at_once(corpus, tmp_path):
+    env = corpus.env(RUN_ID="run", ITERATIONS=50, TRAIN_LOG_EVERY=1, PROVOKE="sleep@10:seconds=60")
+    run = Launch(tmp_path, env, launch.command(provoke="sleep"))
+    run.wait(until=lambda: "step:8/" in run.out)
+    time.sleep(0.5)
+    os.kill(run.process.pid, signal.SIGINT)
+    assert run.wait(1) is None, "the first waits for the step"
+    os.kill(run.process.pid, signal.SIGINT)
+    assert run.wait(20) == -signal.SIGINT

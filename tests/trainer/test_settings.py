@@ -1,0 +1,321 @@
+"""Settings: presets, bad values, impossible combinations, near misses, schedules, DRY_RUN."""
+
+import dataclasses
+import math
+import subprocess
+import sys
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import train_gpt
+from tests.kit import helpers
+from train_gpt import PRESETS, ROWS, SettingError, Settings, load_settings
+
+GOLDEN = helpers.ROOT / "tests/golden"
+
+
+def load(**env) -> Settings:
+    return load_settings({name: str(value) for name, value in env.items()}, "10min_16mb")[0]
+
+
+def refused(**env) -> str:
+    """The one line that refuses these variables."""
+    with pytest.raises(SettingError) as caught:
+        load(**env)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# --- presets ----------------------------------------------------------------------------------------------
+
+
+def test_the_reference_preset_has_the_parameters_of_the_challenge():
+    """Counted by hand: nine layers of q, k, v, out and an MLP twice as wide, and a tied embedding."""
+    params = {p.name: math.prod(p.shape) for p in train_gpt.parameter_table(load(PRESET="10min_16mb"))}
+    assert params["qkv"] + params["attn_out"] == 9 * (512 * 512 * 2 + 256 * 512 * 2)
+    assert params["mlp_up"] + params["mlp_down"] == 9 * 2 * 512 * 1024
+    assert params["tok_emb"] == 1024 * 512
+    assert sum(params.values()) == 17_059_912
+
+
+def test_untied_head_adds_one_matrix():
+    tied, untied = (train_gpt.parameter_table(load(TIE_EMBEDDINGS=tie)) for tie in (1, 0))
+    more = [p for p in untied if p not in tied and p.name != "tok_emb"]
+    assert [(p.name, p.shape, p.init, p.scale, p.lr) for p in more] == [
+        ("head", (1024, 512), "constant", 0.0, 0.008)
+    ]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_value_of_a_preset_is_one_that_its_variable_takes(preset):
+    s, origins = load_settings({"PRESET": preset}, "10min_16mb")
+    assert origins == {name: "environment" if name == "preset" else "preset" for name in ROWS}
+    for name, row in ROWS.items():
+        value = getattr(s, name)
+        assert type(value).__name__ == row.type and row.metadata["doc"], name
+        assert value == "" or train_gpt.parse_setting(row, train_gpt.show(value)) == value
+
+
+def test_the_default_preset_is_the_callers_and_any_variable_overrides():
+    s, origins = load_settings({"ITERATIONS": "7"}, "smoke")
+    assert (s.preset, s.iterations) == ("smoke", 7)
+    assert s == dataclasses.replace(load(PRESET="smoke"), iterations=7) != load(PRESET="smoke")
+    assert [name for name, origin in origins.items() if origin == "environment"] == ["iterations"]
+
+
+# --- what is refused --------------------------------------------------------------------------------------
+
+ARABIC_TEN = "\u0661\u0660"  # int() and float() read it
+BAD = {
+    "ITERATIONS": ("", "0", "-1", "1.5", "1e3", "many", "nan", "0x10", "1 0", "1_0", ARABIC_TEN),
+    "MATRIX_LR": ("", "-0.1", "nan", "inf", "-inf", "1e999", "0,02", "fast", "1_0", ARABIC_TEN),
+    "COMPILE": ("", "2", "true", "yes", "-1", "1.0"),
+    "DEVICE": ("", "gpu", "CUDA", "cuda:0"),
+    "DTYPE": ("fp16",),
+    "PRESET": ("large",),
+    "VOCAB_SIZE": ("65537", "1"),
+    "BETA1": ("1",),
+    "SEED": ("-1",),
+}
+
+
+@pytest.mark.parametrize("name, value", [(name, value) for name in BAD for value in BAD[name]])
+def test_a_bad_value_is_refused_by_name_with_what_it_takes(name, value):
+    assert refused(**{name: value}).startswith(f"{name}={value!r}: takes ")
+
+
+# environment: how the line begins that refuses it
+IMPOSSIBLE = {
+    "NUM_HEADS=7": "NUM_HEADS=7: takes a divisor of half of MODEL_DIM=512",
+    "MODEL_DIM=24 NUM_HEADS=8": "NUM_HEADS=8: takes a divisor of half of MODEL_DIM=24",
+    "NUM_KV_HEADS=3": "NUM_KV_HEADS=3: takes a divisor of NUM_HEADS=8",
+    "NUM_KV_HEADS=16": "NUM_KV_HEADS=16: takes a divisor of NUM_HEADS=8",
+    "TRAIN_BATCH_TOKENS=393217": "TRAIN_BATCH_TOKENS=393217: takes a multiple of ",
+    "TRAIN_SEQ_LEN=5000": "TRAIN_BATCH_TOKENS=393216: takes a multiple of ",
+    "BATCH_SLOTS=7": "TRAIN_BATCH_TOKENS=393216: takes a multiple of ",
+    "DOC_TOKENS=9 DATA_ORDER=sequential": "DOC_TOKENS=9: takes 0 with DATA_ORDER=sequential",
+    "VAL_TOKENS_LIMIT=1": "VAL_TOKENS_LIMIT=1: takes 0 or at least 2",
+    "MAX_FLOPS=1e12": "MAX_FLOPS=1000000000000: takes 0 or at least those of a step, ",
+}
+
+
+@pytest.mark.parametrize("env", IMPOSSIBLE)
+def test_impossible_combinations_are_refused_by_name(env):
+    assert refused(**helpers.pairs(env)).startswith(IMPOSSIBLE[env])
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", ".", "..", ".a", "a b", "x" * 101])
+def test_a_run_id_that_is_no_plain_name_of_a_folder_is_refused(name):
+    assert refused(RUN_ID=name).startswith(f"RUN_ID={name}: takes ")
+
+
+NEAR_MISSES = helpers.pairs("""
+    ITERATION=ITERATIONS ITERATIONS_=ITERATIONS iterations=ITERATIONS num_layers=NUM_LAYERS
+    WALLCLOCK_SECONDS=MAX_WALLCLOCK_SECONDS MAX_FLOP=MAX_FLOPS MAXFLOPS=MAX_FLOPS
+    WARMDOWN_ITER=WARMDOWN_ITERS NUM_LAYER=NUM_LAYERS NUM_HEAD=NUM_HEADS VOCABSIZE=VOCAB_SIZE
+    TRAIN_SEQLEN=TRAIN_SEQ_LEN MATRIX_LRS=MATRIX_LR DRYRUN=DRY_RUN TOKENIZERPATH=TOKENIZER_PATH
+""")
+
+
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_a_near_miss_stops_the_run_and_names_the_setting(name):
+    assert refused(**{name: "200"}).startswith(f"{name}='200' is no setting, {NEAR_MISSES[name]} is: ")
+
+
+# What shells, CI services, schedulers, containers and the libraries below us put into an environment.
+UNRELATED = """
+    PATH HOME USER LOGNAME SHELL PWD OLDPWD SHLVL TERM TERM_PROGRAM COLORTERM LANG LANGUAGE LC_ALL
+    LC_CTYPE TZ EDITOR PAGER LESS LS_COLORS HISTSIZE MAIL DISPLAY HOSTNAME HOSTTYPE OSTYPE MACHTYPE TMPDIR
+    TEMP TMP _ PS1 IFS XDG_RUNTIME_DIR XDG_SESSION_ID XDG_DATA_DIRS DBUS_SESSION_BUS_ADDRESS SSH_CLIENT
+    SSH_CONNECTION SSH_TTY SSH_AUTH_SOCK SUDO_USER WINDOWID GPG_AGENT_INFO VIRTUAL_ENV CONDA_PREFIX
+    CONDA_DEFAULT_ENV PYTHONPATH PYTHONUNBUFFERED PYTHONHASHSEED PYTHONIOENCODING PYTHONSTARTUP
+    PIP_INDEX_URL PYTEST_CURRENT_TEST TOX_ENV_NAME CI GITHUB_ACTIONS GITHUB_RUN_ID GITHUB_RUN_NUMBER
+    GITHUB_SHA GITHUB_WORKSPACE GITHUB_TOKEN RUNNER_OS RUNNER_TEMP GITLAB_CI CI_JOB_ID CI_PIPELINE_ID
+    CI_COMMIT_SHA JENKINS_HOME BUILD_ID BUILD_NUMBER JOB_NAME WORKSPACE TRAVIS CIRCLECI BUILDKITE_JOB_ID
+    CODEBUILD_BUILD_ID MAKEFLAGS MAKELEVEL CC CXX CFLAGS CXXFLAGS LDFLAGS LD_LIBRARY_PATH LD_PRELOAD
+    PKG_CONFIG_PATH CMAKE_PREFIX_PATH COMPILER CPATH LIBRARY_PATH JAVA_HOME GOPATH CARGO_HOME NODE_ENV
+    DOCKER_HOST KUBERNETES_PORT KUBERNETES_SERVICE_HOST POD_NAME NODE_NAME SLURM_JOB_ID SLURM_JOBID
+    SLURM_NNODES SLURM_NTASKS SLURM_PROCID SLURM_LOCALID SLURM_NODELIST SLURM_STEP_ID SLURM_CPUS_PER_TASK
+    SLURM_GPUS_ON_NODE PBS_JOBID LSB_JOBID SGE_TASK_ID PMI_RANK OMPI_COMM_WORLD_SIZE MASTER_ADDR
+    MASTER_PORT WORLD_SIZE RANK LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK ROLE_RANK ROLE_NAME ROLE_WORLD_SIZE
+    TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_USE_AGENT_STORE
+    TORCHELASTIC_ERROR_FILE TORCH_NCCL_ASYNC_ERROR_HANDLING OMP_NUM_THREADS MKL_NUM_THREADS
+    OPENBLAS_NUM_THREADS NUMEXPR_MAX_THREADS KMP_AFFINITY GOMP_CPU_AFFINITY CUDA_VISIBLE_DEVICES CUDA_HOME
+    CUDA_DEVICE_ORDER CUDA_LAUNCH_BLOCKING CUDA_CACHE_PATH NVIDIA_VISIBLE_DEVICES
+    NVIDIA_DRIVER_CAPABILITIES CUBLAS_WORKSPACE_CONFIG NCCL_DEBUG NCCL_SOCKET_IFNAME NCCL_IB_DISABLE
+    GLOO_SOCKET_IFNAME PYTORCH_CUDA_ALLOC_CONF PYTORCH_ALLOC_CONF PYTORCH_ENABLE_MPS_FALLBACK TORCH_LOGS
+    TORCH_HOME TORCHINDUCTOR_CACHE_DIR TORCHINDUCTOR_FX_GRAPH_CACHE TRITON_CACHE_DIR HF_HOME HF_TOKEN
+    HF_ENDPOINT HF_HUB_OFFLINE HF_DATASETS_CACHE TRANSFORMERS_CACHE TOKENIZERS_PARALLELISM WANDB_MODE
+    WANDB_PROJECT WANDB_API_KEY WANDB_RUN_ID MLFLOW_RUN_ID AWS_REGION AWS_ACCESS_KEY_ID SM_MODEL_DIR
+    MODEL_DIR RUNPOD_POD_ID TF_CPP_MIN_LOG_LEVEL XLA_FLAGS NO_COLOR FORCE_COLOR COLUMNS LINES http_proxy
+    https_proxy no_proxy HTTP_PROXY
+"""
+
+
+def test_variables_of_other_programs_do_not_stop_a_run():
+    stopped = []
+    for name in UNRELATED.split():
+        try:
+            assert load(**{name: "1"}) == load()
+        except SettingError as error:
+            stopped.append(str(error))
+    assert not stopped
+
+
+@settings(max_examples=200)
+@given(
+    st.sampled_from(sorted(ROWS)),
+    st.one_of(
+        st.text(max_size=20),
+        st.text("0123456789.-+eE_ nai", max_size=8),
+        st.integers().map(str),
+        st.floats().map(repr),
+        st.integers(10**17, 10**30).map(str),
+    ),
+)
+@example("batch_slots", "1" + "0" * 4298)
+def test_any_text_gives_settings_or_a_setting_error(name, text):
+    try:
+        s = load(**{name.upper(): text})
+    except SettingError as error:
+        assert str(error).startswith(("PRESET", "TRAIN_BATCH_TOKENS", "NUM_", name.upper()))
+        return
+    value, row = getattr(s, name), ROWS[name]
+    assert type(value).__name__ == row.type
+    assert row.type == "str" or row.metadata["low"] <= value <= row.metadata["high"]
+
+
+@settings(max_examples=150)
+@given(st.text(max_size=24), st.text(max_size=5))
+def test_any_variable_is_ignored_or_refused_by_name(name, text):
+    if name.upper() in {row.upper() for row in ROWS}:
+        return
+    try:
+        assert load_settings({name: text}, "smoke")[0] == load_settings({}, "smoke")[0]
+    except SettingError as error:
+        assert str(error).startswith(f"{name}={text!r} is no setting")
+
+
+# --- schedules --------------------------------------------------------------------------------------------
+
+STEP_FLOPS = load().plan.flops[0]
+
+
+@settings(max_examples=100)
+@given(
+    st.integers(1, 500),
+    st.floats(0, 600),
+    st.integers(0, 50),
+    st.floats(0, 100),
+    st.integers(0, 600),
+    st.data(),
+)
+def test_the_learning_rate_rises_stays_and_falls(iterations, warmdown, warmup, cap, worth, data):
+    """worth: how many steps the operations allow; 0: any number."""
+    lengths = {"ITERATIONS": iterations, "WARMDOWN_ITERS": repr(warmdown), "LR_WARMUP_STEPS": warmup}
+    flops = (worth + 0.5) * STEP_FLOPS if worth else 0
+    s = load(MAX_WALLCLOCK_SECONDS=repr(cap), MAX_FLOPS=flops, **lengths)
+    steps = min(iterations, worth or iterations)
+    assert s.plan.steps == steps
+    step, elapsed = data.draw(st.integers(0, steps)), data.draw(st.floats(0, 200))
+    part = warmdown if warmdown < 1 else warmdown / steps
+    done = min(1.0, max(step / steps, elapsed / cap if cap else 0))
+    got = s.plan.lr_multiplier(step, elapsed)
+    fall = 1.0 if not part or done < 1 - part else (1 - done) / part
+    assert got == pytest.approx(fall * (min(1, (step + 1) / warmup) if warmup else 1), abs=1e-9)
+    assert 0 <= got <= 1 and s.plan.lr_multiplier(step, elapsed + 1) <= got
+
+
+def test_a_slow_machine_does_not_decay_before_its_time():
+    """A warm-down counted as iterations times the mean step time would decay from step 1."""
+    s = load(ITERATIONS=1000, MAX_WALLCLOCK_SECONDS=100, WARMDOWN_ITERS=0.3, LR_WARMUP_STEPS=0)
+    assert [s.plan.lr_multiplier(step, 0.1 * step) for step in (0, 350, 699)] == [1.0, 1.0, 1.0]
+    assert s.plan.lr_multiplier(10, 50.0) == 1.0  # slow, but only half way
+    assert s.plan.lr_multiplier(10, 85.0) == pytest.approx(0.5)  # the clock decides
+    assert s.plan.lr_multiplier(850, 10.0) == pytest.approx(0.5)  # the steps decide
+    assert s.plan.lr_multiplier(1000, 0.0) == s.plan.lr_multiplier(0, 100.0) == 0.0
+
+
+def test_operations_end_the_schedule_at_the_last_step_within_them():
+    s = load(MAX_FLOPS=10.9 * STEP_FLOPS, MAX_WALLCLOCK_SECONDS=0, WARMDOWN_ITERS=0.4, LR_WARMUP_STEPS=0)
+    rates = [s.plan.lr_multiplier(step, 0.0) for step in range(11)]
+    assert s.plan.steps == 10
+    assert rates == pytest.approx([*[1.0] * 7, 0.75, 0.5, 0.25, 0.0])
+    assert load(MAX_FLOPS=STEP_FLOPS).plan.steps == 1
+    assert load(MAX_FLOPS="1e300").plan.steps == load().plan.steps == 20_000
+
+
+def plan_of(stages: list[tuple[float, int, int]], flops: list[int], steps: int) -> train_gpt.Plan:
+    """A plan whose stages cost what is said."""
+    plan = object.__new__(train_gpt.Plan)
+    plan.stages, plan.flops, plan.steps = stages, flops, steps
+    return plan
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 99)), min_size=1, max_size=4), st.integers(1, 60))
+def test_a_plan_counts_slots_and_operations_across_its_stages(shapes, steps):
+    """No slot is skipped or given out twice where the plan changes."""
+    count = len(shapes)
+    stages = [((i + 1) / count, 2**i, slots) for i, (slots, _) in enumerate(shapes)]
+    plan = plan_of(stages, [cost for _, cost in shapes], steps)
+    slots, flops = 0, 0
+    for number in range(steps + 1):
+        step = plan.step(number)
+        assert (step.slots_before, step.flops_before) == (slots, flops)
+        stage = min(i for i, (until, *_) in enumerate(stages) if number < round(until * steps) or until == 1)
+        assert (step.seq_len, step.slots) == (2**stage, shapes[stage][0])
+        slots += shapes[stage][0]
+        flops += shapes[stage][1]
+
+
+def test_the_momentum_of_muon_rises():
+    momenta = [load().plan.muon_momentum(step) for step in (0, 750, 1500, 9000)]
+    assert momenta == pytest.approx([0.92, 0.955, 0.99, 0.99])
+    assert load(MUON_MOMENTUM_WARMUP_STEPS=0).plan.muon_momentum(0) == 0.99
+
+
+# --- the script -------------------------------------------------------------------------------------------
+
+
+def golden_lines(preset: str) -> str:
+    """What DRY_RUN=1 prints, without the lines that the script's own size changes."""
+    s, origins = load_settings({"PRESET": preset, "DRY_RUN": "1"}, preset)
+    lines = "\n".join(train_gpt.dry_run(s, origins, 0)).splitlines()
+    return "".join(line + "\n" for line in lines if not line.startswith(("code_bytes:", "budget:")))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_dry_run_prints_the_golden_output(preset):
+    """To write the files anew after a wanted change: python -m tests.trainer.test_settings"""
+    assert golden_lines(preset) == (GOLDEN / f"dry_run_{preset}.txt").read_text()
+
+
+@pytest.mark.slow
+def test_dry_run_needs_an_empty_folder_and_no_environment(tmp_path):
+    command = [sys.executable, str(helpers.SCRIPT)]
+    env = {"DRY_RUN": "1", "PRESET": "smoke"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, text=True, capture_output=True, timeout=120)
+    assert (done.returncode, done.stderr, list(tmp_path.iterdir())) == (0, "", [])
+    assert done.stdout.startswith(golden_lines("smoke"))
+    size = len(helpers.SCRIPT.read_bytes())
+    assert 0 < int(done.stdout.split("code_bytes: ")[1].split()[0]) < size  # at zlib level 9
+
+
+def test_a_bad_value_ends_the_script_with_exit_2_and_one_line(tmp_path):
+    run = helpers.run_script(tmp_path, {"ITERATIONS": "0"})
+    assert (run.code, run.out, list(tmp_path.iterdir())) == (2, "", [])
+    assert run.err.startswith("train_gpt.py: ITERATIONS='0': takes a whole number from 1")
+    assert run.err.count("\n") == 1
+
+
+def test_a_number_of_ranks_that_the_batch_cannot_be_split_by_is_a_bad_setting(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(SettingError, match="WORLD_SIZE=3: takes a divisor of BATCH_SLOTS=8"):
+        train_gpt.open_machine(load(PRESET="smoke", DEVICE="cpu"))
+
+
+if __name__ == "__main__":
+    for name in PRESETS:
+        (GOLDEN / f"dry_run_{name}.txt").write_text(golden_lines(name))
