@@ -78,15 +78,15 @@ class Curves:
 
 
 @dataclass(frozen=True)
-class Points:
+class Detail:
     """How many a curve has: less of each where there are many runs."""
 
     buckets: int
     means: int
 
 
-def points_of(runs: int) -> Points:
-    return Points(
+def detail_of(runs: int) -> Detail:
+    return Detail(
         max(50, min(BUCKETS, ALL_BUCKETS // max(1, runs))), max(30, min(MEANS, ALL_MEANS // max(1, runs)))
     )
 
@@ -118,29 +118,29 @@ def curve(run: Metrics, role: str, places: np.ndarray, values: np.ndarray, every
     return Curve(role, (places + 1).tolist(), seconds, short(values), every)
 
 
-def with_means(run: Metrics, values: np.ndarray, mean: Callable, points: Points) -> list[Curve]:
+def with_means(run: Metrics, values: np.ndarray, mean: Callable, detail: Detail) -> list[Curve]:
     """The values; of a long run also the means of buckets, each at the middle of its bucket."""
-    seen = thin(values, points.buckets)
-    if len(values) < 2 * points.means:
+    seen = thin(values, detail.buckets)
+    if len(values) < 2 * detail.means:
         return [curve(run, "bold", seen, values[seen])]
-    parts = np.array_split(np.arange(len(values)), points.means)
+    parts = np.array_split(np.arange(len(values)), detail.means)
     middles = np.array([part[len(part) // 2] for part in parts])
     means = np.array([mean(values[part]) for part in parts])
     return [curve(run, "pale", seen, values[seen]), curve(run, "bold", middles, means, len(parts[0]))]
 
 
-def losses(run: Metrics, points: Points) -> list[Curve]:
-    return with_means(run, run.table["train_loss"], np.mean, points)
+def losses(run: Metrics, detail: Detail) -> list[Curve]:
+    return with_means(run, run.table["train_loss"], np.mean, detail)
 
 
-def step_times(run: Metrics, points: Points) -> list[Curve]:
+def step_times(run: Metrics, detail: Detail) -> list[Curve]:
     """Milliseconds, and rings around stalls."""
     times = np.maximum(1e3 * run.seconds, 1e-3)
     slow = np.flatnonzero(run.stalls)
-    return [*with_means(run, times, np.median, points), curve(run, "ring", slow, times[slow])]
+    return [*with_means(run, times, np.median, detail), curve(run, "ring", slow, times[slow])]
 
 
-def validations(run: Metrics, points: Points) -> list[Curve]:
+def validations(run: Metrics, detail: Detail) -> list[Curve]:
     """A ring is a score on all of the text where the run has others on a part of it."""
     found = []
     for partial in (True, False):
@@ -151,9 +151,9 @@ def validations(run: Metrics, points: Points) -> list[Curve]:
     return [part, Curve("ring", whole.steps, whole.seconds, whole.values)] if part.steps else [whole]
 
 
-def rates(run: Metrics, points: Points) -> list[Curve]:
+def rates(run: Metrics, detail: Detail) -> list[Curve]:
     values = run.table["lr_mul"]
-    few = np.arange(0) if np.isnan(values).all() else thin(values, points.means // 2)
+    few = np.arange(0) if np.isnan(values).all() else thin(values, detail.means // 2)
     return [curve(run, "bold", few, values[few])]
 
 
@@ -167,7 +167,7 @@ class Quantity:
     name: str
     title: str
     unit: str
-    curves: Callable[[Metrics, Points], list[Curve]]
+    curves: Callable[[Metrics, Detail], list[Curve]]
     note: str = ""
     logarithmic: bool = False
     points: bool = False  # values are few: each is marked, and each has a row in the table
@@ -353,7 +353,7 @@ def table(
 def curves_of(sides: list[tuple[str, list[Metrics]]]) -> Curves:
     """All charts of the runs of all sides, each a title and its runs."""
     runs = [(side, run) for side, (_, members) in enumerate(sides) for run in members]
-    few = points_of(len(runs))
+    few = detail_of(len(runs))
     colours = [
         colour(side, place, len(members))
         for side, (_, members) in enumerate(sides)

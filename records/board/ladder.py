@@ -17,6 +17,7 @@ HEIGHT = 360  # pixels
 DAY_TICKS = 6
 RECORDS, RULES, BUDGET = "records", "rules", "budget"  # names of data
 MOST_NAMES = 20  # points; of more, those on the path to the best alone have their names
+NAME = 75  # pixels from one name to the next
 NARROW = 500  # pixels; names do not fit into less
 
 
@@ -170,8 +171,9 @@ def link_layer(x: alt.X, domain: list[float]) -> alt.Chart:
     return point_layer(x, domain, PAGE).encode(tooltip=tooltip, href="href:N")
 
 
-def name_layer(x: alt.X, domain: list[float], field: str, dy: int) -> alt.Chart:
-    """Names beside the points, where there is room for them. `field`: where they stand."""
+def name_layer(x: alt.X, domain: list[float], field: str, dy: int, room: int) -> alt.Chart:
+    """Names beside the points, where there is room for them. `field`: where they stand;
+    `room`: pixels that the chart needs for them."""
     return (
         alt.Chart(alt.NamedData(name=RECORDS))
         .transform_filter("datum.named")
@@ -182,7 +184,7 @@ def name_layer(x: alt.X, domain: list[float], field: str, dy: int) -> alt.Chart:
             dx=9,
             dy=dy,
             fontSize=11,
-            opacity=alt.ExprRef(f"width < {NARROW} ? 0 : 1"),
+            opacity=alt.ExprRef(f"width < {room} ? 0 : 1"),
             aria=False,
         )
         .encode(x=x, y=value(field, domain), text="name:N")
@@ -228,7 +230,7 @@ def over_time(shown: list[dict], rules: list[Rule]) -> dict:
         *interval_layers(x, domain, PAGE),
         line,
         link_layer(x, domain),
-        name_layer(x, domain, "mean", dy=-9),
+        name_layer(x, domain, "mean", dy=-9, room=NAME * sum(one["named"] for one in shown)),
     ]
     spec = finished(together(layers, width="container", height=HEIGHT))
     return {**spec, "datasets": data_of(shown, rules)}
@@ -257,7 +259,7 @@ def over_bytes(shown: list[dict], rules: list[Rule], budget: int) -> dict:
         line,
         *interval_layers(x, domain, PAGE),
         link_layer(x, domain),
-        name_layer(x, domain, "name_at", dy=0),
+        name_layer(x, domain, "name_at", dy=0, room=NARROW),
     ]
     names_at = apart([one["mean"] for one in shown], line_of(domain, HEIGHT))
     shown = [{**one, "name_at": name_at} for one, name_at in zip(shown, names_at)]

@@ -253,7 +253,7 @@ def test_exit_codes_are_told_alike_everywhere():
 @pytest.mark.parametrize("name", ["requirements.txt", "tests/requirements.txt"])
 def test_every_requirement_is_pinned_exactly(name):
     lines = [line.split("#")[0].strip() for line in (helpers.ROOT / name).read_text().splitlines()]
-    pin = r"[A-Za-z0-9_.-]+(\[\w+\])?==\d+(\.\d+)*(; sys_platform == \"\w+\")?"
+    pin = r"[A-Za-z0-9_.-]+(\[\w+\])?==\d+(\.\d+)*(\.post\d+)?(; sys_platform == \"\w+\")?"
     assert not [line for line in lines if line and not re.fullmatch(pin, line)]
 
 

@@ -13,7 +13,7 @@ from data.command import DataError
 from records.archive.metrics import find_runs
 from records.archive.tracks import load_track
 from records.compare import __main__ as command
-from records.compare.bands import FAMILY, LEVEL, band, welch
+from records.compare.bands import FAMILY, LEVEL, band, paired, welch
 from records.compare.comparison import load
 from records.compare.measures import noise_bpb
 from tests import repeats
@@ -202,6 +202,20 @@ def test_a_band_of_known_numbers():
     another = t.isf(FAMILY / 2, 14) * np.std(steady, ddof=1) * (1 + 1 / 15) ** 0.5
     assert band([3.0], steady, None, 0.0) == pytest.approx(another, rel=1e-9)
     assert band([1.0, 1.1], [1.0, 1.2], None, 0.3) == pytest.approx(9 * 0.2)
+
+
+def test_the_example_of_the_page_is_what_compare_says(capsys):
+    page = (ROOT / "records/compare/README.md").read_text()
+    records = [PAR.with_name(f"2026-11-22_{name}") for name in ("Rung5-Pointer", "Rung6-Memory")]
+    shown = run(capsys, records[:1], records[1:])[1].splitlines()
+    assert (
+        next(line for line in page.splitlines() if line.startswith("bits per byte by the referee")) in shown
+    )
+    (row,) = [found for found in load(records[:1], records[1:]).rows if found.measure.key == "score"]
+    gains = [base - new for base, new in zip(row.base, row.new)]
+    numbers = (welch(row.base, row.new, LEVEL / 2), paired(row.base, row.new, LEVEL / 2), row.band)
+    for value in (*numbers, min(gains), max(gains)):
+        assert f"{value:.4f}" in page
 
 
 def test_what_cannot_be_compared_has_no_verdict(tmp_path):
