@@ -374,8 +374,10 @@ def rms_norm(x: Tensor) -> Tensor:
 
 def rope_tables(s: Settings, device: torch.device, length: int) -> Rope:
     """(cos, cos) and (sin, -sin), float32[T, 1, K], of the rotary position embedding (Su et al. 2021)."""
-    inverse = s.rope_base ** (-torch.arange(0, s.head_dim, 2, dtype=torch.float64) / s.head_dim)
-    angles = torch.outer(torch.arange(length, dtype=torch.float64), inverse)[:, None]
+    pairs = torch.arange(0, s.head_dim, 2, dtype=torch.float64)
+    frequencies = s.rope_base ** (-pairs / s.head_dim)
+    positions = torch.arange(length, dtype=torch.float64)
+    angles = torch.outer(positions, frequencies)[:, None]
     angles = torch.cat([angles, -angles], -1)
     return angles.cos().float().to(device), angles.sin().float().to(device)
 
@@ -391,10 +393,13 @@ def attention(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
     """Causal grouped-query softmax attention at scale 1 / sqrt(K): [B, T, H * K] (Ainslie et al. 2023)."""
     if q_BTGRK.device.type == "cpu":
         return attention_by_blocks(q_BTGRK, k_BTGK, v_BTGK)
-    q, k, v = (x.transpose(1, 2) for x in (q_BTGRK.flatten(2, 3), k_BTGK, v_BTGK))
+    q = q_BTGRK.flatten(2, 3).transpose(1, 2)
+    k = k_BTGK.transpose(1, 2)
+    v = v_BTGK.transpose(1, 2)
     shared = q.dtype != torch.float32  # the fused kernel for float32 wants keys and values for each head
     if not shared:
-        k, v = (x.repeat_interleave(q_BTGRK.size(3), dim=1) for x in (k, v))
+        k = k.repeat_interleave(q_BTGRK.size(3), dim=1)
+        v = v.repeat_interleave(q_BTGRK.size(3), dim=1)
     out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shared)  # Dao et al. 2022
     return out.transpose(1, 2).flatten(2)
 
@@ -402,16 +407,20 @@ def attention(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
 def attention_by_blocks(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
     """attention for CPUs: blocks of queries, the R heads of a group as rows, on the keys up to their last."""
     scale = q_BTGRK.size(-1) ** -0.5 * math.log2(math.e)  # softmax to base 2: exp2 is quicker than exp
-    q, k, v = (x.transpose(1, 2).contiguous() for x in (q_BTGRK * scale, k_BTGK, v_BTGK))  # or bmm copies
+    q = (q_BTGRK * scale).transpose(1, 2).contiguous()  # else bmm copies a slice of each
+    k = k_BTGK.transpose(1, 2).contiguous()
+    v = v_BTGK.transpose(1, 2).contiguous()
     outs, end = [], 0
     for block_BGtRK in q.split(query_block(q.size(3)), dim=2):
-        start, end = end, end + block_BGtRK.size(2)
+        start = end
+        end = start + block_BGtRK.size(2)
         queries = block_BGtRK.flatten(2, 3).flatten(0, 1)
         keys = k[:, :, :end].flatten(0, 1)
         values = v[:, :, :end].flatten(0, 1)
         # Row i of the queries is head i % R at position start + i // R, and sees the keys up to there.
         rows = torch.arange(queries.size(1), dtype=torch.int32, device=q.device)[:, None]
-        causal = torch.arange(end, dtype=torch.int32, device=q.device) <= rows // q.size(3) + start
+        places = torch.arange(end, dtype=torch.int32, device=q.device)
+        causal = places <= rows // q.size(3) + start
         scores = torch.bmm(queries, keys.mT).float().where(causal, -math.inf)
         largest = scores.detach().amax(-1, keepdim=True)
         weight = torch.exp2(scores - largest).to(v.dtype)
@@ -815,7 +824,8 @@ class TokenStream:
     """The tokens of all shards of a split, end to end and around again. Raises DataError."""
 
     def __init__(self, s: Settings, split: str, tokenizer_sha256: str):
-        self.vocab_size, self.paths = s.vocab_size, sorted(Path(s.data_path).glob(f"*_{split}_*.bin"))
+        self.vocab_size = s.vocab_size
+        self.paths = sorted(Path(s.data_path).glob(f"*_{split}_*.bin"))
         if not self.paths:
             raise DataError(f"DATA_PATH={s.data_path} (in {os.getcwd()}): no *_{split}_*.bin; {GET_DATA}")
         blobs = [read_file("", path, 0, HEADER.itemsize).ljust(HEADER.itemsize, b"\0") for path in self.paths]
@@ -853,8 +863,8 @@ class TokenStream:
             parts.append(np.frombuffer(read_file("", path, HEADER.itemsize + 2 * at, 2 * count), "<u2"))
             need(path, f"number of tokens from {at} on", len(parts[-1]), count, "the file was cut")
             if parts[-1].max() >= self.vocab_size:
-                hint = f"below VOCAB_SIZE={self.vocab_size}; see python -m data.shards inspect {path}"
-                raise DataError(f"{path}: token {parts[-1].max()} from number {at} on, expected {hint}")
+                found = f"{path}: token {parts[-1].max()} from number {at} on"
+                raise DataError(f"{found}, expected below VOCAB_SIZE={self.vocab_size}: {MEND}")
             start, length = start + count, length - count
         return np.concatenate(parts)
 
@@ -865,15 +875,15 @@ class BatchReader:
     def __init__(self, s: Settings, stream: TokenStream, machine: Machine, step: int):
         self.s, self.stream, self.machine, self.step = s, stream, machine, step
         self.length = s.slot_tokens + 1  # the last is a target only
-        windows, among = np.arange(stream.total // self.length), ""
+        windows = np.arange(stream.total // self.length)
         if s.doc_tokens:  # windows whose middle stands in a short document
-            among = f", none in a known document of DOC_TOKENS={s.doc_tokens} at most"
             sizes = np.diff(stream.documents, append=stream.total)
             middles = windows * self.length + self.length // 2
-            windows = windows[sizes[np.searchsorted(stream.documents, middles, "right") - 1] <= s.doc_tokens]
+            document = np.searchsorted(stream.documents, middles, "right") - 1
+            windows = windows[sizes[document] <= s.doc_tokens]
         if not len(windows):
-            least = f"expected the {self.length} of a slot at least; lower TRAIN_BATCH_TOKENS"
-            raise DataError(f"DATA_PATH={s.data_path}: {stream.total} training tokens{among}, {least}")
+            found = f"DATA_PATH={s.data_path}: {stream.total} training tokens, no slot of {self.length}"
+            raise DataError(f"{found} in a document of DOC_TOKENS; lower TRAIN_BATCH_TOKENS")
         self.order = np.random.Generator(np.random.Philox(key=s.seed)).permutation(windows)
         self.thread = ThreadPoolExecutor(1, "batch reader")
         self.coming = self.thread.submit(self.read, step)
@@ -927,7 +937,8 @@ class Corpus(NamedTuple):
 
 def load_corpus(s: Settings, with_train: bool = True) -> Corpus:
     """The tokenizer and the shards, which must belong together. Raises DataError."""
-    blob, where = read_file("TOKENIZER_PATH=", s.tokenizer_path), f"TOKENIZER_PATH={s.tokenizer_path}"
+    where = f"TOKENIZER_PATH={s.tokenizer_path}"
+    blob = read_file("TOKENIZER_PATH=", s.tokenizer_path)
     try:
         tokenizer = sentencepiece.SentencePieceProcessor(model_proto=blob)
     except RuntimeError:
@@ -953,7 +964,7 @@ def load_corpus(s: Settings, with_train: bool = True) -> Corpus:
 
 
 def evaluate(s: Settings, nll: Callable, corpus: Corpus, machine: Machine, limit: int) -> dict[str, Any]:
-    """val_loss (nats a token) and val_bpb of the first `limit` tokens; 0: all. Raises DataError, Stopped."""
+    """val_loss (nats a token) and val_bpb of the first `limit` tokens; 0: all. Raises DataError."""
     tokens = corpus.val_tokens[: limit or None]
     last = len(tokens) - 1
     if last < 1:
@@ -966,11 +977,7 @@ def evaluate(s: Settings, nll: Callable, corpus: Corpus, machine: Machine, limit
         ids = tokens[np.minimum(places, last)].astype(np.int64)  # one shape, so that a model compiles once
         scored = places[:, 1:] <= last
         nats += float(nll(ids)[scored].sum(dtype=np.float64))
-        if machine.signals:
-            break
-    nats, signals = machine.share(nats, len(machine.signals)).sum(0).tolist()
-    if signals:
-        raise Stopped("stopped by a signal during an evaluation")
+    nats = float(machine.share(nats).sum())
     scored_bytes = int(corpus.val_bytes[1 : last + 1].sum(dtype=np.int64))
     score = {"val_loss": nats / last, "val_bpb": nats / math.log(2) / max(scored_bytes, 1)}
     partial = last + 1 < len(corpus.val_tokens)
@@ -980,7 +987,6 @@ def evaluate(s: Settings, nll: Callable, corpus: Corpus, machine: Machine, limit
 # --- files: the artifact, zlib over a safetensors file (format: records/FORMAT.md), and a run's folder -----
 
 INT8_ABOVE = 65536  # elements: smaller tensors are not worth a scale for each row
-INT8_CLIP = 0.9999984  # quantile of |w| in a row that int8's 127 stands for
 TIMES = {"train_seconds": 0.0, "eval_seconds": 0.0, "data_wait_seconds": 0.0}
 COUNTERS = TIMES | {"steps": 0, "skipped_steps": 0, "skipped_in_a_row": 0, "resumes": 0, "batches_crc32": 0}
 DAMAGED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, zlib.error)
@@ -989,8 +995,7 @@ DAMAGED += (safetensors.SafetensorError,)
 
 def quantize_rows(matrix: np.ndarray) -> Arrays:
     """int8[..., rows, columns], and a scale for each row: float16 if all are normal numbers in it."""
-    largest = np.quantile(np.abs(matrix), INT8_CLIP, axis=-1)
-    scale = (largest / 127).astype(np.float32)
+    scale = np.abs(matrix).max(axis=-1) / np.float32(127)
     half = np.finfo(np.float16)
     if np.all((scale == 0) | ((scale >= half.tiny) & (scale <= half.max))):
         scale = scale.astype(np.float16)
@@ -1040,10 +1045,7 @@ def encode_artifact(s: Settings, weights: Arrays) -> bytes:
 def decode_artifact(blob: bytes, path: Any) -> tuple[Facts, Arrays]:
     """The settings and float32 weights by name in the bytes of an artifact. Raises DataError if damaged."""
     try:
-        inflater = zlib.decompressobj()
-        tensors, about = unpack_tensors(inflater.decompress(blob))
-        if not inflater.eof or inflater.unused_data:
-            raise ValueError("zlib stream cut short or longer than it should be")
+        tensors, about = unpack_tensors(zlib.decompress(blob))
         settings = {key: parse_setting(ROWS[key], show(value)) for key, value in about["settings"].items()}
         s, weights = Settings(**settings), {}
         check_settings(s)
@@ -1295,8 +1297,8 @@ class Machine:
     def peak_memory_mib(self) -> int:
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated() // 2**20
-        unit = 2**20 if sys.platform == "darwin" else 2**10  # macOS counts bytes
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // unit
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most // (2**20 if sys.platform == "darwin" else 2**10)  # macOS counts bytes
 
 
 def open_machine(s: Settings) -> Machine:
@@ -1452,8 +1454,7 @@ def run_all(s: Settings, origins: dict[str, str], code: Facts, machine: Machine,
         f"warming up: {s.warmup_steps} untimed steps, then forgotten",
     )
     try:
-        if s.warmup_steps:
-            trainer.warm_up()
+        trainer.warm_up()
         if facts:
             trainer.restore(arrays)
             run.counters.resumes += 1

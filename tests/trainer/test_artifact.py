@@ -66,7 +66,6 @@ FILL = st.sampled_from([0.0, 1e-3, -7.5, 1e20])
 @example(np.zeros((2, 3), np.float32))
 @example(np.full((2, 3), -FLOAT32_MAX, np.float32))
 def test_rows_come_back_within_half_a_step(matrix):
-    """But for what lies above the clip, one in 600,000 elements: next to nothing in rows so short."""
     stored = quantize_rows(matrix)
     levels, scale = stored[""], stored[".scale"]
     assert levels.dtype == np.int8 and levels.shape == matrix.shape and scale.shape == matrix.shape[:-1]
@@ -77,13 +76,6 @@ def test_rows_come_back_within_half_a_step(matrix):
     assert (np.abs(step - largest / 127) <= 2e-3 * step + 1e-43).all()
     assert (np.abs(exact - levels * step) <= 0.7 * step + 1e-42).all()
     assert (np.sign(exact) * levels >= 0).all()
-
-
-def test_what_lies_above_the_clip_becomes_the_largest_level():
-    row = np.linspace(-1, 1, 10**6, dtype=np.float32)[None]
-    row[0, 0] = -1000
-    stored = quantize_rows(row)
-    assert stored[".scale"] == pytest.approx(1 / 127, rel=1e-3) and stored[""][0, 0] == -127
 
 
 @pytest.mark.parametrize("size", [1e-12, 1e-6, 1e-3, 1.0, 1e4, 1e9])
@@ -309,8 +301,11 @@ def test_what_is_no_artifact_is_refused(blob):
     assert outcome(blob) is None
 
 
-def test_bytes_after_the_end_are_refused(artifact):
-    assert outcome(artifact[2] + b"\0") is None and outcome(artifact[2] * 2) is None
+def test_bytes_after_the_end_change_nothing(artifact):
+    """They count as bytes of the artifact; a reader never sees them."""
+    whole = outcome(artifact[2])
+    for damaged in (artifact[2] + b"\0", artifact[2] * 2):
+        assert all(np.array_equal(whole[name], found) for name, found in outcome(damaged).items())
 
 
 # --- files ------------------------------------------------------------------------------------------------

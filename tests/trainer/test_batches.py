@@ -121,7 +121,7 @@ def test_windows_are_of_documents_of_at_most_doc_tokens(stream, sequence, most, 
         read = stream_of(Path(folder), tokens, sizes)
         s = small_settings(Path(folder), SEED=seed, DOC_TOKENS=most, **env)
         if not windows:
-            with pytest.raises(DataError, match=f"none in a known document of DOC_TOKENS={most}"):
+            with pytest.raises(DataError, match=r"no slot of .* in a document of DOC_TOKENS"):
                 batches(s, read, 1)
             return
         order = np.random.Generator(np.random.Philox(key=seed)).permutation(windows).tolist()
@@ -131,7 +131,7 @@ def test_windows_are_of_documents_of_at_most_doc_tokens(stream, sequence, most, 
 
 def test_legacy_shards_do_not_say_where_documents_begin(tmp_path):
     stream = stream_of(tmp_path, [0, 1, 2, 3, 4] * 20, [100], extended=False)
-    with pytest.raises(DataError, match="none in a known document of DOC_TOKENS=50"):
+    with pytest.raises(DataError, match=r"no slot of .* in a document of DOC_TOKENS"):
         batches(small_settings(tmp_path, DOC_TOKENS=50), stream, 1)
 
 
@@ -162,7 +162,7 @@ def test_training_text_shorter_than_a_slot_is_refused(tmp_path, order):
     s = small_settings(tmp_path, DATA_ORDER=order)
     enough = stream_of(tmp_path, list(range(5)), [5])
     assert batches(s, enough, 1)[0] == [[[0, 1, 2, 3, 4]] * 8]
-    with pytest.raises(DataError, match=r"4 .*tokens.*expected.*5"):
+    with pytest.raises(DataError, match="4 training tokens, no slot of 5"):
         batches(s, stream_of(tmp_path, list(range(4)), [4]), 1)
 
 
