@@ -31,7 +31,7 @@ from records.archive.checks import check
 from records.archive.folders import record_folders
 from records.archive.record import Record
 from records.archive.tracks import load_track
-from records.board import tables as board
+from records.board import __main__ as board
 from records.referee.text import validation_text
 from records.sandbox.jobs import find_job
 from records.verify import __main__ as verify

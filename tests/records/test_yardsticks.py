@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from data.command import DataError
 from records import yardsticks
 from records.archive.tracks import NOTHING, TRAINING, Yardstick, load_track
-from records.board import tables as board
+from records.board import __main__ as board
 from records.referee import compressors
 from tests.kit import data_kit, record_kit
 
