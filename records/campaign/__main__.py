@@ -5,7 +5,7 @@
     python -m records.campaign FILE --score          also score the artifacts in streams, as the referee does
     python -m records.campaign FILE --report         report what has been run so far
 
-.github/CONTRIBUTING.md says what stands in FILE. Exit codes: 0 done, 1 a run failed, 2 a bad FILE, 3 bad data
+records/campaign/README.md says what stands in FILE. Exit codes: 0 done, 1 a run failed, 2 a bad FILE, 3 bad data
 or an arm that changed, 16 stopped by a signal; the same command goes on.
 """
 

@@ -140,7 +140,7 @@ def launch(
 
 
 class RemotePredictor:
-    """The record behind the contract of records/README.md, every answer checked for size.
+    """The record behind the contract of records/referee/README.md, every answer checked for size.
 
     The memory where the worker leaves its answers is read here like a file, and never mapped: a record that
     cuts it, or writes while it is read, spoils its own answer and nothing else.

@@ -414,7 +414,7 @@ def test_no_such_run(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_the_campaign_of_real_runs_on_runs_that_were_never_run(tmp_path, capsys):
-    """records/README.md has what it printed of real ones."""
+    """records/compare/README.md has what it printed of real ones."""
     for seed in repeats.SEEDS:
         for side in "ab":
             run = write_run(tmp_path / f"logs/{side}{seed}", seed)
