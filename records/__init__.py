@@ -1,1 +1,1 @@
-"""Records and the programs that prove their scores. records/README.md and a page in each room explain them."""
+"""Records and the programs that prove their scores. records/README.md and a page in each room say more."""

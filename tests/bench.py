@@ -3,7 +3,7 @@
     python -m tests.bench step                tokens/s of the whole optimizer step
     python -m tests.bench step --reference    the same with torch's scaled_dot_product_attention
     python -m tests.bench eval                evaluation against training
-    python -m tests.bench predictor           a text told token by token against its evaluation in windows
+    python -m tests.bench predictor           a text fed token by token against its evaluation in windows
     python -m tests.bench export              quantise, compress and read back the 17 M parameters
     python -m tests.bench loader              reading batches: its rate, and what a step waits for it
     python -m tests.bench start               seconds from the command to the first step
@@ -221,7 +221,7 @@ VAL_TOKENS = 785_484  # of the demo corpus at 1024 pieces
 
 
 def predictor(args: argparse.Namespace) -> dict[str, Any]:
-    """The floppy's validation text told token by token against its evaluation in windows, and the rate of
+    """The floppy's validation text fed token by token against its evaluation in windows, and the rate of
     one stream alone. Measured in turns: one pass of the evaluation, then steps with the window filled more
     or less. The quotient is of processor seconds, which other programs do not take away."""
     s = settings()
@@ -251,10 +251,10 @@ def predictor(args: argparse.Namespace) -> dict[str, Any]:
     many = train_gpt.Predictor.rows
     return {
         "figure": round(text[many][1] / text["evaluation"][1], 2),
-        "unit": "processor seconds, told token by token / in windows",
+        "unit": "processor seconds, fed token by token / in windows",
         "shape": shape_of(s),
         "streams": many,
-        "told_seconds_wall_processor": [round(seconds) for seconds in text[many]],
+        "fed_seconds_wall_processor": [round(seconds) for seconds in text[many]],
         "evaluation_seconds_wall_processor": [round(seconds) for seconds in text["evaluation"]],
         "one_stream_tokens_per_second": round(tokens[1] / spent[1][0]),
         "one_stream_tokens_per_processor_second": round(tokens[1] / spent[1][1]),

@@ -1,4 +1,4 @@
-"""A run as its metrics.jsonl tells it, with the log and config.json beside it where they are there.
+"""A run as its metrics.jsonl has it, with the log and config.json beside it where they are there.
 
 A run is named by its folder or by its metrics.jsonl. The folder of a record stands for the runs of all seeds.
 """
@@ -226,7 +226,7 @@ class Metrics:
         if self.final:
             return "has ended"
         norms = np.isfinite(self.table["grad_norm"])
-        good = np.isfinite(self.table["train_loss"]) & (norms | ~norms.any())  # not all versions tell norms
+        good = np.isfinite(self.table["train_loss"]) & (norms | ~norms.any())  # not all versions log norms
         last = int(np.argmax(good[::-1])) if good.any() else self.steps
         words = f"; the last {last} changed nothing, for their numbers were not finite" if last else ""
         return f"has not ended: {self.steps} steps so far{words}"
@@ -279,7 +279,7 @@ def step_values(where: str, event: dict, before: list[float] | None, done: int) 
         try:
             values.append(number(event[name]) if name in event or name in NEEDED else math.nan)
         except KeyError:
-            raise DataError(f"{where}: a step without {name}, which every version has told") from None
+            raise DataError(f"{where}: a step without {name}, which every version logs") from None
         except ValueError:
             raise DataError(f"{where}: {name} is {str(event[name])[:40]!r}, expected a number") from None
     clock = FIELDS.index("train_seconds")
@@ -312,7 +312,8 @@ def read_run(path: Path, name: str, log: Path, config: Path, living: bool = Fals
     if not final and not living:
         raise DataError(f"{where}: ends after step {len(rows)} without a final event; {LIVING}")
     if final and final.get("steps", len(rows)) != len(rows):
-        raise DataError(f"{where}: tells of {final['steps']!r:.40} steps, and {len(rows)} stand before it")
+        steps = f"{final['steps']!r:.40}"
+        raise DataError(f"{where}: ends with a final event of {steps} steps, but has {len(rows)} steps")
     table = dict(zip(FIELDS, np.array(rows).T))
     text = read_bytes(log).decode(errors="replace") if log.exists() else ""
     about = read_json(config) if config.exists() else {}

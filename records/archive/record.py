@@ -33,7 +33,7 @@ class Record:
         track = load_track(self.path.parent)
         try:
             return track.using(self.field("dataset"))
-        except DataError:  # which check_submission tells
+        except DataError:  # which check_submission reports
             return track
 
     @cached_property

@@ -5,8 +5,8 @@
     python -m records.campaign FILE --score          also score the artifacts in streams, as the referee does
     python -m records.campaign FILE --report         report what has been run so far
 
-records/campaign/README.md says what stands in FILE. Exit codes: 0 done, 1 a run failed, 2 a bad FILE, 3 bad data
-or an arm that changed, 16 stopped by a signal; the same command goes on.
+records/campaign/README.md says what FILE holds. Exit codes: 0 done, 1 a run failed, 2 a bad FILE, 3 bad data
+or an arm that changed, 16 stopped by a signal; the same command continues.
 """
 
 import argparse
@@ -42,7 +42,7 @@ STOPPED = 16  # exit code of a run, and of a campaign, with which the same comma
 
 
 def run_all(runs: list[ArmRun], cores: int | None) -> set[int]:
-    """Run so many at a time and tell how they end; exit codes of those that did not come to an end.
+    """Run so many at a time and say how they end; exit codes of those that did not come to an end.
 
     A KeyboardInterrupt ends the processes gently.
     """

@@ -125,14 +125,14 @@ class Arm:
         patches = [sha256(read_bytes(path)) for path in self.patches]
         return {"settings": self.settings, "patches": patches, "dataset": self.dataset.digests}
 
-    def told(self) -> dict:
+    def stored(self) -> dict:
         """What the runs in its folder depended on, and their script. Raises DataError."""
         return read_json(self.folder / ABOUT) | {"script": sha256(read_bytes(self.folder / SCRIPT))}
 
     def check_same(self, **more: str) -> None:
         """Raises DataError where the runs in its folder depended on something else."""
-        told = self.told()
-        changed = [key for key, value in (self.about() | more).items() if told.get(key) != value]
+        stored = self.stored()
+        changed = [key for key, value in (self.about() | more).items() if stored.get(key) != value]
         if changed:
             where = command.shown(self.folder)
             raise DataError(f"{where}: made with other {' and '.join(changed)}; rm -r {where} to run it anew")

@@ -66,8 +66,8 @@ def arms_table(arms: list[Arm], base: str, seeds: list[int], scored: bool) -> st
 
 def without_budget(arm: Arm) -> dict:
     """What the runs of an arm depended on, but for their operations."""
-    told = arm.told()
-    return told | {"settings": told["settings"] | {"MAX_FLOPS": ""}}
+    stored = arm.stored()
+    return stored | {"settings": stored["settings"] | {"MAX_FLOPS": ""}}
 
 
 def common_means(small: list[Arm], large: list[Arm], seeds: list[int], scored: bool) -> dict:

@@ -2,7 +2,7 @@
 
 A text's tokens are cut into contiguous streams. At each step the record gives the logits of the next token
 of every stream. They are normalised here in float64, the token that comes is charged, and only then the
-record is told it. An arithmetic coder (the package constriction) spends -log2 p bits on a token that has
+record is fed it. An arithmetic coder (the package constriction) spends -log2 p bits on a token that has
 probability p. The decoder makes the same calls, so that its floats agree bit for bit.
 """
 
@@ -84,22 +84,22 @@ def code(predictor, starts: np.ndarray, bos: int | None, coder: Callable) -> np.
     """int64[n]: the tokens of the streams that begin at `starts`, as the coder names them.
 
     `coder(logits float32[k, V], places int64[k]) -> int64[k]` names the token at each place. Only `bos`, if
-    the text begins with it, is told for free. A stream that has ended is told zeros.
+    the text begins with it, is free. A stream that has ended is fed zeros.
     """
     rows = len(starts) - 1
     lengths = np.diff(starts)
     tokens = np.zeros(starts[-1], np.int64)
     tokens[:1] = bos or 0
-    told = np.zeros(rows, np.int64)
+    fed = np.zeros(rows, np.int64)
     for at in range(lengths[0]):
-        logits = predictor.step(told) if at else predictor.start(rows)
+        logits = predictor.step(fed) if at else predictor.start(rows)
         active = np.count_nonzero(lengths > at)  # the first ones
         free = int(at == 0 and bos is not None)
         places = starts[free:active] + at
         if len(places):
             tokens[places] = coder(logits[free:active], places)
-        told[active:] = 0
-        told[:active] = tokens[starts[:active] + at]
+        fed[active:] = 0
+        fed[:active] = tokens[starts[:active] + at]
     return tokens
 
 

@@ -44,7 +44,7 @@ class Compressor:
     unpack: Callable[[bytes], bytes]
 
 
-PYTHON = f"Python {platform.python_version()}"  # its bz2 and lzma do not tell their libraries' versions
+PYTHON = f"Python {platform.python_version()}"  # its bz2 and lzma do not name their libraries' versions
 ZLIB = Compressor("zlib", zlib.ZLIB_RUNTIME_VERSION, "-9", partial(zlib.compress, level=9), zlib.decompress)
 BZIP2 = Compressor("bzip2", PYTHON, "-9", partial(bz2.compress, compresslevel=9), bz2.decompress)
 XZ_PACK = partial(lzma.compress, preset=9 | lzma.PRESET_EXTREME)

@@ -34,21 +34,21 @@ def bytes_of(tokenizer: sentencepiece.SentencePieceProcessor, token: int) -> byt
 def sample(
     predictor: RemotePredictor,
     tokenizer: sentencepiece.SentencePieceProcessor,
-    told: list[int],
+    prompt: list[int],
     count: int,
     temperature: float,
     rng: np.random.Generator,
 ) -> Iterator[str]:
-    """The text of `count` tokens that the model writes behind those it is told, whole characters at a time.
+    """The text of `count` tokens that the model writes after the `prompt`, whole characters at a time.
 
     Bytes that can be no part of a character are U+FFFD. The BOS is never written: the document goes on.
     Raises DataError.
     """
     bos = tokenizer.bos_id()
-    if max([bos, *told]) >= predictor.vocab_size:
+    if max([bos, *prompt]) >= predictor.vocab_size:
         raise DataError(f"the tokenizer's ids do not fit the record's vocabulary of {predictor.vocab_size}")
     predictor.start(1)
-    *before, token = bos, *told
+    *before, token = bos, *prompt
     for each in before:
         predictor.step(np.array([each]))
     characters = codecs.getincrementaldecoder("utf-8")("replace")

@@ -39,7 +39,7 @@ class Mode:
 
     device: str = "cpu"
     trust: bool = False  # without a sandbox
-    alone: bool = False  # it is told one stream only
+    alone: bool = False  # it is fed one stream only
 
 
 # --- starting ---------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class RemotePredictor:
         return self.logits(rows, worker.REQUEST.pack(False, rows))
 
     def step(self, ids: np.ndarray) -> np.ndarray:
-        """int64[rows] -> float32[rows, V] as above: told a token of each stream, the logits of the next."""
+        """int64[rows] -> float32[rows, V] as above: fed a token of each stream, the logits of the next."""
         return self.logits(len(ids), worker.REQUEST.pack(True, len(ids)) + ids.astype("<i8").tobytes())
 
     def logits(self, rows: int, request: bytes) -> np.ndarray:
@@ -202,7 +202,7 @@ class RemotePredictor:
             self.fail()
 
     def receive(self) -> tuple[int, int]:
-        """The vocabulary's size and the rows that an answer tells. Raises SandboxError.
+        """The vocabulary's size and the rows that an answer names. Raises SandboxError.
 
         The pipe waits: when the watchdog ends the record, the pipe is closed, and the wait is over.
         """

@@ -131,9 +131,9 @@ def check_logs(record: Record) -> Iterator[Check]:
 def wrong_end(run: ClaimedRun) -> Iterator[str]:
     """What is wrong at the end of a run's metrics, by its log."""
     finals = run.kind("final")
-    told = {key: str(value) for key, value in (finals[0] if finals else {}).items() if key != "event"}
-    if len(finals) != 1 or told != run.final:
-        keys = sorted(key for key in told.keys() | run.final.keys() if told.get(key) != run.final.get(key))
+    last = {key: str(value) for key, value in (finals[0] if finals else {}).items() if key != "event"}
+    if len(finals) != 1 or last != run.final:
+        keys = sorted(key for key in last.keys() | run.final.keys() if last.get(key) != run.final.get(key))
         yield f"metrics end with other values than the log: {keys[:4]}"
     if run.events[-1].get("event") != "final":
         yield "metrics go on after the final event"
@@ -201,12 +201,12 @@ def check_artifact(record: Record) -> Iterator[Check]:
     """Every artifact that is small is here, and is the one of its log."""
     wrong = []
     for seed, run in record.runs.items():
-        told = run.value("artifact_sha256"), run.value("artifact_bytes")
+        logged = run.value("artifact_sha256"), run.value("artifact_bytes")
         blob = record.artifacts.get(seed)
-        if blob is None and told[1] < record.track["artifact_below"]:
+        if blob is None and logged[1] < record.track["artifact_below"]:
             wrong.append(f"model_seed{seed}.ptz is missing")
-        elif blob is not None and (sha256(blob), len(blob)) != told:
-            wrong.append(f"seed {seed}: sha256 {sha256(blob)}, {len(blob)} bytes; the log says {told}")
+        elif blob is not None and (sha256(blob), len(blob)) != logged:
+            wrong.append(f"seed {seed}: sha256 {sha256(blob)}, {len(blob)} bytes; the log says {logged}")
     yield none_wrong("artifact", wrong, f"those of seeds {sorted(record.artifacts)}, as the logs have them")
 
 

@@ -242,7 +242,7 @@ class Counted:
 
     steps: str
     found: int  # by torch
-    told: int  # by the metrics of the whole run
+    logged: int  # by the metrics of the whole run
     beside: int  # by torch, before and after all steps
     loss_off: float  # largest difference to the whole run, as a part of the loss
 
@@ -253,30 +253,32 @@ def step_events(metrics: bytes) -> dict[int, dict]:
     return {event["step"]: event for event in events if event["event"] == "step"}
 
 
-def compare_counts(work: Path, told: dict[int, dict], before: int) -> Counted:
-    """Counted operations of a room beside those that the whole run told. Raises DataError.
+def compare_counts(work: Path, logged: dict[int, dict], before: int) -> Counted:
+    """Counted operations of a room beside those that the whole run logged. Raises DataError.
 
-    `before`: steps that had been told before. A step may be told while the next one is under way, so a count
-    may stand for one step more than was told.
+    `before`: steps that had been logged before. A step may be logged while the next one is under way, so a
+    count may stand for one step more than was logged.
     """
     metrics = read_below(work, RUN / METRICS, MAX_METRICS)
     counts = parse_json(read_below(work, Path(room.COUNTS), MAX_METRICS))
     own = step_events(metrics)
-    found = {}  # what the counter had when each step was told
+    found = {}  # what the counter had when each step was logged
     for offset, operations in counts["readings"]:
         for step in step_events(metrics[offset:].partition(b"\n")[0]):
             found[step] = operations
-    end = max(told, default=0)
+    end = max(logged, default=0)
     if len(found) < min(3, end - before):
-        raise DataError(f"{len(found)} steps after {before} of {end} were told while operations were counted")
+        raise DataError(
+            f"{len(found)} steps after {before} of {end} were logged while operations were counted"
+        )
     total = counts["total"]
     if not found:
         return Counted("none", 0, 0, total, 0.0)
     first, last = min(found), max(found)
-    offs = [abs(float(own[step]["train_loss"]) / float(told[step]["train_loss"]) - 1) for step in found]
+    offs = [abs(float(own[step]["train_loss"]) / float(logged[step]["train_loss"]) - 1) for step in found]
 
     def flops(step: int) -> int:
-        return told[min(step, end)]["train_flops"] if step > 0 else 0
+        return logged[min(step, end)]["train_flops"] if step > 0 else 0
 
     operations = found[last] - found[first]
     claims = [flops(last + by) - flops(first + by) for by in (0, 1)]
@@ -293,7 +295,7 @@ def count_again(
     record: Record, seed: int, data: Path, root: Path, points: Points, run: ClaimedRun
 ) -> Iterator[Counted]:
     """Count operations from the start and from the points. Raises NoSandbox, DataError."""
-    told = {event["step"]: event for event in run.kind("step")}
+    logged = {event["step"]: event for event in run.kind("step")}
     slow = {"COMPILE": "0", "TORCH_COMPILE_DISABLE": "1", "WARMUP_STEPS": "0", "CKPT_SECONDS": "0"}
     given = settings(record, seed, **slow)
     start = root / "start"
@@ -306,20 +308,20 @@ def count_again(
         done = run_room(record, data, work, given, steps=steps)
         if done.code:
             raise DataError(f"counting ended with exit code {done.code}: {done.said}")
-        yield compare_counts(work, told, before)
+        yield compare_counts(work, logged, before)
 
 
 def check_counts(record: Record, seed: int, run: ClaimedRun, done: Done, counted: list[Counted]) -> Check:
     """Operations of the run in the room: as torch counts them, and within the track's limit."""
     total, limit = run.value("train_flops"), record.track["train_flops"]
     logged = record.runs[seed].value("train_flops")
-    pairs = [(one.found, one.told) for one in counted] + [(total, logged)]
+    pairs = [(one.found, one.logged) for one in counted] + [(total, logged)]
     wrong = any(abs(one - other) > SLACK * max(one, other) for one, other in pairs)
     wrong = wrong or total > limit or list(wrong_steps(run))
     most_off = LOSS_SLACK.get(run.about.get("dtype"), LOSS_SLACK["bfloat16"])
     beside = max(one.beside for one in counted)
     off = max(one.loss_off for one in counted)
-    parts = [f"{one.found:.6g} of {one.told:.6g} in steps {one.steps}" for one in counted]
+    parts = [f"{one.found:.6g} of {one.logged:.6g} in steps {one.steps}" for one in counted]
     rate, peak = total / max(done.processor, 1e-9), processor_speed()
     return check(
         "counted",
