@@ -30,7 +30,7 @@ CATEGORICAL = constriction.stream.model.Categorical(perfect=False)
 
 
 def weigh(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """float32[k, V] -> (float64[k, V], probabilities but for a factor; float64[k], log of sums of exp)."""
+    """float32[k, V] logits -> (float64[k, V] unnormalised probabilities, float64[k] log-sum-exp)."""
     top = logits.max(1, keepdims=True)
     weights = np.subtract(logits, top, dtype=np.float64)
     np.exp(weights, out=weights)
@@ -38,7 +38,7 @@ def weigh(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Charge:
-    """Takes known tokens. `nats`: what each costs. Writes them in bits, too, where `writing`."""
+    """A coder for known tokens. `nats`: what each costs. If `writing`, it also encodes them."""
 
     def __init__(self, tokens: np.ndarray, writing: bool = False):
         self.tokens = tokens
@@ -54,14 +54,14 @@ class Charge:
         return ids
 
     def payload(self) -> bytes:
-        """The bits; empty where none were written."""
+        """The encoded tokens; empty if not `writing`."""
         if self.stream is None:
             return b""
         return self.stream.get_compressed().astype(">u4").tobytes().rstrip(b"\0")
 
 
 class Decoder:
-    """Gives tokens back. Raises DataError for bits that no encoder has written."""
+    """A coder that decodes tokens. Raises DataError for bits that no encoder has written."""
 
     def __init__(self, payload: bytes):
         filled = payload + bytes(-len(payload) % 4 + 8)
@@ -81,7 +81,7 @@ def stream_starts(total: int, rows: int) -> np.ndarray:
 
 
 def code(predictor, starts: np.ndarray, bos: int | None, coder: Callable) -> np.ndarray:
-    """int64[n]: the tokens of the streams that begin at `starts`, as the coder names them.
+    """int64[n]: all tokens of the streams that begin at `starts`, from the calls of a predictor and a coder.
 
     `coder(logits float32[k, V], places int64[k]) -> int64[k]` names the token at each place. Only `bos`, if
     the text begins with it, is free. A stream that has ended is fed zeros.
@@ -107,7 +107,7 @@ def code(predictor, starts: np.ndarray, bos: int | None, coder: Callable) -> np.
 
 
 def compress(predictor, tokenizer, record: bytes, text: bytes) -> bytes:
-    """A compressed file. `record`: bytes[8], names it. Raises DataError."""
+    """A compressed file. `record`: the eight bytes that identify the record. Raises DataError."""
     try:
         tokens = encode(tokenizer, [text]).tokens
     except UnicodeDecodeError as error:
@@ -145,7 +145,7 @@ def decompress(predictor, tokenizer, record: bytes, data: bytes) -> bytes:
 
 
 def table(text: bytes, size: int) -> str:
-    """A size beside those that well-known programs make of the same text."""
+    """A table: a compressed size beside those of well-known programs for the same text."""
     sizes = {
         "bytes": len(text),
         "gzip -9": len(gzip.compress(text, 9)),

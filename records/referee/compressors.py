@@ -103,7 +103,7 @@ def run_zpaq(words: str, given: str, wanted: str, data: bytes) -> bytes:
 
 
 def zpaq() -> Compressor:
-    """The program, which has to be there."""
+    """The program zpaq, which must be installed."""
     banner = subprocess.run(["zpaq"], capture_output=True, text=True).stdout  # zpaq v7.15 ...
     pack = partial(run_zpaq, "add text.zpaq text -m5 -noattributes", "text", "text.zpaq")
     unpack = partial(run_zpaq, "extract text.zpaq", "text.zpaq", "text")
@@ -128,7 +128,7 @@ def row(compressor: Compressor, after: str, text: bytes, before: bytes = b"") ->
 
 
 def measure(text: bytes, training: bytes) -> Iterator[Yardstick | Check]:
-    """All rows, and what is skipped. Where `training` is empty, no row comes after it."""
+    """A row for each compressor, or why it is skipped. Without `training`, only rows after nothing."""
     for compressor in (ZLIB, BZIP2, BROTLI, zstd(), XZ, PPMD):
         yield row(compressor, NOTHING, text)
     if shutil.which("zpaq"):

@@ -22,7 +22,7 @@ LOOSE, DECIMALS = 1e-4, 5.1e-9  # of a score: on another machine, and on one of 
 
 
 def compare_score(record: Record, seed: int, result: Result) -> Check:
-    """The referee's score against the submission's: to eight decimals where both computed alike."""
+    """The referee's score is the submission's: to eight decimals on the same kind of machine."""
     claimed = record.scores[seed]
     same = this_machine() == record.field("scored_on")
     bound, kind = (DECIMALS, "the same kind") if same else (LOOSE, "another kind")
