@@ -12,7 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from data.command import REPO, DataError, Parser, open_streams, run, say
+from data import command
+from data.command import REPO, DataError, Parser, say
 from data.files import read_json, write_whole
 from records.archive.tracks import Track, load_track
 from records.archive.verdicts import folder_sha256
@@ -84,9 +85,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    open_streams()
-    args = parse_args(argv)
-    return run(lambda: work(args), "make the sample again")
+    return command.main(parse_args, work, "make the sample again", argv)
 
 
 if __name__ == "__main__":

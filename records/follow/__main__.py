@@ -21,7 +21,8 @@ from pathlib import Path
 
 import filelock
 
-from data.command import DataError, Parser, UsageError, open_streams, printable, run, say, whole
+from data import command
+from data.command import DataError, Parser, UsageError, printable, say, whole
 from records.follow.cursor import Cursor
 from records.follow.events import Event, Tail, configuration, measured, summary
 from records.follow.trackers import TRACKERS, Tracker
@@ -212,9 +213,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    open_streams()
-    args = parse_args(argv)
-    return run(lambda: work(args), "follow the runs again")
+    return command.main(parse_args, work, "follow the runs again", argv)
 
 
 if __name__ == "__main__":

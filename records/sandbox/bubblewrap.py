@@ -26,7 +26,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from data.prepare import DEMO_PACKAGES, NOT_IMPORTED
+from data.sources import DEMO_PACKAGES, NOT_IMPORTED
 
 KEY_CALLS = {  # audit's number of the architecture, then those of add_key, request_key and keyctl
     "x86_64": (0xC000003E, 248, 249, 250),
