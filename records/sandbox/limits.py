@@ -105,7 +105,7 @@ class Watchdog(threading.Thread):
             self.end("time", f"took longer than {limits.seconds:.4g} seconds")
 
     def count_seconds(self, tasks: dict[psutil.Process, dict]) -> None:
-        """Add up each process ever seen: no parent counts the seconds of a child that it does not wait for."""
+        """Add up every process seen so far: no parent counts a child that it does not wait for."""
         times = {process: task["cpu_times"] for process, task in tasks.items()}
         self.seen |= {process: own.user + own.system for process, own in times.items()}
         accounts = sum(sum(own[:4]) for own in times.values())  # with the children that have ended
