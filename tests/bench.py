@@ -1,18 +1,18 @@
 """Measure the trainer beside the machine's limit, in one process.
 
-    python tests/bench.py step                tokens/s of the whole optimizer step
-    python tests/bench.py step --reference    the same with torch's scaled_dot_product_attention
-    python tests/bench.py eval                evaluation against training
-    python tests/bench.py predictor           a text told token by token against its evaluation in windows
-    python tests/bench.py export              quantise, compress and read back the 17 M parameters
-    python tests/bench.py loader              reading batches: its rate, and what a step waits for it
-    python tests/bench.py start               seconds from the command to the first step
-    python tests/bench.py scale               step time over width, depth, context, vocabulary, batch, ranks
-    python tests/bench.py profile             shares of the step: products, attention, elementwise, other
-    python tests/bench.py profile --steps 10:15 --trace FILE    and what happens in steps 10 to 14, for
+    python -m tests.bench step                tokens/s of the whole optimizer step
+    python -m tests.bench step --reference    the same with torch's scaled_dot_product_attention
+    python -m tests.bench eval                evaluation against training
+    python -m tests.bench predictor           a text fed token by token against its evaluation in windows
+    python -m tests.bench export              quantise, compress and read back the 17 M parameters
+    python -m tests.bench loader              reading batches: its rate, and what a step waits for it
+    python -m tests.bench start               seconds from the command to the first step
+    python -m tests.bench scale               step time over width, depth, context, vocabulary, batch, ranks
+    python -m tests.bench profile             shares of the step: products, attention, elementwise, other
+    python -m tests.bench profile --steps 10:15 --trace FILE    and what happens in steps 10 to 14, for
                                               https://ui.perfetto.dev
-    python tests/bench.py losses              200 steps on the demo corpus beside torch's attention
-    python tests/bench.py step --against REV  the same of another commit, in turns, and the ratio
+    python -m tests.bench losses              200 steps on the demo corpus beside torch's attention
+    python -m tests.bench step --against REV  the same of another commit, in turns, and the ratio
 
 Settings are taken from the environment, the rest is the shape of SHAPE; `step --preset-shape` takes that of
 PRESET. Prints one `key: value` a line, then the same as one line of JSON. Limits are measured in the same
@@ -221,7 +221,7 @@ VAL_TOKENS = 785_484  # of the demo corpus at 1024 pieces
 
 
 def predictor(args: argparse.Namespace) -> dict[str, Any]:
-    """The floppy's validation text told token by token against its evaluation in windows, and the rate of
+    """The floppy's validation text fed token by token against its evaluation in windows, and the rate of
     one stream alone. Measured in turns: one pass of the evaluation, then steps with the window filled more
     or less. The quotient is of processor seconds, which other programs do not take away."""
     s = settings()
@@ -251,10 +251,10 @@ def predictor(args: argparse.Namespace) -> dict[str, Any]:
     many = train_gpt.Predictor.rows
     return {
         "figure": round(text[many][1] / text["evaluation"][1], 2),
-        "unit": "processor seconds, told token by token / in windows",
+        "unit": "processor seconds, fed token by token / in windows",
         "shape": shape_of(s),
         "streams": many,
-        "told_seconds_wall_processor": [round(seconds) for seconds in text[many]],
+        "fed_seconds_wall_processor": [round(seconds) for seconds in text[many]],
         "evaluation_seconds_wall_processor": [round(seconds) for seconds in text["evaluation"]],
         "one_stream_tokens_per_second": round(tokens[1] / spent[1][0]),
         "one_stream_tokens_per_processor_second": round(tokens[1] / spent[1][1]),

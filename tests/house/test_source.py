@@ -82,8 +82,8 @@ def test_no_function_is_longer_than_80_lines_and_no_error_is_swallowed():
 def test_every_larger_function_of_a_script_says_what_it_does(name):
     for node in ast.walk(tree_of(name)):
         if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno > 15:
-            told = ast.get_docstring(node) or node.name in ("__init__", "forward", "backward")
-            assert told, node.name
+            described = ast.get_docstring(node) or node.name in ("__init__", "forward", "backward")
+            assert described, node.name
 
 
 # --- imports ----------------------------------------------------------------------------------------------
@@ -241,13 +241,13 @@ def test_ci_runs_the_test_command_of_the_readme_word_for_word(tmp_path):
     assert (done.returncode, done.stdout) == (7, f"+ {stand_in}\nin {tmp_path}\na|b c|")
 
 
-def test_exit_codes_are_told_alike_everywhere():
+def test_exit_codes_are_the_same_everywhere():
     errors = (train_gpt.SettingError, train_gpt.DataError, train_gpt.Stopped, train_gpt.NumericalError)
     codes = {0, 4, *(error.exit_code for error in errors)}
-    told = re.search(r"## Exit codes\n(.*?)\n##", README, re.DOTALL)[1]
-    assert {int(code) for code in re.findall(r"(?:^|· |\| )\**(\d+)\b", told, re.MULTILINE)} == codes
-    told = re.search(r"Exit codes: (.*)", train_gpt.__doc__, re.DOTALL)[1]
-    assert {int(code) for code in re.findall(r"\b(\d+) ", told)} == codes
+    text = re.search(r"## Exit codes\n(.*?)\n##", README, re.DOTALL)[1]
+    assert {int(code) for code in re.findall(r"(?:^|· |\| )\**(\d+)\b", text, re.MULTILINE)} == codes
+    text = re.search(r"Exit codes: (.*)", train_gpt.__doc__, re.DOTALL)[1]
+    assert {int(code) for code in re.findall(r"\b(\d+) ", text)} == codes
 
 
 @pytest.mark.parametrize("name", ["requirements.txt", "tests/requirements.txt"])
