@@ -1,4 +1,4 @@
-"""The verdicts of verify.py --write, which the board shows: records/<track>/verdicts.json."""
+"""The verdicts that `records.verify --write` keeps for the board: records/<track>/verdicts.json."""
 
 import datetime
 import json
@@ -15,7 +15,7 @@ RETRAINED = "retrained"  # the check that a first place needs
 
 
 def folder_sha256(folder: Path) -> str:
-    """Of all that a verdict rests on: every file but the README, which may still be mended."""
+    """The digest of all that a verdict rests on: every file but the README, which may still be edited."""
     paths = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != "README.md"]
     return files_sha256(tuple((path, state_of(path)) for path in paths))
 
@@ -38,7 +38,7 @@ def track_sha256(track: Path) -> str:
 
 
 def verdict_of(lines: list[Check]) -> str:
-    """pass, fail, or papers: all that could be checked is good, but it was not scored again."""
+    """pass, fail, or papers: no check failed, but the record was not scored again."""
     if any(line.verdict == "FAIL" for line in lines):
         return "fail"
     return "pass" if any(line.name == NEEDED and line.verdict == "PASS" for line in lines) else "papers"
@@ -69,10 +69,11 @@ def still_holds(folder: Path, referee: str) -> str:
 
 
 def write_verdict(folder: Path, lines: list[Check], by: str, referee: str = "", partly: bool = False) -> None:
-    """Keep the verdict on a folder beside those on others; what people wrote under 'disputed' stays.
+    """Write the verdict on a folder into its track's verdicts.json.
 
-    So does the word that somebody trained it again, as long as the folder is the same. `by`: who did it now;
-    `referee`: its version; `partly`: it was told to prove a part of the text alone.
+    What people wrote under 'disputed' stays, and so does 'retrained' while the folder is unchanged.
+    `by`: who has trained the record again. `referee`: its version. `partly`: --proof-bytes left a part of the
+    text unproven.
     """
     track = folder.resolve().parent
     verdicts = read_verdicts(track)

@@ -1,4 +1,4 @@
-"""A process and all that descends from it: what they use is measured, bounded, and ended with them."""
+"""Measure what a process and all its descendants use, and end them if it is more than they may."""
 
 import contextlib
 import os
@@ -47,7 +47,7 @@ def kill(process: subprocess.Popen) -> None:
 
 
 class Watchdog(threading.Thread):
-    """Ends a process tree that uses more than it may; reads its output `out` and bounds it.
+    """Ends a tree of processes that uses more than it may. Reads its output `out` and limits that, too.
 
     `process` leads a group of its own (start_new_session=True). `verdict` is (kind, message) once it ended
     the process; `seconds` are those of all processors so far.
@@ -105,7 +105,7 @@ class Watchdog(threading.Thread):
             self.end("time", f"took longer than {limits.seconds:.4g} seconds")
 
     def count_seconds(self, tasks: dict[psutil.Process, dict]) -> None:
-        """Children that nobody waits for are in no parent's account, so each process is remembered, too."""
+        """Add up every process seen so far: no parent counts a child that it does not wait for."""
         times = {process: task["cpu_times"] for process, task in tasks.items()}
         self.seen |= {process: own.user + own.system for process, own in times.items()}
         accounts = sum(sum(own[:4]) for own in times.values())  # with the children that have ended
