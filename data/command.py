@@ -78,7 +78,7 @@ def printable(text: object) -> str:
 
 
 def say(line: str) -> None:
-    """Tell what has been done, or what is going to take a while."""
+    """Print what has been done, or what is going to take a while."""
     print(line, flush=True)
 
 

@@ -6,8 +6,8 @@
     python -m records.campaign FILE --report         report what has been run so far
     python -m records.campaign FILE --renew          say in its patches that they are for the script of today
 
-.github/CONTRIBUTING.md says what stands in FILE. Exit codes: 0 done, 1 a run failed, 2 a bad FILE, 3 bad data
-or an arm that changed, 16 stopped by a signal; the same command goes on.
+records/campaign/README.md says what FILE holds. Exit codes: 0 done, 1 a run failed, 2 a bad FILE, 3 bad data
+or an arm that changed, 16 stopped by a signal; the same command continues.
 """
 
 import argparse
@@ -50,9 +50,9 @@ STOPPED = 16  # exit code of a run, and of a campaign, with which the same comma
 
 
 def run_all(runs: list[ArmRun], cores: int | None) -> set[int]:
-    """Run so many at a time and tell how they end; exit codes of those that did not come to an end.
+    """Run `cores` runs at a time and print how they end. Returns the exit codes of those that failed.
 
-    A KeyboardInterrupt ends the processes gently.
+    A KeyboardInterrupt terminates the processes, so that they write checkpoints.
     """
     waiting = [run for run in runs if not run.end()]
     running = {}
@@ -98,7 +98,7 @@ def score(run: ArmRun, track: Track, data: Path) -> None:
 
 
 def score_all(runs: list[ArmRun], track: Track, data: Path) -> int:
-    """Score what has ended and was not scored before; how many could not be."""
+    """Score the runs that have ended and have no score. Returns how many could not be scored."""
     failed = 0
     for run in runs:
         if run.end() and not run.score_file.exists():
@@ -138,9 +138,9 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def say_made_for(arms: list[Arm], script: Path) -> None:
+def say_made_for(value: dict, script: Path) -> None:
     """List the patches that were made for another script: such a one may not apply, or not mean the same."""
-    for patch, its in made_for_others(arms, sha256(read_bytes(script))).items():
+    for patch, its in made_for_others(value, sha256(read_bytes(script))).items():
         other = f"made for train_gpt.py of sha256 {its}"
         say(f"{command.shown(patch)}: {other}, which {command.shown(script)} is not")
 
@@ -185,19 +185,19 @@ def report(arms_at: functools.partial, value: dict, home: Path, args: argparse.N
 def work(args: argparse.Namespace) -> int:
     """Do what the arguments ask for; the exit code."""
     value = read_campaign(args.file)
+    if args.renew:
+        for patch in renew(value, args.script):
+            say(f"{command.shown(patch)}: says now that it is for {command.shown(args.script)}")
+        return 0
     track = load_track(args.records / value["track"])
     if not track.counts_flops:
         raise UsageError(f"{args.file}: {track.name} counts no operations, expected a track with train_flops")
     home = args.logs / args.file.stem
     arms_at = functools.partial(load_arms, value, track, home, args.data)
     arms = arms_at(args.budget)
-    if args.renew:
-        for patch in renew(arms, args.script):
-            say(f"{command.shown(patch)}: says now that it is for {command.shown(args.script)}")
-        return 0
     code = 0
     if not args.report:
-        say_made_for(arms, args.script)
+        say_made_for(value, args.script)
         home.mkdir(parents=True, exist_ok=True)
         try:
             with filelock.FileLock(home / "lock", timeout=0):

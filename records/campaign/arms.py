@@ -67,7 +67,7 @@ def read_campaign(path: Path) -> dict:
 
 
 def setting_text(value: str | float | bool) -> str:
-    """A value as an environment variable has it."""
+    """A value as the text of an environment variable."""
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
@@ -98,7 +98,7 @@ class Dataset:
 
 
 def load_dataset(folder: Path, track: Track) -> Dataset:
-    """Raises DataError, also for the text on which nothing may be chosen."""
+    """The dataset in a folder. Raises DataError, also for a track's validation text."""
     manifest = shards.load_manifest(folder)
     mend = "python -m data.prepare development makes development_sp1024"
     if manifest is None:
@@ -122,24 +122,24 @@ class Arm:
         return self.folder.name
 
     def about(self) -> dict:
-        """What its runs depend on, beside the script."""
+        """What the arm's runs depend on beside the script."""
         patches = [sha256(read_bytes(path)) for path in self.patches]
         return {"settings": self.settings, "patches": patches, "dataset": self.dataset.digests}
 
-    def told(self) -> dict:
-        """What the runs in its folder depended on, and their script. Raises DataError."""
+    def stored(self) -> dict:
+        """What the arm's folder says that its runs depended on, with their script. Raises DataError."""
         return read_json(self.folder / ABOUT) | {"script": sha256(read_bytes(self.folder / SCRIPT))}
 
     def check_same(self, **more: str) -> None:
         """Raises DataError where the runs in its folder depended on something else."""
-        told = self.told()
-        changed = [key for key, value in (self.about() | more).items() if told.get(key) != value]
+        stored = self.stored()
+        changed = [key for key, value in (self.about() | more).items() if stored.get(key) != value]
         if changed:
             where = command.shown(self.folder)
             raise DataError(f"{where}: made with other {' and '.join(changed)}; rm -r {where} to run it anew")
 
     def make_folder(self, base: Path) -> None:
-        """Patch the script for the first runs, or find that it is as theirs. Raises UsageError, DataError."""
+        """Write the patched script, or check that earlier runs had it. Raises UsageError, DataError."""
         script = patched(base, self.patches)
         for name in self.settings:
             if not re.search(rf"\b{name.lower()}\b".encode(), script):
@@ -162,25 +162,25 @@ def made_for(patch: Path) -> str | None:
     return found[1].decode() if found else None
 
 
-def made_for_others(arms: list[Arm], script: str) -> dict[Path, str]:
-    """The patches that were made for another script than that of sha256 `script`, and for which.
+def made_for_others(value: dict, script: str) -> dict[Path, str]:
+    """A campaign's patches that were made for another script than that of sha256 `script`, and for which.
 
     Raises DataError.
     """
-    patches = {patch for arm in arms for patch in arm.patches}
+    patches = {patch for arm in value["arms"].values() for patch in patches_of(value, arm)}
     told = {patch: made_for(patch) for patch in sorted(patches)}
     return {patch: its for patch, its in told.items() if its not in (None, script)}
 
 
-def renew(arms: list[Arm], base: Path) -> list[Path]:
-    """Write the script's sha256 into the patches that name another one; these patches.
+def renew(value: dict, base: Path) -> list[Path]:
+    """Write the script's sha256 into a campaign's patches that name another one; these patches.
 
     Raises UsageError where a patch does not apply, DataError.
     """
+    for arm in value["arms"].values():
+        patched(base, patches_of(value, arm))
     script = sha256(read_bytes(base))
-    for arm in arms:
-        patched(base, arm.patches)
-    stale = made_for_others(arms, script)
+    stale = made_for_others(value, script)
     for patch, its in stale.items():
         write_whole(patch, read_bytes(patch).replace(its.encode(), script.encode(), 1))
     return list(stale)
@@ -203,7 +203,7 @@ def patched(base: Path, patches: list[Path]) -> bytes:
 
 
 def patches_of(value: dict, arm: dict) -> list[Path]:
-    """Those of all arms, then the arm's own."""
+    """The patches of all arms, then the arm's own."""
     return [REPO / path for path in value.get("patches", []) + arm.get("patches", [])]
 
 
@@ -242,7 +242,7 @@ class ArmRun:
 
     @property
     def output(self) -> Path:
-        """All that the process of its last attempt said."""
+        """Everything that the process of the last attempt printed."""
         return self.arm.folder / f"output_{self.seed}.txt"
 
     @property
@@ -250,7 +250,7 @@ class ArmRun:
         return self.folder / "score.json"
 
     def start(self, one_thread: bool) -> subprocess.Popen:
-        """Its process, which goes on where an earlier one was stopped."""
+        """Start the run's process, which resumes an earlier one."""
         environment = {name: os.environ[name] for name in KEPT if name in os.environ}
         environment |= {"OMP_NUM_THREADS": "1"} if one_thread else {}
         environment |= self.arm.settings | self.arm.dataset.settings
@@ -261,7 +261,7 @@ class ArmRun:
             return subprocess.Popen(words, cwd=self.arm.folder, env=environment, **pipes)
 
     def end(self) -> ClaimedRun | None:
-        """Its last values; None: it has not ended."""
+        """The final event; None if the run has not ended."""
         path = self.folder / "metrics.jsonl"
         whole = read_bytes(path).rpartition(b"\n")[0] if path.exists() else b""
         last = whole.rpartition(b"\n")[2]
@@ -280,7 +280,7 @@ class ArmRun:
         return end and end.value("val_bpb")
 
     def failure(self, code: int) -> str:
-        """What its process said last; empty if the run has ended."""
+        """Exit code and last line of its process; empty if the run has ended."""
         if self.end():
             return ""
         lines = self.output.read_text(errors="backslashreplace").split("\n")

@@ -1,4 +1,4 @@
-"""Documents and their tokens: the referee's own count of what a score is divided by."""
+"""Documents and their tokens, and the bytes of text that a score is divided by."""
 
 import hashlib
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Text:
 
     @property
     def sha256(self) -> str:
-        """Over the sha256 of each document, in order: as the manifest has it."""
+        """sha256 over the sha256 of each document in order, as in the manifest."""
         return sha256(b"".join(hashlib.sha256(text).digest() for text in self.documents))
 
 
@@ -52,7 +52,7 @@ def load_tokenizer(path: Path) -> sentencepiece.SentencePieceProcessor:
 
 
 def decode(tokenizer: sentencepiece.SentencePieceProcessor, tokens: np.ndarray) -> Text:
-    """The documents that stand in tokens, each after its BOS. Raises DataError."""
+    """The documents that the tokens decode to; each begins with a BOS. Raises DataError."""
     starts = np.flatnonzero(tokens == tokenizer.bos_id())
     if not len(tokens) or not len(starts) or starts[0] or int(tokens.max()) >= tokenizer.vocab_size():
         raise DataError(
@@ -83,7 +83,7 @@ def read_documents(path: Path) -> list[bytes]:
 
 
 def validation_text(track: Track, data: Path, record: Path | None = None) -> Text:
-    """The validation text, from the track's shards, in the record's tokens. Raises DataError for another."""
+    """The track's validation text in the record's tokens. Raises DataError if it is another text."""
     folder = data / "datasets" / track.dataset["name"]
     ours, theirs = tokenizer_path(track, data), tokenizer_path(track, data, record)
     text = decode(load_tokenizer(ours), shards.read_split(folder, "val"))
@@ -96,7 +96,7 @@ def validation_text(track: Track, data: Path, record: Path | None = None) -> Tex
 def second_text(
     track: Track, tokenizer: sentencepiece.SentencePieceProcessor, given: Path | None
 ) -> Text | None:
-    """The text of the same kind that nobody published; None where the track has none.
+    """A second text of the same kind, which is in no shard; None if the track has none.
 
     It comes from a file of JSON strings (one document a line), or, for the demo corpus, from the installed
     packages. Raises DataError.

@@ -64,7 +64,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 
 def who() -> str:
-    """The one who verifies, by git."""
+    """git's user.name: who verifies."""
     done = subprocess.run(["git", "config", "user.name"], cwd=RECORDS, capture_output=True, text=True)
     return printable(done.stdout.strip()) or "unknown"
 

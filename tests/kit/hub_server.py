@@ -1,4 +1,4 @@
-"""A Hugging Face hub on 127.0.0.1, as far as a download sees one, that can be told to misbehave.
+"""A Hugging Face hub on 127.0.0.1, as far as a download sees one, that can be made to misbehave.
 
     with HubServer() as hub:
         commit = hub.commit("owner/name", {"datasets/manifest.json": b"{}", "datasets/big.bin": b"..."})

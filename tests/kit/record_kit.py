@@ -13,10 +13,11 @@ from records import freeze
 from records.archive import submission
 from records.archive.checks import Check
 from records.archive.record import Record
-from records.archive.verdicts import folder_sha256
+from records.archive.verdicts import folder_sha256, read_verdicts
 from records.sandbox import bubblewrap
 from records.verify import __main__ as verify
 from tests.kit import helpers
+from tests.kit.data_kit import call
 
 TRACK = "track_tiny"
 SEEDS = (1, 2, 3)
@@ -40,7 +41,7 @@ def make_data(root: Path) -> helpers.TinyCorpus:
     return helpers.make_corpus(root / "datasets/tiny_sp400", tokenizer)
 
 
-def make_track(folder: Path, corpus: helpers.TinyCorpus, **more) -> None:
+def make_track(folder: Path, corpus: helpers.TinyCorpus, second: str | None = "file", **more) -> None:
     """track.json of the tiny corpus, from the floppy's."""
     rules = json.loads((helpers.ROOT / "records/track_floppy/track.json").read_text())
     texts = [hashlib.sha256(text.encode()).digest() for text in corpus.texts["val"]]
@@ -71,7 +72,7 @@ def make_track(folder: Path, corpus: helpers.TinyCorpus, **more) -> None:
         "val_sha256": hashlib.sha256(b"".join(texts)).hexdigest(),
         "train_sha256": None,
         "val_bytes": corpus.val_bytes(),
-        "second": "file",
+        "second": second,
         "vocabularies": [{**vocabulary, "name": "tiny_sp260", "tokenizer_sha256": "ab" * 32}, vocabulary],
     }
     folder.mkdir(parents=True)
@@ -139,18 +140,22 @@ def failed(checks: list[Check]) -> set[str]:
 class Author:
     """Somebody with a script of their own, and perhaps a tokenizer, and the track that they send it to."""
 
-    def __init__(self, root: Path, own_vocabulary: int = 0, script: str = "", **rules):
+    def __init__(
+        self, root: Path, seeds: tuple[int, ...] = (1, 2), own_vocabulary: int = 0, script: str = "", **rules
+    ):
         self.root = root
+        self.seeds = seeds
         self.data = root / "data"
         self.corpus = make_data(self.data)
-        make_track(root / "records" / TRACK, self.corpus, **{"budget_bytes": 400_000, **rules})
+        make_track(root / "records" / TRACK, self.corpus, budget_bytes=400_000, seeds=[*seeds], **rules)
         self.script = root / "script/train_gpt.py"
-        self.script.parent.mkdir(parents=True)
+        self.script.parent.mkdir()
         self.script.write_text(script or BIGRAM.read_text())
+        self.plain = ["--plain"] if script else []
         self.own = self.tokenizer = None
         if own_vocabulary:
             self.take_tokenizer(own_vocabulary)
-        self.folder = self.freeze(plain=bool(script))
+        self.folder = self.freeze()
 
     @property
     def track(self) -> Path:
@@ -176,8 +181,8 @@ class Author:
         subprocess.run([sys.executable, self.script], cwd=self.root, env=env, check=True, timeout=100)
         return self.root / f"logs/run{seed}"
 
-    def freeze(self, plain: bool = False) -> Path:
-        runs = [str(self.train(seed)) for seed in SEEDS]
+    def freeze(self) -> Path:
+        runs = [str(self.train(seed)) for seed in self.seeds]
         words = [
             "--track",
             TRACK,
@@ -192,13 +197,17 @@ class Author:
         ]
         places = ["--records", self.track.parent, "--data", self.data, "--script", self.script]
         own = ["--tokenizer", self.tokenizer] if self.tokenizer else []
-        more = ["--date", "2025-11-21", "--plain", *TRUST] if plain else ["--date", "2025-11-21", *TRUST]
+        more = ["--date", "2025-11-21", *self.plain, *TRUST]
         return freeze.freeze(freeze.parse_args([*runs, *words, *map(str, [*places, *own]), *more]))
 
-    def verify(self, *more: str, code: int = 0) -> None:
-        second = self.data / "second.jsonl"
-        words = [str(self.folder), "--data", str(self.data), "--second", str(second), *TRUST, *more]
-        assert verify.main(words) == code
+    def verify(self, *more: str, code: int = 0) -> str:
+        """What records.verify says."""
+        return call(verify.main, *more, "--data", self.data, *TRUST, code=code)
+
+    @property
+    def kept(self) -> dict:
+        """The verdict on the record."""
+        return read_verdicts(self.track)[self.folder.name]
 
 
 # --- changing a record ------------------------------------------------------------------------------------
@@ -238,8 +247,10 @@ def reseal(folder: Path) -> None:
         log_value(folder, seed, "script_sha256", hashlib.sha256(Record(folder).script).hexdigest())
 
     def fit(value: dict) -> None:
-        told = value["scores"]
-        value["scores"] = {str(seed): told.get(str(seed), run.value("val_bpb")) for seed, run in runs.items()}
+        scores = value["scores"]
+        value["scores"] = {
+            str(seed): scores.get(str(seed), run.value("val_bpb")) for seed, run in runs.items()
+        }
 
     edit_json(folder / "submission.json", fit)
     with open(folder / "README.md", "a", encoding="utf-8") as file:

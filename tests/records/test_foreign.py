@@ -1,4 +1,4 @@
-"""A record that is none of ours: its script is frozen, verified and trained again; and its own tokenizer."""
+"""A record that is none of ours: its own script is frozen and trained again; and its own tokenizer."""
 
 import html
 import json
@@ -11,9 +11,10 @@ import pytest
 
 from records import excerpts
 from records.archive.record import Record
-from records.archive.verdicts import read_verdicts
+from records.verify import __main__ as verify
+from records.verify.version import referee_version
 from tests.kit import helpers, record_kit
-from tests.kit.data_kit import call, refused
+from tests.kit.data_kit import call
 from tests.kit.record_kit import TRACK, Author
 
 pytestmark = pytest.mark.slow
@@ -22,22 +23,53 @@ sandboxed = pytest.mark.skipif(not record_kit.HAS_SANDBOX, reason=record_kit.NO_
 
 @pytest.fixture(scope="module")
 def author(tmp_path_factory):
-    return Author(tmp_path_factory.mktemp("author"))
+    return Author(tmp_path_factory.mktemp("author"), second=None)
+
+
+@pytest.fixture(scope="module")
+def judged(author):
+    """What was said when it was judged and its verdict kept."""
+    return author.verify(author.folder, "--every-seed", "--retrain", "2", "--write", "--by", "Ada")
 
 
 # --- a script of one's own --------------------------------------------------------------------------------
 
 
 @sandboxed
-def test_a_script_of_one_s_own_is_frozen_and_trained_again(author, capsys):
+def test_a_script_of_one_s_own_is_frozen_and_trained_again(author, judged):
     """Its metrics were packed, and the room gives the artifact back bit for bit, with torch's own count."""
-    assert sorted(path.suffix for path in author.folder.glob("metrics*")) == [".gz"] * 3
-    author.verify("--retrain", "2", "--write", "--by", "Ada")
-    said = capsys.readouterr().out
-    assert "PASS retrained: seed 2: the artifact came back bit for bit" in said
-    assert "PASS counted: " in said and "PASS score: " in said and "PASS proof: " in said
-    its = read_verdicts(author.track)[author.folder.name]
-    assert its["verdict"] == "holds" and its["retrained"]["by"] == "Ada"
+    assert sorted(path.suffix for path in author.folder.glob("metrics*")) == [".gz"] * 2
+    assert "PASS retrained: seed 2: the artifact came back bit for bit" in judged
+    assert "PASS counted: " in judged
+    assert judged.count("PASS proof: ") == 2 and all(
+        f"PASS score: seed {seed}: " in judged for seed in (1, 2)
+    )
+    assert author.kept["verdict"] == "holds" and author.kept["retrained"]["by"] == "Ada"
+    assert author.kept["referee"] == referee_version()
+
+
+@sandboxed
+def test_all_leaves_what_passed_and_judges_what_has_changed(author, judged, monkeypatch):
+    monkeypatch.setattr(verify, "RECORDS", author.track.parent)
+    words = ["--all", "--write", "--by", "Bob"]
+    before = author.kept
+    said = author.verify(*words)
+    assert (
+        "SKIP score: passed on " in said and "--again judges once more" in said and "PASS score: " not in said
+    )
+    assert said.endswith("--again judges all\n1 records, 0 checks failed\n")
+    assert "\n1 records were left, " in said and "PASS script-sha256: " in said and author.kept == before
+    said = author.verify("--all", "--static")
+    assert "SKIP" not in said.replace("SKIP gain", "") and "left" not in said
+    monkeypatch.setattr(verify, "referee_version", lambda: "ab" * 8)
+    said = author.verify(*words)
+    assert "PASS score: " in said and "PASS proof: " in said and "left" not in said
+    assert author.kept == before | {"referee": "ab" * 8, "by": "Bob"}
+    record_kit.edit(author.folder / "submission.json", ('"author": "Eve"', '"author": ""'))
+    said = author.verify(*words, code=1)
+    assert "FAIL schema: " in said and said.endswith("\n1 records, 1 checks failed\n")
+    assert author.kept["verdict"] == "fails" and author.kept["failed"] == ["schema"]
+    record_kit.edit(author.folder / "submission.json", ('"author": ""', '"author": "Eve"'))
 
 
 def page_of(track: Path, name: str, target: Path) -> str:
@@ -61,8 +93,8 @@ def test_an_excerpt_stands_on_the_record_s_page_until_the_folder_changes(author,
     record_kit.edit(record / "train_seed1.log", ("preset:none", "preset:some"))
     assert words not in page_of(track, record.name, tmp_path / "after")
     (record / "train_gpt.py").write_text("def load_predictor(artifact, device):\n    raise ValueError\n")
-    line = refused(call(excerpts.main, record, "--data", author.data, "--trust", code=3))
-    assert f"{record}: no sample: error: " in line
+    said = call(excerpts.main, record, "--data", author.data, "--trust", code=3)
+    assert said == f"error: {record}: no sample: error: the record raised ValueError:\n"
     assert json.loads((track / "excerpts.json").read_text())[record.name] == its
 
 
@@ -70,17 +102,16 @@ def test_an_excerpt_stands_on_the_record_s_page_until_the_folder_changes(author,
 
 
 @sandboxed
-def test_a_tokenizer_of_one_s_own_cuts_the_text_and_counts_as_bytes(tmp_path, capsys):
+def test_a_tokenizer_of_one_s_own_cuts_the_text_and_counts_as_bytes(tmp_path):
     """The score is divided by the bytes of the same text; where the track provides a tokenizer, it fails."""
-    author = Author(tmp_path, own_vocabulary=350)
-    capsys.readouterr()
-    author.verify("--proof-bytes", "600")
-    said = capsys.readouterr().out
+    author = Author(tmp_path, seeds=(1,), own_vocabulary=380, second=None)
+    said = author.verify(author.folder, "--proof-bytes", "0")
+    assert "proof" not in said
     assert "PASS score: " in said and "PASS tokenizer-sha256: " in said
     record = Record(author.folder)
     model = (author.folder / "tokenizer.model").stat().st_size
     assert f" {model} of tokenizer; " in said
-    assert record.total_bytes == 2 * 350**2 + record.track.code_size(record.script) + model
+    assert record.total_bytes == 2 * 380**2 + record.track.code_size(record.script) + model
     tokens = author.own.tokens["val"]
     assert record.runs[1].value("val_tokens") == len(tokens) - 1 != len(author.corpus.tokens["val"]) - 1
     assert record.runs[1].value("val_bytes") == author.corpus.val_bytes()
@@ -89,5 +120,5 @@ def test_a_tokenizer_of_one_s_own_cuts_the_text_and_counts_as_bytes(tmp_path, ca
     record_kit.edit(
         author.track / "track.json", ('"tokenizer_policy": "own"', '"tokenizer_policy": "provided"')
     )
-    author.verify("--static", code=1)
-    assert "FAIL folder: tokenizer.model, which the track provides" in capsys.readouterr().out
+    said = author.verify(author.folder, "--static", code=1)
+    assert "FAIL folder: tokenizer.model, which the track provides" in said

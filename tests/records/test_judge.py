@@ -22,7 +22,7 @@ from records.archive.checks import check, skip
 from records.archive.record import Record
 from records.archive.tracks import load_track
 from records.archive.verdicts import ON_CLAIMS, ON_PAPERS, ON_ROOMS, Finding, read_verdicts
-from records.board.tables import load_entries
+from records.board.entries import load_entries
 from records.sandbox import cgroups, predictor
 from records.sandbox.limits import WATCHDOG, Limits
 from records.verify import __main__ as verify
@@ -69,7 +69,7 @@ def numpy_script() -> str:
 @pytest.fixture(scope="module")
 def author(tmp_path_factory):
     """The bigram model, frozen; with a record before it that an earlier referee passed."""
-    made = Author(tmp_path_factory.mktemp("author"), script=numpy_script(), imports=["numpy"])
+    made = Author(tmp_path_factory.mktemp("author"), SEEDS, script=numpy_script(), imports=["numpy"])
     old = made.track / "2025-11-20_Old"
     shutil.copytree(made.folder, old)
     scale_scores(old, 1.2)
