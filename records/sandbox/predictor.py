@@ -40,6 +40,7 @@ class Mode:
     device: str = "cpu"
     trust: bool = False  # without a sandbox
     alone: bool = False  # it is told one stream only
+    hidden: tuple[Path, ...] = ()  # what no bind may show, beside the repository and its data
 
 
 # --- starting ---------------------------------------------------------------------------------------------
@@ -100,7 +101,7 @@ def confined(
         )
     filters.write(bubblewrap.no_keys())
     filters.seek(0)
-    room = bubblewrap.command(binds, imports, mode.device, limits.files)
+    room = bubblewrap.command(binds, imports, mode.device, limits.files, mode.hidden)
     return [*room, "--seccomp", str(filters.fileno()), "--", *lowered(mode, limits)]
 
 

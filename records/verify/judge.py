@@ -15,6 +15,7 @@ from records.archive.submission import this_machine
 from records.referee.scoring import PART, Result, referee
 from records.referee.text import validation_text
 from records.sandbox.jobs import PredictorJob, find_job
+from records.sandbox.predictor import SandboxError
 from records.verify.papers import check_papers
 from records.verify.retrain import retrain
 
@@ -37,7 +38,11 @@ def compare_score(record: Record, seed: int, result: Result) -> Check:
 
 def check_by_referee(record: Record, options: argparse.Namespace) -> Iterator[Check]:
     """Score again and prove; then train again. Raises NoSandbox, DataError."""
-    text = validation_text(record.track, options.data, record.path)
+    try:
+        text = validation_text(record.track, options.data, record.path, options.trust)
+    except SandboxError as error:  # by its own tokenizer
+        yield check("sandbox", False, f"{error.kind}: {error}")
+        return
 
     def job_of(artifact: Path) -> PredictorJob:
         return find_job(
