@@ -412,7 +412,8 @@ def attention_by_blocks(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tens
     v = v_BTGK.transpose(1, 2).contiguous()
     outs, end = [], 0
     for block_BGtRK in q.split(query_block(q.size(3)), dim=2):
-        start, end = end, end + block_BGtRK.size(2)
+        start = end
+        end = start + block_BGtRK.size(2)
         queries = block_BGtRK.flatten(2, 3).flatten(0, 1)
         keys = k[:, :, :end].flatten(0, 1)
         values = v[:, :, :end].flatten(0, 1)
@@ -1453,8 +1454,7 @@ def run_all(s: Settings, origins: dict[str, str], code: Facts, machine: Machine,
         f"warming up: {s.warmup_steps} untimed steps, then forgotten",
     )
     try:
-        if s.warmup_steps:
-            trainer.warm_up()
+        trainer.warm_up()
         if facts:
             trainer.restore(arrays)
             run.counters.resumes += 1

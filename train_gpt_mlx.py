@@ -411,7 +411,7 @@ def can_compile(kind):
 
 
 def listen_to_mlx_launch():
-    """Write what mlx.launch tells each process where torch looks for its ranks. Raises SettingError."""
+    """Write what mlx.launch gives each process where torch looks for its ranks. Raises SettingError."""
     path = os.environ.get("MLX_HOSTFILE", os.devnull)
     try:
         hosts = json.loads(Path(path).read_text() or "[]")

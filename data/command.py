@@ -28,7 +28,7 @@ class UsageError(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of arguments that tells an error in one line."""
+    """A parser of arguments that reports an error in one line."""
 
     def error(self, message: str):
         self.exit(2, f"error: {message}; {self.prog} --help explains the arguments\n")
@@ -78,7 +78,7 @@ def printable(text: object) -> str:
 
 
 def say(line: str) -> None:
-    """Tell what has been done, or what is going to take a while."""
+    """Print what has been done, or what is going to take a while."""
     print(line, flush=True)
 
 
@@ -108,10 +108,15 @@ def run(work: Callable[[], int], mend: str) -> int:
         return DataError.exit_code
 
 
-def main(parse: Callable, work: Callable, mend: str, argv: list[str] | None) -> int:
-    """A whole command: `work` on what `parse` makes of its arguments. `mend`: as in `run`. The exit code."""
+def main(
+    parse_args: Callable[[list[str] | None], argparse.Namespace],
+    work: Callable[[argparse.Namespace], int],
+    mend: str,
+    argv: list[str] | None,
+) -> int:
+    """A command from its arguments to its exit code; `mend` is what to do once a system's error is mended."""
     open_streams()
-    args = parse(argv)
+    args = parse_args(argv)
     return run(lambda: work(args), mend)
 
 

@@ -4,43 +4,44 @@
     python -m data.download --variant sp1024 --train-shards 0      # the validation split alone
     python -m data.download --variant sp1024 --verify              # check every byte of what is there
 
-The hub client finds repo, commit, token, mirror and proxy; HF_ENDPOINT, HF_TOKEN and its other variables
-count. The bytes are received here, because the client (2.4) throws away a file that it could not finish and
-never gives up on a server that trickles. Here a part waits in .partial/ beside its target, a later call goes
-on where it ends, and it gets its name when size, checksum and header are right: any moment is safe to stop.
-All comes from one commit of one repo, which source.json in the data set's folder remembers. Validation shards
-come last, so a first download that was cut short cannot be trained on.
+The hub client fetches: token, mirror, proxy, retries and rate limits are its own, set by HF_ENDPOINT,
+HF_TOKEN and its other variables. This program chooses the files and checks them. All come from one commit of
+one repo, which source.json in the dataset's folder names. They arrive in a hidden folder beside it and move
+when all of them have the right size, checksum and header, so any moment is safe to stop. A later call fetches
+what is not whole yet.
 
 Exit codes: 0 all is there, 2 bad argument, 3 it is not (the last line says why, and what to do), 130 Ctrl-C.
 """
 
 import argparse
+import contextlib
 import fnmatch
 import hashlib
-import io
 import itertools
 import json
 import os
-import random
 import re
 import shlex
 import shutil
 import signal
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
 
 import filelock
 import httpx2
-from huggingface_hub import HfApi, constants, get_hf_file_metadata, get_session, get_token, hf_hub_url
-from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RevisionNotFoundError
-from huggingface_hub.hf_api import RepoFolder
-from huggingface_hub.utils import build_hf_headers, parse_ratelimit_headers, validate_repo_id
+from huggingface_hub import HfApi, constants, get_token, hf_hub_download
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RevisionNotFoundError,
+    XetDownloadError,
+)
+from huggingface_hub.utils import disable_progress_bars, validate_repo_id
 from tqdm import tqdm
 
 from data import command, files, shards
@@ -50,14 +51,7 @@ REPO_ID = "willdepueoai/parameter-golf"
 PREFIX = "datasets"  # the manifest's paths start from this folder of the repo
 MANIFEST = f"{PREFIX}/manifest.json"
 RECORD = "source.json"
-PARTIAL = ".partial"
 LOCK = "datasets/.download.lock"
-TIMEOUT = constants.HF_HUB_DOWNLOAD_TIMEOUT  # s without a byte; 10, or what the variable of that name says
-SLOWEST = 1024  # bytes/s over TIMEOUT; a shard would take two days at this rate
-RENEWAL = 1 << 20  # bytes of progress after which tries count anew
-LONGEST_WAIT = 300  # s; the hub counts requests in windows of five minutes
-PATIENCE = 6 * TIMEOUT  # s that a request may take without any part of a file coming
-LARGEST_ANSWER = 64 << 20  # bytes; a listing of 100,000 files has 30 MB
 GO_ON = "run the same command again to go on"
 OWNER = "tell the repo's owner, or use another --revision"
 
@@ -66,29 +60,20 @@ class Unreachable(DataError):
     """The hub does not answer at all."""
 
 
-class Damaged(DataError):
-    """What came is not what was published; another try may bring it."""
+def warn(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
-class Stopped(Exception):
-    """Another file has failed, so this one need not go on."""
-
-
-def tell(line: str) -> None:
-    """Tell of trouble, above the bar where there is one."""
-    tqdm.write(line, file=sys.stderr)
-
-
-# --- what is published: files, and the plan of a variant -------------------------------------------------
+# --- what is published -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class File:
+class RemoteFile:
     """A published file."""
 
     path: str  # below PREFIX in the repo, and below the root here
-    size: int | None  # bytes
-    etag: str  # the hub's name for the content: sha256 of a large file, sha1 of a small one, "" if unknown
+    size: int  # bytes
+    etag: str  # the hub's name for the content: sha256 of a large file, git's sha1 of a small one
 
     @property
     def name(self) -> str:
@@ -96,7 +81,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Release:
     """What a variant consists of at one commit; `train` holds all shards, asked for or not."""
 
     repo_id: str
@@ -105,355 +90,159 @@ class Plan:
     name: str
     folder: str  # below the root
     vocab_size: int | None
-    tokenizer: tuple[File, ...]  # first the one that TOKENIZER_PATH names
-    train: tuple[File, ...]
-    val: tuple[File, ...]
+    tokenizer: tuple[RemoteFile, ...]  # first the one that TOKENIZER_PATH names
+    train: tuple[RemoteFile, ...]
+    val: tuple[RemoteFile, ...]
 
     @property
     def origin(self) -> str:
         return f"{self.repo_id}@{self.commit[:12]}"
 
-    def needed(self, train_shards: int) -> tuple[File, ...]:
-        return self.tokenizer + self.train[:train_shards] + self.val
+    def needed(self, train_shards: int) -> tuple[RemoteFile, ...]:
+        return self.tokenizer + self.val + self.train[:train_shards]
+
+
+# --- the hub, by its client ------------------------------------------------------------------------------
+
+
+# What the client raises: on the way to the hub (RuntimeError: from its storage, Xet), and where an answer is
+# not a hub's.
+NO_CONNECTION = (OSError, httpx2.RequestError, RuntimeError, XetDownloadError)
+NO_HUB = (ValueError, TypeError, KeyError, AttributeError)
+
+
+@contextlib.contextmanager
+def one_line(what: str, repo_id: str, revision: str) -> Iterator[None]:
+    """Raises DataError for what the client raises in the block; errors of the disk pass."""
+    try:
+        yield
+    except (*NO_CONNECTION, *NO_HUB) as error:
+        if isinstance(error, LocalEntryNotFoundError) and error.__cause__:
+            error = error.__cause__  # the client looked for the file on the disk when the hub failed
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise verdict(error, what, repo_id, revision) from error
+
+
+def verdict(error: BaseException, what: str, repo_id: str, revision: str) -> DataError:
+    """The error to end with: what happened, and what mends it."""
+    what = f"{what}: {brief(error)}"
+    if isinstance(error, OfflineModeIsEnabled):
+        return Unreachable(what)
+    if isinstance(error, RevisionNotFoundError):
+        return DataError(f"{what}: the repo has no revision {revision!r}: check --revision")
+    if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403, 404):
+        token = "check that your token" if get_token() else "set HF_TOKEN to a token that"
+        return DataError(
+            f"{what}: not there, private or gated: check --repo-id {repo_id}, or {token} may read it"
+        )
+    if isinstance(error, HfHubHTTPError):
+        return DataError(f"{what}: {GO_ON}")
+    if isinstance(error, NO_CONNECTION):
+        return Unreachable(f"{what}: check network, proxy and HF_ENDPOINT {constants.ENDPOINT}, then {GO_ON}")
+    return DataError(
+        f"{what}: {constants.ENDPOINT} does not answer as a Hugging Face hub does: check HF_ENDPOINT "
+        "and proxy"
+    )
+
+
+def brief(error: BaseException) -> str:
+    """What happened, in one line, without advice."""
+    if isinstance(error, HfHubHTTPError):
+        return f"HTTP {error.response.status_code} from {error.response.url.netloc.decode()}"
+    return " ".join([type(error).__name__, *str(error).split()])
+
+
+def ask_listing(repo_id: str, revision: str) -> tuple[str, dict[str, RemoteFile]]:
+    """The commit that the revision means now, and what lies below PREFIX then, by path."""
+    with one_line(f"{repo_id} at {revision}", repo_id, revision):
+        info = HfApi().dataset_info(
+            repo_id, revision=revision, files_metadata=True, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT
+        )
+        if not re.fullmatch("[0-9a-f]{40}", info.sha):
+            raise ValueError(f"commit {info.sha!r}")
+        listing = {}
+        for file in info.siblings:
+            if file.rfilename.startswith(PREFIX + "/"):
+                path = file.rfilename.removeprefix(PREFIX + "/")
+                etag = file.lfs.sha256 if file.lfs else file.blob_id
+                listing[path] = RemoteFile(path, int(file.size), checksum_or_none(etag))
+    return info.sha, listing
 
 
 def checksum_or_none(text: object) -> str:
-    """`text` where it can be a sha1 or sha256, else "": some mirrors make up etags of their own."""
+    """`text` where it is a sha1 or sha256, else ""."""
     text = str(text or "").lower()
     return text if re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", text) else ""
 
 
-def same_content(stream: BinaryIO, etag: str) -> bool:
-    """Whether the whole stream has the checksum `etag`; True where there is none to compare."""
-    size = stream.seek(0, os.SEEK_END)
-    kinds = {
-        0: [],
-        # a mirror like Artifactory gives the plain sha1 where the hub gives the one that git would
-        40: [lambda: hashlib.sha1(b"blob %d\0" % size), hashlib.sha1],
-        64: [hashlib.sha256],
-    }[len(etag)]
-    for kind in kinds:
-        stream.seek(0)
-        if hashlib.file_digest(stream, kind).hexdigest() == etag:
-            return True
-    return not kinds
-
-
-# --- the hub: ask, wait and ask again --------------------------------------------------------------------
-
-
-class Hub:
-    """One repo on one hub. Every method raises DataError, in one line, once it gives up."""
-
-    def __init__(self, repo_id: str, revision: str, retries: int):
-        self.repo_id = repo_id
-        self.revision = revision
-        self.retries = retries
-        self.stop = threading.Event()
-        # some of the client's requests have no time limit and none a limit of size
-        get_session().event_hooks["request"].append(limit_time)
-        get_session().event_hooks["response"].append(limit_size)
-        self.since: dict[str, float] = {}  # of each request under way, when it last came forward
-        threading.Thread(target=self.watch, daemon=True).start()
-
-    def patiently(self, what: str, attempt: Callable, progress: Callable[[], int] = lambda: 0):
-        """Return attempt(), tried again after a failure that may pass, at most `retries` times in a row.
-
-        It waits 1, 2, 4, ... s or as long as the hub asks. The count starts anew whenever `progress()`, in
-        bytes, has passed its best by RENEWAL: so a bad line gets there in the end, and a broken server
-        cannot hold us for ever.
-        """
-        best = progress()
-        failures = 0
-        while True:
-            self.since[what] = time.monotonic()
-            try:
-                return attempt()
-            except (HfHubHTTPError, httpx2.RequestError, OfflineModeIsEnabled, Damaged) as error:
-                if progress() >= best + RENEWAL:
-                    best = progress()
-                    failures = 0
-                ours = min(2.0**failures, 60) * random.uniform(0.75, 1.25)
-                wait = max(ours, asked_wait(error))
-                failures += 1
-                if not may_pass(error) or failures > self.retries or wait > LONGEST_WAIT:
-                    raise self.verdict(what, error, failures) from error
-                tell(f"{what}: {brief(error)}: trying again in {wait:.0f} s ({failures} of {self.retries})")
-            finally:
-                del self.since[what]
-            if self.stop.wait(wait):
-                raise Stopped
-
-    def watch(self) -> None:
-        """End the program, which is safe at any moment, where a request trickles in for ever.
-
-        The client's own time limit begins anew with each byte of an answer.
-        """
-        mend = f"check network, proxy and HF_ENDPOINT {constants.ENDPOINT}, then {GO_ON}"
-        while not self.stop.wait(TIMEOUT / 4):
-            for what, since in list(self.since.items()):
-                if time.monotonic() - since > PATIENCE:
-                    line = f"error: {what}: no answer that ends within {PATIENCE} s: {mend}"
-                    print(line, file=sys.stderr, flush=True)
-                    os._exit(DataError.exit_code)
-
-    def verdict(self, what: str, error: Exception, tries: int) -> DataError:
-        """The error to end with: what happened, and what mends it."""
-        what = f"{what}: {brief(error)}"
-        if tries > 1:
-            what += f", {tries} times"
-        if isinstance(error, OfflineModeIsEnabled):
-            return Unreachable(what)
-        if isinstance(error, httpx2.RequestError):
-            return Unreachable(
-                f"{what}: check network, proxy and HF_ENDPOINT {constants.ENDPOINT}, then {GO_ON}"
-            )
-        if isinstance(error, Damaged):
-            return DataError(f"{what}: {GO_ON}; if this stays, tell the owner of {self.repo_id}")
-        if isinstance(error, RevisionNotFoundError):
-            return DataError(f"{what}: the repo has no revision {self.revision!r}: check --revision")
-        if error.response.status_code in (401, 403, 404):
-            token = "check that your token" if get_token() else "set HF_TOKEN to a token that"
-            return DataError(
-                f"{what}: not there, private or gated: check --repo-id {self.repo_id}, or {token} may read it"
-            )
-        wait = asked_wait(error)
-        when = f" in {wait:.0f} s" if wait else ""
-        return DataError(f"{what}: {GO_ON}{when}")
-
-    def listing(self) -> tuple[str, dict[str, File]]:
-        """The commit that the revision means now, and what lies below PREFIX then, by path."""
-        try:
-            commit, found = self.patiently(f"{self.repo_id} at {self.revision}", self.ask_listing)
-            files = [
-                File(
-                    path=file.rfilename.removeprefix(PREFIX + "/"),
-                    size=file.size,
-                    etag=checksum_or_none(file.lfs and file.lfs.sha256),
-                )
-                for file in found
-                if file.rfilename.startswith(PREFIX + "/")
-            ]
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise DataError(
-                f"{constants.ENDPOINT} does not answer as a Hugging Face hub does ({brief(error)}"
-                "): check HF_ENDPOINT and proxy"
-            ) from error
-        return commit, {file.path: file for file in files}
-
-    def ask_listing(self) -> tuple[str, list]:
-        """One try of `listing`: the commit, and the client's own objects for the files."""
-        api = HfApi()
-        info = api.dataset_info(self.repo_id, revision=self.revision, files_metadata=True)
-        if not info.sha:
-            raise ValueError("no commit")
-        found = info.siblings  # some mirrors list no files here
-        if not found:
-            found = api.list_repo_tree(self.repo_id, repo_type="dataset", revision=info.sha, recursive=True)
-        return info.sha, [file for file in found if not isinstance(file, RepoFolder)]
-
-    def complete(self, file: File, commit: str) -> File:
-        """`file` with the size and etag that listings leave out for small files, and some mirrors for all."""
-        if file.size is not None and file.etag:
-            return file
-        url = self.url(file, commit)
-        found = self.patiently(file.path, lambda: get_hf_file_metadata(url))
-        size = found.size if file.size is None else file.size
-        if found.commit_hash not in (None, commit) or size is None:
-            raise DataError(
-                f"{url}: the answer is for commit {found.commit_hash} and {size} bytes, expected "
-                f"{commit} and a size: check HF_ENDPOINT and proxy, then {GO_ON}"
-            )
-        return File(file.path, size, file.etag or checksum_or_none(found.etag))
-
-    def url(self, file: File, commit: str) -> str:
-        return hf_hub_url(self.repo_id, f"{PREFIX}/{file.path}", repo_type="dataset", revision=commit)
-
-    def fetch(self, file: File, commit: str, out: BinaryIO, bar: tqdm) -> None:
-        """Append to `out` what it lacks of `file`, and check the whole."""
-        self.patiently(
-            file.path, lambda: self.receive(file, commit, out, bar), progress=lambda: out.seek(0, os.SEEK_END)
+def fetch(repo_id: str, commit: str, file: RemoteFile, stage: Path) -> Path:
+    """Have the client bring a file into `stage`, and check all that can be. Raises DataError."""
+    with one_line(file.path, repo_id, commit):
+        found = hf_hub_download(
+            repo_id, f"{PREFIX}/{file.path}", repo_type="dataset", revision=commit, local_dir=stage
         )
-
-    def receive(self, file: File, commit: str, out: BinaryIO, bar: tqdm) -> None:
-        """One try of `fetch`. Raises Damaged, and empties `out` where nothing in it can be trusted."""
-        if out.seek(0, os.SEEK_END) < file.size:
-            self.request(file, commit, out, bar)
-        size = out.seek(0, os.SEEK_END)
-        if size < file.size:
-            raise Damaged(f"ended after {size} of {file.size} bytes")
-        if size > file.size:
-            empty(out, bar)
-            raise Damaged(f"more than the {file.size} bytes published")
-        if not same_content(out, file.etag):
-            empty(out, bar)
-            raise Damaged(f"checksum is not {file.etag[:16]}..., the published one")
-
-    def request(self, file: File, commit: str, out: BinaryIO, bar: tqdm) -> None:
-        """Ask for what follows the bytes in `out`, and append it."""
-        start = out.tell()
-        headers = build_hf_headers() | {"Accept-Encoding": "identity"}
-        if start:
-            headers["Range"] = f"bytes={start}-"
-        url = self.url(file, commit)
-        limit = {"limit": file.size + LARGEST_ANSWER}
-        session = get_session()
-        with session.stream("GET", url, headers=headers, timeout=TIMEOUT, extensions=limit) as response:
-            if response.status_code == 416:
-                empty(out, bar)  # the server has nothing that could follow what we have
-                return
-            check_offer(response, start, file.size)
-            if response.status_code == 200:
-                empty(out, bar)  # it knows no ranges, and sends all of it again
-            self.copy(response, file, out, bar)
-
-    def copy(self, response: httpx2.Response, file: File, out: BinaryIO, bar: tqdm) -> None:
-        """Write the body to `out`, but at most one chunk more than `file` has."""
-        since = time.monotonic()
-        received = 0  # bytes since then
-        for chunk in response.iter_bytes():
-            if self.stop.is_set():
-                raise Stopped
-            out.write(chunk)
-            bar.update(len(chunk))
-            now = time.monotonic()
-            self.since[file.path] = now
-            if out.tell() > file.size:
-                return
-            received += len(chunk)
-            if now - since > TIMEOUT:
-                rate = received / (now - since)
-                if rate < SLOWEST:
-                    raise Damaged(f"came at {rate:.0f} bytes/s, too slow to go on")
-                since = now
-                received = 0
-
-
-def limit_time(request: httpx2.Request) -> None:
-    limits = request.extensions["timeout"]
-    request.extensions["timeout"] = {key: TIMEOUT if limits[key] is None else limits[key] for key in limits}
-
-
-class Limited(httpx2.SyncByteStream):
-    """The body of a response, but at most `limit` bytes: the client keeps an answer in memory."""
-
-    def __init__(self, stream: httpx2.SyncByteStream, limit: int):
-        self.stream, self.limit = stream, limit
-
-    def __iter__(self) -> Iterator[bytes]:
-        received = 0
-        for chunk in self.stream:
-            received += len(chunk)
-            if received > self.limit:
-                raise httpx2.RemoteProtocolError(f"answer of more than {self.limit} bytes")
-            yield chunk
-
-    def close(self) -> None:
-        self.stream.close()
-
-
-def limit_size(response: httpx2.Response) -> None:
-    response.stream = Limited(response.stream, response.request.extensions.get("limit", LARGEST_ANSWER))
-
-
-def check_offer(response: httpx2.Response, start: int, size: int) -> None:
-    """Raise Damaged where the headers already show another content, HfHubHTTPError where there is none.
-
-    So a sign-in page or an LFS pointer costs nothing that is there.
-    """
-    if response.status_code not in (200, 206):
-        raise HfHubHTTPError("", response=response)
-    if response.status_code == 206:
-        told = response.headers.get("Content-Range", "no range")
-        right = told.startswith(f"bytes {start}-") and told.rpartition("/")[2] in (str(size), "*")
-    else:
-        told = response.headers.get("Content-Length", str(size)) + " bytes"
-        right = told == f"{size} bytes" or "Content-Encoding" in response.headers
-    if not right:
-        raise Damaged(f"the server offers {told}, expected {size} bytes from {start} on")
-
-
-def empty(out: BinaryIO, bar: tqdm) -> None:
-    bar.update(-out.seek(0, os.SEEK_END))
-    out.seek(0)
-    out.truncate()
-
-
-def may_pass(error: Exception) -> bool:
-    """Whether the same request may succeed a little later."""
-    if isinstance(error, HfHubHTTPError):
-        return error.response.status_code in (408, 429) or error.response.status_code >= 500
-    return not isinstance(error, OfflineModeIsEnabled)
-
-
-def asked_wait(error: Exception) -> float:
-    """Seconds that the hub asks to wait, 0 where it does not."""
-    headers = error.response.headers if isinstance(error, HfHubHTTPError) else {}
-    limit = parse_ratelimit_headers(headers)
-    if limit and limit.remaining == 0 and error.response.status_code == 429:
-        return limit.reset_in_seconds
-    return float(headers["Retry-After"]) if headers.get("Retry-After", "").isdecimal() else 0
-
-
-def brief(error: Exception) -> str:
-    """What happened, in one line, without advice."""
-    if isinstance(error, HfHubHTTPError):
-        return f"HTTP {error.response.status_code} from {error.response.url.netloc.decode()}"
-    name = "" if isinstance(error, DataError) else type(error).__name__
-    return " ".join([name, *str(error).split()]).strip()
+    path = Path(found)
+    try:
+        if problem := damage(path, file, thorough=True):
+            raise DataError(f"{file.path}: {problem}: {GO_ON}; if this stays, tell the owner of {repo_id}")
+        if file.name.endswith(".bin"):
+            try:
+                shards.read_shard(path)
+            except DataError as error:
+                raise DataError(f"{file.path} as published is no shard ({error}): {OWNER}") from error
+    except DataError:
+        path.unlink()  # else the client would take it for whole
+        raise
+    with open(path, "r+b") as stream:
+        files.sync(stream)
+    return path
 
 
 # --- the manifest: from a variant to its files -----------------------------------------------------------
 
 
-def ask_plan(hub: Hub, variant: str, workers: int) -> Plan:
-    """What the hub publishes as `variant` now. Raises DataError."""
-    commit, files = hub.listing()
-    origin = f"{hub.repo_id}@{commit[:12]}"
-    if "manifest.json" not in files:
+def ask_release(args: argparse.Namespace) -> Release:
+    """What the hub publishes as the variant now. Raises DataError."""
+    commit, listing = ask_listing(args.repo_id, args.revision)
+    origin = f"{args.repo_id}@{commit[:12]}"
+    if "manifest.json" not in listing:
         raise DataError(f"{origin} has no {MANIFEST}, and so no shards: check --repo-id and --revision")
-    manifest = read_manifest(hub, hub.complete(files["manifest.json"], commit), commit)
+    with tempfile.TemporaryDirectory() as stage:
+        raw = fetch(args.repo_id, commit, listing["manifest.json"], Path(stage)).read_bytes()
     try:
-        dataset, tokenizer = choose(manifest, variant, origin)
+        manifest = files.parse_json(raw)
+    except ValueError as error:
+        raise DataError(f"{origin}: {MANIFEST} is not JSON ({error}): {OWNER}") from error
+    try:
+        dataset, tokenizer = choose(manifest, args.variant, origin)
         folder = inside(dataset.get("path") or f"datasets/{dataset['name']}").rstrip("/")
         claims = claimed(dataset, tokenizer)
-        groups = {"tokenizer": tokenizer_files(tokenizer, files, origin)}
+        groups = {"tokenizer": tokenizer_files(tokenizer, listing, origin)}
         for which in "train", "val":  # some manifests have the folder in the patterns, or no patterns
             pattern = PurePosixPath(dataset.get(f"{which}_glob") or f"*_{which}_*.bin").name
-            groups[which] = split(files, folder, pattern, origin)
-        promised = (dataset.get("stats") or {}).get("files_val", max(1, len(groups["val"])))
+            groups[which] = split(listing, folder, pattern, origin)
+        agreed = {
+            key: tuple(agree(file, claims.get(file.name, {})) for file in group)
+            for key, group in groups.items()
+        }
+        promised = (dataset.get("stats") or {}).get("files_val", max(1, len(agreed["val"])))
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{origin}: {MANIFEST} is not as it should be ({brief(error)}): {OWNER}") from error
-    if len(groups["val"]) != promised:
+    if len(agreed["val"]) != promised:
         raise DataError(
-            f"{origin} holds {len(groups['val'])} validation shards of {promised} in {folder}, "
+            f"{origin} holds {len(agreed['val'])} validation shards of {promised} in {folder}, "
             f"and a score needs the whole split: {OWNER}"
         )
-
-    def complete(file: File) -> File:
-        return agree(hub.complete(file, commit), claims.get(file.name, {}))
-
-    with ThreadPoolExecutor(workers) as pool:
-        whole = {key: tuple(pool.map(complete, group)) for key, group in groups.items()}
-    return Plan(
-        repo_id=hub.repo_id,
-        revision=hub.revision,
+    return Release(
+        repo_id=args.repo_id,
+        revision=args.revision,
         commit=commit,
         name=dataset["name"],
         folder=folder,
         vocab_size=tokenizer.get("vocab_size"),
-        **whole,
+        **agreed,
     )
-
-
-def read_manifest(hub: Hub, file: File, commit: str) -> dict:
-    """The manifest at `commit`. It is never kept, so that none can go stale."""
-    out = io.BytesIO()
-    hub.fetch(file, commit, out, tqdm(disable=True))
-    try:
-        return json.loads(out.getvalue())
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{hub.url(file, commit)}: not JSON ({brief(error)}): {OWNER}") from error
 
 
 def fits(name: str, variant: str) -> bool:
@@ -476,18 +265,18 @@ def choose(manifest: dict, variant: str, origin: str) -> tuple[dict, dict]:
     return datasets[0], tokenizers[0]
 
 
-def tokenizer_files(tokenizer: dict, files: dict[str, File], origin: str) -> list[File]:
+def tokenizer_files(tokenizer: dict, listing: dict[str, RemoteFile], origin: str) -> list[RemoteFile]:
     """The tokenizer, then its vocabulary as text where that is published too."""
     paths = [inside(tokenizer[key]) for key in ("model_path", "path", "vocab_path") if tokenizer.get(key)]
-    if not paths or paths[0] not in files:
+    if not paths or paths[0] not in listing:
         raise DataError(f"{origin} lacks the file of the tokenizer {tokenizer['name']} {paths[:1]}: {OWNER}")
-    return [files[path] for path in paths if path in files]
+    return [listing[path] for path in paths if path in listing]
 
 
-def split(files: dict[str, File], folder: str, pattern: str, origin: str) -> list[File]:
+def split(listing: dict[str, RemoteFile], folder: str, pattern: str, origin: str) -> list[RemoteFile]:
     """The shards of a split in the order of their numbers. Raises DataError where one is missing."""
     found = []
-    for path, file in files.items():
+    for path, file in listing.items():
         number = re.search(r"([0-9]+)\.bin$", path)
         if number and path == f"{folder}/{file.name}" and fnmatch.fnmatchcase(file.name, pattern):
             found.append((int(number[1]), file.name, file))
@@ -515,7 +304,7 @@ def claimed(dataset: dict, tokenizer: dict) -> dict[str, dict]:
     return claims | {PurePosixPath(path).name: {"sha256": sha256}}
 
 
-def agree(file: File, claim: dict) -> File:
+def agree(file: RemoteFile, claim: dict) -> RemoteFile:
     """`file` as the repo has it. Raises DataError where the manifest claims another content."""
     size = claim.get("size", file.size)
     if "tokens" in claim:
@@ -533,15 +322,17 @@ def agree(file: File, claim: dict) -> File:
 # --- the folder: where it came from, what it holds, what it lacks ----------------------------------------
 
 
-def read_record(folder: Path) -> Plan | None:
-    """The plan that `folder` was fetched by, None where this program did not fetch it."""
+def read_record(folder: Path) -> Release | None:
+    """The release that `folder` was fetched from, None where this program did not fetch it."""
     path = folder / RECORD
+    if not path.exists():
+        return None
     try:
-        if not path.exists():
-            return None
         raw = files.read_json(path)
-        parts = {key: tuple(File(**file) for file in raw[key]) for key in ("tokenizer", "train", "val")}
-        return Plan(**raw | parts)
+        groups = {
+            key: tuple(RemoteFile(**file) for file in raw[key]) for key in ("tokenizer", "train", "val")
+        }
+        return Release(**raw | groups)
     except (DataError, TypeError, KeyError) as error:
         raise DataError(
             f"{path}: not what this program wrote ({brief(error)}): "
@@ -549,182 +340,177 @@ def read_record(folder: Path) -> Plan | None:
         ) from error
 
 
-def recorded_plan(root: Path, hub: Hub, variant: str) -> Plan | None:
-    """The plan of an earlier call for the same repo, revision and variant."""
-    for path in root.glob(f"datasets/*/{RECORD}"):
-        plan = read_record(path.parent)
-        same_commit = hub.revision in (plan.revision, plan.commit)
-        if same_commit and plan.repo_id == hub.repo_id and fits(plan.name, variant):
-            return plan
+def recorded_release(args: argparse.Namespace) -> Release | None:
+    """What an earlier call for the same repo, revision and variant fetched."""
+    for path in args.root.glob(f"datasets/*/{RECORD}"):
+        release = read_record(path.parent)
+        same = release.repo_id == args.repo_id and args.revision in (release.revision, release.commit)
+        if same and fits(release.name, args.variant):
+            return release
     return None
 
 
-def is_bound(root: Path, plan: Plan) -> bool:
-    """Whether the data set's folder was fetched by this plan.
+def find_release(args: argparse.Namespace) -> Release:
+    """The hub's word, or the folder's own where that cannot have changed or the hub is out of reach."""
+    known = recorded_release(args)
+    if known and known.commit == args.revision:
+        return known
+    command.say(f"asking {constants.ENDPOINT} for {args.repo_id} at {args.revision}")
+    try:
+        return ask_release(args)
+    except Unreachable as error:
+        if not known or lacking(args.root, known.needed(args.train_shards), False, args.workers):
+            raise
+        warn(f"{error}. Yet all files of {known.origin} are there, whatever {known.revision} may be by now")
+        return known
+
+
+def check_origin(root: Path, release: Release) -> bool:
+    """Whether the dataset's folder was fetched from this release.
 
     Raises DataError where it comes from another repo or commit, or holds files that are not of this one.
     """
-    folder = root / plan.folder
+    folder = root / release.folder
     record = read_record(folder)
     mend = f"use another --root, or rm -r {shlex.quote(str(folder))}"
-    if record and (record.repo_id, record.commit) != (plan.repo_id, plan.commit):
+    if record and (record.repo_id, record.commit) != (release.repo_id, release.commit):
         raise DataError(
-            f"{folder} is from {record.origin}, and this call asks for {plan.origin}: go on with "
+            f"{folder} is from {record.origin}, and this call asks for {release.origin}: go on with "
             f"--repo-id {record.repo_id} --revision {record.commit}, {mend}"
         )
-    strangers = {path.name for path in folder.glob("*.bin")} - {file.name for file in plan.train + plan.val}
+    strangers = {path.name for path in folder.glob("*.bin")} - {f.name for f in release.train + release.val}
     if strangers:
         raise DataError(
-            f"{folder} holds {min(strangers)}, which is not of {plan.origin}, and a trainer "
+            f"{folder} holds {min(strangers)}, which is not of {release.origin}, and a trainer "
             f"would take two sets for one: {mend}"
         )
     if record:
         return True
-    there = [file for file in plan.tokenizer + plan.train + plan.val if (root / file.path).is_file()]
-    if there:
-        tell(f"comparing {len(there)} files of unknown origin in {root} with those of {plan.origin}")
-    for file in there:
+    for file in release.tokenizer + release.train + release.val:
         path = root / file.path
-        if problem := damage(path, file, thorough=True):
+        if path.is_file() and (problem := damage(path, file, thorough=True)):
             raise DataError(
-                f"{path} is not the one of {plan.origin} ({problem}): use another --root, or rm "
+                f"{path} is not the one of {release.origin} ({problem}): use another --root, or rm "
                 f"{shlex.quote(str(path))}"
             )
     return False
 
 
-def bind(root: Path, plan: Plan) -> None:
-    """Remember, before any file comes, where the data set's files will have come from."""
-    (root / plan.folder).mkdir(parents=True, exist_ok=True)
-    files.write_beside(root / plan.folder / RECORD, (json.dumps(asdict(plan), indent=1) + "\n").encode())
-
-
-def damage(path: Path, file: File, thorough: bool) -> str:
+def damage(path: Path, file: RemoteFile, thorough: bool) -> str:
     """What is wrong with `path`, "" if nothing. Only `thorough` compares checksums."""
     if not path.is_file():
         return "absent"
+    size = path.stat().st_size
+    if size != file.size:
+        return f"{size} bytes, expected {file.size}"
+    if not thorough or not file.etag:
+        return ""
+    start = hashlib.sha256() if len(file.etag) == 64 else hashlib.sha1(b"blob %d\0" % size)
     with open(path, "rb") as stream:
-        size = stream.seek(0, os.SEEK_END)
-        if size != file.size:
-            return f"{size} bytes, expected {file.size}"
-        if thorough and not same_content(stream, file.etag):
-            return f"checksum is not {file.etag[:16]}..."
-    return ""
+        found = hashlib.file_digest(stream, lambda: start).hexdigest()
+    return "" if found == file.etag else f"checksum is not {file.etag[:16]}..., the published one"
 
 
-def lacking(root: Path, files: tuple[File, ...], thorough: bool, workers: int) -> dict[File, str]:
-    """Those of `files` that are not there, or there but damaged, and then in what way."""
+def lacking(
+    root: Path, needed: tuple[RemoteFile, ...], thorough: bool, workers: int
+) -> dict[RemoteFile, str]:
+    """Those of `needed` that are not there, or there but damaged, and then in what way."""
     if thorough:
-        tell(f"comparing the checksums of {len(files)} files in {root}")
+        warn(f"comparing the checksums of {len(needed)} files in {root}")
     with ThreadPoolExecutor(workers) as pool:
-        problems = pool.map(lambda file: damage(root / file.path, file, thorough), files)
-        return {file: problem for file, problem in zip(files, problems) if problem}
-
-
-def part_path(root: Path, plan: Plan, file: File) -> Path:
-    """Where `file` grows: on the target's file system, under a name that another commit does not use."""
-    key = hashlib.sha256(f"{plan.repo_id} {plan.commit} {file}".encode()).hexdigest()
-    return (root / file.path).parent / PARTIAL / f"{file.name}.{key[:16]}"
-
-
-def check_shard(path: Path, name: str) -> None:
-    """Raises DataError where `path`, which is what was published as `name`, is no shard."""
-    try:
-        shards.read_shard(path)
-    except DataError as error:
-        raise DataError(f"{name} as published is no shard ({error}): {OWNER}") from error
+        problems = pool.map(lambda file: damage(root / file.path, file, thorough), needed)
+        return {file: problem for file, problem in zip(needed, problems) if problem}
 
 
 # --- the download ----------------------------------------------------------------------------------------
 
 
-def fetch_file(root: Path, plan: Plan, file: File, hub: Hub, bar: tqdm) -> None:
-    """Bring one file under its name, whole and checked."""
-    part = part_path(root, plan, file)
-    part.parent.mkdir(parents=True, exist_ok=True)
-    with open(part, "a+b") as out:
-        hub.fetch(file, plan.commit, out, bar)
-        files.sync(out)
-    if file.name.endswith(".bin"):
-        try:
-            check_shard(part, file.path)
-        except DataError:
-            part.unlink()
-            raise
-    os.replace(part, root / file.path)
+def stage_of(root: Path, release: Release) -> Path:
+    """Where a release's files arrive: on the file system of the dataset's folder, and hidden."""
+    folder = root / release.folder
+    return folder.with_name(f".{folder.name}.partial") / release.commit
 
 
-def fetch_all(root: Path, plan: Plan, missing: dict[File, str], hub: Hub, workers: int) -> None:
-    """Bring all `missing` files, `workers` at a time. Raises the first error, having stopped the others."""
+def fetch_all(root: Path, release: Release, missing: dict[RemoteFile, str], workers: int) -> None:
+    """Bring all `missing` files into the stage, `workers` at a time. Raises DataError."""
+    stage = stage_of(root, release)
+    stage.mkdir(parents=True, exist_ok=True)
+    for leftover in stage.rglob("*.incomplete"):  # of a client that was killed
+        leftover.unlink()
     for file, problem in missing.items():
-        if (root / file.path).is_file():
-            tell(f"{root / file.path}: {problem}: removed, to be fetched again")
-            (root / file.path).unlink()
-    parts = [part_path(root, plan, file) for file in missing]
-    total = sum(file.size for file in missing)
-    there = sum(part.stat().st_size for part in parts if part.exists())
-    to_come = total - there
-    free = shutil.disk_usage(root / plan.folder).free
+        if problem != "absent":
+            warn(f"{root / file.path}: {problem}: it is fetched again")
+    to_come = sum(file.size for file in missing if not (stage / PREFIX / file.path).exists())
+    free = shutil.disk_usage(stage).free
     if to_come > free:
         raise DataError(f"{root}: {to_come} bytes to come and {free} free: make room, then {GO_ON}")
-    command.say(f"{plan.name} of {plan.origin}: {len(missing)} files, {to_come / 1e6:.1f} MB to come")
-    bar = tqdm(total=total, initial=there, unit="B", unit_scale=True, desc=plan.name, disable=None)
-    with bar, ThreadPoolExecutor(workers) as pool:
-        for is_last in (False, True):
-            group = [file for file in missing if (file in plan.val) == is_last]
-            futures = [pool.submit(fetch_file, root, plan, file, hub, bar) for file in group]
-            try:
-                for future in as_completed(futures):
-                    future.result()
-            except BaseException:
-                hub.stop.set()
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-    for folder in {part.parent for part in parts}:
-        shutil.rmtree(folder)  # with parts of other commits, which nobody will go on with
-
-
-def find_plan(args: argparse.Namespace, hub: Hub) -> Plan:
-    """The hub's word, or the folder's own where that cannot have changed or the hub is out of reach."""
-    known = recorded_plan(args.root, hub, args.variant)
-    if known and known.commit == hub.revision:
-        return known
-    command.say(f"asking {constants.ENDPOINT} for {hub.repo_id} at {hub.revision}")
+    command.say(f"{release.name} of {release.origin}: {len(missing)} files, {to_come / 1e6:.1f} MB to come")
+    total = sum(file.size for file in missing)
+    pool = ThreadPoolExecutor(workers)
     try:
-        return ask_plan(hub, args.variant, args.workers)
-    except Unreachable as error:
-        if not known or lacking(args.root, known.needed(args.train_shards), False, args.workers):
-            raise
-        tell(f"{error}. Yet all files of {known.origin} are there, whatever {known.revision} may be by now")
-        return known
+        futures = {pool.submit(fetch, release.repo_id, release.commit, f, stage): f for f in missing}
+        with tqdm(total=total, unit="B", unit_scale=True, desc=release.name, disable=None) as bar:
+            for future in as_completed(futures):
+                future.result()
+                bar.update(futures[future].size)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def settle(root: Path, release: Release, missing: dict[RemoteFile, str]) -> None:
+    """Give the fetched files their places: a new dataset appears at once and whole."""
+    folder = root / release.folder
+    stage = stage_of(root, release)
+    arrived = stage / PREFIX / release.folder
+    for file in release.tokenizer:
+        if file in missing:
+            (root / file.path).parent.mkdir(parents=True, exist_ok=True)
+            files.write_beside(root / file.path, (stage / PREFIX / file.path).read_bytes())
+    record = (json.dumps(asdict(release), indent=1) + "\n").encode()
+    if folder.exists():
+        files.write_beside(folder / RECORD, record)
+        for file in missing:  # training shards in order, so that a kill leaves no gap
+            if file not in release.tokenizer:
+                os.replace(stage / PREFIX / file.path, root / file.path)
+    else:
+        wanted = {file.name for file in missing}
+        for path in list(arrived.iterdir()):
+            if path.name not in wanted:  # an earlier call wanted more, and was stopped
+                path.unlink()
+        files.write_beside(arrived / RECORD, record)
+        os.rename(arrived, folder)
+    shutil.rmtree(stage.parent, ignore_errors=True)  # with what came of other commits
 
 
 def download(args: argparse.Namespace) -> int:
     """Make the folder hold what `args` asks for; the exit code. Raises DataError, OSError."""
-    hub = Hub(args.repo_id, args.revision, args.retries)
-    plan = find_plan(args, hub)
-    if args.train_shards > len(plan.train):
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
+    disable_progress_bars()  # the client's: one for each of eighty files
+    release = find_release(args)
+    if args.train_shards > len(release.train):
         raise DataError(
-            f"{plan.name} of {plan.origin} has {len(plan.train)} training shards, and not "
-            f"{args.train_shards}: call with --train-shards {len(plan.train)} or fewer"
+            f"{release.name} of {release.origin} has {len(release.train)} training shards, and not "
+            f"{args.train_shards}: call with --train-shards {len(release.train)} or fewer"
         )
-    needed = plan.needed(args.train_shards)
+    needed = release.needed(args.train_shards)
 
-    def survey() -> tuple[bool, dict[File, str]]:
-        return is_bound(args.root, plan), lacking(args.root, needed, args.verify, args.workers)
+    def survey() -> tuple[bool, dict[RemoteFile, str]]:
+        return check_origin(args.root, release), lacking(args.root, needed, args.verify, args.workers)
 
     bound, missing = survey()
     if not bound or missing:  # else nothing is written, since the root may be read-only
         (args.root / "datasets").mkdir(parents=True, exist_ok=True)
         with lock(args.root):
             bound, missing = survey()  # now that no other download changes anything
-            bind(args.root, plan)
             if missing:
-                fetch_all(args.root, plan, missing, hub, args.workers)
+                fetch_all(args.root, release, missing, args.workers)
+            if missing or not bound:
+                settle(args.root, release, missing)
     if not missing:
         checked = "checksums are right" if args.verify else "sizes are right (--verify checks every byte)"
         print(f"nothing to download: all {len(needed)} files are there, {checked}")
-    report(args.root, plan)
+    report(args.root, release)
     return 0
 
 
@@ -734,20 +520,20 @@ def lock(root: Path) -> filelock.AcquireReturnProxy:
     try:
         return file.acquire(timeout=0)
     except filelock.Timeout:
-        tell(f"another download into {root} is under way: waiting for it to end")
+        warn(f"another download into {root} is under way: waiting for it to end")
         return file.acquire()
 
 
-def report(root: Path, plan: Plan) -> None:
+def report(root: Path, release: Release) -> None:
     """Say what is there and the command that trains on it."""
-    train = [file for file in plan.train if (root / file.path).is_file()]
+    train = [file for file in release.train if (root / file.path).is_file()]
     tokens = sum((file.size - shards.HEADER_BYTES) // 2 for file in train)
-    tokenizer = plan.tokenizer[0]
+    tokenizer = release.tokenizer[0]
     print(
-        f"{plan.name} of {plan.origin}: {len(train)} training shards ({tokens:,} tokens), "
-        f"{len(plan.val)} validation shards, tokenizer {tokenizer.name}. To train on it:"
+        f"{release.name} of {release.origin}: {len(train)} training shards ({tokens:,} tokens), "
+        f"{len(release.val)} validation shards, tokenizer {tokenizer.name}. To train on it:"
     )
-    print(command.training_command(root / plan.folder, root / tokenizer.path, plan.vocab_size))
+    print(command.training_command(root / release.folder, root / tokenizer.path, release.vocab_size))
 
 
 # --- the command line ------------------------------------------------------------------------------------
@@ -758,36 +544,32 @@ def repo_id(text: str) -> str:
     return text
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
     summary, _, details = __doc__.partition("\n")
     parser = command.Parser(prog="python -m data.download", description=summary, epilog=details)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    count = command.whole(0)
     add = parser.add_argument
-    add("--variant", default="sp1024", help="data set by its name or the end of it (%(default)s)")
-    add("--train-shards", type=count, default=80, help="how many, from the first on (%(default)s)")
+    add("--variant", default="sp1024", help="dataset by its name or the end of it (%(default)s)")
+    add("--train-shards", type=command.whole(0), default=80, help="how many, from the first on (%(default)s)")
     add("--repo-id", type=repo_id, default=REPO_ID, help="dataset repo (%(default)s)")
     add("--revision", default="main", help="branch, tag or commit (%(default)s)")
     folder = command.REPO / "data"
     add("--root", type=Path, default=folder, help="gets datasets/ and tokenizers/ (%(default)s)")
     add("--workers", type=command.whole(1), default=8, help="files at a time (%(default)s)")
-    add("--retries", type=count, default=4, help="further tries in a row (%(default)s)")
     add("--verify", action="store_true", help="compare the checksums of files that are there")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    args.root = args.root.absolute()
+    return args
 
 
-def interrupt(*_) -> None:
-    print(f"\ninterrupted: {GO_ON}", file=sys.stderr, flush=True)
-    os._exit(130)  # at once: a part may end anywhere, and a file never does
+def interrupt(*_: object) -> None:
+    warn(f"\ninterrupted: {GO_ON}")
+    os._exit(command.INTERRUPTED)  # at once: nothing has its name before it is whole
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
-    args.root = args.root.absolute()
-    signal.signal(signal.SIGINT, interrupt)
-    return command.run(lambda: download(args), f"{GO_ON}, or use another --root")
+    return command.main(parse_args, download, f"{GO_ON}, or use another --root", argv)
 
 
 if __name__ == "__main__":
-    command.open_streams()
     sys.exit(main())

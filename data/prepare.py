@@ -15,80 +15,34 @@ All of it grows in a hidden folder beside the target. A second run continues fro
 
 import argparse
 import contextlib
-import hashlib
-import importlib.metadata
-import io
 import json
 import os
-import re
 import shutil
 import signal
-import struct
 import sys
 import tempfile
-import zlib
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import filelock
-import numpy as np
-from tqdm import tqdm
 
-from data import command, copies, files, shards
+from data import command, files, shards
 from data.command import REPO, DataError, UsageError, say
+from data.corpus import WINDOW, Corpus, Plan, judge_validation, spool
+from data.encode import train_tokenizer, write_split
 from data.shards import SPLIT_NAMES, TRAIN, VAL
-from data.sources import MAX_DOCUMENT, READERS, Document, Source, find_files
+from data.sources import (
+    DEMO_SHA256,
+    READERS,
+    TRAIN_NAMES,
+    Document,
+    Source,
+    demo_sources,
+    find_files,
+)
 
-# --- plan: everything that decides the bytes of the result -----------------------------------------------
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Options of one preparation. Equal plans over equal text give equal files."""
-
-    name: str
-    vocab_size: int = 1024
-    model_type: str = "bpe"  # or "unigram", or "given" of a tokenizer that was
-    given_tokenizer: str = ""  # sha256 of a tokenizer that was given, else empty
-    val_fraction: float = 0.01
-    val_docs: int = 0  # if not 0, this many documents instead of the fraction
-    val_max_bytes: int = MAX_DOCUMENT  # larger documents are for training, so that none decides a score
-    train_names: str = ""  # regular expression: documents whose names begin so are for training alone
-    second_fraction: float = 0.0  # kept out of both splits: the referee's second text
-    shard_tokens: int = 100_000_000
-    lossy_ok: bool = False
-
-    def __post_init__(self):
-        words = self.name.split("_")  # the trainer finds its files by *_train_*.bin and *_val_*.bin
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.name) or {"train", "val"} & set(words):
-            raise UsageError(
-                f"--name is {self.name!r}, expected up to 100 letters, digits and . _ - without "
-                "the words train and val"
-            )
-        if not (SPECIAL_PIECES < self.vocab_size <= shards.IDS or self.given_tokenizer):
-            raise UsageError(
-                f"--vocab-size is {self.vocab_size}, expected {SPECIAL_PIECES + 1} (every byte, "
-                f"three specials, the space) to {shards.IDS} (tokens are uint16)"
-            )
-        if self.shard_tokens > shards.MAX_TOKENS:
-            raise UsageError(f"--shard-tokens is {self.shard_tokens}, expected 1 to {shards.MAX_TOKENS}")
-
-    @property
-    def dataset(self) -> str:
-        return f"datasets/{self.name}_sp{self.vocab_size}"
-
-    @property
-    def tokenizer(self) -> str:
-        return f"tokenizers/{self.name}_{self.vocab_size}_{self.model_type}.model"
-
-    def last_keys(self, smallest: int) -> tuple[int, int]:
-        """Last key of val and of the second text; `smallest` is the key that val must hold at the least."""
-        share = 0 if self.val_docs else int(self.val_fraction * 2**64)
-        last_val = max(share - 1, smallest)
-        return last_val, last_val + int(self.second_fraction * 2**64)
+# --- job: a plan, and where it is carried out ------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -114,379 +68,6 @@ class Job:
     @property
     def work(self) -> Path:
         return self.root / "data" / f".spool_{self.target.name}"
-
-
-# --- spool: documents on disk, by hash -------------------------------------------------------------------
-
-BUCKETS = 64  # by the first bits of the hash; macOS allows 256 open files, two each
-
-# Where a document lies in its bucket: its name (of that many bytes) stands at `offset`, its text after it.
-# The hash as four numbers, because numpy sorts numbers and not bytes with zeros at the end.
-# train: whether it is for training alone.
-PLACE = np.dtype([("hash", ">u8", 4), ("offset", "<u8"), ("name", "<u4"), ("size", "<u4"), ("train", "?")])
-_PLACE = struct.Struct("<32sQII?")
-
-
-def spool(documents: Iterable[Document], plan: Plan, folder: Path) -> None:
-    """Put all documents into `folder`, which appears only when it is whole. Empty ones are left out."""
-    partial = files.beside(folder)
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    empty = 0
-    with contextlib.ExitStack() as stack, progress("read", None) as bar:
-        texts = [stack.enter_context(open(partial / f"{b:02x}.text", "wb")) for b in range(BUCKETS)]
-        places = [stack.enter_context(open(partial / f"{b:02x}.places", "wb")) for b in range(BUCKETS)]
-        for name, text in documents:
-            if not text:
-                empty += 1
-                continue
-            digest = hashlib.sha256(text).digest()
-            label = name.encode(errors="replace")
-            bucket = digest[0] * BUCKETS // 256
-            train = len(text) > plan.val_max_bytes
-            train |= bool(plan.train_names and re.match(plan.train_names, name))
-            places[bucket].write(_PLACE.pack(digest, texts[bucket].tell(), len(label), len(text), train))
-            texts[bucket].write(label + text)
-            bar.update(len(text))
-    duplicates = sum(sort_bucket(partial / f"{b:02x}.places") for b in range(BUCKETS))
-    (partial / "dropped.json").write_text(json.dumps({"empty": empty, "duplicates": duplicates}))
-    os.rename(partial, folder)
-
-
-def sort_bucket(path: Path) -> int:
-    """Order a bucket by hash and drop exact duplicates; how many there were."""
-    places = np.fromfile(path, PLACE)
-    h = places["hash"]
-    places = places[np.lexsort((~places["train"], h[:, 3], h[:, 2], h[:, 1], h[:, 0]))]
-    new = np.ones(len(places), bool)
-    new[1:] = (places["hash"][1:] != places["hash"][:-1]).any(axis=1)
-    places[new].tofile(path)
-    return int((~new).sum())
-
-
-SPLITS = ("val", "second", "train")  # in order of their keys
-
-
-class Corpus:
-    """The spooled documents: hashed, without duplicates, split.
-
-    A document's key, which decides its split, is the second eight bytes of its sha256 as a number; its place
-    in the split is decided by the whole sha256. Two parts, so that the order within a split is a shuffle.
-    """
-
-    def __init__(self, folder: Path, plan: Plan, expected: str | None = None):
-        self.folder = folder
-        self.dropped = files.read_json(folder / "dropped.json")
-        identity = hashlib.sha256()
-        smallest = np.zeros(0, np.uint64)  # keys, as many as val must hold
-        documents = 0
-        at_least = max(plan.val_docs, 1)
-        for bucket in range(BUCKETS):
-            places = self.places(bucket)
-            identity.update(places["hash"].tobytes())
-            keys = places["hash"][~places["train"], 1].astype(np.uint64)
-            smallest = np.sort(np.concatenate([smallest, keys]))[:at_least]
-            documents += len(places)
-        if documents <= at_least or len(smallest) < at_least:
-            raise DataError(
-                f"the text has {documents} distinct documents that are not empty, expected at least "
-                f"{at_least + 1}: one to train on and {at_least} for validation, of at most "
-                f"{plan.val_max_bytes} bytes (--separator LINE splits .txt files)"
-            )
-        self.sha256 = identity.digest()
-        if expected not in (None, self.sha256.hex()):
-            raise DataError(
-                f"the corpus has sha256 {self.sha256.hex()}, expected {expected}; to mend changed "
-                "packages: pip install --force-reinstall --no-deps -r requirements.txt"
-            )
-        self.last_keys = np.array(plan.last_keys(int(smallest[-1])), np.uint64)
-        self.count_splits()
-        if not self.text_bytes["train"]:
-            raise DataError(
-                f"all {documents} documents fall to validation, expected one to train on at "
-                "least: choose a smaller --val-fraction"
-            )
-
-    def count_splits(self) -> None:
-        """Bytes of text of each split and of its largest document, sha256 over its documents' digests."""
-        self.text_bytes = dict.fromkeys(SPLITS, 0)
-        self.largest = dict.fromkeys(SPLITS, 0)
-        digests = {split: hashlib.sha256() for split in SPLITS}
-        for bucket in range(BUCKETS):
-            for split in SPLITS:
-                places = self.places(bucket, split)
-                self.text_bytes[split] += int(places["size"].sum(dtype=np.int64))
-                self.largest[split] = max(self.largest[split], int(places["size"].max(initial=0)))
-                digests[split].update(places["hash"].tobytes())
-        self.split_sha256 = {split: digest.hexdigest() for split, digest in digests.items()}
-
-    def places(self, bucket: int, split: str | None = None) -> np.ndarray:
-        """PLACE [documents] of one bucket in order: all, or those of val, second or train."""
-        places = np.fromfile(self.folder / f"{bucket:02x}.places", PLACE)
-        if split is None:
-            return places
-        sides = np.searchsorted(self.last_keys, places["hash"][:, 1])
-        sides[places["train"]] = SPLITS.index("train")
-        return places[sides == SPLITS.index(split)]
-
-    def read(self, split: str, skip: int = 0) -> Iterator[Document]:
-        """The documents of a split, in order of their hashes, without the first `skip`."""
-        for bucket in range(BUCKETS):
-            places = self.places(bucket, split)
-            todo = places[skip:].tolist()
-            skip = max(0, skip - len(places))
-            if not todo:
-                continue
-            with open(self.folder / f"{bucket:02x}.text", "rb") as file:
-                for _, offset, name, size, _ in todo:
-                    file.seek(offset)
-                    yield file.read(name).decode(), file.read(size)
-
-
-def progress(what: str, total: int | None, initial: int = 0) -> tqdm:
-    """A bar of bytes with a rate on a terminal, nothing elsewhere."""
-    return tqdm(desc=what, total=total, initial=initial, unit="B", unit_scale=True, disable=None, leave=False)
-
-
-# --- tokenizer -------------------------------------------------------------------------------------------
-
-SAMPLE_CHARS = {"bpe": 8_000_000, "unigram": 1_000_000}  # two seconds of training, and ten
-DOCUMENT_CHARS = 50_000  # from one document: huge generated files would else fill the vocabulary
-WINDOW_CHARS = 500  # trained on windows across lines: 1.92 bytes a token, on single words 1.84
-SPECIAL_PIECES = 3 + 256  # unknown, BOS, EOS, and every byte
-
-
-def train_tokenizer(texts: Iterable[bytes], plan: Plan) -> bytes:
-    """A SentencePiece model, lossless by its settings, trained on windows of the documents.
-
-    Pieces may cross spaces, line ends and scripts: on source code that gives more bytes a token, since line
-    end and indentation become one piece. What has no piece is written in bytes.
-    """
-    import sentencepiece  # 0.1 s that reading the demo's documents need not pay
-
-    say(f"training a tokenizer: {plan.vocab_size} pieces, {plan.model_type}")
-    starts = sample(texts, SAMPLE_CHARS[plan.model_type])
-    model = io.BytesIO()
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=sentences(starts, plan.vocab_size),
-            model_writer=model,
-            vocab_size=plan.vocab_size,
-            model_type=plan.model_type,
-            character_coverage=1.0,
-            byte_fallback=True,
-            normalization_rule_name="identity",
-            add_dummy_prefix=False,
-            remove_extra_whitespaces=False,
-            allow_whitespace_only_pieces=True,
-            split_by_whitespace=False,
-            split_by_unicode_script=False,
-            split_by_number=False,
-            max_sentence_length=4 * WINDOW_CHARS + 4,
-            num_threads=2,
-            unk_id=0,
-            bos_id=1,
-            eos_id=2,
-            pad_id=-1,
-            minloglevel=3,
-        )
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        most = re.search(r"set it to a value <= (\d+)", reason)
-        if not most:
-            raise DataError(f"no tokenizer could be trained on this text: {reason}") from error
-        raise UsageError(
-            f"--vocab-size is {plan.vocab_size}, expected at most {most[1]}, all that this text "
-            "has pieces for"
-        ) from error
-    return model.getvalue()
-
-
-def sample(texts: Iterable[bytes], limit: int) -> list[str]:
-    """The start of each document until there are `limit` characters; documents come shuffled by hash."""
-    taken = []
-    chars = 0
-    for text in texts:
-        taken.append(text[: 4 * DOCUMENT_CHARS].decode(errors="ignore")[:DOCUMENT_CHARS])
-        chars += len(taken[-1])
-        if chars >= limit:
-            break
-    return taken
-
-
-def sentences(texts: list[str], vocab_size: int) -> Iterator[str]:
-    """Windows to train on, cut at rare characters: half of the free pieces may be single characters.
-
-    Otherwise a text in many scripts has more characters than the vocabulary has places. NUL and the marks
-    that SentencePiece keeps for itself are cut out too. The space is always kept: without a piece of its own
-    its mark would come back from decoding in its place.
-    """
-    counts = np.bincount(np.frombuffer("".join(texts).encode("utf-32-le"), "<u4"))
-    codes = np.flatnonzero(counts)
-    codes = codes[np.argsort(-counts[codes], kind="stable")]  # of equally many the lower code first
-    characters = [chr(code) for code in codes]
-    common = [c for c in characters if c not in " \0\u2581\u2585"]
-    kept = {" ", *common[: (vocab_size - SPECIAL_PIECES - 1) // 2]}
-    rare = "".join(c for c in characters if c not in kept)
-    cut = re.compile(f"[{re.escape(rare)}]+") if rare else None
-    yield " "
-    for text in texts:
-        for start in range(0, len(text), WINDOW_CHARS):
-            window = text[start : start + WINDOW_CHARS]
-            yield from cut.split(window) if cut else [window]
-
-
-# --- encoding --------------------------------------------------------------------------------------------
-
-BATCH_BYTES = 300_000
-RUNNING_BYTES = MAX_DOCUMENT  # being encoded at a time; this bounds the memory, whatever the threads
-SAMPLED = 32  # one training document in so many is decoded again and compared
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """One document: uint16 tokens with BOS first, bytes of its text, whether decoding loses some of it."""
-
-    tokens: np.ndarray
-    text_bytes: int
-    lossy: bool
-
-
-def encode_batch(
-    batch: list[Document], tokenizer: shards.Tokenizer, compare_every: int, lossy_ok: bool
-) -> list[Encoded]:
-    """Encode documents; decode one in `compare_every` again, and each whose tokens have other bytes than it.
-
-    Its content decides which one, so that a resumed run compares the same. SentencePiece lets go of Python's
-    lock, so this runs in threads, which copy nothing.
-    """
-    ids = tokenizer.processor.encode([text for _, text in batch], add_bos=True, return_type="numpy")
-    lengths = [len(document) for document in ids]
-    ends = np.cumsum(lengths)
-    tokens = np.concatenate(ids).astype(np.uint16)
-    sizes = tokenizer.document_bytes(tokens, ends - lengths).tolist()
-    done = []
-    for (name, text), document, size in zip(batch, np.split(tokens, ends[:-1]), sizes):
-        lossy = False
-        if size != len(text) or zlib.crc32(text) % compare_every == 0:
-            decoded = tokenizer.processor.decode(document.tolist()).encode()
-            lossy = decoded != text
-            if lossy and not lossy_ok:
-                raise text_lost(name, text, decoded)
-        done.append(Encoded(document, len(text), lossy))
-    return done
-
-
-def text_lost(name: str, text: bytes, decoded: bytes) -> DataError:
-    differing = (i for i, (a, b) in enumerate(zip(text, decoded)) if a != b)
-    at = next(differing, min(len(text), len(decoded)))
-    return DataError(
-        f"{name}: the tokenizer is not lossless: byte {at} of the document begins "
-        f"{decoded[at : at + 12]!r} when decoded, expected {text[at : at + 12]!r}; take the document "
-        "out, choose another tokenizer, or accept the loss with --lossy-ok"
-    )
-
-
-def batches(documents: Iterator[Document], least: int) -> Iterator[tuple[list[Document], int]]:
-    """Group documents into lists of `least` bytes or a little more, each with its size."""
-    batch = []
-    size = 0
-    for document in documents:
-        batch.append(document)
-        size += len(document[1])
-        if size >= least:
-            yield batch, size
-            batch = []
-            size = 0
-    if batch:
-        yield batch, size
-
-
-def encode(
-    documents: Iterator[Document],
-    tokenizer: shards.Tokenizer,
-    compare_every: int,
-    lossy_ok: bool,
-    workers: int,
-) -> Iterator[Encoded]:
-    """The documents in order, encoded in `workers` threads. Raises DataError where text would be lost."""
-    pool = ThreadPoolExecutor(workers)
-    running = deque()
-    running_bytes = 0
-    try:
-        for batch, size in batches(documents, BATCH_BYTES):
-            while running and (running_bytes + size > RUNNING_BYTES or running[0][0].done()):
-                future, done_bytes = running.popleft()
-                yield from future.result()
-                running_bytes -= done_bytes
-            running.append((pool.submit(encode_batch, batch, tokenizer, compare_every, lossy_ok), size))
-            running_bytes += size
-        for future, _ in running:
-            yield from future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def write_split(split: int, job: Job, corpus: Corpus, tokenizer: shards.Tokenizer, folder: Path) -> None:
-    """Write the shards of one split that `folder` does not hold yet. A shard holds whole documents only."""
-    name = SPLIT_NAMES[split]
-    whole = [shards.read_header(path) for path in shards.by_split(folder.iterdir())[split]]
-    header = shards.Header(
-        tokens=0,
-        vocab_size=tokenizer.vocab_size,
-        bos_id=tokenizer.bos_id,
-        index=len(whole),
-        split=split,
-        tokenizer=tokenizer.sha256,
-        corpus=corpus.sha256,
-    )
-    compare_every = 1 if split == VAL else SAMPLED
-    todo = corpus.read(name, sum(h.documents for h in whole))
-    documents = encode(todo, tokenizer, compare_every, job.plan.lossy_ok, job.workers)
-    writer = None
-    total = corpus.text_bytes[name]
-    say(f"encoding {name}: {total:,} bytes")
-    with progress(f"encode {name}", total, sum(h.text_bytes for h in whole)) as bar:
-        for document in documents:
-            if writer and writer.header.tokens + len(document.tokens) > job.plan.shard_tokens:
-                writer.close()
-                header = replace(header, index=header.index + 1)
-                writer = None
-            if writer is None:
-                path = folder / shards.shard_name(job.plan.name, split, header.index)
-                writer = shards.ShardWriter(path, header)
-            writer.add(document.tokens, document.text_bytes, document.lossy)
-            bar.update(document.text_bytes)
-    if writer:
-        writer.close()
-
-
-# --- the validation text: does one document decide the score, is it known from training? ------------------
-
-# At most so many bytes of validation text are looked for in so many of training text: 40 seconds and 200 MB.
-# Both are samples, since documents come in the order of their hashes.
-LOOKED_FOR = 4 << 20
-LOOKED_IN = 1 << 30
-
-
-def judge_validation(corpus: Corpus) -> dict:
-    """What part of the validation text is one document, and what part stands in the training text."""
-    say("looking for validation text in the training text")
-    documents, looked_for = next(batches(corpus.read("val"), LOOKED_FOR))
-    # Neither byte is UTF-8: no window that reaches over two documents is found.
-    search = copies.Search(b"\xff".join(text for _, text in documents))
-    looked_in = 0
-    for documents, size in batches(corpus.read("train"), BATCH_BYTES):
-        search.look_in(b"\xfe".join(text for _, text in documents))
-        looked_in += size
-        if looked_in >= LOOKED_IN:
-            break
-    return {
-        "largest_document": round(corpus.largest["val"] / corpus.text_bytes["val"], 4),
-        "repeated": round(search.covered() / looked_for, 4),
-        "looked_for": looked_for,
-        "looked_in": looked_in,
-    }
 
 
 # --- the pipeline ----------------------------------------------------------------------------------------
@@ -579,7 +160,7 @@ def build(job: Job) -> dict:
     tokenizer = shards.Tokenizer(model)
     dataset.mkdir(exist_ok=True)
     for split in (VAL, TRAIN):
-        write_split(split, job, corpus, tokenizer, dataset)
+        write_split(split, job.plan, job.workers, corpus, tokenizer, dataset)
     manifest = seal(dataset, job, corpus, tokenizer)
     publish(job, dataset, model)
     return manifest
@@ -696,7 +277,7 @@ def judgements(manifest: dict) -> Iterator[str]:
     yield f"validation text: the largest of {documents:,} documents has {largest:.1%} of the bytes"
     yield (
         f"validation text: {repeated:.1%} of {facts['looked_for']:,} bytes stand in the training text too, "
-        f"in copies of {copies.WINDOW} bytes or more (searched: {facts['looked_in']:,} bytes)"
+        f"in copies of {WINDOW} bytes or more (searched: {facts['looked_in']:,} bytes)"
     )
     more = "--val-docs and --val-fraction take more"
     if documents < FEW_DOCUMENTS or size < FEW_BYTES:
@@ -716,60 +297,11 @@ def judgements(manifest: dict) -> Iterator[str]:
         )
 
 
-# --- the demo corpus: sources of the pinned packages -----------------------------------------------------
+# --- the demo corpus -------------------------------------------------------------------------------------
 
-DEMO_PACKAGES = [
-    "sympy",
-    "networkx",
-    "mpmath",
-    "Jinja2",
-    "fsspec",
-    "filelock",
-    "huggingface_hub",
-    "anyio",
-    "click",
-    "packaging",
-    "idna",
-    "httpx2",
-    "httpcore2",
-    "h11",
-    "tqdm",
-]
-DEMO_SHA256 = "71cb47296fc2e2a3251d45f4feeb834cfbee06084025c421a6b297bf7298a28b"
-# Packages that torch imports, so every record sees their modules; and the folders that nobody imports from.
-# What a record can see is text to train on.
-IMPORTED = ["filelock", "fsspec", "jinja2", "mpmath", "networkx", "packaging", "sympy", "tqdm"]
-NOT_IMPORTED = ["tests", "benchmarks", "testing"]
-TRAIN_NAMES = f"({'|'.join(IMPORTED)})/(?!(.*/)?({'|'.join(NOT_IMPORTED)})/)"
 DEMO_PLAN = Plan(
     "demo", val_fraction=0.17, val_max_bytes=32 << 10, train_names=TRAIN_NAMES, second_fraction=0.08
 )
-
-
-def demo_sources() -> Iterator[Document]:
-    """The .py files of the pinned packages; whoever takes them compares the sha256 of them all.
-
-    All of them are UTF-8, none holds NUL or U+2581, which a SentencePiece model cannot give back.
-    """
-    requirements = (REPO / "requirements.txt").read_text(encoding="utf-8")
-    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", requirements, re.MULTILINE))
-    for package in DEMO_PACKAGES:
-        mend = f"pip install --force-reinstall --no-deps {package}=={pins[package]}"
-        try:
-            distribution = importlib.metadata.distribution(package)
-        except importlib.metadata.PackageNotFoundError as error:
-            raise DataError(f"{package}: not installed, expected version {pins[package]}: {mend}") from error
-        if distribution.version != pins[package]:
-            raise DataError(
-                f"{package}: version {distribution.version} is installed, expected {pins[package]}: {mend}"
-            )
-        for file in distribution.files or ():
-            # in the package's own folder: installers write elsewhere, as into ../../bin, and bytecode
-            if file.suffix == ".py" and len(file.parts) > 1 and file.parts[0] != ".." and file.hash:
-                try:
-                    yield str(file), Path(file.locate()).read_bytes()
-                except OSError as error:
-                    raise DataError(f"{file}: cannot be read ({error.strerror}): {mend}") from error
 
 
 def demo_documents(split: str) -> list[Document]:
@@ -812,7 +344,7 @@ def cores() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-def parse_args(argv: list[str]) -> argparse.Namespace:
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = command.Parser(prog="python -m data.prepare", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser("demo", help="the demo corpus: sources of the installed packages")
@@ -829,7 +361,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         add("--shard-tokens", type=count, default=Plan.shard_tokens, metavar="N", help="most (%(default)s)")
         add("--workers", type=count, default=cores(), metavar="N", help="threads that encode (%(default)s)")
         add("--root", type=Path, default=REPO, help="write into ROOT/data (this repo)")
-    return parser.parse_args(joined(argv, "--separator"))
+    return parser.parse_args(joined(sys.argv[1:] if argv is None else argv, "--separator"))
 
 
 def add_text_arguments(parser: argparse.ArgumentParser) -> None:
@@ -839,7 +371,7 @@ def add_text_arguments(parser: argparse.ArgumentParser) -> None:
     add("--field", default="text", help="of jsonl and parquet (%(default)s)")
     add("--separator", metavar="LINE", help="line between documents in .txt; '' for an empty one")
     add("--tokenizer", type=Path, metavar="FILE", help="take this SentencePiece model")
-    add("--lossy-ok", action="store_true", help="accept loss of text; the headers tell of it")
+    add("--lossy-ok", action="store_true", help="accept loss of text; the headers say so")
     count = command.whole(1)
     largest = "larger documents are for training (%(default)s)"
     add("--val-max-bytes", type=count, default=Plan.val_max_bytes, metavar="N", help=largest)
@@ -888,6 +420,7 @@ def make_job(args: argparse.Namespace) -> Job:
 
 def work(args: argparse.Namespace) -> int:
     """Do what the arguments ask for; the exit code."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs with &
     try:
         job = make_job(args)
         report(job, prepare(job))
@@ -898,12 +431,8 @@ def work(args: argparse.Namespace) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse_args(sys.argv[1:] if argv is None else argv)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.default_int_handler)
-    return command.run(lambda: work(args), "the same command continues from what is whole")
+    return command.main(parse_args, work, "the same command continues from what is whole", argv)
 
 
 if __name__ == "__main__":
-    command.open_streams()
     sys.exit(main())

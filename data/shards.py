@@ -7,7 +7,6 @@ python -m data.shards verify  FILE|FOLDER... [--tokenizer MODEL]
 import argparse
 import hashlib
 import itertools
-import json
 import os
 import re
 import statistics
@@ -376,13 +375,29 @@ def documents_in_both(splits: Splits, bos_id: int) -> tuple[list[Path], int]:
 # --- manifest --------------------------------------------------------------------------------------------
 
 MANIFEST_FORMAT = "bytegolf dataset"
-MANIFEST = {
-    "tokenizer": {"file": str, "sha256": str},
-    "corpus_sha256": str,
-    "val_sha256": str,
-    "lossy": bool,
-    "files": [{"name": str, "sha256": str, "tokens": int, "bytes": int, "documents": int}],
-}
+TEXT = {"type": "string"}
+COUNT = {"type": "integer"}
+
+
+def an_object(fields: dict[str, dict]) -> dict:
+    """The JSON schema of an object with these fields at least."""
+    return {"type": "object", "required": sorted(fields), "properties": fields}
+
+
+MANIFEST = an_object(
+    {
+        "tokenizer": an_object({"file": TEXT, "sha256": TEXT}),
+        "corpus_sha256": TEXT,
+        "val_sha256": TEXT,
+        "lossy": {"type": "boolean"},
+        "files": {
+            "type": "array",
+            "items": an_object(
+                {"name": TEXT, "sha256": TEXT, "tokens": COUNT, "bytes": COUNT, "documents": COUNT}
+            ),
+        },
+    }
+)
 
 
 def load_manifest(folder: Path) -> dict | None:
@@ -393,25 +408,15 @@ def load_manifest(folder: Path) -> dict | None:
     manifest = files.read_json(path)
     if manifest.get("format") != MANIFEST_FORMAT:
         return None
-    if problem := misfit(manifest, MANIFEST, "the manifest"):
-        raise DataError(f"{path}: {problem}; make the dataset anew")
+    import jsonschema  # 0.1 s that folders without a manifest need not pay
+
+    errors = jsonschema.Draft202012Validator(MANIFEST).iter_errors(manifest)
+    if error := jsonschema.exceptions.best_match(errors):
+        raise DataError(
+            f"{path}: {error.json_path}: {error.message[:200]}, expected what data.prepare writes; "
+            "make the dataset anew"
+        )
     return manifest
-
-
-def misfit(value: object, shape: object, what: str) -> str:
-    """The first place where JSON has another shape than expected, "" where it has none such."""
-    kind = shape if isinstance(shape, type) else type(shape)
-    if not isinstance(value, kind):
-        return f"{what} is {json.dumps(value)[:40]}, expected {kind.__name__}"
-    inner = []
-    if isinstance(shape, dict):
-        if missing := sorted(shape.keys() - value.keys()):
-            return f"{what} lacks {missing}, expected all of {sorted(shape)}"
-        inner = [(value[key], shape[key], f"{what}'s {key}") for key in shape]
-    elif isinstance(shape, list):
-        inner = [(item, shape[0], f"{what}[{i}]") for i, item in enumerate(value)]
-    problems = (misfit(*triple) for triple in inner)
-    return next(filter(None, problems), "")
 
 
 # --- verify: one line a check, "ok ..." or "FAIL ...", and "note ..." for what could not be checked -------
@@ -439,7 +444,7 @@ def verify(paths: list[Path], given: Path | None) -> Iterator[str]:
         try:
             tokenizer = find_tokenizer(folder, given)
             if tokenizer is None:
-                yield f"note {folder}: tokenizer unknown, so text is not counted; --tokenizer MODEL tells it"
+                yield f"note {folder}: tokenizer unknown, so text is not counted; --tokenizer MODEL names it"
             yield from verify_folder(path, tokenizer) if path.is_dir() else verify_shard(path, tokenizer)
         except DataError as error:
             yield f"FAIL {error}"
@@ -616,7 +621,7 @@ def verify_documents(
     header = read_header(splits[VAL][0])
     bos_id = tokenizer.bos_id if tokenizer else header.bos_id
     if bos_id < 0:
-        yield f"note {folder}: val was not looked for in train: BOS id unknown, --tokenizer MODEL tells it"
+        yield f"note {folder}: val was not looked for in train: BOS id unknown, --tokenizer MODEL names it"
         return
     yield f"note {folder}: looking for validation documents in the training shards"
     found, documents = documents_in_both(splits, bos_id)
@@ -702,10 +707,8 @@ def work(args: argparse.Namespace) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse_args(argv)
-    return command.run(lambda: work(args), "run the same command again")
+    return command.main(parse_args, work, "run the same command again", argv)
 
 
 if __name__ == "__main__":
-    command.open_streams()
     sys.exit(main())

@@ -1,9 +1,11 @@
-"""Text in files, as documents: which files of a folder are read, and how each format is."""
+"""Where documents come from: text files of several formats, and the sources that are the demo corpus."""
 
 import gzip
+import importlib.metadata
 import itertools
 import json
 import os
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from data.command import DataError, UsageError, say
+from data.command import REPO, DataError, UsageError, say
 
 Document = tuple[str, bytes]  # a name for people ("book.txt", "a.jsonl:17") and UTF-8 text
 
@@ -27,7 +29,7 @@ class Source:
     separator: str | None = None
 
     def state(self) -> list:
-        """What tells that the files are still the same."""
+        """What changes when a file, or how it is read, changes."""
         files = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in self.paths]
         return [files, self.field, self.separator]
 
@@ -217,3 +219,56 @@ def too_large(where: str) -> DataError:
         f"{where}: a document of more than {MAX_DOCUMENT:,} bytes, expected less; in .txt files "
         "--separator LINE splits it (--separator '' at empty lines)"
     )
+
+
+# --- the demo corpus: sources of the pinned packages -----------------------------------------------------
+
+DEMO_PACKAGES = [
+    "sympy",
+    "networkx",
+    "mpmath",
+    "Jinja2",
+    "fsspec",
+    "filelock",
+    "huggingface_hub",
+    "anyio",
+    "click",
+    "packaging",
+    "idna",
+    "httpx2",
+    "httpcore2",
+    "h11",
+    "tqdm",
+]
+DEMO_SHA256 = "71cb47296fc2e2a3251d45f4feeb834cfbee06084025c421a6b297bf7298a28b"
+# Packages that torch imports, so every record sees their modules; and the folders that nobody imports from.
+# What a record can see is text to train on.
+IMPORTED = ["filelock", "fsspec", "jinja2", "mpmath", "networkx", "packaging", "sympy", "tqdm"]
+NOT_IMPORTED = ["tests", "benchmarks", "testing"]
+TRAIN_NAMES = f"({'|'.join(IMPORTED)})/(?!(.*/)?({'|'.join(NOT_IMPORTED)})/)"
+
+
+def demo_sources() -> Iterator[Document]:
+    """The .py files of the pinned packages; whoever takes them compares the sha256 of them all.
+
+    All of them are UTF-8, none holds NUL or U+2581, which a SentencePiece model cannot give back.
+    """
+    requirements = (REPO / "requirements.txt").read_text(encoding="utf-8")
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", requirements, re.MULTILINE))
+    for package in DEMO_PACKAGES:
+        mend = f"pip install --force-reinstall --no-deps {package}=={pins[package]}"
+        try:
+            distribution = importlib.metadata.distribution(package)
+        except importlib.metadata.PackageNotFoundError as error:
+            raise DataError(f"{package}: not installed, expected version {pins[package]}: {mend}") from error
+        if distribution.version != pins[package]:
+            raise DataError(
+                f"{package}: version {distribution.version} is installed, expected {pins[package]}: {mend}"
+            )
+        for file in distribution.files or ():
+            # in the package's own folder: installers write elsewhere, as into ../../bin, and bytecode
+            if file.suffix == ".py" and len(file.parts) > 1 and file.parts[0] != ".." and file.hash:
+                try:
+                    yield str(file), Path(file.locate()).read_bytes()
+                except OSError as error:
+                    raise DataError(f"{file}: cannot be read ({error.strerror}): {mend}") from error

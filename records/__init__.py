@@ -1,1 +1,1 @@
-"""Records and what proves their scores: freeze, verify, referee, board. records/README.md explains them."""
+"""Records and the programs that prove their scores. records/README.md and a page in each room say more."""

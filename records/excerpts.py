@@ -12,42 +12,24 @@ import subprocess
 import sys
 from pathlib import Path
 
-from data.command import REPO, DataError, Parser, open_streams, run, say
+from data import command
+from data.command import REPO, DataError, Parser, say
 from data.files import read_json, write_whole
-from records.archive.tracks import Track, load_track
+from records.archive.tracks import load_track
 from records.archive.verdicts import folder_sha256
+from records.board.excerpts import FILE
 
-FILE = "excerpts.json"
 PROMPT = 'def read_file(path):\n    """'  # how the text begins
 TOKENS, TEMPERATURE, SEED = 300, 0.8, 1
-FIELDS = {"sha256": str, "command": str, "prompt": str, "temperature": float, "text": str}
-
-
-def read_excerpts(track: Track) -> dict[str, dict]:
-    """The samples of a track's records by name, without those of folders that changed since. DataError."""
-    path = track.folder / FILE
-    if not path.exists():
-        return {}
-    kept = read_json(path)
-    for name, its in kept.items():
-        wrong = not isinstance(its, dict) or [
-            key for key in FIELDS if not isinstance(its.get(key), FIELDS[key])
-        ]
-        if wrong:
-            raise DataError(
-                f"{path}: {name!r} is no whole sample: python -m records.excerpts writes it again"
-            )
-    now = {folder.name: folder_sha256(folder) for folder in track.records}
-    return {name: its for name, its in kept.items() if now.get(name) == its["sha256"]}
 
 
 def make_excerpt(record: Path, options: list[str]) -> dict:
     """Raises DataError with the referee's words."""
     given = {"--prompt": PROMPT, "--tokens": TOKENS, "--temperature": TEMPERATURE, "--seed": SEED}
     words = ["records.referee", "sample", str(record), *(str(one) for pair in given.items() for one in pair)]
-    command = [sys.executable, "-m", *words, *options]
+    called = [sys.executable, "-m", *words, *options]
     done = subprocess.run(
-        command, cwd=REPO, capture_output=True, text=True, encoding="utf-8", errors="replace"
+        called, cwd=REPO, capture_output=True, text=True, encoding="utf-8", errors="replace"
     )
     if done.returncode:
         raise DataError(f"{record}: no sample: {done.stderr.strip()[-300:]}")
@@ -84,9 +66,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    open_streams()
-    args = parse_args(argv)
-    return run(lambda: work(args), "make the sample again")
+    return command.main(parse_args, work, "make the sample again", argv)
 
 
 if __name__ == "__main__":

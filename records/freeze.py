@@ -4,7 +4,7 @@
         --what "what changed" --why "why it helps" [--beats FOLDER] [--claim record|none]
 
 Script, logs, metrics and artifacts are copied byte for byte, and the referee scores every artifact. A folder
-that records.verify would fail on paper is not made.
+that records.verify would fail on its papers is not made.
 """
 
 import argparse

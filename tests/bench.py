@@ -1,18 +1,18 @@
 """Measure the trainer beside the machine's limit, in one process.
 
-    python tests/bench.py step                tokens/s of the whole optimizer step
-    python tests/bench.py step --reference    the same with torch's scaled_dot_product_attention
-    python tests/bench.py eval                evaluation against training
-    python tests/bench.py predictor           a text told token by token against its evaluation in windows
-    python tests/bench.py export              quantise, compress and read back the 17 M parameters
-    python tests/bench.py loader              reading batches: its rate, and what a step waits for it
-    python tests/bench.py start               seconds from the command to the first step
-    python tests/bench.py scale               step time over width, depth, context, vocabulary, batch, ranks
-    python tests/bench.py profile             shares of the step: products, attention, elementwise, other
-    python tests/bench.py profile --steps 10:15 --trace FILE    and what happens in steps 10 to 14, for
+    python -m tests.bench step                tokens/s of the whole optimizer step
+    python -m tests.bench step --reference    the same with torch's scaled_dot_product_attention
+    python -m tests.bench eval                evaluation against training
+    python -m tests.bench predictor           a text fed token by token against its evaluation in windows
+    python -m tests.bench export              quantise, compress and read back the 17 M parameters
+    python -m tests.bench loader              reading batches: its rate, and what a step waits for it
+    python -m tests.bench start               seconds from the command to the first step
+    python -m tests.bench scale               step time over width, depth, context, vocabulary, batch, ranks
+    python -m tests.bench profile             shares of the step: products, attention, elementwise, other
+    python -m tests.bench profile --steps 10:15 --trace FILE    and what happens in steps 10 to 14, for
                                               https://ui.perfetto.dev
-    python tests/bench.py losses              200 steps on the demo corpus beside torch's attention
-    python tests/bench.py step --against REV  the same of another commit, in turns, and the ratio
+    python -m tests.bench losses              200 steps on the demo corpus beside torch's attention
+    python -m tests.bench step --against REV  the same of another commit, in turns, and the ratio
 
 Settings are taken from the environment, the rest is the shape of SHAPE; `step --preset-shape` takes that of
 PRESET. Prints one `key: value` a line, then the same as one line of JSON. Limits are measured in the same
@@ -45,7 +45,7 @@ import torch
 import torch.nn.functional as F
 
 ROOT = Path(__file__).resolve().parent.parent
-SCRIPT = Path(os.environ.pop("BENCH_SCRIPT", ROOT / "train_gpt.py"))  # another commit's is given by --against
+SCRIPT = ROOT / "train_gpt.py"
 DEMO = {
     "DATA_PATH": str(ROOT / "data/datasets/demo_sp1024"),
     "TOKENIZER_PATH": str(ROOT / "data/tokenizers/demo_1024_bpe.model"),
@@ -221,7 +221,7 @@ VAL_TOKENS = 785_484  # of the demo corpus at 1024 pieces
 
 
 def predictor(args: argparse.Namespace) -> dict[str, Any]:
-    """The floppy's validation text told token by token against its evaluation in windows, and the rate of
+    """The floppy's validation text fed token by token against its evaluation in windows, and the rate of
     one stream alone. Measured in turns: one pass of the evaluation, then steps with the window filled more
     or less. The quotient is of processor seconds, which other programs do not take away."""
     s = settings()
@@ -251,10 +251,10 @@ def predictor(args: argparse.Namespace) -> dict[str, Any]:
     many = train_gpt.Predictor.rows
     return {
         "figure": round(text[many][1] / text["evaluation"][1], 2),
-        "unit": "processor seconds, told token by token / in windows",
+        "unit": "processor seconds, fed token by token / in windows",
         "shape": shape_of(s),
         "streams": many,
-        "told_seconds_wall_processor": [round(seconds) for seconds in text[many]],
+        "fed_seconds_wall_processor": [round(seconds) for seconds in text[many]],
         "evaluation_seconds_wall_processor": [round(seconds) for seconds in text["evaluation"]],
         "one_stream_tokens_per_second": round(tokens[1] / spent[1][0]),
         "one_stream_tokens_per_processor_second": round(tokens[1] / spent[1][1]),
@@ -576,28 +576,56 @@ def losses(args: argparse.Namespace) -> dict[str, Any]:
 # --- another commit ---------------------------------------------------------------------------------------
 
 
+def one_call(args: argparse.Namespace) -> Callable[[], Any]:
+    """A step, a forward pass of the evaluation, or a token of all streams with half of the window filled."""
+    s = settings(**{} if args.preset_shape or args.what == "predictor" else SHAPE)
+    if args.what == "step":
+        trainer, batch = make_trainer(s)
+        return functools.partial(trainer.step, batch, 1, 1.0)
+    if args.what == "eval":
+        trainer, _ = make_trainer(s)
+        return functools.partial(trainer.model.nll, evaluated(s)[1])
+    trainer, _ = make_trainer(dataclasses.replace(s, compile=False))  # as load_predictor has it
+    predictor = train_gpt.Predictor(trainer.model)
+    predictor.start(predictor.rows)
+    given = np.full(predictor.rows, 7)
+    predictor.step(given)  # a cache that is empty knows no key before
+
+    def call() -> None:
+        fill_cache(predictor, s.eval_window // 2)
+        predictor.step(given)
+
+    return call
+
+
 def against(revision: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Run the same measurement of this tree and of another commit in turns; the ratio of their figures."""
-    command = [sys.executable, __file__, args.what, "--repeats", str(args.repeats)]
-    command += ["--preset-shape"] * args.preset_shape
+    """One call of this tree and one of another commit in turns, in one process; the ratio of their speeds.
+
+    Processes that follow one another are no pair: on a shared host the second was up to 5 % faster.
+    """
+    global train_gpt
+    if args.what not in ("step", "eval", "predictor"):
+        sys.exit(f"bench.py: --against compares step, eval or predictor, not {args.what}")
     show = ["git", "-C", str(ROOT), "show", f"{revision}:train_gpt.py"]
-    figures: dict[str, list[float]] = {"this": [], revision: []}
+    calls = {"this": one_call(args)}
     with tempfile.TemporaryDirectory() as folder:
         other = Path(folder, "train_gpt.py")
         other.write_bytes(subprocess.run(show, check=True, stdout=subprocess.PIPE).stdout)
-        turn = [("this", SCRIPT), (revision, other)]
-        for _ in range(args.pairs):
-            turn.reverse()  # what runs second in a pair was up to 5 % faster on a shared host
-            for name, script in turn:
-                env = {**os.environ, "BENCH_SCRIPT": str(script)}
-                out = subprocess.run(command, env=env, check=True, text=True, stdout=subprocess.PIPE).stdout
-                figures[name].append(json.loads(out.splitlines()[-1])["figure"])
-    ratios = [a / b for a, b in zip(*figures.values())]
+        train_gpt = load_script(other)
+    calls[revision] = one_call(args)
+    seconds = {name: all_seconds(call, 0, 3) for name, call in calls.items()}  # compiled, warm
+    turn = list(calls)
+    for _ in range(args.repeats):
+        turn.reverse()
+        for name in turn:
+            seconds[name] += all_seconds(calls[name], 1, 0)
+    this, others = seconds.values()
+    ratios = [other / mine for mine, other in zip(this, others)]
     return {
         "figure": round(statistics.median(ratios), 3),
-        "unit": f"this tree / {revision}, {args.what}",
-        "ratios": [round(ratio, 3) for ratio in ratios],
-        **figures,
+        "unit": f"speed of this tree / {revision}, {args.what}",
+        "quartiles": [round(ratio, 3) for ratio in statistics.quantiles(ratios)],
+        "median_ms": {name: round(statistics.median(all_) * 1e3, 1) for name, all_ in seconds.items()},
     }
 
 
@@ -627,7 +655,7 @@ def main() -> None:
     words = "profile: write what happened when; compressed, if the name ends in .gz"
     parser.add_argument("--trace", type=trace_file, metavar="FILE", help=words)
     parser.add_argument("--against", metavar="REV", help="another commit to compare with")
-    parser.add_argument("--pairs", type=int, default=3, help="--against, scale: how often all are run")
+    parser.add_argument("--pairs", type=int, default=3, help="scale: how often all are run")
     args = parser.parse_args()
     rows = against(args.against, args) if args.against else WHAT[args.what](args)
     rows = {"what": args.what, "threads": torch.get_num_threads(), "repeats": args.repeats, **rows}

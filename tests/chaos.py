@@ -6,9 +6,10 @@
     python -m tests.chaos --write              all cases, written to tests/RELIABILITY.md and README.md
     python -m tests.chaos --write --resume /tmp/chaos_x     a campaign that was cut short goes on
 
-One row a promise: tried, survived, and the median of what the row times. A try that fails is told with the
-folder it leaves. What this machine does not allow (mounts, network namespaces) is skipped and said. The
-moments come from the seed; what the machine is doing then does not, so no two campaigns hit the same places.
+One row a promise: tried, survived, and the median of what the row times. A try that fails is reported with
+the folder that it leaves. What this machine does not allow (mounts, network namespaces) is reported as
+skipped. The seed gives the moments, but not what the machine does then, so no two campaigns hit the same
+places.
 Each try is a line of tries.jsonl in the campaign's folder, which the first line of the output names.
 """
 
@@ -104,8 +105,8 @@ def signal_once(campaign: Campaign, task: Try, cwd: Path, ranks: int) -> tuple[i
     code = run.wait()
     if code:
         check(code == (1 if ranks else 16), f"exit {code} after {number.name}: {run.err[-1500:]}")
-        told = re.search(r"train_gpt\.py: stopped by a signal .*RUN_ID=run goes on", run.err)
-        check(told, f"it does not tell how to go on: {run.err[-1500:]}")
+        said = re.search(r"train_gpt\.py: stopped by a signal .*RUN_ID=run goes on", run.err)
+        check(said, f"it does not say how to go on: {run.err[-1500:]}")
     return code, [run.first_step]
 
 
@@ -195,7 +196,7 @@ def bad_checkpoint(campaign: Campaign, task: Try) -> list[float]:
             expected, facts_then = train_gpt.unpack_tensors(whole[paths[bad].name][:-32])
             same = facts == facts_then and same_arrays(arrays, expected)
             check(same, "not what the whole checkpoint before it holds")
-            check(str(paths[0]) in notes[0], f"not told: {notes}")
+            check(str(paths[0]) in notes[0], f"not reported: {notes}")
         shutil.rmtree(folder)
     return damaged_by_script(campaign, task.folder / "script", task.rng)
 
@@ -206,14 +207,15 @@ def damaged_by_script(campaign: Campaign, cwd: Path, rng: random.Random) -> list
     if bad < len(paths):
         seconds = campaign.resume(cwd)
         log = (cwd / "logs/run/train.log").read_text(encoding="utf-8")
-        check(f"{paths[0].name} is damaged" in log, "the log does not tell of the damage")
+        check(f"{paths[0].name} is damaged" in log, "the log does not report the damage")
         return seconds
     before = contents(cwd / "logs")
-    for _ in range(2):  # told again, not begun anew
+    for _ in range(2):  # reported again, not begun anew
         run = campaign.launch(cwd)
         run.need(3)
         check(
-            paths[0].name in run.err and contents(cwd / "logs") == before, f"not told or touched: {run.err}"
+            paths[0].name in run.err and contents(cwd / "logs") == before,
+            f"not reported, or touched: {run.err}",
         )
     return []
 
@@ -230,7 +232,7 @@ def bad_artifact(campaign: Campaign, task: Try) -> list[float]:
     (task.folder / "model.ptz").write_bytes(blob[:-1])
     run = campaign.launch(task.folder, EVAL_ONLY="model.ptz")
     run.need(3)
-    check("model.ptz is no whole artifact" in run.err, f"not told: {run.err}")
+    check("model.ptz is no whole artifact" in run.err, f"not reported: {run.err}")
     return []
 
 
@@ -248,13 +250,15 @@ def not_finite(campaign: Campaign, task: Try) -> list[float]:
         bad_rank[step] = rng.randrange(max(1, ranks))
         where = rng.choice((f"part={rng.choice(PARTS)}", f"slot={rng.randrange(1 if ranks else 2)}"))
         faults += [f"{rng.choice(('nan', 'inf'))}@{step}:rank={bad_rank[step]}:{where}"]
-        faults += [f"tell@{step}", f"tell@{step + 1}"]
+        faults += [f"hash@{step}", f"hash@{step + 1}"]
     run = campaign.launch(task.folder, ranks, ",".join(faults), ITERATIONS=steps[-1] + 6)
     run.need(0)
-    told = launch.events(task.folder / "logs/run")
-    texts = [event["text"] for event in told if event["event"] == "warning"]
+    logged = launch.events(task.folder / "logs/run")
+    texts = [event["text"] for event in logged if event["event"] == "warning"]
     warned = {int(re.search(r"\d+", text)[0]): text for text in texts}
-    check([*warned] == steps and told[-1]["skipped_steps"] == len(steps), f"skipped {[*warned]}, not {steps}")
+    check(
+        [*warned] == steps and logged[-1]["skipped_steps"] == len(steps), f"skipped {[*warned]}, not {steps}"
+    )
     states = dict(re.findall(r"state before step (\d+ on rank \d+): (\w+)", run.out))
     for step in steps:
         check(f"from rank [{bad_rank[step]}]" in warned[step], f"rank not named: {warned[step]}")
@@ -269,18 +273,18 @@ def endless_nan(campaign: Campaign, task: Try) -> list[float]:
     ranks, faults = 2 * (task.index % 2), ",".join(f"nan@{step}" for step in (8, 10, 11, 12))
     run = campaign.launch(task.folder, ranks, faults, MAX_SKIPPED=3)
     run.need(1 if ranks else 17)
-    check(re.search(r"train_gpt\.py: step 12\b.*MAX_SKIPPED", run.err), f"not told: {run.err[-1500:]}")
+    check(re.search(r"train_gpt\.py: step 12\b.*MAX_SKIPPED", run.err), f"not reported: {run.err[-1500:]}")
     return []
 
 
 def drifted(campaign: Campaign, task: Try) -> list[float]:
-    """One replica's weights change: the next validation tells. Of two ranks none can tell who is right."""
+    """One replica's weights change: the next validation finds it, but not which of two ranks is right."""
     ranks = (2, 4)[task.index % 2]
     step, rank = task.rng.randint(2, 19), task.rng.randrange(ranks == 2, ranks)
     run = campaign.launch(task.folder, ranks, f"drift@{step}:rank={rank}", VAL_LOSS_EVERY=20)
     run.need(1)
     named = re.search(rf"step 20: the weights of rank \[?{rank}\]? differ", run.err)
-    check(named, f"not told: {run.err[-1500:]}")
+    check(named, f"not reported: {run.err[-1500:]}")
     check(set(re.findall(r"exitcode\s*: (-?\d+)", run.err)) <= {"17", "-15"}, run.err[-1500:])
     return []
 
@@ -329,7 +333,7 @@ def disk_full(campaign: Campaign, task: Try) -> list[float]:
         fill(disk, 0.3)
         kept = newest_step(disk / "run")
         run.need(16)
-        check("No space left on device" in run.err, f"not told: {run.err}")
+        check("No space left on device" in run.err, f"not reported: {run.err}")
         check(newest_step(disk / "run") >= kept, "the last good checkpoint is gone")
         campaign.launch(task.folder).need(16)
         (disk / "filler").unlink()
@@ -344,7 +348,7 @@ def file_limit(campaign: Campaign, task: Try) -> list[float]:
     run.need(0, 16)
     path = task.folder / "logs/run/train.log"
     log = path.read_text(encoding="utf-8") if path.exists() else ""
-    check("File too large" in log + run.err, "not told")
+    check("File too large" in log + run.err, "not reported")
     if run.process.returncode:
         return campaign.resume(task.folder)
     check_same(end_of(task.folder / "logs/run"), campaign.reference())
@@ -368,7 +372,7 @@ def read_only(campaign: Campaign, task: Try) -> list[float]:
         as_root("mount", "-o", "remount,ro", str(disk))
         run = campaign.launch(task.folder)
         run.need(2, 16)
-        check("Read-only file system" in run.err, f"not told: {run.err}")
+        check("Read-only file system" in run.err, f"not reported: {run.err}")
         as_root("mount", "-o", "remount,rw", str(disk))
         return campaign.resume(task.folder)
 
@@ -492,8 +496,8 @@ def lost_node(campaign: Campaign, task: Try) -> list[float]:
         seconds = time.monotonic() - began
         for each in launches:
             each.kill()  # torchrun itself may wait for the other node
-        told = launches[1 - lost].err
-        check(f"lost rank {lost}" in told, f"{kind} is not named: {told[-1500:]}")
+        said = launches[1 - lost].err
+        check(f"lost rank {lost}" in said, f"{kind} is not named: {said[-1500:]}")
         if kind == "link":
             as_root("ip", "-n", names[0], "link", "set", "veth0", "up")
         for each in launch_nodes(campaign, task.folder, names, timeout):
@@ -508,9 +512,9 @@ def restarted(campaign: Campaign, task: Try) -> list[float]:
     run = Launch(task.folder, campaign.env(2), torchrun)
     found = all_ranks([run], 2)
     run.wait(task.rng.uniform(0.1, 0.4))
-    told, began = run.out.count("step:"), time.monotonic()
+    steps, began = run.out.count("step:"), time.monotonic()
     os.kill(task.rng.choice([*found.values()]), signal.SIGKILL)
-    run.wait(until=lambda: run.out.count("step:") > told + 2 and "resumed from" in run.out)
+    run.wait(until=lambda: run.out.count("step:") > steps + 2 and "resumed from" in run.out)
     seconds = time.monotonic() - began
     run.need(0)
     check("resumed from" in run.out, "it did not go on from a checkpoint")
@@ -541,8 +545,8 @@ def second_copy(campaign: Campaign, task: Try) -> list[float]:
     run.wait_for_step(task.rng.uniform(0, 0.3))
     second = campaign.launch(task.folder, ranks)
     second.need(1 if ranks else 2)
-    check("RUN_ID=run: " in second.err and "in use by" in second.err, f"not told: {second.err[-1500:]}")
-    check(run.look(), "the first had ended: the try tells nothing")
+    check("RUN_ID=run: " in second.err and "in use by" in second.err, f"not reported: {second.err[-1500:]}")
+    check(run.look(), "the first had ended: the try shows nothing")
     run.need(0)
     check_same(end_of(task.folder / "logs/run"), campaign.reference())
     return []
@@ -560,7 +564,7 @@ ROWS = [
         "numbers", "NaN or infinity: step skipped, rank named, state untouched", "", 30, 10, 10, not_finite
     ),
     Promise("endless", "MAX_SKIPPED bad steps in a row: exit 17", "", 2, 1, 1, endless_nan),
-    Promise("disk", "disk full, file limit, read-only: told, bit-exact end", STEP, 8, 2, 1, disks),
+    Promise("disk", "disk full, file limit, read-only: reported, bit-exact end", STEP, 8, 2, 1, disks),
     Promise(
         "world", "resumed on other numbers of ranks (1, 2, 4, 8): same batches", STEP, 6, 1, 1, other_world
     ),
@@ -600,7 +604,7 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     args = arguments()
     campaign = campaigns.open_campaign(args)
-    print(f"{campaign.folder}: tries.jsonl tells of each try; --resume {campaign.folder} goes on", flush=True)
+    print(f"{campaign.folder}: tries.jsonl has each try; --resume {campaign.folder} goes on", flush=True)
     results = campaign.run(args.rows, args.jobs, lambda line: print(line, flush=True))
     text = campaigns.report(campaign, results)
     print(text)

@@ -1,8 +1,8 @@
-"""The model, its gradients and its optimizer told once more: numpy, float64, every derivative by hand.
+"""The model, its gradients and its optimizer once more: numpy, float64, every derivative by hand.
 
     python -m tests.parity          writes tests/golden/parity.npz anew: the same bytes on the same machine
 
-Told matrix by matrix, for reading and not for speed. It imports neither script: both are held against it
+Written matrix by matrix, for reading and not for speed. It imports neither script: both are held against it
 (test_parity.py). A fork that changes the model changes it here, too, and writes the file anew.
 
 The file holds, for each case of CASES, under `<case>/`: settings (text, NAME=value words), start/<parameter>
@@ -384,18 +384,18 @@ def start_weights(s: Any, rng: np.random.Generator, fresh: bool = False) -> Weig
     return weights
 
 
-def tell(s: Any, start: Weights, tokens: Array) -> dict[str, Array]:
+def results(s: Any, start: Weights, tokens: Array) -> dict[str, Array]:
     """What the golden file says of a model that begins with these weights and trains on these tokens."""
     w = {name: value.astype(np.float64) for name, value in start.items()}
     optimizer, steps = Optimizer(s, w), []
     logits, _, grads = logits_and_gradient(s, w, *sequences(s, tokens[0]))
-    told = {f"grad/{name}": grad for name, grad in grads.items()}
+    named = {f"grad/{name}": grad for name, grad in grads.items()}
     for step, slots in enumerate(tokens):
         _, loss, grads = logits_and_gradient(s, w, *sequences(s, slots))
         multiplier = lr_multiplier(s, step)
         steps.append((loss, optimizer.step(grads, step, multiplier), multiplier, muon_momentum(s, step)))
     rows = dict(zip(("losses", "grad_norms", "lr_muls", "momenta"), np.array(steps).T))
-    return {"logits": logits[: len(logits) // s.batch_slots], **told, **rows}
+    return {"logits": logits[: len(logits) // s.batch_slots], **named, **rows}
 
 
 def make() -> dict[str, Array]:
@@ -408,7 +408,7 @@ def make() -> dict[str, Array]:
         tokens = (s.vocab_size * rng.random((STEPS, *slot)) ** 2).astype(np.uint16)  # low ids are frequent
         arrays[f"{case}/settings"] = np.array(" ".join(text.split()))
         arrays |= {f"{case}/tokens": tokens} | {f"{case}/start/{name}": w for name, w in start.items()}
-        arrays |= {f"{case}/{name}": value for name, value in tell(s, start, tokens).items()}
+        arrays |= {f"{case}/{name}": value for name, value in results(s, start, tokens).items()}
     return arrays
 
 

@@ -22,8 +22,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from records.compare.__main__ import Comparison, load
-from records.compare.noise import BETTER, WORSE
+from records.compare.bands import BETTER, WORSE
+from records.compare.comparison import Comparison, load
 from tests.kit.helpers import ROOT, run_script
 
 SEEDS = (1, 2, 3, 4, 5)
@@ -109,7 +109,7 @@ def draw(logs: Path, kind: str, rng: random.Random) -> tuple[list[Path], list[Pa
 
 def colours(its: Comparison) -> tuple[set[str], set[str]]:
     """Keys of the rows that are red, and of those that are green."""
-    return tuple({found.row.key for found in its.rows if found.verdict == one} for one in (WORSE, BETTER))
+    return tuple({found.measure.key for found in its.rows if found.verdict == one} for one in (WORSE, BETTER))
 
 
 def trial(folder: Path, kind: str, rng: random.Random) -> dict[str, bool]:

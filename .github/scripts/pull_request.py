@@ -3,7 +3,7 @@
     PYTHONPATH=. HEAD=<commit> python .github/scripts/pull_request.py find
     PYTHONPATH=. FOLDER=<folder> RETRAIN=true|false python .github/scripts/pull_request.py judge
 
-`find` puts the record's files into the checkout and tells GitHub the folder; `judge` verifies that folder.
+`find` puts the record's files into the checkout and gives GitHub the folder; `judge` verifies that folder.
 Both read a stranger's files as data, and only the referee's sandbox runs any of them. Exit code 3 if the pull
 request is refused, else that of records.verify.
 """

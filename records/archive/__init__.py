@@ -1,1 +1,1 @@
-"""What lies on the disk: tracks, records, runs, verdicts."""
+"""The files of tracks, records, runs and verdicts, read and checked. Nothing of a record runs here."""

@@ -18,7 +18,7 @@ class Check:
     text: str  # what was found, what was expected
 
     def __str__(self) -> str:
-        """One line, whatever a stranger's files put into it."""
+        """One line of printable characters, whatever a record's files put into `text`."""
         return f"{self.verdict} {self.name}: {printable(self.text)[:MAX_TEXT]}"
 
 
@@ -36,5 +36,5 @@ def equal(name: str, what: str, found: Any, expected: Any) -> Check:
 
 
 def none_wrong(name: str, wrong: list[str], good: str) -> Check:
-    """PASS if nothing is wrong; `good` is what the line says then."""
+    """PASS with the text `good` if `wrong` is empty; else FAIL with its first reasons."""
     return check(name, not wrong, "; ".join(wrong[:MAX_REASONS]) or f"{good}, expected so")

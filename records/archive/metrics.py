@@ -1,4 +1,4 @@
-"""A run as its metrics.jsonl tells it, with the log and config.json beside it where they are there.
+"""A run read from its metrics.jsonl, and from the log and config.json beside it if they exist.
 
 A run is named by its folder or by its metrics.jsonl. The folder of a record stands for the runs of all seeds.
 """
@@ -27,7 +27,7 @@ NEEDED = ("train_loss", "train_seconds")
 
 
 def number(value) -> float:
-    """A number of metrics.jsonl; those that are not finite stand there as text. Raises ValueError."""
+    """A number of metrics.jsonl, where numbers that are not finite are text. Raises ValueError."""
     if isinstance(value, str) and value in ("nan", "inf", "-inf"):
         return float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -68,7 +68,7 @@ class Metrics:
 
     @cached_property
     def seconds(self) -> np.ndarray:
-        """Of each step by itself, float64[steps]."""
+        """float64[steps]: training seconds of each step."""
         return np.diff(self.table["train_seconds"], prepend=0.0)
 
     @cached_property
@@ -99,7 +99,7 @@ class Metrics:
         return ~first & ~self.stalls
 
     def median(self, values: np.ndarray) -> float | None:
-        """Over the steady steps; None where they have no values."""
+        """The median over the steady steps; None if they have no values."""
         chosen = values[self.steady]
         return float(np.median(chosen)) if len(chosen) and not np.isnan(chosen).any() else None
 
@@ -118,7 +118,7 @@ class Metrics:
 
     @property
     def last_losses(self) -> np.ndarray:
-        """Of the last steps, float64[n]: what one step says is mostly its batch's.
+        """float64[n]: the losses of the last steps, because one step's loss depends mostly on its batch.
 
         Those that are not finite changed no weight, and are left out unless there are no others.
         """
@@ -148,7 +148,7 @@ class Metrics:
 
     @property
     def seed(self) -> int | None:
-        """None where nothing says it."""
+        """The run's seed; None if no file names it."""
         for value in (self.final.get("seed"), self.config.get("settings", {}).get("seed")):
             if isinstance(value, int):
                 return value
@@ -187,7 +187,7 @@ class Metrics:
 
     @cached_property
     def environment(self) -> dict[str, str]:
-        """What its numbers depend on, but for settings."""
+        """What the run's numbers depend on beside its settings: machine, data, versions."""
         found = self.config.get("environment") or {}
         if not found and self.log:
             try:
@@ -199,7 +199,7 @@ class Metrics:
         return {name: str(value) for name, value in {**found, **data}.items() if value is not None}
 
     def fact(self, name: str) -> str | None:
-        """Of environment, end or properties; None where nobody says it."""
+        """A value of environment, final event or properties; None if none has it."""
         found = self.environment.get(name, self.final.get(name, getattr(self, name, None)))
         return None if found is None else str(found)
 
@@ -217,7 +217,7 @@ class Metrics:
 
     @property
     def settings(self) -> dict[str, str]:
-        """All of them, as their variables would be written."""
+        """All settings, as the environment would give them."""
         return {name.upper(): written(value) for name, value in self.config.get("settings", {}).items()}
 
     @property
@@ -226,7 +226,7 @@ class Metrics:
         if self.final:
             return "has ended"
         norms = np.isfinite(self.table["grad_norm"])
-        good = np.isfinite(self.table["train_loss"]) & (norms | ~norms.any())  # not all versions tell norms
+        good = np.isfinite(self.table["train_loss"]) & (norms | ~norms.any())  # not all versions log norms
         last = int(np.argmax(good[::-1])) if good.any() else self.steps
         words = f"; the last {last} changed nothing, for their numbers were not finite" if last else ""
         return f"has not ended: {self.steps} steps so far{words}"
@@ -279,7 +279,7 @@ def step_values(where: str, event: dict, before: list[float] | None, done: int) 
         try:
             values.append(number(event[name]) if name in event or name in NEEDED else math.nan)
         except KeyError:
-            raise DataError(f"{where}: a step without {name}, which every version has told") from None
+            raise DataError(f"{where}: a step without {name}, which every version logs") from None
         except ValueError:
             raise DataError(f"{where}: {name} is {str(event[name])[:40]!r}, expected a number") from None
     clock = FIELDS.index("train_seconds")
@@ -312,7 +312,8 @@ def read_run(path: Path, name: str, log: Path, config: Path, living: bool = Fals
     if not final and not living:
         raise DataError(f"{where}: ends after step {len(rows)} without a final event; {LIVING}")
     if final and final.get("steps", len(rows)) != len(rows):
-        raise DataError(f"{where}: tells of {final['steps']!r:.40} steps, and {len(rows)} stand before it")
+        steps = f"{final['steps']!r:.40}"
+        raise DataError(f"{where}: ends with a final event of {steps} steps, but has {len(rows)} steps")
     table = dict(zip(FIELDS, np.array(rows).T))
     text = read_bytes(log).decode(errors="replace") if log.exists() else ""
     about = read_json(config) if config.exists() else {}
@@ -322,7 +323,7 @@ def read_run(path: Path, name: str, log: Path, config: Path, living: bool = Fals
 
 
 def referee_score(folder: Path, seed: str) -> float | None:
-    """Of a record's seed, by its submission.json; None where nobody has scored it. Raises DataError."""
+    """The score of a record's seed in its submission.json; None if it has none. Raises DataError."""
     path = folder / "submission.json"
     scores = read_json(path).get("scores") if path.exists() else None
     if not isinstance(scores, dict) or seed not in scores:

@@ -17,7 +17,7 @@ OF_ONE_RUN = ("SEED", "RUN_ID")  # settings in which the runs of one record may 
 
 @dataclass(frozen=True)
 class Record:
-    """A folder, read when a check needs it. All properties raise DataError."""
+    """A record's folder, whose files are read when they are needed. All properties raise DataError."""
 
     path: Path
     frozen_as: str | None = None  # the name that a folder which still grows will have
@@ -33,7 +33,7 @@ class Record:
         track = load_track(self.path.parent)
         try:
             return track.using(self.field("dataset"))
-        except DataError:  # which check_submission tells
+        except DataError:  # which check_submission reports
             return track
 
     @cached_property
@@ -54,13 +54,13 @@ class Record:
 
     @property
     def own_tokenizer(self) -> int:
-        """Bytes of the record's own tokenizer; the track's is no file of it and costs nothing."""
+        """Bytes of the record's own tokenizer, 0 without one: the track's tokenizer costs nothing."""
         path = self.path / "tokenizer.model"
         return len(read_bytes(path)) if path.exists() else 0
 
     @property
     def total_bytes(self) -> int:
-        """What the budget bounds, of the seed with the largest artifact."""
+        """Bytes that must fit the budget: code, own tokenizer, and the largest artifact of all seeds."""
         code = self.track.code_size(self.script)
         return max(self.values("artifact_bytes")) + code + self.own_tokenizer
 

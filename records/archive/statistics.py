@@ -1,4 +1,4 @@
-"""What is said of scores that scatter."""
+"""The statistical test that compares the scores of two records."""
 
 import numpy as np
 

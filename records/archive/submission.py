@@ -1,4 +1,4 @@
-"""What the runs of a record say in their logs and metrics, and what the machine here is."""
+"""The logs and metrics of a record's runs, which verify must check, and a description of this machine."""
 
 import math
 import platform
@@ -15,7 +15,7 @@ NUMBERS = ("val_bpb", "train_seconds")
 
 
 def number(text, whole: bool):
-    """A number of a log's last block. Raises ValueError for anything else ('1.5 partial', 'nan')."""
+    """A number of a log's final block. Raises ValueError for anything else ('1.5 partial', 'nan')."""
     value = int(text) if whole else float(text)
     if not math.isfinite(value) or not re.fullmatch(r"[0-9][0-9.e+-]*", text):  # '1_0' is 10 for Python
         raise ValueError(text)
@@ -36,7 +36,7 @@ class ClaimedRun:
 
     @property
     def given(self) -> dict[str, str]:
-        """PRESET and what came from the environment, by the first line: run:... preset:... NAME=value..."""
+        """PRESET and the environment's settings: the log's first line, run:... preset:... NAME=value..."""
         found = re.match(r"run:.*? preset:(\S+)(.*)", self.log)
         if not found:
             raise DataError(f"{self.name}: the log does not begin with run:... preset:...")
@@ -45,7 +45,7 @@ class ClaimedRun:
 
     @property
     def about(self) -> dict[str, str]:
-        """What the run depended on, from the line of name:value that ends with script_sha256."""
+        """Machine, versions and hashes, from the log's line of name:value that ends with script_sha256."""
         lines = self.log.split("\n")
         found = [line for line in lines if " processor:" in line and " script_sha256:" in line]
         if not found:
@@ -54,7 +54,7 @@ class ClaimedRun:
         return dict(zip(parts[1::2], parts[2::2]))
 
     def value(self, name: str):
-        """A number, hash or word of the last block. Raises DataError."""
+        """A number, hash or word of the log's final block. Raises DataError."""
         try:
             text = self.final[name]
             if name in INTEGERS or name in NUMBERS:
@@ -104,7 +104,7 @@ def cpuinfo(name: str) -> str:
 
 
 def this_machine() -> dict[str, str]:
-    """All that the bits of a score depend on here. Clouds give one name to many kinds of processor."""
+    """All that the bits of a score depend on here; `cpu` too, since clouds give many processors one name."""
     import torch
 
     kind = " ".join(cpuinfo(name) for name in ("cpu family", "model", "stepping", "flags", "Features"))

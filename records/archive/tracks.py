@@ -20,7 +20,7 @@ def schemas() -> dict:
 
 
 def schema_errors(value: dict, name: str) -> list[str]:
-    """What is wrong with a JSON object by the schema of that name: 'place: message', sorted."""
+    """The errors of a JSON object by the schema `name`, sorted: 'place: message'."""
     import jsonschema  # 0.1 s that a scoring need not pay
 
     validator = jsonschema.Draft202012Validator({"$defs": schemas(), "$ref": f"#/$defs/{name}"})
@@ -35,7 +35,7 @@ def schema_errors(value: dict, name: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Track:
-    """What a track allows: its track.json, checked, and which of its vocabularies is used."""
+    """A track: its checked track.json, and which of its vocabularies is used."""
 
     folder: Path
     rules: dict
@@ -55,23 +55,23 @@ class Track:
 
     @property
     def dataset(self) -> dict:
-        """The text and one way to cut it into tokens."""
+        """The track's text, with the vocabulary that is used."""
         return self.rules["dataset"] | self.vocabulary
 
     @property
     def counts_flops(self) -> bool:
-        """Whether operations limit a run; else its machine does."""
+        """Whether the track limits operations; else it limits seconds on one kind of machine."""
         return "train_flops" in self.rules
 
     def using(self, name: str | None) -> "Track":
-        """The same track with the vocabulary of the dataset `name`; None: as it is. Raises DataError."""
+        """The same track with the vocabulary of the dataset `name`; None: unchanged. Raises DataError."""
         offered = {one["name"]: one for one in self.rules["dataset"]["vocabularies"]}
         if name is not None and name not in offered:
             raise DataError(f"{self.name} has no dataset {name!r}, expected one of {', '.join(offered)}")
         return self if name is None else replace(self, vocabulary=offered[name])
 
     def code_size(self, code: bytes) -> int:
-        """Bytes that a record's code counts for."""
+        """Bytes of a script by the track's rule: its size, or its size at zlib level 9."""
         return len(code) if self["code_bytes"] == "raw" else len(zlib.compress(code, 9))
 
 
@@ -119,9 +119,9 @@ class Yardstick:
 
 
 def read_yardsticks(track: Track) -> list[Yardstick]:
-    """The rows that a track keeps; none where nobody measured.
+    """The rows of the track's yardsticks.json; [] without that file.
 
-    Raises DataError if the file is damaged, or speaks of another text.
+    Raises DataError if the file is damaged, or is of another text.
     """
     path = track.folder / YARDSTICKS
     if not path.exists():

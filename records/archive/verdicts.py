@@ -1,4 +1,4 @@
-"""The verdicts of verify.py --write, which the board shows: records/<track>/verdicts.json."""
+"""The verdicts that `records.verify --write` keeps for the board: records/<track>/verdicts.json."""
 
 import datetime
 import json
@@ -14,13 +14,13 @@ RETRAINED = "retrained"  # the check that a first place needs
 
 
 def folder_sha256(folder: Path) -> str:
-    """Of all that a verdict rests on: every file but the README, which may still be mended."""
+    """The digest of all that a verdict rests on: every file but the README, which may still be edited."""
     paths = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != "README.md"]
     return sha256("".join(f"{path.name} {sha256(read_bytes(path))}\n" for path in paths).encode())
 
 
 def verdict_of(lines: list[Check]) -> str:
-    """pass, fail, or papers: all that could be checked is good, but it was not scored again."""
+    """pass, fail, or papers: no check failed, but the record was not scored again."""
     if any(line.verdict == "FAIL" for line in lines):
         return "fail"
     return "pass" if any(line.name == NEEDED and line.verdict == "PASS" for line in lines) else "papers"
@@ -39,9 +39,10 @@ def read_verdicts(track: Path) -> dict[str, dict]:
 
 
 def write_verdict(folder: Path, lines: list[Check], by: str) -> None:
-    """Keep the verdict on a folder beside those on others; what people wrote under 'disputed' stays.
+    """Write the verdict on a folder into its track's verdicts.json.
 
-    So does the word that somebody trained it again, as long as the folder is the same. `by`: who did it now.
+    What people wrote under 'disputed' stays, and so does 'retrained' while the folder is unchanged.
+    `by`: who has trained the record again.
     """
     track = folder.resolve().parent
     verdicts = read_verdicts(track)

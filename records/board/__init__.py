@@ -1,1 +1,1 @@
-"""The tables and the site. `python -m records.board` is the command."""
+"""What people look at: the board's tables, the site of pages and the pictures of the README."""

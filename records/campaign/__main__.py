@@ -5,8 +5,8 @@
     python -m records.campaign FILE --score          also score the artifacts in streams, as the referee does
     python -m records.campaign FILE --report         report what has been run so far
 
-.github/CONTRIBUTING.md says what stands in FILE. Exit codes: 0 done, 1 a run failed, 2 a bad FILE, 3 bad data
-or an arm that changed, 16 stopped by a signal; the same command goes on.
+records/campaign/README.md says what FILE holds. Exit codes: 0 done, 1 a run failed, 2 a bad FILE, 3 bad data
+or an arm that changed, 16 stopped by a signal; the same command continues.
 """
 
 import argparse
@@ -42,9 +42,9 @@ STOPPED = 16  # exit code of a run, and of a campaign, with which the same comma
 
 
 def run_all(runs: list[ArmRun], cores: int | None) -> set[int]:
-    """Run so many at a time and tell how they end; exit codes of those that did not come to an end.
+    """Run `cores` runs at a time and print how they end. Returns the exit codes of those that failed.
 
-    A KeyboardInterrupt ends the processes gently.
+    A KeyboardInterrupt terminates the processes, so that they write checkpoints.
     """
     waiting = [run for run in runs if not run.end()]
     running = {}
@@ -90,7 +90,7 @@ def score(run: ArmRun, track: Track, data: Path) -> None:
 
 
 def score_all(runs: list[ArmRun], track: Track, data: Path) -> int:
-    """Score what has ended and was not scored before; how many could not be."""
+    """Score the runs that have ended and have no score. Returns how many could not be scored."""
     failed = 0
     for run in runs:
         if run.end() and not run.score_file.exists():

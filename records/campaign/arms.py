@@ -66,7 +66,7 @@ def read_campaign(path: Path) -> dict:
 
 
 def setting_text(value: str | float | bool) -> str:
-    """A value as an environment variable has it."""
+    """A value as the text of an environment variable."""
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
@@ -97,7 +97,7 @@ class Dataset:
 
 
 def load_dataset(folder: Path, track: Track) -> Dataset:
-    """Raises DataError, also for the text on which nothing may be chosen."""
+    """The dataset in a folder. Raises DataError, also for a track's validation text."""
     manifest = shards.load_manifest(folder)
     mend = "python -m data.prepare development makes development_sp1024"
     if manifest is None:
@@ -121,24 +121,24 @@ class Arm:
         return self.folder.name
 
     def about(self) -> dict:
-        """What its runs depend on, beside the script."""
+        """What the arm's runs depend on beside the script."""
         patches = [sha256(read_bytes(path)) for path in self.patches]
         return {"settings": self.settings, "patches": patches, "dataset": self.dataset.digests}
 
-    def told(self) -> dict:
-        """What the runs in its folder depended on, and their script. Raises DataError."""
+    def stored(self) -> dict:
+        """What the arm's folder says that its runs depended on, with their script. Raises DataError."""
         return read_json(self.folder / ABOUT) | {"script": sha256(read_bytes(self.folder / SCRIPT))}
 
     def check_same(self, **more: str) -> None:
         """Raises DataError where the runs in its folder depended on something else."""
-        told = self.told()
-        changed = [key for key, value in (self.about() | more).items() if told.get(key) != value]
+        stored = self.stored()
+        changed = [key for key, value in (self.about() | more).items() if stored.get(key) != value]
         if changed:
             where = command.shown(self.folder)
             raise DataError(f"{where}: made with other {' and '.join(changed)}; rm -r {where} to run it anew")
 
     def make_folder(self, base: Path) -> None:
-        """Patch the script for the first runs, or find that it is as theirs. Raises UsageError, DataError."""
+        """Write the patched script, or check that earlier runs had it. Raises UsageError, DataError."""
         script = patched(base, self.patches)
         for name in self.settings:
             if not re.search(rf"\b{name.lower()}\b".encode(), script):
@@ -168,7 +168,7 @@ def patched(base: Path, patches: list[Path]) -> bytes:
 
 
 def patches_of(value: dict, arm: dict) -> list[Path]:
-    """Those of all arms, then the arm's own."""
+    """The patches of all arms, then the arm's own."""
     return [REPO / path for path in value.get("patches", []) + arm.get("patches", [])]
 
 
@@ -207,7 +207,7 @@ class ArmRun:
 
     @property
     def output(self) -> Path:
-        """All that the process of its last attempt said."""
+        """Everything that the process of the last attempt printed."""
         return self.arm.folder / f"output_{self.seed}.txt"
 
     @property
@@ -215,7 +215,7 @@ class ArmRun:
         return self.folder / "score.json"
 
     def start(self, one_thread: bool) -> subprocess.Popen:
-        """Its process, which goes on where an earlier one was stopped."""
+        """Start the run's process, which resumes an earlier one."""
         environment = {name: os.environ[name] for name in KEPT if name in os.environ}
         environment |= {"OMP_NUM_THREADS": "1"} if one_thread else {}
         environment |= self.arm.settings | self.arm.dataset.settings
@@ -226,7 +226,7 @@ class ArmRun:
             return subprocess.Popen(words, cwd=self.arm.folder, env=environment, **pipes)
 
     def end(self) -> ClaimedRun | None:
-        """Its last values; None: it has not ended."""
+        """The final event; None if the run has not ended."""
         path = self.folder / "metrics.jsonl"
         whole = read_bytes(path).rpartition(b"\n")[0] if path.exists() else b""
         last = whole.rpartition(b"\n")[2]
@@ -245,7 +245,7 @@ class ArmRun:
         return end and end.value("val_bpb")
 
     def failure(self, code: int) -> str:
-        """What its process said last; empty if the run has ended."""
+        """Exit code and last line of its process; empty if the run has ended."""
         if self.end():
             return ""
         lines = self.output.read_text(errors="backslashreplace").split("\n")

@@ -1,4 +1,4 @@
-"""The report of a campaign: how arms compare at a budget, and how well smaller budgets foretold that."""
+"""The report of a campaign: how arms compare at a budget, and how well smaller budgets predicted that."""
 
 import math
 import statistics
@@ -18,7 +18,7 @@ def table(head: str, rows: list[list[str]]) -> str:
 
 
 def scores_of(arm: Arm, seeds: list[int], scored: bool) -> Scores:
-    """Of the runs that have ended. Raises DataError."""
+    """The scores of the runs that have ended. Raises DataError."""
     found = {seed: ArmRun(arm, seed).bpb(scored) for seed in seeds}
     return {seed: bpb for seed, bpb in found.items() if bpb is not None}
 
@@ -43,7 +43,7 @@ def against(scores: Scores, base: Scores) -> list[str]:
 
 
 def sizes(arm: Arm, scores: Scores) -> list[str]:
-    """Bytes, steps and operations, the largest of all runs."""
+    """The largest bytes, steps and operations of all runs."""
     ends = [ArmRun(arm, seed).end() for seed in scores]
     most = {name: max(end.value(name) for end in ends) for name in ("artifact_bytes", "steps", "train_flops")}
     over = " (over)" if any(end.value("budget") == "over" for end in ends) else ""
@@ -65,13 +65,13 @@ def arms_table(arms: list[Arm], base: str, seeds: list[int], scored: bool) -> st
 
 
 def without_budget(arm: Arm) -> dict:
-    """What the runs of an arm depended on, but for their operations."""
-    told = arm.told()
-    return told | {"settings": told["settings"] | {"MAX_FLOPS": ""}}
+    """What the runs of an arm depended on, without their budget of operations."""
+    stored = arm.stored()
+    return stored | {"settings": stored["settings"] | {"MAX_FLOPS": ""}}
 
 
 def common_means(small: list[Arm], large: list[Arm], seeds: list[int], scored: bool) -> dict:
-    """(mean, mean) by name, of the arms that ran at both budgets and were the same but for that."""
+    """(mean, mean) by name of the arms that ran at both budgets and differ in nothing else."""
     found = {}
     for one, other in zip(small, large):
         means = mean(scores_of(one, seeds, scored)), mean(scores_of(other, seeds, scored))
@@ -81,7 +81,7 @@ def common_means(small: list[Arm], large: list[Arm], seeds: list[int], scored: b
 
 
 def budgets_table(arms_at: dict[float, list[Arm]], seeds: list[int], scored: bool) -> str:
-    """How well the order of arms at each smaller budget foretold that at the largest. Raises DataError."""
+    """How well the order of arms at each smaller budget predicted that at the largest. Raises DataError."""
     from scipy.stats import spearmanr  # a second that other reports need not pay
 
     *smaller, largest = sorted(arms_at)

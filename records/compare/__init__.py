@@ -1,1 +1,1 @@
-"""What differs between runs, and what of it is noise. `python -m records.compare` is the command."""
+"""Two sets of runs side by side: what differs, and which differences are more than noise."""

@@ -21,7 +21,8 @@ from pathlib import Path
 
 import filelock
 
-from data.command import DataError, Parser, UsageError, open_streams, printable, run, say, whole
+from data import command
+from data.command import DataError, Parser, UsageError, printable, say, whole
 from records.follow.cursor import Cursor
 from records.follow.events import Event, Tail, configuration, measured, summary
 from records.follow.trackers import TRACKERS, Tracker
@@ -33,7 +34,7 @@ BATCH = 1000  # events; a kill may send as many again
 
 @contextlib.contextmanager
 def one_line(to: str) -> Iterator[None]:
-    """Whatever a tracker's package raises, as it logs in: a DataError."""
+    """Turn any error of a tracker's package, such as a failed login, into a DataError of one line."""
     try:
         yield
     except (DataError, UsageError, OSError):
@@ -64,7 +65,7 @@ class Followed:
         self.code = 0
 
     def try_to_look(self) -> None:
-        """Look, if it is still followed. An error is one line and ends that; other runs are followed on."""
+        """Look at the run if it is still followed. An error is printed and ends it for this run alone."""
         try:
             if not self.done:
                 self.look()
@@ -131,7 +132,7 @@ class Followed:
             self.settle()
 
     def settle(self) -> None:
-        """Move the cursor to the last row that outlives a kill. A kill may send the rows behind it again."""
+        """Move the cursor to the last row that outlives a kill. After a kill later rows may be sent again."""
         place = self.cursor.place
         while self.taken and time.monotonic() - self.taken[0][0] >= self.tracker.settles:
             _, place = self.taken.popleft()
@@ -163,7 +164,7 @@ class Followed:
         say(f"{self.name}: {self.sent} rows sent, {words}")
 
     def leave(self, words: str) -> None:
-        """Stop, if it was begun and still is followed. Another error has been printed, or a signal came."""
+        """Stop following a run that is still followed, after an error of another run or a signal."""
         if self.cursor and not self.done:
             with contextlib.suppress(DataError, OSError):
                 self.stop(words)
@@ -212,9 +213,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    open_streams()
-    args = parse_args(argv)
-    return run(lambda: work(args), "follow the runs again")
+    return command.main(parse_args, work, "follow the runs again", argv)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What of a run was sent to a tracker: follow-<tracker>.json in the run's folder."""
+"""How much of a run was sent to a tracker: follow-<tracker>.json in the run's folder."""
 
 import dataclasses
 import json

@@ -15,7 +15,7 @@ STEPS = {"step": "step", "val": "step", "final": "steps"}  # where an event has 
 
 
 class Tail:
-    """The events of a file that grows, and that a resume cuts and writes again."""
+    """The events of a file that grows, and that a resume truncates and writes on."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -27,7 +27,7 @@ class Tail:
         self.line = b""  # that line: where it no longer stands, the file was cut
 
     def events(self) -> Iterator[Event]:
-        """Those of whole lines since the last call; all, if the file was cut. Raises DataError, OSError."""
+        """The events of new whole lines; all if the file was truncated. Raises DataError, OSError."""
         with open(self.path, "rb") as file:
             file.seek(self.at - len(self.line))
             if file.read(len(self.line)) != self.line:
@@ -65,7 +65,7 @@ class Measured(NamedTuple):
 
 
 def measured(event: Event) -> Measured:
-    """What is sent of a step or a validation."""
+    """The numbers of a step or a validation that are sent to a tracker."""
     place = 2 * event["step"] + (event["event"] == "val")
     return Measured(event["step"], place, numbers(event))
 

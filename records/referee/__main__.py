@@ -7,9 +7,9 @@
     python -m records.referee compress   RECORD FILE [-o FILE.bg]
     python -m records.referee decompress RECORD FILE.bg [-o FILE]
 
-RECORD is a folder with a train_gpt.py that defines load_predictor, and an artifact. The record runs in a
-sandbox and is told each token after it was charged for it; the text, the count of bytes, the sum of nats, the
-clock and the verdict are the referee's.
+RECORD is a folder with an artifact and a train_gpt.py that defines load_predictor. The record runs in a
+sandbox, and is fed each token after it was charged for it. The referee owns the text, counts bytes and
+seconds, sums the nats and gives the verdict.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from records.sandbox.predictor import NoSandbox, SandboxError
 
 
 def convert(job: PredictorJob, args: argparse.Namespace) -> int:
-    """compress and decompress."""
+    """The commands compress and decompress."""
     packing = args.command == "compress"
     if not packing and args.output is None and args.file.suffix != ".bg":
         raise UsageError(f"{args.file}: -o names the file to write, since the name does not end in .bg")
@@ -60,7 +60,7 @@ def convert(job: PredictorJob, args: argparse.Namespace) -> int:
 
 
 def write(job: PredictorJob, args: argparse.Namespace) -> int:
-    """sample and complete."""
+    """The commands sample and complete."""
     tokenizer = tokenizer_of(job)
     if args.command == "sample":
         prompt = shown = args.prompt
@@ -69,10 +69,10 @@ def write(job: PredictorJob, args: argparse.Namespace) -> int:
             prompt, shown = read_bytes(args.file).decode(), ""
         except ValueError as error:
             raise DataError(f"{args.file}: {error}; expected a text in UTF-8") from None
-    told = tokenizer.encode(prompt)[-args.context :]
+    tokens = tokenizer.encode(prompt)[-args.context :]
     rng = np.random.default_rng(args.seed)
     with job.predictor() as predictor:
-        written = sample(predictor, tokenizer, told, args.tokens, args.temperature, rng)
+        written = sample(predictor, tokenizer, tokens, args.tokens, args.temperature, rng)
         first = next(written)  # once the model is there: an error stands on a line of its own
         print(shown, end="")
         for text in itertools.chain([first], written):
@@ -84,7 +84,7 @@ def write(job: PredictorJob, args: argparse.Namespace) -> int:
 
 
 def judge(job: PredictorJob, args: argparse.Namespace) -> int:
-    """score and prove."""
+    """The commands score and prove."""
     seed = secrets.randbits(32) if args.seed is None else args.seed
     rng = np.random.default_rng(seed)
     text = validation_text(job.track, args.data, args.record, args.trust)
@@ -126,7 +126,7 @@ COMMANDS = {
     "decompress": (convert, "and back"),
 }
 BYTES = whole(scoring.LEAST_PROOF)
-CONTEXT = "last tokens of prompt or file that the model is told (default: %(default)s)"
+CONTEXT = "last tokens of prompt or file that the model is fed (default: %(default)s)"
 OPTIONS = [  # commands that have it (none: all), its name, what argparse makes of it
     ("", "--track", {"type": Path, "help": "folder with track.json (default: the record's parent)"}),
     ("", "--dataset", {"help": "one of the track's vocabularies (default: the record's)"}),

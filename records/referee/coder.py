@@ -2,7 +2,7 @@
 
 A text's tokens are cut into contiguous streams. At each step the record gives the logits of the next token
 of every stream. They are normalised here in float64, the token that comes is charged, and only then the
-record is told it. An arithmetic coder (the package constriction) spends -log2 p bits on a token that has
+record is fed it. An arithmetic coder (the package constriction) spends -log2 p bits on a token that has
 probability p. The decoder makes the same calls, so that its floats agree bit for bit.
 """
 
@@ -30,7 +30,7 @@ CATEGORICAL = constriction.stream.model.Categorical(perfect=False)
 
 
 def weigh(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """float32[k, V] -> (float64[k, V], probabilities but for a factor; float32[k, 1], the largest logits)."""
+    """float32[k, V] logits -> (float64[k, V] unnormalised probabilities, float32[k, 1] largest logits)."""
     top = logits.max(1, keepdims=True)
     weights = np.subtract(logits, top, dtype=np.float64)
     np.exp(weights, out=weights)
@@ -38,7 +38,7 @@ def weigh(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Charge:
-    """Takes known tokens. `nats`: what each costs. Writes them in bits, too, where `writing`."""
+    """A coder for known tokens. `nats`: what each costs. If `writing`, it also encodes them."""
 
     def __init__(self, tokens: np.ndarray, writing: bool = False):
         self.tokens = tokens
@@ -56,14 +56,14 @@ class Charge:
         return ids
 
     def payload(self) -> bytes:
-        """The bits; empty where none were written."""
+        """The encoded tokens; empty if not `writing`."""
         if self.stream is None:
             return b""
         return self.stream.get_compressed().astype(">u4").tobytes().rstrip(b"\0")
 
 
 class Decoder:
-    """Gives tokens back. Raises DataError for bits that no encoder has written."""
+    """A coder that decodes tokens. Raises DataError for bits that no encoder has written."""
 
     def __init__(self, payload: bytes):
         filled = payload + bytes(-len(payload) % 4 + 8)
@@ -83,25 +83,25 @@ def stream_starts(total: int, rows: int) -> np.ndarray:
 
 
 def code(predictor, starts: np.ndarray, bos: int | None, coder: Callable) -> np.ndarray:
-    """int64[n]: the tokens of the streams that begin at `starts`, as the coder names them.
+    """int64[n]: all tokens of the streams that begin at `starts`, from the calls of a predictor and a coder.
 
     `coder(logits float32[k, V], places int64[k]) -> int64[k]` names the token at each place. Only `bos`, if
-    the text begins with it, is told for free. A stream that has ended is told zeros.
+    the text begins with it, is free. A stream that has ended is fed zeros.
     """
     rows = len(starts) - 1
     lengths = np.diff(starts)
     tokens = np.zeros(starts[-1], np.int64)
     tokens[:1] = bos or 0
-    told = np.zeros(rows, np.int64)
+    fed = np.zeros(rows, np.int64)
     for at in range(lengths[0]):
-        logits = predictor.step(told) if at else predictor.start(rows)
+        logits = predictor.step(fed) if at else predictor.start(rows)
         active = np.count_nonzero(lengths > at)  # the first ones
         free = int(at == 0 and bos is not None)
         places = starts[free:active] + at
         if len(places):
             tokens[places] = coder(logits[free:active], places)
-        told[active:] = 0
-        told[:active] = tokens[starts[:active] + at]
+        fed[active:] = 0
+        fed[:active] = tokens[starts[:active] + at]
     return tokens
 
 
@@ -109,7 +109,7 @@ def code(predictor, starts: np.ndarray, bos: int | None, coder: Callable) -> np.
 
 
 def compress(predictor, tokenizer, record: bytes, text: bytes) -> bytes:
-    """A compressed file. `record`: bytes[8], names it. Raises DataError."""
+    """A compressed file. `record`: the eight bytes that identify the record. Raises DataError."""
     try:
         tokens = encode(tokenizer, [text]).tokens
     except UnicodeDecodeError as error:
@@ -147,7 +147,7 @@ def decompress(predictor, tokenizer, record: bytes, data: bytes) -> bytes:
 
 
 def table(text: bytes, size: int) -> str:
-    """A size beside those that well-known programs make of the same text."""
+    """A table: a compressed size beside those of well-known programs for the same text."""
     sizes = {
         "bytes": len(text),
         "gzip -9": len(gzip.compress(text, 9)),

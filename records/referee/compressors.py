@@ -44,7 +44,7 @@ class Compressor:
     unpack: Callable[[bytes], bytes]
 
 
-PYTHON = f"Python {platform.python_version()}"  # its bz2 and lzma do not tell their libraries' versions
+PYTHON = f"Python {platform.python_version()}"  # its bz2 and lzma do not name their libraries' versions
 ZLIB = Compressor("zlib", zlib.ZLIB_RUNTIME_VERSION, "-9", partial(zlib.compress, level=9), zlib.decompress)
 BZIP2 = Compressor("bzip2", PYTHON, "-9", partial(bz2.compress, compresslevel=9), bz2.decompress)
 XZ_PACK = partial(lzma.compress, preset=9 | lzma.PRESET_EXTREME)
@@ -103,7 +103,7 @@ def run_zpaq(words: str, given: str, wanted: str, data: bytes) -> bytes:
 
 
 def zpaq() -> Compressor:
-    """The program, which has to be there."""
+    """The program zpaq, which must be installed."""
     banner = subprocess.run(["zpaq"], capture_output=True, text=True).stdout  # zpaq v7.15 ...
     pack = partial(run_zpaq, "add text.zpaq text -m5 -noattributes", "text", "text.zpaq")
     unpack = partial(run_zpaq, "extract text.zpaq", "text.zpaq", "text")
@@ -128,7 +128,7 @@ def row(compressor: Compressor, after: str, text: bytes, before: bytes = b"") ->
 
 
 def measure(text: bytes, training: bytes) -> Iterator[Yardstick | Check]:
-    """All rows, and what is skipped. Where `training` is empty, no row comes after it."""
+    """A row for each compressor, or why it is skipped. Without `training`, only rows after nothing."""
     for compressor in (ZLIB, BZIP2, BROTLI, zstd(), XZ, PPMD):
         yield row(compressor, NOTHING, text)
     if shutil.which("zpaq"):

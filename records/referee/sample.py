@@ -13,7 +13,7 @@ SPACE = "\u2581"  # stands for a space in SentencePiece's pieces
 
 
 def choose(logits: np.ndarray, temperature: float, rng: np.random.Generator) -> int:
-    """A token by float[V]; temperature 0 takes the most probable."""
+    """Draw a token from the logits float[V]; temperature 0 takes the most probable."""
     if temperature == 0:
         return int(logits.argmax())
     with np.errstate(over="ignore"):  # the least of temperatures
@@ -22,7 +22,7 @@ def choose(logits: np.ndarray, temperature: float, rng: np.random.Generator) -> 
 
 
 def bytes_of(tokenizer: Tokenizer, token: int) -> bytes:
-    """What a token stands for: one byte, which may be a part of a character, or some text."""
+    """The UTF-8 bytes of a token. A byte piece is one byte, which may be a part of a character."""
     if tokenizer.is_control(token):
         return b""
     piece = tokenizer.id_to_piece(token)
@@ -34,21 +34,21 @@ def bytes_of(tokenizer: Tokenizer, token: int) -> bytes:
 def sample(
     predictor: RemotePredictor,
     tokenizer: Tokenizer,
-    told: list[int],
+    prompt: list[int],
     count: int,
     temperature: float,
     rng: np.random.Generator,
 ) -> Iterator[str]:
-    """The text of `count` tokens that the model writes behind those it is told, whole characters at a time.
+    """The text of `count` tokens that the model writes after the `prompt`, whole characters at a time.
 
-    Bytes that can be no part of a character are U+FFFD. The BOS is never written: the document goes on.
+    Bytes that cannot be part of a character become U+FFFD. The BOS is never drawn, so the document goes on.
     Raises DataError.
     """
     bos = tokenizer.bos_id()
-    if max([bos, *told]) >= predictor.vocab_size:
+    if max([bos, *prompt]) >= predictor.vocab_size:
         raise DataError(f"the tokenizer's ids do not fit the record's vocabulary of {predictor.vocab_size}")
     predictor.start(1)
-    *before, token = bos, *told
+    *before, token = bos, *prompt
     for each in before:
         predictor.step(np.array([each]))
     characters = codecs.getincrementaldecoder("utf-8")("replace")

@@ -1,6 +1,6 @@
-"""The score: nats of every token by a record's predictor, summed by the referee; and the proof of it.
+"""The score: the nats of every token by a record's predictor, summed by the referee. And its proof.
 
-The proof is text written by a record's probabilities, and read by a fresh sandbox from these bits alone.
+For the proof the text is encoded with the record's probabilities, and decoded in a fresh sandbox.
 """
 
 import math
@@ -83,7 +83,7 @@ def fitting_rows(predictor: RemotePredictor, text: Text) -> int:
 
 
 def score_record(job: PredictorJob, text: Text, coding: bool = False, most_rows: int = shards.IDS) -> Result:
-    """Charge the whole text in a sandbox, and write it in bits where `coding`.
+    """Charge the record for the whole text in a sandbox. If `coding`, also encode the text.
 
     Raises SandboxError, NoSandbox.
     """
@@ -98,7 +98,7 @@ def score_record(job: PredictorJob, text: Text, coding: bool = False, most_rows:
 
 
 def check_time(result: Result) -> Check:
-    """Processor seconds against the track's, which a slower machine stretches; for a GPU the clock's."""
+    """Processor seconds (for a GPU wall clock) within the track's limit, stretched on a slower machine."""
     track = result.job.track
     if result.job.mode.device != track["device"]:
         return skip("eval-time", f"on {result.job.mode.device}, the track's machine has {track['device']}")
@@ -116,7 +116,7 @@ def check_time(result: Result) -> Check:
 
 
 def by_document(result: Result) -> float:
-    """Geometric mean over documents of their bits per byte: one large or odd document does not decide it."""
+    """Geometric mean of the documents' bits per byte: no large or odd document decides it alone."""
     tokens = result.text.tokens
     nats = np.add.reduceat(result.nats, np.flatnonzero(tokens == tokens[0]))
     bpb = nats / LN2 / [max(len(document), 1) for document in result.text.documents]
@@ -124,7 +124,7 @@ def by_document(result: Result) -> float:
 
 
 def check_second(result: Result, second: Text) -> Check:
-    """A model that knows the public text by heart is worse on another of its kind. Raises SandboxError."""
+    """A model that has memorised the public text is worse on other text of its kind. Raises SandboxError."""
     rows = round(result.rows * len(second.tokens) / len(result.text.tokens))  # streams as long as the text's
     public = by_document(result)
     hidden = by_document(score_record(result.job, second, most_rows=max(1, rows)))
@@ -145,7 +145,7 @@ def estimate(
 ) -> tuple[float, float, int, int]:
     """(bits per byte, half its 95 % interval, streams, of how many), from streams drawn at random.
 
-    It is true for a record whose streams do not learn from each other. Raises UsageError, SandboxError.
+    It is unbiased if the record's streams do not learn from each other. Raises UsageError, SandboxError.
     """
     from scipy.stats import t  # a second that other scores need not pay
 
@@ -173,7 +173,7 @@ def estimate(
 
 
 def part_of(text: Text, tokenizer, size: int, rng: np.random.Generator) -> Text:
-    """So many bytes of real text from the start of a random document on."""
+    """`size` bytes of the text, from the start of a random document on."""
     whole = b"".join(text.documents)
     starts = np.cumsum([0, *map(len, text.documents)])[:-1]
     fitting = [start for start in starts if start + size <= len(whole)] or [0]
@@ -182,7 +182,7 @@ def part_of(text: Text, tokenizer, size: int, rng: np.random.Generator) -> Text:
 
 
 def check_proof(result: Result) -> Iterator[Check]:
-    """Read the text back from the bits of its score. Raises SandboxError."""
+    """Decode the text in a fresh sandbox, and compare the code's size with the nats. Raises SandboxError."""
     text = result.text
     tokenizer = tokenizer_of(result.job)
     starts = stream_starts(len(text.tokens), result.rows)
@@ -211,7 +211,7 @@ def check_proof(result: Result) -> Iterator[Check]:
 def referee(
     job: PredictorJob, text: Text, proof: bool | int, rng: np.random.Generator
 ) -> Iterator[Check | Result]:
-    """Score, second text and proof; the Result comes first. What the sandbox ends is one FAIL, and the end.
+    """Score, second text and proof; the Result comes first. A SandboxError becomes a FAIL, the last line.
 
     `proof`: True for the whole text, or a number of bytes of it, or False.
     """

@@ -1,4 +1,4 @@
-"""Documents and their tokens: the referee's own count of what a score is divided by."""
+"""Documents and their tokens, and the bytes of text that a score is divided by."""
 
 import hashlib
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Text:
 
     @property
     def sha256(self) -> str:
-        """Over the sha256 of each document, in order: as the manifest has it."""
+        """sha256 over the sha256 of each document in order, as in the manifest."""
         return sha256(b"".join(hashlib.sha256(text).digest() for text in self.documents))
 
 
@@ -75,7 +75,7 @@ def tokenizer_of(job: PredictorJob) -> Tokenizer:
 
 
 def decode(tokenizer: Tokenizer, tokens: np.ndarray) -> Text:
-    """The documents that stand in tokens, each after its BOS. Raises DataError."""
+    """The documents that the tokens decode to; each begins with a BOS. Raises DataError."""
     starts = np.flatnonzero(tokens == tokenizer.bos_id())
     if not len(tokens) or not len(starts) or starts[0] or int(tokens.max()) >= tokenizer.vocab_size():
         raise DataError(
@@ -107,10 +107,10 @@ def read_documents(path: Path) -> list[bytes]:
 
 
 def validation_text(track: Track, data: Path, record: Path | None = None, trust: bool = False) -> Text:
-    """The validation text, from the track's shards, in the record's tokens.
+    """The track's validation text in the record's tokens.
 
-    Raises DataError for another text; NoSandbox and SandboxError by a record's own tokenizer, which is parsed
-    in a sandbox, or, with `trust`, in a process of its own.
+    Raises DataError if it is another text. A record's own tokenizer is parsed in a sandbox, which may raise
+    NoSandbox and SandboxError; with `trust`, in a process of its own.
     """
     folder = data / "datasets" / track.dataset["name"]
     ours, theirs = tokenizer_path(track, data), tokenizer_path(track, data, record)
@@ -122,7 +122,7 @@ def validation_text(track: Track, data: Path, record: Path | None = None, trust:
 
 
 def second_text(track: Track, tokenizer: Tokenizer, given: Path | None) -> Text | None:
-    """The text of the same kind that nobody published; None where the track has none.
+    """A second text of the same kind, which is in no shard; None if the track has none.
 
     It comes from a file of JSON strings (one document a line), or, for the demo corpus, from the installed
     packages. Raises DataError.

@@ -1,1 +1,1 @@
-"""Where foreign code runs: what it sees, what it may use, and how it is asked."""
+"""Records run here: what they can see, what they may use, and how the referee asks them."""

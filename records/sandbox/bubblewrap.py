@@ -1,8 +1,8 @@
 """What a record's process sees: the options of bubblewrap (bwrap) that build its file system and its rights.
 
 It sees the files that it is given, the Python installation and a C++ compiler, an empty /tmp, no network and
-no other process. What stands in the installed packages of the demo corpus is not there
-as text: modules that torch needs are there as bytecode without docstrings, the rest is not.
+no other process. The demo corpus is the source of installed packages, which must not be readable as text. So
+modules of these packages that torch needs are there as bytecode without docstrings, and the rest is hidden.
 """
 
 import atexit
@@ -28,7 +28,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from data.command import REPO
-from data.prepare import DEMO_PACKAGES, NOT_IMPORTED
+from data.sources import DEMO_PACKAGES, NOT_IMPORTED
 from records.sandbox.limits import NoSandbox
 
 KEY_CALLS = {  # audit's number of the architecture, then those of add_key, request_key and keyctl
@@ -79,7 +79,7 @@ def distributions(roots: tuple[str, ...]) -> dict[str, importlib.metadata.Distri
 
 
 def cache_folder() -> Path:
-    """Where programs leave what they can make again; where there is no such place, it ends with us."""
+    """The user's cache folder; if it cannot be written to, a temporary one that is removed at exit."""
     with contextlib.suppress(OSError, RuntimeError):  # nobody's home, or one that cannot be written to
         folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "bytegolf"
         folder.mkdir(parents=True, exist_ok=True)
@@ -163,7 +163,7 @@ def libraries() -> list[Path]:
 
 
 def bind(path: str) -> list[str]:
-    """Options for a read-only path and folders above it that everybody may pass."""
+    """Options for a read-only path below folders that every user may enter."""
     above = [("--perms", "0755", "--dir", str(parent)) for parent in reversed(Path(path).parents)]
     return [*itertools.chain(*above), "--ro-bind-try", path, path]
 
@@ -194,8 +194,8 @@ def system() -> list[str]:
 def no_keys() -> bytes:
     """A seccomp program (struct sock_filter[]) that refuses the kernel's key rings.
 
-    They outlive a sandbox: one that is scored could tell one that trains what text it saw. Another
-    architecture's calls are refused as a whole; where no numbers are known here, all calls are allowed.
+    Key rings outlive a sandbox, so a record that is scored could leave the text there for one that trains.
+    Calls of another architecture are all refused. If KEY_CALLS lacks this machine, all calls are allowed.
     """
     if platform.machine() not in KEY_CALLS:
         return struct.pack("<HBBI", RETURN, 0, 0, ALLOW)
@@ -245,10 +245,10 @@ def command(
     file_bytes: int,
     hidden: Iterable[Path] = (),
 ) -> list[str]:
-    """The command line that runs what follows it in a sandbox where `binds` can be seen, and /tmp is empty.
+    """The command line that runs what follows it in a sandbox that sees `binds` and an empty /tmp.
 
-    `file_bytes`: of one file, and four times that of all of /tmp. `hidden`: files and folders that no bind
-    may show, beside the repository and its data. Raises NoSandbox.
+    `file_bytes`: the most that one file may have; all of /tmp may have four times that.
+    `hidden`: files and folders that no bind may show, beside the repository and its data. Raises NoSandbox.
     """
     rights = ["--cap-drop", "ALL"]
     if os.geteuid() == 0:  # root needs no user namespace; setpriv becomes another user at once

@@ -43,7 +43,7 @@ class PredictorJob:
 
     @property
     def name(self) -> bytes:
-        """Eight bytes that tell records apart."""
+        """Eight bytes of the hash of script and artifact, which identify a record."""
         digest = hashlib.sha256()
         for path in (self.script, self.artifact):
             digest.update(hashlib.sha256(read_bytes(path)).digest())
@@ -71,7 +71,7 @@ class PredictorJob:
 
 
 def processor_speed() -> float:
-    """float32 operations in a processor second of one core, by a product, which is most of what models do."""
+    """float32 operations in a processor second of one core, measured with a product of matrices."""
     matrix = np.ones((SPEED_SIZE, SPEED_SIZE), np.float32)
     count = 0
     began = time.process_time()
@@ -82,9 +82,9 @@ def processor_speed() -> float:
 
 
 def slowness(track: Track) -> float:
-    """How many times more processor seconds than on the track's machine the same work takes here just now.
+    """How many times more processor seconds than the track's machine this one needs now, measured.
 
-    A machine is given at least the track's own seconds, and at most SLOWEST times these.
+    At least 1, and at most SLOWEST.
     """
     return float(np.clip(track["eval_gflops"] * 1e9 / processor_speed(), 1, SLOWEST))
 
@@ -95,7 +95,7 @@ def is_run(record: Path) -> bool:
 
 
 def named_dataset(record: Path) -> str | None:
-    """The dataset that a record's submission.json names, or that the run of this folder was trained on."""
+    """The dataset that a record's submission.json names, or that a run was trained on."""
     name = None
     if (record / "submission.json").exists():
         name = read_json(record / "submission.json").get("dataset")
@@ -121,7 +121,7 @@ def find_track(record: Path) -> Track:
 
 
 def warn_of_another_script(run: Path) -> None:
-    """A run is loaded by the script that stands in the repository now, which may have changed since."""
+    """Warn if the repository's script, which loads a run's artifact, is not the script that trained it."""
     about = read_json(run / "config.json").get("environment")
     wrote = about.get("script_sha256") if isinstance(about, dict) else None
     if wrote not in (None, sha256(read_bytes(REPO / SCRIPT))):
@@ -141,9 +141,9 @@ def find_job(
     dataset: str | None = None,
     alone: bool = False,
 ) -> PredictorJob:
-    """The job of a record's folder. None stands for what the folder or its track says. Raises DataError.
+    """The job of a record's folder; None takes what the folder or its track says. Raises DataError.
 
-    `alone`: for a stream alone.
+    `alone`: the job is for one stream only.
     """
     if not record.is_dir():
         raise DataError(f"{record}: no such folder")

@@ -1,4 +1,4 @@
-"""A record's predictor in a process of its own, which sees nothing but itself and may use little."""
+"""A record's predictor in a sandboxed process of its own, and the calls that ask it for logits."""
 
 import contextlib
 import os
@@ -39,7 +39,7 @@ class Mode:
 
     device: str = "cpu"
     trust: bool = False  # without a sandbox
-    alone: bool = False  # it is told one stream only
+    alone: bool = False  # it is fed one stream only
     hidden: tuple[Path, ...] = ()  # what no bind may show, beside the repository and its data
 
 
@@ -53,7 +53,7 @@ ALONE = {
 
 
 def environment(mode: Mode) -> dict[str, str]:
-    """Nothing of the caller's but the number of threads."""
+    """The process's environment: nothing of the caller's but the number of threads."""
     variables = {
         "PATH": "/usr/bin:/bin",
         "HOME": "/tmp",
@@ -71,12 +71,12 @@ def environment(mode: Mode) -> dict[str, str]:
 
 
 def sandbox_user() -> int:
-    """Number of the user that a sandbox of ours runs as; 0: the one who calls, who is not root."""
+    """Number of the user that a sandbox runs as; 0: the caller, who is not root."""
     return 64000 + os.getpid() % 1000 if os.geteuid() == 0 else 0
 
 
 def lowered(mode: Mode, limits: Limits) -> list[str]:
-    """The command line that runs what follows it without rights, as another user, and within limits."""
+    """The command line that runs what follows it within limits, and as another user if we are root."""
     values = {"NPROC": limits.tasks, "NOFILE": MAX_FILES, "FSIZE": limits.files, "CORE": 0}
     values["CPU"] = int(limits.processor) + 10  # of one process; the account is of all
     if mode.device == "cpu" and cgroups.find() is None:
@@ -106,7 +106,7 @@ def confined(
 
 
 def memory_file() -> BinaryIO:
-    """A file without a name, in memory where the system knows such."""
+    """A file without a name, in memory if the system can do that."""
     if hasattr(os, "memfd_create"):
         return open(os.memfd_create("bytegolf"), "w+b", buffering=0)
     return tempfile.TemporaryFile(buffering=0)
@@ -172,10 +172,10 @@ def watched(
 
 
 class RemotePredictor:
-    """The record behind the contract of records/README.md, every answer checked for size.
+    """The record behind the contract of records/referee/README.md, every answer checked for size.
 
-    The memory where the worker leaves its answers is read here like a file, and never mapped: a record that
-    cuts it, or writes while it is read, spoils its own answer and nothing else.
+    The shared memory with the answers is read here like a file, and never mapped. So a record that truncates
+    it, or writes while it is read, damages its own answer and nothing else.
     """
 
     def __init__(self, memory: BinaryIO, watchdog: Watchdog, most_rows: int):
@@ -213,11 +213,11 @@ class RemotePredictor:
         return self.logits(rows, worker.REQUEST.pack(False, rows))
 
     def step(self, ids: np.ndarray) -> np.ndarray:
-        """int64[rows] -> float32[rows, V] as above: told a token of each stream, the logits of the next."""
+        """int64[rows] -> float32[rows, V] as above: fed a token of each stream, the logits of the next."""
         return self.logits(len(ids), worker.REQUEST.pack(True, len(ids)) + ids.astype("<i8").tobytes())
 
     def logits(self, rows: int, request: bytes) -> np.ndarray:
-        """Ask, and copy what was left in the shared memory: what is written there later changes nothing."""
+        """Ask, and copy the answer out of the shared memory, so that later writes change nothing."""
         self.send(request)
         self.receive()
         if self.answers.shape != (rows, self.vocab_size):
@@ -230,7 +230,7 @@ class RemotePredictor:
         return self.answers
 
     def send(self, request: bytes) -> None:
-        """Raises SandboxError, also for an answer to no question."""
+        """Send a request. Raises SandboxError, also if the record answered before it was asked."""
         self.watchdog.asked = time.monotonic()
         if any(event & select.POLLIN for _, event in self.early.poll(0)):
             raise SandboxError("protocol", "the record answered before it was asked")
@@ -241,7 +241,7 @@ class RemotePredictor:
             self.fail()
 
     def receive(self) -> tuple[int, int]:
-        """The vocabulary's size and the rows that an answer tells. Raises SandboxError.
+        """The vocabulary's size and the rows that an answer names. Raises SandboxError.
 
         The pipe waits: when the watchdog ends the record, the pipe is closed, and the wait is over.
         """
@@ -258,7 +258,7 @@ class RemotePredictor:
         return tuple(facts)
 
     def fail(self):
-        """Raise what ended the process."""
+        """Raise SandboxError with what ended the process."""
         self.watchdog.stopped.wait(0.3)  # let the watchdog see the last output
         self.watchdog.check_machine()
         if self.watchdog.verdict:

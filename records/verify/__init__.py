@@ -1,1 +1,1 @@
-"""Is a record what it says? Papers, source, training repeated. `python -m records.verify` is the command."""
+"""Check a record: papers, source, score, training. `python -m records.verify` is the command."""

@@ -4,7 +4,7 @@
     python -m records.verify --all [--static]                every record; --static: nothing of it runs
     python -m records.verify FOLDER --retrain any            train a seed again in a sealed room, too
 
-Exit code 1 if a check fails, 2 and 3 if the verification itself cannot be done.
+Exit code 1 if a check fails, 2 for wrong usage, 3 if the verification itself cannot be done.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 
 def who() -> str:
-    """The one who verifies, by git."""
+    """git's user.name: who verifies."""
     done = subprocess.run(["git", "config", "user.name"], cwd=RECORDS, capture_output=True, text=True)
     return printable(done.stdout.strip()) or "unknown"
 

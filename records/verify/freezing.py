@@ -1,7 +1,7 @@
 """A record's folder made from the run directories of its seeds.
 
 Script, logs, metrics and artifacts are copied byte for byte, and the referee scores every artifact. A folder
-that records.verify would fail on paper is not made.
+that records.verify would fail on its papers is not made.
 """
 
 import argparse

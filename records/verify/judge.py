@@ -23,16 +23,16 @@ LOOSE, DECIMALS = 1e-4, 5.1e-9  # of a score: on another machine, and on one of 
 
 
 def compare_score(record: Record, seed: int, result: Result) -> Check:
-    """The referee's score against the submission's: to eight decimals where both computed alike."""
-    told = record.scores[seed]
+    """The referee's score is the submission's: to eight decimals on the same kind of machine."""
+    claimed = record.scores[seed]
     same = this_machine() == record.field("scored_on")
     bound, kind = (DECIMALS, "the same kind") if same else (LOOSE, "another kind")
-    off = result.bpb - told
+    off = result.bpb - claimed
     return check(
         "score",
         abs(off) <= bound,
-        f"seed {seed}: {result.bpb:.8f} bits per byte, {off:+.1e} from the submission's {told:.8f}, expected "
-        f"within {bound:g} on {kind} of machine",
+        f"seed {seed}: {result.bpb:.8f} bits per byte, {off:+.1e} from the submission's {claimed:.8f}, "
+        f"expected within {bound:g} on {kind} of machine",
     )
 
 

@@ -1,4 +1,4 @@
-"""The checks of a record's papers: all that can be said of its folder without running anything of it."""
+"""The checks of a record's papers: everything that can be checked without running anything of it."""
 
 import datetime
 import re
@@ -22,7 +22,7 @@ MAX_GIVEN = 2000  # characters of a run's settings: a text could be learned by h
 
 
 def check_folder(record: Record) -> Iterator[Check]:
-    """Grammar of names, nothing hidden, nothing huge."""
+    """The folder has the files of a record and no others, each a plain file of a reasonable size."""
     track = load_track(record.path.parent)  # record.track would read submission.json
     wrong = [] if FOLDER.fullmatch(record.name) else [f"the name {record.name!r}"]
     paths = sorted(record.path.iterdir())
@@ -43,7 +43,7 @@ def check_folder(record: Record) -> Iterator[Check]:
 
 
 def incomplete_seeds(names: set[str]) -> Iterator[str]:
-    """What does not go together among the files of the seeds."""
+    """Seeds that lack a log, metrics or an artifact."""
     logs, metrics, models = (
         [seed_of(name) for name in sorted(names) if re.match(rf"{start}_seed\d", name)]
         for start in ("train", "metrics", "model")
@@ -53,7 +53,7 @@ def incomplete_seeds(names: set[str]) -> Iterator[str]:
 
 
 def check_submission(record: Record) -> Iterator[Check]:
-    """Words, dataset and scores. That the scores are the referee's, only the referee can say."""
+    """submission.json by itself and beside logs and README. The referee checks the scores later."""
     yield none_wrong("schema", schema_errors(record.submission, "submission"), "by records/schema.json")
     yield equal("dataset", "trained and scored on", record.field("dataset"), record.track.dataset["name"])
     yield equal("scores", "of seeds", sorted(record.scores), sorted(record.runs))
@@ -68,10 +68,10 @@ def check_submission(record: Record) -> Iterator[Check]:
 
 
 def check_date(record: Record) -> Iterator[Check]:
-    """No date to come, and none before a record that passed already.
+    """The date is not in the future, and not before that of a record that has passed already.
 
-    Records stand in the order of their folders' names, so a false date would let a record pass over those
-    that it must beat, or stand in the way of those to come.
+    Records are ordered by the names of their folders. With a false date a record would not have to beat all
+    that came before it, or later records would have to beat it too early.
     """
     name = record.name
     text = name[:10]
@@ -98,7 +98,7 @@ def check_script(record: Record) -> Iterator[Check]:
 
 
 def check_hashes(record: Record) -> Iterator[Check]:
-    """All logs speak of this script and of the track's data. None: the track leaves a value open."""
+    """All logs name this script and the track's data. A value that the track leaves open is None."""
     dataset = record.track.dataset
     own = record.own_tokenizer and sha256(read_bytes(record.path / "tokenizer.model"))
     wanted = {
@@ -130,11 +130,11 @@ def check_logs(record: Record) -> Iterator[Check]:
 
 
 def wrong_end(run: ClaimedRun) -> Iterator[str]:
-    """What is wrong at the end of a run's metrics, by its log."""
+    """Where the end of a run's metrics disagrees with its log."""
     finals = run.kind("final")
-    told = {key: str(value) for key, value in (finals[0] if finals else {}).items() if key != "event"}
-    if len(finals) != 1 or told != run.final:
-        keys = sorted(key for key in told.keys() | run.final.keys() if told.get(key) != run.final.get(key))
+    last = {key: str(value) for key, value in (finals[0] if finals else {}).items() if key != "event"}
+    if len(finals) != 1 or last != run.final:
+        keys = sorted(key for key in last.keys() | run.final.keys() if last.get(key) != run.final.get(key))
         yield f"metrics end with other values than the log: {keys[:4]}"
     if run.events[-1].get("event") != "final":
         yield "metrics go on after the final event"
@@ -179,13 +179,13 @@ def check_limits(record: Record) -> Iterator[Check]:
 
 
 def seconds_before_last_step(run: ClaimedRun) -> float:
-    """The step that was under way when the time was up may be ended."""
+    """Training seconds before the last step: a run may finish the step in which its time is up."""
     ends = [0.0, 0.0, *(step.get("train_seconds", 0.0) for step in run.kind("step"))]
     return run.value("train_seconds") - (ends[-1] - ends[-2])
 
 
 def check_seeds(record: Record) -> Iterator[Check]:
-    """The track's seeds, and any number that follow, so that nobody can choose among many."""
+    """The runs have the track's seeds, and more only in order, so that nobody can choose among many."""
     wanted = record.track["seeds"]
     found = sorted(record.runs)
     next_one = max(wanted) + 1
@@ -199,15 +199,15 @@ def check_seeds(record: Record) -> Iterator[Check]:
 
 
 def check_artifact(record: Record) -> Iterator[Check]:
-    """Every artifact that is small is here, and is the one of its log."""
+    """Every artifact below the track's `artifact_below` is here, and is the one that its log names."""
     wrong = []
     for seed, run in record.runs.items():
-        told = run.value("artifact_sha256"), run.value("artifact_bytes")
+        logged = run.value("artifact_sha256"), run.value("artifact_bytes")
         blob = record.artifacts.get(seed)
-        if blob is None and told[1] < record.track["artifact_below"]:
+        if blob is None and logged[1] < record.track["artifact_below"]:
             wrong.append(f"model_seed{seed}.ptz is missing")
-        elif blob is not None and (sha256(blob), len(blob)) != told:
-            wrong.append(f"seed {seed}: sha256 {sha256(blob)}, {len(blob)} bytes; the log says {told}")
+        elif blob is not None and (sha256(blob), len(blob)) != logged:
+            wrong.append(f"seed {seed}: sha256 {sha256(blob)}, {len(blob)} bytes; the log says {logged}")
     yield none_wrong("artifact", wrong, f"those of seeds {sorted(record.artifacts)}, as the logs have them")
 
 
@@ -217,7 +217,7 @@ def check_artifact(record: Record) -> Iterator[Check]:
 def earlier(record: Record) -> dict[str, Record]:
     """The track's records before this one that claim to be one, by folder.
 
-    Those that failed or are disputed are left out: nobody must beat a score that is not one.
+    Those that failed or are disputed are left out: nobody has to beat them.
     """
     verdicts = read_verdicts(record.track.folder)
     out = {name for name, its in verdicts.items() if its["verdict"] == "fail" or its.get("disputed")}
@@ -265,9 +265,9 @@ PAPERS = [*OF_THE_RUNS, check_submission, check_claim]
 
 
 def check_papers(record: Record, checks: list[Callable] = PAPERS) -> Iterator[Check]:
-    """All of them. A file that a check cannot read fails that check.
+    """All checks of the papers. A file that cannot be read fails its check.
 
-    So does whatever else a stranger's numbers make of it: a division by zero, a number too large. A folder
+    So does any other error that a record's numbers cause: a division by zero, a number too large. A folder
     with links, pipes or huge files fails its own check, and nothing of it is read.
     """
     for function in checks:

@@ -1,14 +1,15 @@
 """The sealed room: a record's script trains once more where it can see nothing but the training text.
 
-It holds the record's scripts, the training shards, the tokenizer, the packages of the track and a folder to
-write to; no validation text, no artifact, no network and no other file. So all that the artifact knows which
-comes out of it was in the script or in the training text.
+It holds the record's script, the training shards, the tokenizer, the packages of the track and a folder to
+write to. It holds no validation text, no artifact, no network and no other file. So the artifact that comes
+out of it was made from the script and the training text alone.
 
-Operations are counted by torch's own counter: the run's checkpoints, drawn at random, are resumed in rooms of
-their own, uncompiled, for a few steps. A script can cheat here: the counter sees products of torch alone, not
-those of numpy or C; it lives in the script's own process; and a script can find out that it is being counted
-and do less. Its losses must then be those of the whole run, and the processor seconds of that run, beside
-what this machine can do, show how much there was to hide. Beyond that a person must read the script.
+torch's counter counts the operations. Checkpoints of the run, drawn at random, are resumed in rooms of their
+own, uncompiled, for a few steps. A script can cheat here. The counter sees only the products of torch, not
+those of numpy or C, and it runs in the script's own process. A script can find out that it is being counted
+and do less. But its losses must then be those of the whole run, and the line shows how many operations a
+processor second of the whole run had, beside what this machine can do. The rest is for a person who reads
+the script.
 """
 
 import contextlib
@@ -62,7 +63,7 @@ HEADER = 1024  # bytes of a shard before its tokens
 
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
-    """A folder that goes again with all that a record put into it, however deep."""
+    """A temporary folder, removed at the end with everything that a record put into it, however deep."""
     folder = tempfile.mkdtemp(prefix="bytegolf-retrain-")
     try:
         yield Path(folder)
@@ -71,7 +72,7 @@ def private_folder() -> Iterator[Path]:
 
 
 def open_below(folder: Path, name: Path) -> int:
-    """A descriptor of what stands in a record's folder; links, which may lead anywhere, are not followed."""
+    """Open a path below a record's folder. Links are not followed, because they may lead anywhere."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     for part in name.parts:
         above = fd
@@ -102,7 +103,7 @@ def read_below(folder: Path, name: Path, most: int) -> bytes:
 
 
 def settings(record: Record, seed: int, **more: str) -> dict[str, str]:
-    """The environment of the script: what the record's run was given, and where things are in the room."""
+    """The script's environment: the settings of the record's run, and the paths in the room."""
     run = record.runs[seed]
     native = record.track["device"] == "cuda" or {"avx512_bf16", "amx_bf16"} & set(cpuinfo("flags").split())
     given = run.given | {
@@ -121,7 +122,7 @@ def settings(record: Record, seed: int, **more: str) -> dict[str, str]:
 
 
 def training_shards(record: Record, data: Path) -> list[Path]:
-    """The track's training text. Raises DataError where it is not here."""
+    """Paths of the track's training shards. Raises DataError if they are not here."""
     dataset = record.track.dataset
     folder = data / "datasets" / dataset["name"]
     paths = sorted(folder.glob("*_train_*.bin"))
@@ -153,9 +154,9 @@ def run_room(
     look: Callable = lambda: None,
     steps: int = 0,
 ) -> Done:
-    """Run the record's script in the folder `work`, which the room may write. `look` is called now and then.
+    """Run the record's script in the folder `work`, to which it may write. `look` is called every 0.2 s.
 
-    `steps`: count operations, of so many steps. Raises NoSandbox (MachineFull too), DataError.
+    `steps`: 0, or the number of steps whose operations are counted. Raises NoSandbox, DataError.
     """
     track = record.track
     seconds = SETUP_SECONDS if 0 < steps < TO_THE_END else SETUP_SECONDS + track["train_seconds"]
@@ -197,7 +198,7 @@ def run_room(
 
 
 class Points:
-    """Checkpoints drawn at random while a run writes them, each with equal chance; and the last."""
+    """Copies of checkpoints, drawn with equal chance while a run writes them, and of the last one."""
 
     def __init__(self, work: Path, root: Path):
         self.work = work
@@ -241,7 +242,7 @@ class Counted:
 
     steps: str
     found: int  # by torch
-    told: int  # by the metrics of the whole run
+    logged: int  # by the metrics of the whole run
     beside: int  # by torch, before and after all steps
     loss_off: float  # largest difference to the whole run, as a part of the loss
 
@@ -252,30 +253,32 @@ def step_events(metrics: bytes) -> dict[int, dict]:
     return {event["step"]: event for event in events if event["event"] == "step"}
 
 
-def compare_counts(work: Path, told: dict[int, dict], before: int) -> Counted:
-    """Counted operations of a room beside those that the whole run told. Raises DataError.
+def compare_counts(work: Path, logged: dict[int, dict], before: int) -> Counted:
+    """Counted operations of a room beside those that the whole run logged. Raises DataError.
 
-    `before`: steps that had been told before. A step may be told while the next one is under way, so a count
-    may stand for one step more than was told.
+    `before`: steps that had been logged before. A step may be logged while the next one is under way, so a
+    count may stand for one step more than was logged.
     """
     metrics = read_below(work, RUN / METRICS, MAX_METRICS)
     counts = parse_json(read_below(work, Path(room.COUNTS), MAX_METRICS))
     own = step_events(metrics)
-    found = {}  # what the counter had when each step was told
+    found = {}  # what the counter had when each step was logged
     for offset, operations in counts["readings"]:
         for step in step_events(metrics[offset:].partition(b"\n")[0]):
             found[step] = operations
-    end = max(told, default=0)
+    end = max(logged, default=0)
     if len(found) < min(3, end - before):
-        raise DataError(f"{len(found)} steps after {before} of {end} were told while operations were counted")
+        raise DataError(
+            f"{len(found)} steps after {before} of {end} were logged while operations were counted"
+        )
     total = counts["total"]
     if not found:
         return Counted("none", 0, 0, total, 0.0)
     first, last = min(found), max(found)
-    offs = [abs(float(own[step]["train_loss"]) / float(told[step]["train_loss"]) - 1) for step in found]
+    offs = [abs(float(own[step]["train_loss"]) / float(logged[step]["train_loss"]) - 1) for step in found]
 
     def flops(step: int) -> int:
-        return told[min(step, end)]["train_flops"] if step > 0 else 0
+        return logged[min(step, end)]["train_flops"] if step > 0 else 0
 
     operations = found[last] - found[first]
     claims = [flops(last + by) - flops(first + by) for by in (0, 1)]
@@ -292,7 +295,7 @@ def count_again(
     record: Record, seed: int, data: Path, root: Path, points: Points, run: ClaimedRun
 ) -> Iterator[Counted]:
     """Count operations from the start and from the points. Raises NoSandbox, DataError."""
-    told = {event["step"]: event for event in run.kind("step")}
+    logged = {event["step"]: event for event in run.kind("step")}
     slow = {"COMPILE": "0", "TORCH_COMPILE_DISABLE": "1", "WARMUP_STEPS": "0", "CKPT_SECONDS": "0"}
     given = settings(record, seed, **slow)
     start = root / "start"
@@ -305,20 +308,20 @@ def count_again(
         done = run_room(record, data, work, given, steps=steps)
         if done.code:
             raise DataError(f"counting ended with exit code {done.code}: {done.said}")
-        yield compare_counts(work, told, before)
+        yield compare_counts(work, logged, before)
 
 
 def check_counts(record: Record, seed: int, run: ClaimedRun, done: Done, counted: list[Counted]) -> Check:
     """Operations of the run in the room: as torch counts them, and within the track's limit."""
     total, limit = run.value("train_flops"), record.track["train_flops"]
     logged = record.runs[seed].value("train_flops")
-    pairs = [(one.found, one.told) for one in counted] + [(total, logged)]
+    pairs = [(one.found, one.logged) for one in counted] + [(total, logged)]
     wrong = any(abs(one - other) > SLACK * max(one, other) for one, other in pairs)
     wrong = wrong or total > limit or list(wrong_steps(run))
     most_off = LOSS_SLACK.get(run.about.get("dtype"), LOSS_SLACK["bfloat16"])
     beside = max(one.beside for one in counted)
     off = max(one.loss_off for one in counted)
-    parts = [f"{one.found:.6g} of {one.told:.6g} in steps {one.steps}" for one in counted]
+    parts = [f"{one.found:.6g} of {one.logged:.6g} in steps {one.steps}" for one in counted]
     rate, peak = total / max(done.processor, 1e-9), processor_speed()
     return check(
         "counted",
@@ -332,7 +335,8 @@ def check_counts(record: Record, seed: int, run: ClaimedRun, done: Done, counted
 def compare_artifact(record: Record, seed: int, artifact: Path, job_of: Callable, text: Text) -> Check:
     """The room's artifact is the record's bit for bit, or scores as it does, within the track's noise.
 
-    Rounding elsewhere draws another run, and seeds may lie far apart: so may that where nothing is claimed.
+    Another processor rounds differently, which gives another run. If the record claims nothing, the new
+    artifact may lie as far away as its seeds lie apart.
     """
     if sha256(artifact.read_bytes()) == record.runs[seed].value("artifact_sha256"):
         return check("retrained", True, f"seed {seed}: the artifact came back bit for bit, expected so")
@@ -353,7 +357,7 @@ def compare_artifact(record: Record, seed: int, artifact: Path, job_of: Callable
 def train_again(
     record: Record, seed: int, data: Path, job_of: Callable, text: Text, root: Path
 ) -> Iterator[Check]:
-    """The lines of one seed. Raises NoSandbox, DataError, and what a stranger's numbers lead to."""
+    """The checks of one seed. Raises NoSandbox, DataError, and any error that a record's numbers cause."""
     if seed not in record.runs:
         raise DataError(f"the record has no such seed, expected one of {sorted(record.runs)}")
     work = root / "work"

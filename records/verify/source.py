@@ -1,8 +1,8 @@
 """Style of a record's script, read from its text; nothing of it runs here.
 
-These rules are for people who read the script. None of them protects the score, since Python has ways round
-each: the sandbox does that, which holds no data, no network and no packages but those of the track. What a
-script may know by heart is bounded by its size, and should not look like data.
+These rules help people who read the script. They do not protect the score, because Python has ways round each
+of them. The sandbox protects it: it holds no data, no network and no packages but those of the track. The
+limit on the script's size bounds how much text a script can contain, and none of it should look like data.
 """
 
 import ast
@@ -22,7 +22,7 @@ MAX_DENSITY = 0.55  # what a part compresses to: programs 0.47, base64 0.76, hex
 
 
 def data_in(script: bytes) -> Iterator[str]:
-    """Parts that hardly compress: they are no program."""
+    """Parts of the script that compress so little that they must be data."""
     for start in range(0, len(script) - PART + 1, PART // 2):
         density = len(zlib.compress(script[start : start + PART], 9)) / PART
         if density > MAX_DENSITY:
@@ -32,7 +32,7 @@ def data_in(script: bytes) -> Iterator[str]:
 
 
 def unreadable(script: bytes) -> Iterator[str]:
-    """Why a person would not read in the script what Python does. Raises SyntaxError."""
+    """Why a person cannot see what Python runs: encoding, invisible characters. Raises SyntaxError."""
     encoding = tokenize.detect_encoding(io.BytesIO(script).readline)[0]
     if encoding != "utf-8":
         yield f"declares the encoding {encoding}, expected utf-8"

@@ -25,7 +25,8 @@ import pyarrow.parquet
 import pytest
 import sentencepiece
 
-from data import copies, prepare, shards
+from data import corpus as corpora
+from data import encode, prepare, shards, sources
 from tests.kit import helpers
 from tests.kit.data_kit import call, refused, start, write_jsonl
 
@@ -62,7 +63,7 @@ def run(*args: object, code: int = 0) -> str:
 
 
 def read_split(folder: Path, split: str) -> tuple[list[bytes], list[np.ndarray]]:
-    """(texts, int32 headers) of a split, decoded by SentencePiece; the format told once more."""
+    """(texts, int32 headers) of a split, decoded by SentencePiece; the format written down a second time."""
     manifest = json.loads((folder / "manifest.json").read_text())
     sp = sentencepiece.SentencePieceProcessor(model_file=str(folder / manifest["tokenizer"]["file"]))
     texts = []
@@ -92,7 +93,7 @@ def sha(text: bytes) -> bytes:
 
 
 def side(text: bytes, fraction: float) -> str:
-    """The split rule, told once more."""
+    """The split rule, written down a second time."""
     return "val" if int.from_bytes(sha(text)[8:16]) < int(fraction * 2**64) else "train"
 
 
@@ -233,7 +234,7 @@ def test_tokenizer_never_sees_validation_text(tmp_path):
     assert models[0] == models[1]
 
 
-def test_the_last_line_trains_and_a_small_validation_text_is_told(tmp_path):
+def test_the_last_line_trains_and_a_small_validation_text_is_reported(tmp_path):
     file = write_jsonl(tmp_path / "t.jsonl", helpers.documents(3000, 5, SCRIPTS))
     options = ["text", file, "--name", "t", "--vocab-size", 260, "--root", tmp_path / "r o"]
     said = run(*options, "--val-docs", 1)
@@ -259,7 +260,7 @@ def copied_bytes(text: bytes, others: list[bytes]) -> int:
     return len({at for start in starts for at in range(start, start + 50)})
 
 
-@pytest.mark.parametrize("size", [0, 49, 50, 51, 300, 3 * copies.CHUNK + 1])
+@pytest.mark.parametrize("size", [0, 49, 50, 51, 300, 3 * corpora.CHUNK + 1])
 def test_copies_are_found(size):
     """Pieces of a text inside other texts, across the arrays in which it is hashed, too."""
     rng = random.Random(size)
@@ -268,7 +269,7 @@ def test_copies_are_found(size):
     others += [
         b"!" + text[at : at + rng.randrange(20, 90)] for at in rng.sample(range(size + 1), min(size, 30))
     ]
-    search = copies.Search(text)
+    search = corpora.Search(text)
     for other in others:
         search.look_in(other)
     assert search.covered() == copied_bytes(text, others)
@@ -278,7 +279,7 @@ def test_copies_are_found(size):
 
 
 @pytest.mark.slow
-def test_what_spoils_a_score_is_told(tmp_path):
+def test_what_spoils_a_score_is_reported(tmp_path):
     """A document that outweighs all others, and text that training has seen; both in manifest and output."""
     rng = random.Random(3)
     texts = [rng.randbytes(1_000).hex() for _ in range(300)]
@@ -315,9 +316,9 @@ def test_what_spoils_a_score_is_told(tmp_path):
 
 
 def test_a_large_corpus_is_sampled(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(prepare, "LOOKED_FOR", 500)
-    monkeypatch.setattr(prepare, "LOOKED_IN", 1000)
-    monkeypatch.setattr(prepare, "BATCH_BYTES", 300)
+    monkeypatch.setattr(corpora, "LOOKED_FOR", 500)
+    monkeypatch.setattr(corpora, "LOOKED_IN", 1000)
+    monkeypatch.setattr(corpora, "BATCH_BYTES", 300)
     said = run("text", corpus, "--name", "t", "--vocab-size", 260, "--val-docs", 40, "--root", tmp_path)
     folder = tmp_path / "data/datasets/t_sp260"
     found = json.loads((folder / "manifest.json").read_text())["validation"]
@@ -417,7 +418,7 @@ def test_bad_files_are_named(tmp_path, name):
     assert not list((root / "data").iterdir())
 
 
-def test_what_a_folder_holds_is_read_told_or_refused(tmp_path, monkeypatch):
+def test_what_a_folder_holds_is_read_listed_or_refused(tmp_path, monkeypatch):
     folder = tmp_path / "texts"
     (folder / "inner").mkdir(parents=True)
     (folder / "a.txt").write_text("one")
@@ -594,11 +595,11 @@ def test_second_run_continues(corpus, tmp_path, monkeypatch):
     written[-1].unlink()
     encoded = []
 
-    def encode_batch(batch, *args, real=prepare.encode_batch):
+    def encode_batch(batch, *args, real=encode.encode_batch):
         encoded.extend(batch)
         return real(batch, *args)
 
-    monkeypatch.setattr(prepare, "encode_batch", encode_batch)
+    monkeypatch.setattr(encode, "encode_batch", encode_batch)
     monkeypatch.setattr(prepare, "spool", None)
     monkeypatch.setattr(prepare, "train_tokenizer", None)
     run(*options, tmp_path / "cut")
@@ -674,21 +675,21 @@ def test_demo(tmp_path):
     assert len(second) >= 50
     assert max(len(text) for _, text in second) <= 32_768
     names = [name for name, _ in second + prepare.demo_documents("val")]
-    assert not [name for name in names if re.match(prepare.TRAIN_NAMES, name)], "what records import"
+    assert not [name for name in names if re.match(sources.TRAIN_NAMES, name)], "what records import"
     everything = digests["val"] + digests["second"] + digests["train"]
     assert len(everything) == len(set(everything))
-    assert sha(b"".join(sorted(everything))).hex() == prepare.DEMO_SHA256
+    assert sha(b"".join(sorted(everything))).hex() == sources.DEMO_SHA256
 
 
 def may_be_validated(name: str, text: bytes) -> bool:
-    """The demo's rule, told once more."""
-    return len(text) <= 32_768 and not re.match(prepare.TRAIN_NAMES, name)
+    """The demo's rule, written down a second time."""
+    return len(text) <= 32_768 and not re.match(sources.TRAIN_NAMES, name)
 
 
 @pytest.mark.slow
 def test_development_text_is_cut_from_the_demos_training_documents(tmp_path):
     """The 200 smallest keys of the documents that could have been validated; nothing of val and second."""
-    model = prepare.train_tokenizer([b"def f(x):\n"], prepare.Plan("demo", vocab_size=260))
+    model = encode.train_tokenizer([b"def f(x):\n"], corpora.Plan("demo", vocab_size=260))
     (tmp_path / "data/tokenizers").mkdir(parents=True)
     (tmp_path / "data/tokenizers/demo_260_bpe.model").write_bytes(model)
     for _ in range(2):  # the second time all is there, and is found to be the same
@@ -732,18 +733,18 @@ def test_demo_sources_are_checked(tmp_path, monkeypatch):
     make_package(tmp_path / "site", b"print()\n")
     (tmp_path / "requirements.txt").write_text("pkg==1.0\nabsent==2.0\n")
     monkeypatch.syspath_prepend(tmp_path / "site")
-    monkeypatch.setattr(prepare, "REPO", tmp_path)
-    monkeypatch.setattr(prepare, "DEMO_PACKAGES", ["pkg"])
-    assert list(prepare.demo_sources()) == [("pkg/a.py", b"print()\n")]
+    monkeypatch.setattr(sources, "REPO", tmp_path)
+    monkeypatch.setattr(sources, "DEMO_PACKAGES", ["pkg"])
+    assert list(sources.demo_sources()) == [("pkg/a.py", b"print()\n")]
     (tmp_path / "site/pkg/a.py").unlink()
     with pytest.raises(shards.DataError, match=r"pkg/a\.py: cannot be read.*pip install"):
-        list(prepare.demo_sources())
+        list(sources.demo_sources())
     (tmp_path / "requirements.txt").write_text("pkg==1.1\nabsent==2.0\n")
     with pytest.raises(shards.DataError, match=r"version 1\.0 is installed, expected 1\.1: pip install"):
-        list(prepare.demo_sources())
-    monkeypatch.setattr(prepare, "DEMO_PACKAGES", ["absent"])
+        list(sources.demo_sources())
+    monkeypatch.setattr(sources, "DEMO_PACKAGES", ["absent"])
     with pytest.raises(shards.DataError, match=r"absent: not installed.*pip install"):
-        list(prepare.demo_sources())
+        list(sources.demo_sources())
 
 
 def test_a_changed_demo_corpus_is_refused(tmp_path, monkeypatch):

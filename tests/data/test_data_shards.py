@@ -280,14 +280,17 @@ DAMAGES = {  # what is done to the dataset and its second training shard, words 
     "no tokenizer": (removed("../../tokenizers/t_500_bpe.model"), "expected a SentencePiece model"),
     "half a manifest": (manifest_is("{"), "manifest.json: no JSON"),
     "manifest without end": (manifest_is("[" * 100_000), "manifest.json: no JSON"),
-    "empty manifest": (manifest_is('{"format": "bytegolf dataset"}'), "the manifest lacks"),
+    "empty manifest": (
+        manifest_is('{"format": "bytegolf dataset"}'),
+        "is a required property, expected what data.prepare writes",
+    ),
     "manifest of another shape": (
         manifest_with(lambda m: m["files"][0].pop("tokens")),
-        "the manifest's files[0] lacks ['tokens'], expected all of",
+        "$.files[0]: 'tokens' is a required property",
     ),
     "manifest without a tokenizer": (
         manifest_with(lambda m: m.update(tokenizer=None)),
-        "the manifest's tokenizer is null, expected dict",
+        "$.tokenizer: None is not of type 'object'",
     ),
     "manifest of other counts": (manifest_with(lambda m: m["files"][1].update(bytes=5)), "'bytes': 5,"),
 }

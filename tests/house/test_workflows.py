@@ -36,7 +36,7 @@ class Verdict:
     code: int
     out: str
     summary: str
-    folder: str  # that the judge was told
+    folder: str  # that the judge was given
 
 
 class Forge:
@@ -88,12 +88,12 @@ class Forge:
         self.git(self.root, "clone", "--quiet", self.base, "runner")
         if data:
             shutil.copytree(data, self.root / "runner/data", dirs_exist_ok=True)
-        told = {"GITHUB_STEP_SUMMARY": self.root / "summary", "GITHUB_OUTPUT": self.root / "output"}
-        done = self.step("find", HEAD=head, **told)
+        files = {"GITHUB_STEP_SUMMARY": self.root / "summary", "GITHUB_OUTPUT": self.root / "output"}
+        done = self.step("find", HEAD=head, **files)
         folder = read(self.root / "output").removeprefix("folder=").rstrip("\n")
         if folder:
             assert done.returncode == 0
-            done = self.step("judge", FOLDER=folder, RETRAIN=retrain, **told)
+            done = self.step("judge", FOLDER=folder, RETRAIN=retrain, **files)
         return Verdict(done.returncode, done.stdout, read(self.root / "summary"), folder)
 
     def step(self, name: str, **env: object) -> subprocess.CompletedProcess:
@@ -267,7 +267,7 @@ def test_odd_names_of_files_reach_the_verifier_alone(hub):
     assert (verdict.code, verdict.folder) == (0, NEW) and "'$(id)', '-rf'" in verdict.summary
 
 
-def test_a_conflict_with_the_base_branch_is_told(hub):
+def test_a_conflict_with_the_base_branch_is_reported(hub):
     (hub.base / "README.md").write_text("one")
     hub.commit(hub.base)
     verdict = hub.judge(also("README.md", "two"))

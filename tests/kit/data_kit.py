@@ -15,7 +15,7 @@ from tests.kit import helpers
 
 def call(main: Callable[[list[str]], int], *args: object, code: int = 0) -> str:
     """What a command says that runs in this process; its exit code is checked."""
-    said = io.StringIO()
+    said = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
@@ -25,8 +25,9 @@ def call(main: Callable[[list[str]], int], *args: object, code: int = 0) -> str:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    assert found == code, said.getvalue()
-    return said.getvalue()
+    text = said.buffer.getvalue().decode()
+    assert found == code, text
+    return text
 
 
 def start(module: str, *args: object, **options) -> subprocess.Popen:

@@ -9,11 +9,11 @@ PROVOKE holds faults with commas between them, each KIND@STEP and what it needs.
     sleep       so many seconds= before the step; before step 0: while the others compile
     kill, stop  SIGKILL or SIGSTOP to itself before the step
     drift       the rank's weights change before the step
-    tell        print the sha256 of weights and optimizer before the step
+    hash        print the sha256 of weights and optimizer before the step
     cut         SIGKILL half way through the checkpoint of the step, or of the first after it
     torn        the same, but half of the checkpoint has its final name: a disk that lost what it took
 
-rank= says on which rank; without it, on all. The script is imported, so it runs as it is: what it tells of
+rank= says on which rank; without it, on all. The script is imported, so it runs as it is: what it says of
 itself (its name, size and sha256) is train_gpt.py's.
 """
 
@@ -59,7 +59,7 @@ def step(trainer: train_gpt.Trainer, batch: torch.Tensor, number: int, multiplie
         time.sleep(float(fault["seconds"]))
     for _ in due("drift"):
         trainer.optimizer.state["weights"][0] += 1.0
-    for _ in due("tell"):
+    for _ in due("hash"):
         # one write, so that the lines of several ranks do not mix
         sys.stdout.write(f"state before step {number + 1} on rank {RANK}: {state_sha256(trainer)}\n")
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""A Hugging Face hub on 127.0.0.1, as far as a download sees one, that can be told to misbehave.
+"""A Hugging Face hub on 127.0.0.1, as far as a download sees one, that can be made to misbehave.
 
     with HubServer() as hub:
         commit = hub.commit("owner/name", {"datasets/manifest.json": b"{}", "datasets/big.bin": b"..."})
@@ -6,23 +6,19 @@
         ...                               # run the real client with HF_ENDPOINT=hub.url
         hub.requests                      # what it asked for
 
-It speaks repo info and tree listing of a commit with git and LFS checksums, HEAD and GET of /resolve/ with
-X-Repo-Commit, ETag, X-Linked-Etag and X-Linked-Size, a redirect to a "CDN" of another origin for LFS files,
-ranges, and the hub's error codes. Files that end in .bin or .model are in LFS. It speaks no Xet.
+It speaks repo info of a commit with git and LFS checksums, HEAD and GET of /resolve/ with X-Repo-Commit,
+ETag, X-Linked-Etag and X-Linked-Size, a redirect to a "CDN" of another origin for LFS files, ranges, and the
+hub's error codes. Files that end in .bin or .model are in LFS. It speaks no Xet.
 """
 
 import hashlib
 import json
-import os
 import re
-import socket
-import struct
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 
 @dataclass
@@ -35,27 +31,17 @@ class Fault:
     before: Callable[[], None] = lambda: None  # called before the answer
     status: int = 0  # answer with this and no body
     headers: dict = field(default_factory=dict)  # add these
-    without: tuple = ()  # leave these out
-    hangs_up: bool = False  # close the connection before any answer
     body: Callable[[bytes], bytes] | None = None  # another content, under the old checksums
     dies_after: int | None = None  # then close the connection in the middle
-    resets_after: int | None = None  # then reset it
     stalls_after: int | None = None  # then send nothing more
     ends_after: int | None = None  # say that this is all
-    drips: float = 0  # seconds between single bytes
-    drips_headers: bool = False  # those of the headers too
-    endless: bool = False  # go on after the end, without a length
-    ignores_range: bool = False
 
 
 @dataclass
 class Request:
     method: str
     path: str
-    range: str
     token: str
-    query: dict
-    time: float
 
 
 class HubServer:
@@ -70,10 +56,6 @@ class HubServer:
         self.repos: dict[str, dict] = {}  # id -> refs {name: commit}, commits {commit: files}, token
         self.faults: list[Fault] = []
         self.requests: list[Request] = []
-        self.lists_siblings = True  # in repo info; else only the tree lists files
-        self.lists_sizes = True
-        self.page = 1000  # entries of a tree page
-        self.active = self.most_active = 0  # downloads at the same time
         self.closing = threading.Event()  # ends the answers that stall
 
     def listen(self) -> ThreadingHTTPServer:
@@ -133,7 +115,7 @@ def checksums(data: bytes) -> tuple[str, str]:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection. Paths: /api/datasets/ID/(revision|tree)/REV, /datasets/ID/resolve/REV/PATH, /cdn/..."""
+    """One connection. Paths: /api/datasets/ID/revision/REV, /datasets/ID/resolve/REV/PATH, /cdn/..."""
 
     protocol_version = "HTTP/1.1"
     hub: HubServer
@@ -147,27 +129,18 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         url = urlsplit(self.path)
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        request = Request(
-            self.command,
-            unquote(url.path),
-            self.headers.get("Range", ""),
-            token,
-            parse_qs(url.query),
-            time.monotonic(),
-        )
+        request = Request(self.command, unquote(url.path), token)
         self.hub.requests.append(request)
         self.fault = self.hub.take_fault(f"{self.command} {request.path}")
         self.fault.before()
         try:
-            if self.fault.hangs_up:
-                self.close_connection = True
-            elif self.fault.status:
+            if self.fault.status:
                 self.answer(self.fault.status, {}, b"")
             elif match := re.fullmatch("/cdn/(.+?/.+?)/([0-9a-f]{40})/(.+)", request.path):
                 assert not token, "the hub's token must not leave the hub"
                 self.send_file(self.hub.repos[match[1]]["commits"][match[2]][match[3]], {})
-            elif match := re.fullmatch("/api/datasets/(.+?/.+?)/(revision|tree)/([^/]+)", url.path):
-                self.api(request, *map(unquote, match.groups()))
+            elif match := re.fullmatch("/api/datasets/(.+?/.+?)/revision/([^/]+)", url.path):
+                self.info(request, *map(unquote, match.groups()))
             elif match := re.fullmatch("/datasets/(.+?/.+?)/resolve/([^/]+)/(.+)", url.path):
                 self.resolve(request, *map(unquote, match.groups()))
             else:
@@ -185,33 +158,20 @@ class Handler(BaseHTTPRequestHandler):
             return self.refuse(404, "RevisionNotFound")
         return commit, repo["commits"][commit]
 
-    def api(self, request: Request, repo_id: str, kind: str, revision: str) -> None:
+    def info(self, request: Request, repo_id: str, revision: str) -> None:
         if not (found := self.open(request, repo_id, revision)):
             return
         commit, files = found
-        entries = [self.entry(path, data) for path, data in sorted(files.items())]
-        if kind == "revision":
-            info = {"id": repo_id, "sha": commit, "private": False, "tags": []}
-            if self.hub.lists_siblings:
-                keys = ("size", "blobId", "lfs") if "blobs" in request.query and self.hub.lists_sizes else ()
-                info["siblings"] = [
-                    {"rfilename": e["path"]} | {key: e[key] for key in keys if key in e} for e in entries
-                ]
-            return self.answer(200, {"Content-Type": "application/json"}, json.dumps(info).encode())
-        folders = sorted({path.rsplit("/", n)[0] for path in files for n in range(1, path.count("/") + 1)})
-        entries += [{"type": "directory", "path": path, "oid": "0" * 40, "size": 0} for path in folders]
-        start = int(request.query.get("cursor", ["0"])[0])
-        end = start + self.hub.page
-        more = f'<{self.hub.url}{quote(request.path)}?recursive=true&cursor={end}>; rel="next"'
-        headers = {"Link": more} if end < len(entries) else {}
-        self.answer(200, headers, json.dumps(entries[start:end]).encode())
+        siblings = [self.sibling(path, data) for path, data in sorted(files.items())]
+        info = {"id": repo_id, "sha": commit, "private": False, "tags": [], "siblings": siblings}
+        self.answer(200, {"Content-Type": "application/json"}, json.dumps(info).encode())
 
-    def entry(self, path: str, data: bytes) -> dict:
+    def sibling(self, path: str, data: bytes) -> dict:
         git, sha256 = checksums(data)
-        entry = {"type": "file", "path": path, "size": len(data), "oid": git, "blobId": git}
+        found = {"rfilename": path, "size": len(data), "blobId": git}
         if is_lfs(path):
-            entry["lfs"] = {"size": len(data), "sha256": sha256, "oid": sha256, "pointerSize": 130}
-        return entry
+            found["lfs"] = {"size": len(data), "sha256": sha256, "pointerSize": 130}
+        return found
 
     def resolve(self, request: Request, repo_id: str, revision: str, path: str) -> None:
         if not (found := self.open(request, repo_id, revision)):
@@ -239,21 +199,12 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(status, headers, json.dumps({"error": code}).encode())
 
     def send_file(self, data: bytes, headers: dict) -> None:
-        with self.hub.lock:
-            self.hub.active += self.command == "GET"
-            self.hub.most_active = max(self.hub.active, self.hub.most_active)
-        try:
-            wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-            if not wanted or self.fault.ignores_range:
-                return self.answer(200, headers, data)
-            start = int(wanted[1])
-            if start >= len(data):
-                return self.answer(416, headers | {"Content-Range": f"bytes */{len(data)}"}, b"no such range")
-            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-            self.answer(206, headers, data[start:])
-        finally:
-            with self.hub.lock:
-                self.hub.active -= self.command == "GET"
+        wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        if not wanted:
+            return self.answer(200, headers, data)
+        start = int(wanted[1])
+        headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+        self.answer(206, headers, data[start:])
 
     def answer(self, status: int, headers: dict, body: bytes) -> None:
         """Send a response, as wrong as the fault wants it."""
@@ -262,38 +213,13 @@ class Handler(BaseHTTPRequestHandler):
         if fault.ends_after is not None:
             body = body[: fault.ends_after]
         self.send_response(status)
-        length = {} if fault.endless else {"Content-Length": str(len(body))}
-        for key, value in (length | headers | fault.headers).items():
-            if key not in fault.without:
-                self.send_header(key, value)
-        if fault.endless:
-            self.send_header("Connection", "close")
+        for key, value in ({"Content-Length": str(len(body))} | headers | fault.headers).items():
+            self.send_header(key, value)
         self.end_headers()
         if self.command == "HEAD":
             return
-        stops = [n for n in (fault.dies_after, fault.resets_after, fault.stalls_after) if n is not None]
-        self.send(body[: stops[0]] if stops else body)
+        stops = [n for n in (fault.dies_after, fault.stalls_after) if n is not None]
+        self.wfile.write(body[: stops[0]] if stops else body)
         if fault.stalls_after is not None:
             self.hub.closing.wait(60)
-        if fault.resets_after is not None:
-            time.sleep(0.1)  # else the reset overtakes what was sent
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            os.close(self.connection.detach())
-        while fault.endless and not self.hub.closing.is_set():
-            self.wfile.write(bytes(65536))
         self.close_connection = self.close_connection or bool(stops)
-
-    def flush_headers(self) -> None:
-        if self.fault.drips_headers:
-            self.send(b"".join(self._headers_buffer))
-            self._headers_buffer = []
-        super().flush_headers()
-
-    def send(self, data: bytes) -> None:
-        if not self.fault.drips:
-            self.wfile.write(data)
-            return
-        for byte in data:
-            self.wfile.write(bytes([byte]))
-            if self.hub.closing.wait(self.fault.drips):
-                return

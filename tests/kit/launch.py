@@ -90,7 +90,7 @@ class Launch:
         return self.files[1].read_text(encoding="utf-8", errors="replace")
 
     def look(self) -> bool:
-        """Whether it still runs; notes when its first step was told."""
+        """Whether it still runs; notes when its first step was logged."""
         running = self.process.poll() is None
         if self.first_step is None and FIRST_STEP.search(self.out):
             self.first_step = time.monotonic() - self.began
@@ -111,7 +111,7 @@ class Launch:
         return self.process.returncode
 
     def wait_for_step(self, more: float = 0.0) -> int | None:
-        """Until the first step is told and some seconds more; the exit code if it ends before."""
+        """Until the first step is logged and some seconds more; the exit code if it ends before."""
         code = self.wait(until=lambda: self.first_step is not None)
         return code if code is not None else self.wait(more)
 
@@ -159,10 +159,10 @@ def events(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def without_seconds(told: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+def without_seconds(logged: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     """The events of a kind, of which nothing but seconds may differ between two runs that did the same."""
     return [
-        {k: v for k, v in event.items() if "seconds" not in k} for event in told if event["event"] == kind
+        {k: v for k, v in event.items() if "seconds" not in k} for event in logged if event["event"] == kind
     ]
 
 
@@ -173,18 +173,18 @@ def is_done(folder: Path) -> bool:
 
 def end_of(folder: Path) -> End:
     """Read a finished run. Raises Broken if it is not finished."""
-    told = events(folder)
-    final = [event for event in told if event["event"] == "final"]
+    logged = events(folder)
+    final = [event for event in logged if event["event"] == "final"]
     check(len(final) == 1, f"{len(final)} final events in {folder}")
     artifact = helpers.sha256(folder / "model.ptz").hex()
-    check(artifact == final[0]["artifact_sha256"], "the artifact is not the one that the run tells of")
+    check(artifact == final[0]["artifact_sha256"], "the artifact is not the one that the run reports")
     names = ("state_sha256", "artifact_sha256", "batches_crc32", "val_bpb", "steps", "tokens_seen")
     hashes = {name: final[0][name] for name in names}
-    return End(hashes, without_seconds(told, "step"), without_seconds(told, "val"))
+    return End(hashes, without_seconds(logged, "step"), without_seconds(logged, "val"))
 
 
 def check_steps(found: End, count: int) -> None:
-    check([e["step"] for e in found.steps] == list(range(1, count + 1)), "steps are missing or told twice")
+    check([e["step"] for e in found.steps] == list(range(1, count + 1)), "steps are missing or logged twice")
 
 
 def check_same(found: End, expected: End) -> None:

@@ -167,8 +167,10 @@ def reseal(folder: Path) -> None:
         log_value(folder, seed, "script_sha256", hashlib.sha256(Record(folder).script).hexdigest())
 
     def fit(value: dict) -> None:
-        told = value["scores"]
-        value["scores"] = {str(seed): told.get(str(seed), run.value("val_bpb")) for seed, run in runs.items()}
+        scores = value["scores"]
+        value["scores"] = {
+            str(seed): scores.get(str(seed), run.value("val_bpb")) for seed, run in runs.items()
+        }
 
     edit_json(folder / "submission.json", fit)
     with open(folder / "README.md", "a", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""The machinery of tests/chaos.py: tries in folders of their own, told in a file, counted and reported."""
+"""The machinery of tests/chaos.py: tries in folders of their own, noted in a file, counted and reported."""
 
 from __future__ import annotations
 
@@ -111,13 +111,13 @@ class Campaign:
         check_same(end_of(cwd / "logs/run"), self.reference(ranks, **more))
         return [again.first_step] if again.first_step else []
 
-    def told(self) -> list[dict[str, Any]]:
+    def lines(self) -> list[dict[str, Any]]:
         """What tries.jsonl holds: the campaign, then its tries."""
         if not self.tries.exists():
             return []
         return [json.loads(line) for line in self.tries.read_text(encoding="utf-8").splitlines()]
 
-    def tell(self, **facts: Any) -> None:
+    def note(self, **facts: Any) -> None:
         with self.lock, open(self.tries, "a", encoding="utf-8") as file:
             file.write(json.dumps(facts) + "\n")
 
@@ -129,7 +129,7 @@ class Campaign:
             yield Try(self.folder / row.name / str(index), rng, index, min(row.each, tries - done))
 
     def attempt(self, row: Promise, task: Try) -> None:
-        """One call of a row, told in tries.jsonl. What fails loses all its tries."""
+        """One call of a row, noted in tries.jsonl. What fails loses all its tries."""
         shutil.rmtree(task.folder, ignore_errors=True)  # of a campaign that was cut
         task.folder.mkdir(parents=True)
         began, seconds, failure, skipped = time.monotonic(), [], "", ""
@@ -137,7 +137,7 @@ class Campaign:
             seconds = row.attempt(self, task)
         except Skip as error:
             skipped = str(error)
-        except Exception as error:  # what is wrong in the campaign itself is told and counted, too
+        except Exception as error:  # what is wrong in the campaign itself is noted and counted, too
             failure = f"{row.name}: {type(error).__name__}: {error} (see {task.folder})"
         finally:
             for each in [*launch.STARTED]:
@@ -147,7 +147,7 @@ class Campaign:
             shutil.rmtree(task.folder)
         tried = 0 if skipped else task.count
         took = time.monotonic() - began
-        self.tell(
+        self.note(
             row=row.name,
             index=task.index,
             tried=tried,
@@ -160,7 +160,7 @@ class Campaign:
 
     def run(self, rows: list[Promise], jobs: int, say: Callable[[str], None]) -> list[Outcome]:
         """All tries that are still to be done, so many at a time, evenly over the rows."""
-        done = {(line["row"], line["index"]) for line in self.told() if "row" in line}
+        done = {(line["row"], line["index"]) for line in self.lines() if "row" in line}
         order = []
         for row in rows:
             tasks = [*self.tasks(row)]
@@ -177,11 +177,11 @@ class Campaign:
         return results
 
     def result(self, row: Promise) -> Outcome:
-        told = [line for line in self.told() if line.get("row") == row.name]
-        tried, survived = (sum(line[name] for line in told) for name in ("tried", "survived"))
-        seconds = [second for line in told for second in line["seconds"]]
-        failures = [line["failure"] for line in told if line["failure"]]
-        skipped = next((line["skipped"] for line in told if line["skipped"]), "")
+        lines = [line for line in self.lines() if line.get("row") == row.name]
+        tried, survived = (sum(line[name] for line in lines) for name in ("tried", "survived"))
+        seconds = [second for line in lines for second in line["seconds"]]
+        failures = [line["failure"] for line in lines if line["failure"]]
+        skipped = next((line["skipped"] for line in lines if line["skipped"]), "")
         return Outcome(row, tried, survived, seconds, failures, skipped)
 
 
@@ -221,7 +221,7 @@ def table(results: list[Outcome]) -> list[str]:
 
 def report(campaign: Campaign, results: list[Outcome]) -> str:
     """The text of RELIABILITY.md."""
-    head, *tries = campaign.told()
+    head, *tries = campaign.lines()
     minutes = sum(line["took"] for line in tries) / head["jobs"] / 60
     failures = [failure.splitlines()[0] for result in results for failure in result.failures]
     lines = [
@@ -256,14 +256,18 @@ def open_campaign(args: argparse.Namespace) -> Campaign:
     """A new one, or one that goes on; it must be of the script as it is now."""
     folder = args.resume or Path(tempfile.mkdtemp(prefix="chaos_"))
     campaign = Campaign(folder, args.seed, args.quick)
-    if told := campaign.told():
-        if (told[0]["script"], told[0]["seed"], told[0]["quick"]) != (campaign.script, args.seed, args.quick):
+    if lines := campaign.lines():
+        if (lines[0]["script"], lines[0]["seed"], lines[0]["quick"]) != (
+            campaign.script,
+            args.seed,
+            args.quick,
+        ):
             sys.exit(
                 f"chaos.py: {folder} is a campaign with another train_gpt.py, --seed or --quick: begin anew"
             )
     else:
         words = ["python -m tests.chaos", f"--seed {args.seed}" * (args.seed != 5), "--quick" * args.quick]
-        campaign.tell(
+        campaign.note(
             command=" ".join(filter(None, words)),
             script=campaign.script,
             commit=commit(),

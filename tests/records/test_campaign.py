@@ -99,7 +99,7 @@ class Place:
         return self.root / "campaigns/tiny"
 
     def manifest(self, name: str, val_sha256: str) -> None:
-        """Say what a dataset holds; only its validation text has to be told apart."""
+        """Say what a dataset holds; only its validation text has to differ."""
         folder = self.root / "data/datasets" / name
         tokenizer = {"file": "../../tokenizers/tiny.model", "sha256": "cd" * 32}
         facts = {"format": "bytegolf dataset", "corpus_sha256": "", "lossy": False, "files": []}
@@ -200,7 +200,7 @@ def test_a_signal_stops_gently_and_the_same_command_goes_on(place, number):
     assert len(place.attempts("narrow", 1)) == 2
 
 
-def test_a_killed_run_is_told_and_goes_on(place):
+def test_a_killed_run_is_reported_and_goes_on(place):
     place.write(narrow="settings = {WIDTH = 1}", wide="settings = {WIDTH = 2, FAIL = 1}")
     said = place.run(code=1)
     assert "wide 1: exit code 17: no finite numbers\n" in said

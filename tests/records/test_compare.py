@@ -12,9 +12,10 @@ from scipy.stats import t
 from data.command import DataError
 from records.archive.metrics import find_runs
 from records.archive.tracks import load_track
-from records.compare import __main__ as compare
-from records.compare.noise import FAMILY, LEVEL, band, welch
-from records.compare.rows import noise_bpb
+from records.compare import __main__ as command
+from records.compare.bands import FAMILY, LEVEL, band, paired, welch
+from records.compare.comparison import load
+from records.compare.measures import noise_bpb
 from tests import repeats
 from tests.kit.helpers import ROOT
 from tests.kit.metrics_kit import edit_events, edit_lines, write_run
@@ -29,13 +30,14 @@ def sides(tmp_path):
     return [[write_run(tmp_path / f"{side}{seed}", seed) for seed in range(1, 6)] for side in ("a", "bb")]
 
 
-def run(capsys, *words) -> tuple[int, str, str]:
-    code = compare.main([*map(str, words)])
+def run(capsys, base, new, *words) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a comparison of two lists of runs."""
+    code = command.main(["--base", *map(str, base), "--new", *map(str, new), *map(str, words)])
     return code, *capsys.readouterr()
 
 
 def verdicts(base, new) -> dict[str, str]:
-    return {found.row.key: found.verdict for found in compare.load(base, new).rows}
+    return {found.measure.key: found.verdict for found in load(base, new).rows}
 
 
 def keys(base, new, verdict) -> set[str]:
@@ -46,7 +48,7 @@ def keys(base, new, verdict) -> set[str]:
 
 
 def test_two_sides_of_one_commit_are_grey(sides, capsys):
-    code, out, _ = run(capsys, *sides[0], "--", *sides[1])
+    code, out, _ = run(capsys, sides[0], sides[1])
     assert code == 0
     assert "worse by more than noise: nothing" in out and "settings: the same" in out
     assert {key for key, found in verdicts(*sides).items() if found != "same"} == {"train_seconds"}
@@ -58,7 +60,7 @@ def test_two_sides_of_one_commit_are_grey(sides, capsys):
 @pytest.mark.parametrize("where", ["copies", "others"])
 def test_a_change_reddens_its_rows_and_no_others(sides, tmp_path, change, red, where):
     runs = repeats.changed(sides[0] if where == "copies" else sides[1], change, tmp_path / "changed")
-    its = compare.load(sides[0], runs)
+    its = load(sides[0], runs)
     assert repeats.colours(its) == (red, set())
     assert [one["step"] for one in its.stalls] == ([repeats.STALL_STEP] if change is repeats.stall else [])
 
@@ -66,8 +68,8 @@ def test_a_change_reddens_its_rows_and_no_others(sides, tmp_path, change, red, w
 def test_a_gain_is_green_and_the_exit_code_says_only_what_is_worse(sides, tmp_path, capsys):
     runs = repeats.changed(sides[0], repeats.slow, tmp_path / "changed")
     assert keys(runs, sides[0], "better") == repeats.SPEED
-    assert run(capsys, *runs, "--", *sides[0])[0] == 0
-    code, out, _ = run(capsys, *sides[0], "--", *runs)
+    assert run(capsys, runs, sides[0])[0] == 0
+    code, out, _ = run(capsys, sides[0], runs)
     assert code == 1
     assert "worse by more than noise: median step, tokens/s, MFU" in out
 
@@ -121,7 +123,7 @@ def test_a_colour_is_where_the_difference_is_beyond_the_band_that_is_told(tmp_pa
         return event | {"train_seconds": event["train_seconds"] ** 1.1} if "train_seconds" in event else event
 
     base = [edit_events(write_run(tmp_path / "a", 1, spread=0.0), drift)]
-    found = {one.row.key: one for one in compare.load(base, [write_run(tmp_path / "b", 1, 60, seconds)]).rows}
+    found = {one.measure.key: one for one in load(base, [write_run(tmp_path / "b", 1, 60, seconds)]).rows}
     for key in repeats.SPEED:
         assert found[key].verdict == verdict
         assert (abs(found[key].difference) > found[key].band) == (verdict != "same")
@@ -140,7 +142,7 @@ def test_a_run_whose_numbers_failed_says_so(tmp_path, capsys):
     edit_lines(failed, lambda lines: lines[:-1])
     words = "failed has not ended: 60 steps so far; the last 3 changed nothing"
     page = tmp_path / "page.html"
-    assert words in run(capsys, good, "--", failed, "--unfinished", "--html", page)[1]
+    assert words in run(capsys, [good], [failed], "--unfinished", "--html", page)[1]
     assert "the last 3 changed nothing" in page.read_text()
 
 
@@ -157,10 +159,12 @@ def test_a_setting_is_the_same_in_a_log_and_in_a_config(tmp_path):
 def test_repeats_of_huge_numbers_are_compared(tmp_path, capsys, large):
     base = [write_run(tmp_path / f"a{seed}", seed) for seed in (1, 2)]
     new = [write_run(tmp_path / f"b{seed}", seed) for seed in (1, 2)]
-    huge = dict.fromkeys(("params", "val_loss", "code_bytes"), large)
+    huge = dict.fromkeys(("val_loss", "code_bytes"), large)
     edit_events(base[0], lambda event: event | huge)
-    code, _, _ = run(capsys, *base, "--", *new)
-    assert code in (0, 1)
+    its = verdicts(base, new)
+    assert its["code_bytes"] == its["val_loss"] == "same"  # a side differs by more than the sides do
+    assert its["peak_memory_mib"] == "same"
+    assert run(capsys, base, new)[2] == ""
 
 
 def test_a_machine_that_wanders_is_told_from_a_slower_script(tmp_path):
@@ -200,6 +204,20 @@ def test_a_band_of_known_numbers():
     assert band([1.0, 1.1], [1.0, 1.2], None, 0.3) == pytest.approx(9 * 0.2)
 
 
+def test_the_example_of_the_page_is_what_compare_says(capsys):
+    page = (ROOT / "records/compare/README.md").read_text()
+    records = [PAR.with_name(f"2026-11-22_{name}") for name in ("Rung5-Pointer", "Rung6-Memory")]
+    shown = run(capsys, records[:1], records[1:])[1].splitlines()
+    assert (
+        next(line for line in page.splitlines() if line.startswith("bits per byte by the referee")) in shown
+    )
+    (row,) = [found for found in load(records[:1], records[1:]).rows if found.measure.key == "score"]
+    gains = [base - new for base, new in zip(row.base, row.new)]
+    numbers = (welch(row.base, row.new, LEVEL / 2), paired(row.base, row.new, LEVEL / 2), row.band)
+    for value in (*numbers, min(gains), max(gains)):
+        assert f"{value:.4f}" in page
+
+
 def test_what_cannot_be_compared_has_no_verdict(tmp_path):
     base = [write_run(tmp_path / "a", 1)]
     other = [write_run(tmp_path / "b", 1, val_bytes=7, settings={"train_batch_tokens": 8192})]
@@ -214,7 +232,7 @@ def test_what_is_not_above_zero_has_no_verdict(tmp_path, capsys):
     edit_events(odd, lambda event: event | {"train_flops": "inf"} if event["event"] == "step" else event)
     its = verdicts([base], [odd])
     assert {its[key] for key in ("peak_memory_mib", "flops", "mfu")} == {"-"}
-    assert run(capsys, base, "--", odd, "--html", tmp_path / "page.html")[0] == 0
+    assert run(capsys, [base], [odd], "--html", tmp_path / "page.html")[0] == 0
 
 
 @pytest.mark.parametrize("at", [1, 2, 30, 59, 60])
@@ -222,22 +240,22 @@ def test_a_stall_is_found_wherever_it_is(tmp_path, at):
     late = lambda event: event.get("step", 60) >= at and "train_seconds" in event
     more = lambda event: event | {"train_seconds": event["train_seconds"] + 40} if late(event) else event
     stalled = edit_events(write_run(tmp_path / "b", 1), more)
-    its = compare.load([write_run(tmp_path / "a", 1)], [stalled])
+    its = load([write_run(tmp_path / "a", 1)], [stalled])
     assert [one["step"] for one in its.stalls] == [at] and repeats.colours(its) == (set(), set())
 
 
 def test_a_run_is_no_repeat_of_itself(tmp_path, capsys):
     one, other = (write_run(tmp_path / name, 1) for name in "ab")
-    assert run(capsys, one, "--", one)[0] == 0
+    assert run(capsys, [one], [one])[0] == 0
     alike = write_run(tmp_path / "deep/er/a", 1)
-    assert "base: 1 run: a\nnew: 2 runs: deep/er/a, b\n" in run(capsys, one, "--", alike, other)[1]
-    code, _, err = run(capsys, one, one / "metrics.jsonl", "--", other)
+    assert "base: 1 run: a\nnew: 2 runs: deep/er/a, b\n" in run(capsys, [one], [alike, other])[1]
+    code, _, err = run(capsys, [one, one / "metrics.jsonl"], [other])
     assert code == 2 and "is named twice on one side" in err
 
 
 def test_no_name_of_a_setting_looks_like_a_line_of_ours(tmp_path, capsys):
     steers = write_run(tmp_path / "a", 1, settings={"x": "\x1b[31m\nworse by more"})
-    out = run(capsys, steers, "--", write_run(tmp_path / "b"))[1]
+    out = run(capsys, [steers], [write_run(tmp_path / "b")])[1]
     assert "\x1b" not in out and "\nworse by more\n" not in out
 
 
@@ -246,7 +264,7 @@ def test_a_run_that_diverged_is_worse(tmp_path, capsys):
     assert keys(base, [other], "worse") == {"val_loss", "bpb"}
     edit_events(other, lambda event: event | {"train_loss": "nan"} if event["event"] == "step" else event)
     assert keys(base, [other], "worse") == {"val_loss", "bpb", "train_loss"}
-    code, out, _ = run(capsys, *base, "--", other, "--html", tmp_path / "page.html")
+    code, out, _ = run(capsys, base, [other], "--html", tmp_path / "page.html")
     assert code == 1 and "not finite" in out
 
 
@@ -257,14 +275,14 @@ def test_settings_and_the_first_step_where_losses_part(tmp_path, capsys):
     about = json.loads((other / "config.json").read_text())
     about["settings"]["matrix_lr"] = 0.02
     (other / "config.json").write_text(json.dumps(about))
-    _, out, _ = run(capsys, base, "--", other)
+    _, out, _ = run(capsys, [base], [other])
     assert "MATRIX_LR: 0.06 | 0.02" in out
     assert "the losses part at step 31, by 1 % from step 31" in out
-    assert "the same to the last bit over 60 steps" in run(capsys, base, "--", base)[1]
+    assert "the same to the last bit over 60 steps" in run(capsys, [base], [base])[1]
 
 
 def test_json_has_what_the_table_has(sides, capsys):
-    code, out, _ = run(capsys, *sides[0], "--", *sides[1], "--json")
+    code, out, _ = run(capsys, sides[0], sides[1], "--json")
     value = json.loads(out)
     assert code == 0 and value["worse"] == []
     rows = {row["key"]: row for row in value["rows"]}
@@ -281,7 +299,7 @@ def test_start_up_is_not_told_by_files_that_were_changed_later(tmp_path):
 
 
 def test_records_are_compared_by_all_their_seeds(capsys):
-    code, out, _ = run(capsys, PRESET, "--", PAR)
+    code, out, _ = run(capsys, [PRESET], [PAR])
     assert "NUM_LAYERS: unset | 5" in out and "base: 3 runs" in out
     assert code == 1  # the artifact is larger
 
@@ -330,7 +348,7 @@ STEP = '{"event": "step", "train_loss": 1.0, "step": 1, "train_seconds": 1.0}'
 def test_a_broken_log_gets_one_line(tmp_path, capsys, change, where, words):
     good = write_run(tmp_path / "good")
     broken = edit_lines(write_run(tmp_path / "broken"), change)
-    code, out, err = run(capsys, good, "--", broken)
+    code, out, err = run(capsys, [good], [broken])
     assert (code, out) == (3, "")
     assert err.startswith("error: ") and err.count("\n") == 1
     assert where in err and words in err
@@ -340,9 +358,9 @@ def test_a_line_that_is_half_written(tmp_path, capsys):
     good, living = write_run(tmp_path / "good"), write_run(tmp_path / "living")
     path = living / "metrics.jsonl"
     path.write_text(path.read_text()[:5000])
-    code, _, err = run(capsys, good, "--", living)
+    code, _, err = run(capsys, [good], [living])
     assert code == 3 and "the last line is cut off" in err and "--unfinished" in err
-    code, out, _ = run(capsys, good, "--", living, "--unfinished")
+    code, out, _ = run(capsys, [good], [living], "--unfinished")
     assert code == 0 and "living has not ended: 24 steps so far\n" in out
 
 
@@ -373,7 +391,7 @@ def test_no_log_makes_a_traceback(tmp_path, capsys, seed):
                 blob[rng.randrange(len(blob))] = rng.choice([0, 10, 34, 48, 57, 123, 255])
             (broken / name).write_bytes(blob[: rng.choice([len(blob), rng.randrange(len(blob))])])
     words = ["--unfinished"] * (seed % 3 > 0)
-    code, _, err = run(capsys, good, "--", broken, *words, "--html", tmp_path / "page.html")
+    code, _, err = run(capsys, [good], [broken], *words, "--html", tmp_path / "page.html")
     assert (code == 3 and err.startswith("error: ") and err.count("\n") == 1) or (code in (0, 1) and not err)
 
 
@@ -390,46 +408,36 @@ def test_metrics_alone_and_runs_without_the_newer_fields(tmp_path, capsys):
     alone = tmp_path / "old.jsonl"
     old = edit_events(source, lambda e: {k: v for k, v in e.items() if k not in ("train_flops", "lr_mul")})
     shutil.copy(old / "metrics.jsonl", alone)
-    code, out, _ = run(capsys, alone, "--", alone)
+    code, out, _ = run(capsys, [alone], [alone])
     assert code == 0 and "tokens/s" in out
 
 
-@pytest.mark.parametrize("target", [".", "/", "", "--"])
+@pytest.mark.parametrize("target", [".", "/", ""])
 def test_a_page_needs_a_file(tmp_path, capsys, target):
     one = write_run(tmp_path / "a", 1)
-    code, out, err = run(capsys, one, "--", one, "--html", target)
+    code, out, err = run(capsys, [one], [one], "--html", target)
     assert (code, out, err.count("\n")) == (2, "", 1)
 
 
-@pytest.mark.parametrize("words", [["A"], ["A", "--"], ["--", "A"], ["A", "B", "--json"]])
+@pytest.mark.parametrize("words", [["A"], ["--base", "A"], ["--new", "A"], ["--base", "--new", "A"]])
 def test_two_sides_are_needed(capsys, words):
-    code, _, err = run(capsys, *words)
-    assert code == 2 and "with -- between them" in err
+    with pytest.raises(SystemExit) as stopped:
+        command.main(words)
+    err = capsys.readouterr().err
+    assert stopped.value.code == 2 and err.startswith("error: ") and err.count("\n") == 1
 
 
 def test_no_such_run(tmp_path, capsys):
-    assert "no such file" in run(capsys, tmp_path / "no", "--", tmp_path)[2]
-    assert "holds no metrics.jsonl" in run(capsys, tmp_path, "--", tmp_path)[2]
-
-
-@pytest.mark.slow
-def test_the_campaign_of_real_runs_on_runs_that_were_never_run(tmp_path, capsys):
-    """records/README.md has what it printed of real ones."""
-    for seed in repeats.SEEDS:
-        for side in "ab":
-            run = write_run(tmp_path / f"logs/{side}{seed}", seed)
-            (run / "model.ptz").touch()
-    assert repeats.main([str(tmp_path)]) == 0
-    hidden = [line for line in capsys.readouterr().out.splitlines() if "10 of 10" not in line]
-    assert [line[:20] for line in hidden] == ["any   loss in others"]  # batches of other seeds
+    assert "no such file" in run(capsys, [tmp_path / "no"], [tmp_path])[2]
+    assert "holds no metrics.jsonl" in run(capsys, [tmp_path], [tmp_path])[2]
 
 
 @pytest.mark.slow
 def test_a_run_of_the_script_fills_every_row(tmp_path, base_run):
     ran = base_run.cwd / "logs/läuft-日本"
     copy = shutil.copytree(ran, tmp_path / "copy")
-    found = compare.load([ran], [copy]).rows
-    assert [one.row.key for one in found if None in one.base + one.new] == []
+    found = load([ran], [copy]).rows
+    assert [one.measure.key for one in found if None in one.base + one.new] == []
     assert {one.verdict for one in found} <= {"same", "-"}
 
 
@@ -437,15 +445,20 @@ def test_a_run_of_the_script_fills_every_row(tmp_path, base_run):
     "scores", [[1, 2], {"1": "x", "2": 1.0}, {"a": 1.0, "b": 2.0}, {"1": True, "2": 1.0}]
 )
 def test_the_noise_of_seeds_is_that_of_whole_records(tmp_path, monkeypatch, scores):
-    shutil.copytree(PAR.parent, tmp_path / "track_floppy")
-    bad = tmp_path / "track_floppy/2026-11-23_Bad"
-    shutil.copytree(PAR, bad)
+    track = tmp_path / "track_floppy"
+    for record in (PAR, PRESET, PAR.with_name("2026-11-23_Bad")):  # what the noise is read from
+        (track / record.name).mkdir(parents=True)
+        source = record if record.exists() else PAR
+        shutil.copy(source / "submission.json", track / record.name)
+    shutil.copy(PAR.parent / "track.json", track)
+    monkeypatch.setattr("records.compare.measures.RECORDS", tmp_path)
+    bad = track / "2026-11-23_Bad"
     submission = json.loads((bad / "submission.json").read_text())
     (bad / "submission.json").write_text(json.dumps(submission | {"scores": scores}))
     runs = find_runs(PAR)
-    right = noise_bpb(runs)
-    monkeypatch.setattr("records.compare.rows.RECORDS", tmp_path)
-    assert noise_bpb(runs) == right
+    found = noise_bpb(runs)
+    shutil.rmtree(bad)
+    assert found == noise_bpb(runs) > 0.02
 
 
 def test_validations_that_are_not_finite_leave_a_band(tmp_path):

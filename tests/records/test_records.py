@@ -31,7 +31,7 @@ from records.archive.checks import check
 from records.archive.folders import record_folders
 from records.archive.record import Record
 from records.archive.tracks import load_track
-from records.board import tables as board
+from records.board import __main__ as board
 from records.referee.text import validation_text
 from records.sandbox.jobs import find_job
 from records.verify import __main__ as verify
@@ -298,7 +298,7 @@ def line_of(name, old, new):
 
 
 def more_flops(folder):
-    """Twice the operations that the track allows, told honestly."""
+    """Twice the operations that the track allows, logged honestly."""
     most = load_track(folder.parent)["train_flops"]
     log_value(folder, 2, "train_flops", 24 * most // 12)
     steps(lambda e: e | ({"train_flops": e["step"] * most // 6} if e["event"] == "step" else {}))(folder)
@@ -539,8 +539,8 @@ if __name__ == "__main__":
         found.append("its own script")
     except OSError:
         pass
-    told = {name: os.environ.get(name) for name in ("SEED", "MATRIX_LR", "DTYPE", "DATA_PATH")}
-    json.dump([found, told], open("seen.json", "w"))
+    given = {name: os.environ.get(name) for name in ("SEED", "MATRIX_LR", "DTYPE", "DATA_PATH")}
+    json.dump([found, given], open("seen.json", "w"))
 """
 
 
@@ -619,7 +619,7 @@ def test_an_artifact_that_knows_more_than_the_training_text_is_found(kit, tmp_pa
     ],
     ids=["half of every step", "before the first step", "no step while counted"],
 )
-def test_operations_that_were_not_told_are_found(kit, tmp_path, often, monkeypatch, lie):
+def test_operations_that_were_not_logged_are_found(kit, tmp_path, often, monkeypatch, lie):
     monkeypatch.setattr(retrain, "POINTS", 0)  # the start and the last checkpoint show these
     folder = kit.copy(tmp_path)
     edit(folder / "train_gpt.py", lie)
@@ -643,11 +643,11 @@ def test_the_room_has_the_training_text_and_nothing_else(kit, tmp_path):
     record = Record(folder)
     done = retrain.run_room(record, kit.data, work, retrain.settings(record, 2))
     assert done.code == 0, done
-    found, told = json.loads((work / "seen.json").read_text())
+    found, given = json.loads((work / "seen.json").read_text())
     shards = {f"/room/data/{path.name}" for path in kit.corpus.data_path.glob("*_train_*.bin")}
     own = {f"/room/{name}" for name in ("train_gpt.py", "room.py", "tokenizer.model")}
     assert set(found) == shards | own
-    assert told == {"SEED": "2", "MATRIX_LR": None, "DTYPE": "float32", "DATA_PATH": "/room/data"}
+    assert given == {"SEED": "2", "MATRIX_LR": None, "DTYPE": "float32", "DATA_PATH": "/room/data"}
 
 
 @slow

@@ -229,8 +229,8 @@ def test_honest_records_of_other_kinds_pass(stand, tmp_path, kind):
         assert result.bpb < stand.bigram_bpb()
 
 
-class Told:
-    """Notes what it is told; its logits depend on all that it was told before."""
+class Fed:
+    """Notes what it is fed; its logits depend on all that it was fed before."""
 
     vocab_size = 30
 
@@ -239,47 +239,47 @@ class Told:
         self.seed = seed
 
     def start(self, rows: int) -> np.ndarray:
-        self.told = []
+        self.fed = []
         self.rows = rows
         return self.logits()
 
     def step(self, ids: np.ndarray) -> np.ndarray:
         assert ids.shape == (self.rows,) and ids.dtype == np.int64
-        self.told.append(ids.copy())
+        self.fed.append(ids.copy())
         return self.logits()
 
     def logits(self) -> np.ndarray:
-        known = sum((at + 1) * int(ids.sum()) for at, ids in enumerate(self.told))
-        rng = np.random.default_rng([self.seed, known, len(self.told)])
+        known = sum((at + 1) * int(ids.sum()) for at, ids in enumerate(self.fed))
+        rng = np.random.default_rng([self.seed, known, len(self.fed)])
         return (rng.normal(size=(self.rows, self.vocab_size)) * self.scale).astype(np.float32)
 
 
 @given(
     strategies.integers(1, 60), strategies.integers(1, 60), strategies.sampled_from([0, 0.1, 3, 1e4, 1e30])
 )
-def test_every_token_is_charged_once_and_told_afterwards(total, rows, scale):
+def test_every_token_is_charged_once_and_fed_afterwards(total, rows, scale):
     rows = min(rows, total)
     tokens = np.random.default_rng(total).integers(0, 30, total)
     starts = coder.stream_starts(total, rows)
     assert [len(part) for part in np.array_split(tokens, rows)] == np.diff(starts).tolist()
-    predictor = Told(scale=scale)
+    predictor = Fed(scale=scale)
     charge = coder.Charge(tokens, writing=True)
     assert np.array_equal(coder.code(predictor, starts, tokens[0], charge), tokens)
-    again = Told(scale=scale)
+    again = Fed(scale=scale)
     nats = np.zeros(total)
     for at in range(starts[1]):
-        logits = (again.step(predictor.told[at - 1]) if at else again.start(rows)).astype(np.float64)
+        logits = (again.step(predictor.fed[at - 1]) if at else again.start(rows)).astype(np.float64)
         logits -= np.logaddexp.reduce(logits, 1, keepdims=True)
         for row, start in enumerate(starts[:-1]):
             if start + at < starts[row + 1]:
                 nats[start + at] = -logits[row, tokens[start + at]]
-                assert at == starts[1] - 1 or predictor.told[at][row] == tokens[start + at]
+                assert at == starts[1] - 1 or predictor.fed[at][row] == tokens[start + at]
             elif at < starts[1] - 1:
-                assert predictor.told[at][row] == 0
+                assert predictor.fed[at][row] == 0
     nats[0] = 0
     assert charge.nats == pytest.approx(nats, rel=1e-9, abs=1e-9)
     decoder = coder.Decoder(charge.payload())
-    assert np.array_equal(coder.code(Told(scale=scale), starts, tokens[0], decoder), tokens)
+    assert np.array_equal(coder.code(Fed(scale=scale), starts, tokens[0], decoder), tokens)
     assert len(charge.payload()) <= 1.001 * nats.sum() / math.log(2) / 8 + 8
 
 
@@ -336,7 +336,7 @@ CLAIM = """
 def __init__(self, *more):
     super().__init__(*more)
     """
-CHEATS = {  # a change to the bigram model, and the check and the words that tell of it
+CHEATS = {  # a change to the bigram model, and the check and the words that name it
     "not a number": (
         """
 def step(self, ids):
@@ -495,7 +495,7 @@ def cheat(body: str) -> str:
 
 @needs_sandbox
 @pytest.mark.parametrize("kind", first_quick(CHEATS))
-def test_a_dishonest_predictor_is_told_in_one_line(stand, tmp_path, kind):
+def test_a_dishonest_predictor_is_reported_in_one_line(stand, tmp_path, kind):
     body, words = CHEATS[kind]
     limits = watch.Limits(memory=1 << 30, processor=2, seconds=8)
     began = time.monotonic()
@@ -577,7 +577,7 @@ def test_a_machine_gets_more_seconds_where_it_is_slower():
 # --- prisoners --------------------------------------------------------------------------------------------
 
 HUNG = watch.Limits(1 << 30, tasks=40, processor=100, seconds=100, output=1 << 16, files=1 << 24)
-PRISONERS = {  # code that runs when the script is imported, and a word of the line that must tell of it
+PRISONERS = {  # code that runs when the script is imported, and a word of the line that must name it
     "network": ("import socket\nsocket.create_connection(('1.1.1.1', 53), 3)", "OSError"),
     "a server": ("import socket\ns = socket.socket()\ns.connect(('127.0.0.1', {port}))", "ConnectionRefused"),
     "val file by absolute path": ("open({val!r}, 'rb').read()", "FileNotFoundError"),
@@ -650,7 +650,7 @@ PRISONERS = {  # code that runs when the script is imported, and a word of the l
 
 @needs_sandbox
 @pytest.mark.parametrize("kind", first_quick(PRISONERS))
-def test_a_prisoner_is_held_and_told(stand, tmp_path, kind, monkeypatch):
+def test_a_prisoner_is_held_and_reported(stand, tmp_path, kind, monkeypatch):
     code, word = PRISONERS[kind]
     val = next(stand.corpus.data_path.glob("*_val_*"))
     places = {
@@ -984,11 +984,11 @@ def test_a_sample_is_of_the_tokenizer_s_ids(tokenizer):
 
 
 def test_a_sample_depends_on_seed_and_temperature(tokenizer):
-    told = tokenizer.encode("the ")
+    prompt = tokenizer.encode("the ")
 
     def text(seed: int, temperature: float) -> str:
         rng = np.random.default_rng(seed)
-        return "".join(sample(Fixed(), tokenizer, told, 30, temperature, rng))
+        return "".join(sample(Fixed(), tokenizer, prompt, 30, temperature, rng))
 
     assert text(1, 1) == text(1, 1) != text(2, 1)
     assert text(1, 0) == text(2, 0) == text(1, 1e-9)
@@ -1042,7 +1042,7 @@ def test_the_folder_of_a_run_is_a_record_with_the_repository_s_script(tmp_path):
         find_job(tmp_path)
 
 
-def test_a_run_of_another_script_is_told(tmp_path, capsys):
+def test_a_run_of_another_script_is_reported(tmp_path, capsys):
     (tmp_path / "model.ptz").write_bytes(b"")
     script = (helpers.ROOT / "train_gpt.py").read_bytes()
     for wrote, warned in ((sha256(script), 0), ("ab" * 32, 1)):

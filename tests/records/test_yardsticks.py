@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from data.command import DataError
 from records import yardsticks
 from records.archive.tracks import NOTHING, TRAINING, Yardstick, load_track
-from records.board import tables as board
+from records.board import __main__ as board
 from records.referee import compressors
 from tests.kit import data_kit, record_kit
 
@@ -152,8 +152,8 @@ def test_the_file_tells_its_command_and_its_texts(kit, written):
     assert value["val_sha256"] == load_track(kit[0] / "records/track_tiny").dataset["val_sha256"]
     sizes = [len(text_of(kit[1], split)) for split in ("val", "train")]
     assert [value["val_bytes"], value["train_bytes"]] == sizes
-    told = [line for line in said.splitlines() if "bits per byte" in line]
-    assert told == [str(Yardstick(**row)) for row in value["rows"]]
+    printed = [line for line in said.splitlines() if "bits per byte" in line]
+    assert printed == [str(Yardstick(**row)) for row in value["rows"]]
 
 
 def test_what_cannot_be_measured_is_skipped(kit, monkeypatch):
@@ -166,7 +166,7 @@ def test_what_cannot_be_measured_is_skipped(kit, monkeypatch):
         assert said.count("bits per byte") == 6
 
 
-def test_a_wrong_track_or_text_is_told(kit, track):
+def test_a_wrong_track_or_text_is_reported(kit, track):
     def refused(*words, code=3):
         line = data_kit.refused(call(yardsticks.main, *words, code=code))
         assert not list(track.parent.rglob("*.partial"))
@@ -203,7 +203,7 @@ def test_the_board_shows_them(track, written):
 
 
 @pytest.mark.parametrize(
-    "change, told",
+    "change, message",
     [
         ({"val_sha256": "ab" * 32}, "measured a text of sha256 abab"),
         ({"rows": []}, "'rows' is no list of whole rows"),
@@ -212,9 +212,9 @@ def test_the_board_shows_them(track, written):
         ({"rows": [dict(zip(Yardstick.__annotations__, "abcdef"))]}, "'rows' is no list of whole rows"),
     ],
 )
-def test_the_board_refuses_those_of_another_text_and_damaged_ones(track, change, told):
+def test_the_board_refuses_those_of_another_text_and_damaged_ones(track, change, message):
     edit(track / "yardsticks.json", **change)
     before = (track.parent / "README.md").read_bytes()
     line = data_kit.refused(call(board.main, "--records", track.parent, code=3))
-    assert told in line and "python -m records.yardsticks" in line
+    assert message in line and "python -m records.yardsticks" in line
     assert (track.parent / "README.md").read_bytes() == before

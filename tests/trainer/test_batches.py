@@ -1,4 +1,4 @@
-"""Batch order against a plain re-telling, for every number of ranks; reading across shards."""
+"""Batch order against a plain reference, for every number of ranks; reading across shards."""
 
 import itertools
 import os
@@ -46,13 +46,15 @@ def batches(s, stream: TokenStream, count: int, step: int = 0, rank: int = 0, wo
     return made, total
 
 
-def told_sequential(tokens: list[int], slots: int, length: int, steps: int) -> list[list[list[int]]]:
+def reference_sequential(tokens: list[int], slots: int, length: int, steps: int) -> list[list[list[int]]]:
     """The stream goes around for ever, each slot takes the next tokens."""
     endless = itertools.cycle(tokens)
     return [[list(itertools.islice(endless, length)) for _ in range(slots)] for _ in range(steps)]
 
 
-def told_shuffled(tokens: list[int], slots: int, length: int, steps: int, seed: int) -> list[list[list[int]]]:
+def reference_shuffled(
+    tokens: list[int], slots: int, length: int, steps: int, seed: int
+) -> list[list[list[int]]]:
     """The stream cut in windows, the rest left out; slots take them in an order drawn from the seed."""
     windows = [tokens[at : at + length] for at in range(0, len(tokens) - length + 1, length)]
     rng = np.random.Generator(np.random.Philox(key=seed))
@@ -60,7 +62,7 @@ def told_shuffled(tokens: list[int], slots: int, length: int, steps: int, seed: 
     return [[windows[next(order)] for _ in range(slots)] for _ in range(steps)]
 
 
-def told_checksum(batches: list[list[list[int]]], step: int) -> int:
+def reference_checksum(batches: list[list[list[int]]], step: int) -> int:
     """Of whole batches from `step` on: a crc32 of each slot, begun with the slot's number."""
     slots = enumerate(itertools.chain(*batches), step * len(batches[0]))
     return sum(zlib.crc32(np.array(slot, "<u2").tobytes(), number) for number, slot in slots)
@@ -83,15 +85,15 @@ def streams(draw) -> tuple[list[int], list[int]]:
     st.integers(0, 40),
     st.integers(0, 2**40),
 )
-def test_every_rank_reads_its_slots_of_the_told_order(stream, order, slots, sequence, rows, step, seed):
+def test_every_rank_reads_its_slots_of_the_reference_order(stream, order, slots, sequence, rows, step, seed):
     tokens, sizes = stream
     length = sequence * rows + 1  # the last token of a slot is a target only
     if len(tokens) < length:
         return
     if order == "sequential":
-        told = told_sequential(tokens, slots, length, step + 2)[step:]
+        reference = reference_sequential(tokens, slots, length, step + 2)[step:]
     else:
-        told = told_shuffled(tokens, slots, length, step + 2, seed)[step:]
+        reference = reference_shuffled(tokens, slots, length, step + 2, seed)[step:]
     env = {"BATCH_SLOTS": slots, "TRAIN_SEQ_LEN": sequence, "TRAIN_BATCH_TOKENS": slots * sequence * rows}
     with tempfile.TemporaryDirectory() as folder:
         read = stream_of(Path(folder), tokens, sizes)
@@ -100,9 +102,9 @@ def test_every_rank_reads_its_slots_of_the_told_order(stream, order, slots, sequ
             total = 0
             for rank in range(world):
                 got, crc32 = batches(s, read, 2, step, rank, world)
-                assert got == [batch[rank::world] for batch in told]
+                assert got == [batch[rank::world] for batch in reference]
                 total += crc32
-            assert total == told_checksum(told, step)
+            assert total == reference_checksum(reference, step)
 
 
 @settings(max_examples=40)
@@ -125,8 +127,8 @@ def test_windows_are_of_documents_of_at_most_doc_tokens(stream, sequence, most, 
                 batches(s, read, 1)
             return
         order = np.random.Generator(np.random.Philox(key=seed)).permutation(windows).tolist()
-        told = itertools.islice(itertools.cycle(order), 8)
-        assert batches(s, read, 1)[0] == [[tokens[at : at + length] for at in told]]
+        reference = itertools.islice(itertools.cycle(order), 8)
+        assert batches(s, read, 1)[0] == [[tokens[at : at + length] for at in reference]]
 
 
 def test_legacy_shards_do_not_say_where_documents_begin(tmp_path):

@@ -66,12 +66,12 @@ def test_the_gpu_gives_the_same_losses_twice(runs):
 def test_attention_on_the_gpu_is_pytorchs_in_float64(case, dtype, error):
     parts = [part.detach().cuda().requires_grad_() for part in attention_case(*case, dtype, gain=1.5)]
     out = train_gpt.attention(*parts)
-    told = math_attention(*parts)
-    largest = told.abs().max()
-    assert (out.double() - told).abs().max() < error / 2 * largest
-    weight = torch.randn(told.shape, generator=torch.Generator().manual_seed(0)).cuda()
+    reference = math_attention(*parts)
+    largest = reference.abs().max()
+    assert (out.double() - reference).abs().max() < error / 2 * largest
+    weight = torch.randn(reference.shape, generator=torch.Generator().manual_seed(0)).cuda()
     found = torch.autograd.grad((out.float() * weight).sum(), parts)
-    expected = torch.autograd.grad((told * weight).sum(), parts)
+    expected = torch.autograd.grad((reference * weight).sum(), parts)
     for grad, want in zip(found, expected):
         assert (grad.double() - want).abs().max() < error * want.abs().max()
 

@@ -89,8 +89,8 @@ def nats(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
     return -logprobs.gather(-1, torch.from_numpy(targets)[..., None])[..., 0].numpy()
 
 
-def told(predictor, ids: np.ndarray) -> np.ndarray:
-    """Nats of int64[rows, T] but for each stream's first token, one told after the other."""
+def nats_of(predictor, ids: np.ndarray) -> np.ndarray:
+    """Nats of int64[rows, T] but for each stream's first token, fed one after the other."""
     predictor.start(len(ids))
     return nats(np.stack([predictor.step(column) for column in ids[:, :-1].T], 1), ids[:, 1:])
 
@@ -185,7 +185,7 @@ def test_a_fork_predicts_token_by_token_what_it_scores_in_windows(forks, corpus,
     fork = forks(name)
     predictor = fork.predictor()
     windows = corpus.tokens["val"][: 2 * 66].astype(np.int64).reshape(2, 66)[:, :65]
-    found = told(predictor, windows)
+    found = nats_of(predictor, windows)
     pieces = np.concatenate([windows[:, at : at + 33] for at in (0, 32)])
     expected = np.concatenate(np.split(predictor.model.nll(pieces), 2), axis=1)
     assert np.allclose(found, expected, atol=1e-4)
@@ -268,11 +268,11 @@ def test_learning_while_scored_pays_on_a_foreign_text_and_is_forgotten(forks, co
     tokens = helpers.encode_documents(corpus.tokenizer, helpers.documents(400, 5, foreign))
     ids = tokens[: 64 * 60].astype(np.int64).reshape(rows, -1)[:, :400]
     predictor = forks("learn_while_scored").predictor()
-    learned = told(predictor, ids)
-    assert np.array_equal(told(predictor, ids), learned)
+    learned = nats_of(predictor, ids)
+    assert np.array_equal(nats_of(predictor, ids), learned)
     predictor.head_rate = predictor.bias_rate = 0.0
-    fixed = told(predictor, ids)
-    assert learned[:, 0] == pytest.approx(fixed[:, 0], abs=1e-6), "nothing was told yet"
+    fixed = nats_of(predictor, ids)
+    assert learned[:, 0] == pytest.approx(fixed[:, 0], abs=1e-6), "nothing was fed yet"
     assert learned.mean() < 0.95 * fixed.mean()
 
 

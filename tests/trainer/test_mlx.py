@@ -112,18 +112,18 @@ def state_of(trainer: train_gpt.Trainer) -> bytes:
 @pytest.mark.slow
 def test_thirty_steps_are_those_of_train_gpt(pair):
     """The same batches by checksum, losses and scores within 1e-3, and all counts equal."""
-    told, found = pair["torch"], pair["mlx"]
-    for one, other in zip(told.events("step"), found.events("step"), strict=True):
+    reference, found = pair["torch"], pair["mlx"]
+    for one, other in zip(reference.events("step"), found.events("step"), strict=True):
         assert one["step"] == other["step"] and one["lr_mul"] == other["lr_mul"]
         assert one["train_loss"] == pytest.approx(other["train_loss"], abs=LOSS)
         assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=0.01)
     assert found.events("step")[-1]["train_loss"] < found.events("step")[0]["train_loss"] - 0.5, "it learns"
-    for one, other in zip(told.events("val"), found.events("val"), strict=True):
+    for one, other in zip(reference.events("val"), found.events("val"), strict=True):
         assert one["val_bpb"] == pytest.approx(other["val_bpb"], abs=BPB)
-    assert float(told.final["val_bpb"]) == pytest.approx(float(found.final["val_bpb"]), abs=BPB)
+    assert float(reference.final["val_bpb"]) == pytest.approx(float(found.final["val_bpb"]), abs=BPB)
     same = COUNTS.split()
-    assert [told.final[name] for name in same] == [found.final[name] for name in same]
-    assert [*found.final] == [*told.final]
+    assert [reference.final[name] for name in same] == [found.final[name] for name in same]
+    assert [*found.final] == [*reference.final]
 
 
 NUMBERS = re.compile(r"\d+(\.\d+)?")
@@ -131,7 +131,7 @@ NUMBERS = re.compile(r"\d+(\.\d+)?")
 
 @pytest.mark.slow
 def test_log_lines_and_files_are_those_of_train_gpt(pair):
-    """But for numbers, and for the line that tells the machine."""
+    """But for numbers, and for the line that names the machine."""
     kinds, files, configs = [], [], []
     for run in pair.values():
         log = (run.folder / "train.log").read_text(encoding="utf-8")
@@ -160,12 +160,12 @@ def test_a_dry_run_counts_both_scripts(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "message"),
     [({"DEVICE": "cuda"}, "DEVICE=cuda: mlx"), ({"MLX_HOSTFILE": "none"}, "MLX_HOSTFILE=none")],
 )
-def test_mistakes_about_the_machine_end_with_2(more, told, monkeypatch, capsys):
+def test_mistakes_about_the_machine_end_with_2(more, message, monkeypatch, capsys):
     code, out, err = main_in(helpers.tiny_env(**more), monkeypatch, capsys)
-    assert (code, out) == (2, "") and told in err and err.count("\n") == 1
+    assert (code, out) == (2, "") and message in err and err.count("\n") == 1
 
 
 # --- artifacts --------------------------------------------------------------------------------------------
@@ -256,9 +256,9 @@ def test_two_processes_train_what_one_does(pair, corpus, tmp_path):
     run = ScriptRun(done.returncode, done.stdout, done.stderr, tmp_path)
     assert finals(run)["batches_crc32"] == pair["torch"].final["batches_crc32"]
     assert " ranks:2 " in run.out
-    for told, found in zip(pair["torch"].events("step"), run.events("step"), strict=True):
-        assert found["lr_mul"] == told["lr_mul"]
-        assert found["train_loss"] == pytest.approx(told["train_loss"], abs=LOSS), "not the same tokens"
+    for reference, found in zip(pair["torch"].events("step"), run.events("step"), strict=True):
+        assert found["lr_mul"] == reference["lr_mul"]
+        assert found["train_loss"] == pytest.approx(reference["train_loss"], abs=LOSS), "not the same tokens"
 
 
 @pytest.mark.slow
@@ -281,7 +281,7 @@ def test_a_lost_rank_ends_the_other_by_name(corpus, tmp_path, number):
 
 
 @pytest.mark.slow
-def test_a_rank_that_never_comes_is_told(corpus, tmp_path):
+def test_a_rank_that_never_comes_is_named(corpus, tmp_path):
     (tmp_path / "ring.json").write_text(json.dumps(ring(2)))
     done = mlx_run(tmp_path, corpus.env(MLX_HOSTFILE="ring.json", MLX_RANK=0, DIST_TIMEOUT=3))
     assert done.code == 16 and "1/2 clients joined" in done.err, done.err

@@ -1,6 +1,6 @@
-"""Model, optimizer and score where parity.py does not tell them.
+"""Model, optimizer and score beyond what parity.py checks.
 
-Long rows, bfloat16, operations, windows, ranks, and the predictor that is told one token at a time.
+Long rows, bfloat16, operations, windows, ranks, and the predictor that is fed one token at a time.
 """
 
 import math
@@ -76,11 +76,11 @@ def test_nll_is_what_the_logits_say():
     trainer = random_trainer(s)
     ids = random_ids(s, 4, 33)
     logprobs = logprobs_of(trainer, ids[:, :-1])
-    told = -np.take_along_axis(logprobs, ids[:, 1:, None], 2)[..., 0]
+    reference = -np.take_along_axis(logprobs, ids[:, 1:, None], 2)[..., 0]
     nll = trainer.model.nll(ids)
     assert nll.dtype == np.float32
     assert nll.shape == (4, 32)
-    assert np.abs(nll - told).max() < 1e-5
+    assert np.abs(nll - reference).max() < 1e-5
 
 
 @pytest.mark.parametrize("micro_tokens", [1, 100])
@@ -99,16 +99,16 @@ def test_the_softcap_is_exact_for_small_and_large_logits(size):
     matrix = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)) * size
     x = torch.eye(8)
     found = train_gpt.head_logits(x, matrix, 30.0, torch.float32)
-    told = 30 * torch.tanh(F.linear(train_gpt.rms_norm(x), matrix).double() / 30)
-    assert ((found - told).abs() <= 1e-6 * told.abs()).all()
+    reference = 30 * torch.tanh(F.linear(train_gpt.rms_norm(x), matrix).double() / 30)
+    assert ((found - reference).abs() <= 1e-6 * reference.abs()).all()
 
 
 def test_rms_norm_has_its_own_eps():
     x = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1e-3, -1e-3]])
     size = math.sqrt(12.5 + 1e-6)
     half = math.sqrt(0.5)
-    told = torch.tensor([[3 / size, 4 / size], [0, 0], [half, -half]])
-    assert torch.allclose(train_gpt.rms_norm(x), told, rtol=1e-6)
+    reference = torch.tensor([[3 / size, 4 / size], [0, 0], [half, -half]])
+    assert torch.allclose(train_gpt.rms_norm(x), reference, rtol=1e-6)
     assert train_gpt.rms_norm(x.bfloat16()).dtype == torch.float32
 
 
@@ -142,13 +142,13 @@ CASES = """
 def test_attention_is_pytorchs_with_its_gradients(case, dtype, error):
     parts = attention_case(*map(int, case.split("x")), dtype)
     out = train_gpt.attention(*parts)
-    told = math_attention(*parts)
-    assert out.shape == told.shape
+    reference = math_attention(*parts)
+    assert out.shape == reference.shape
     assert out.dtype == dtype
-    assert (out.double() - told).abs().max() < error / 2 * told.abs().max()
-    weight = torch.randn(told.shape, generator=torch.Generator().manual_seed(0))
+    assert (out.double() - reference).abs().max() < error / 2 * reference.abs().max()
+    weight = torch.randn(reference.shape, generator=torch.Generator().manual_seed(0))
     found = torch.autograd.grad((out.float() * weight).sum(), parts)
-    slopes = torch.autograd.grad((told * weight).sum(), parts)
+    slopes = torch.autograd.grad((reference * weight).sum(), parts)
     for grad, want in zip(found, slopes):  # of a single token q and k have no gradient
         assert (grad.double() - want).abs().max() < error * max(want.abs().max().item(), 1.0)
 
@@ -173,8 +173,8 @@ def test_fused_attention_shares_keys_only_where_its_kernels_can(monkeypatch, dty
 def test_attention_is_exact_for_any_gain_it_may_learn(gain):
     """A gain of 200 at width 16 makes scores of +-800 nats."""
     parts = attention_case(1, 200, 4, 2, 16, gain=gain)
-    told = math_attention(*parts)
-    assert (train_gpt.attention(*parts) - told).abs().max() < 1e-4 * told.abs().max()
+    reference = math_attention(*parts)
+    assert (train_gpt.attention(*parts) - reference).abs().max() < 1e-4 * reference.abs().max()
 
 
 @pytest.mark.parametrize("gain", [-30.0, 100.0, 1e4])
@@ -296,7 +296,7 @@ def test_a_step_without_finite_numbers_changes_nothing(monkeypatch, place):
 # --- score ------------------------------------------------------------------------------------------------
 
 
-def told_nats(tokens: list[int], window: int, value) -> float:
+def reference_nats(tokens: list[int], window: int, value) -> float:
     """Window by window, token by token: what `value` makes of each target and all before it in its window."""
     nats = 0.0
     for target in range(1, len(tokens)):
@@ -348,7 +348,7 @@ def scores_of_ranks(world: int, s, nll, text) -> list:
     st.sampled_from([1, 2, 4, 8]),
     st.sampled_from([0, 2, 3, 50, 250]),
 )
-def test_the_score_is_the_told_one_for_any_window_batch_and_number_of_ranks(
+def test_the_score_is_the_expected_one_for_any_window_batch_and_number_of_ranks(
     total, window, batch, world, limit
 ):
     s = tiny(VAL_BATCH_SIZE=batch, VAL_TOKENS_LIMIT=limit, EVAL_SEQ_LEN=window)
@@ -366,7 +366,7 @@ def test_the_score_is_the_told_one_for_any_window_batch_and_number_of_ranks(
 
     used = min(total, limit or total)
     scored, scored_bytes = used - 1, worth[1:used].sum()
-    nats = told_nats(tokens[:used].tolist(), window, lambda seen: sum(seen) % 97)
+    nats = reference_nats(tokens[:used].tolist(), window, lambda seen: sum(seen) % 97)
     for score in scores_of_ranks(world, s, nll, text):
         assert (score["val_tokens"], score["val_bytes"]) == (scored, scored_bytes)
         assert score["val_loss"] == pytest.approx(nats / scored, rel=1e-12)
@@ -381,11 +381,11 @@ def test_text_of_one_token_cannot_be_scored():
         evaluate(tiny(), None, text, CPU, 0)
 
 
-# --- predictor: told one token after the other ------------------------------------------------------------
+# --- predictor: fed one token after the other -------------------------------------------------------------
 
 
 def nats_of_steps(predictor: Predictor, ids: np.ndarray) -> np.ndarray:
-    """float64[rows, T]: nats of int64[rows, T], each token told after its price."""
+    """float64[rows, T]: nats of int64[rows, T], each token fed after its price."""
     logits = [predictor.start(len(ids)), *map(predictor.step, ids.T[:-1])]
     assert {(each.dtype, each.shape) for each in logits} == {
         (np.dtype("float32"), (len(ids), predictor.vocab_size))

@@ -1,6 +1,6 @@
-"""Both scripts against the model told in numpy (parity.py): golden file, and random shapes and settings.
+"""Both scripts against the model in numpy (parity.py): golden file, and random shapes and settings.
 
-A gradient's error is its largest difference over the largest entry of the told gradient of that name.
+A gradient's error is its largest difference over the largest entry of the reference gradient of that name.
 """
 
 import importlib
@@ -86,13 +86,16 @@ def largest(x: np.ndarray) -> float:
     return float(np.abs(x).max(initial=0))
 
 
-def assert_gradients(found: dict, told: dict, rounding: float = 0.0) -> None:
+def assert_gradients(found: dict, reference: dict, rounding: float = 0.0) -> None:
     """rounding: what may be lost of a gradient that is small beside the others, relative to the largest."""
-    assert list(found) == list(told)
-    allowed = rounding * max(map(largest, told.values()))
-    errors = {name: largest(found[name] - told[name]) / (largest(told[name]) or 1.0) for name in told}
+    assert list(found) == list(reference)
+    allowed = rounding * max(map(largest, reference.values()))
+    errors = {
+        name: largest(found[name] - reference[name]) / (largest(reference[name]) or 1.0) for name in reference
+    }
     assert all(
-        largest(found[name] - told[name]) <= GRADIENT * largest(told[name]) + allowed for name in told
+        largest(found[name] - reference[name]) <= GRADIENT * largest(reference[name]) + allowed
+        for name in reference
     ), errors
 
 
@@ -122,12 +125,12 @@ def test_the_golden_file_is_what_parity_py_makes():
     """To 1e-12 only: sums of another processor or numpy have other last bits."""
     made = parity.make()
     assert list(made) == list(GOLDEN) and parity.GOLDEN.stat().st_size < 300_000
-    for name, told in GOLDEN.items():
-        assert made[name].dtype == told.dtype and made[name].shape == told.shape, name
-        if told.dtype == np.float64:
-            assert largest(made[name] - told) <= 1e-12 * largest(told), name
+    for name, reference in GOLDEN.items():
+        assert made[name].dtype == reference.dtype and made[name].shape == reference.shape, name
+        if reference.dtype == np.float64:
+            assert largest(made[name] - reference) <= 1e-12 * largest(reference), name
         else:
-            assert np.array_equal(made[name], told), name
+            assert np.array_equal(made[name], reference), name
 
 
 @cases
@@ -135,11 +138,11 @@ def test_logits_loss_and_gradients_are_the_golden_ones(script, case):
     adapter = case.adapted(script)
     ids, _ = parity.sequences(adapter.s, case["tokens"][0, :1])
     assert largest(adapter.logits(ids) - case["logits"]) < LOGITS * largest(case["logits"])
-    told, told_norm, limit = case.below("grad/"), case["grad_norms"][0], adapter.s.grad_clip_norm
-    clip = min(1.0, limit / told_norm) if limit else 1.0
+    reference, reference_norm, limit = case.below("grad/"), case["grad_norms"][0], adapter.s.grad_clip_norm
+    clip = min(1.0, limit / reference_norm) if limit else 1.0
     loss, found = adapter.gradient(case["tokens"][0])
     assert loss == pytest.approx(case["losses"][0], rel=LOSS)
-    assert_gradients(found, {name: grad * clip for name, grad in told.items()})
+    assert_gradients(found, {name: grad * clip for name, grad in reference.items()})
 
 
 def assert_ten_steps(adapter: Adapter, case: Case) -> None:
@@ -189,25 +192,25 @@ def shapes(draw) -> str:
 
 @settings(max_examples=12)
 @given(shapes(), st.integers(0, 99))
-def test_logits_and_gradients_of_any_shape_are_the_told_ones(script, text, seed):
+def test_logits_and_gradients_of_any_shape_are_those_of_the_reference(script, text, seed):
     s, rng = parity.read_settings(text), np.random.default_rng(seed)
     start = parity.start_weights(s, rng)
     slot_tokens = s.train_batch_tokens // s.batch_slots
     tokens = rng.integers(0, s.vocab_size, (s.batch_slots, slot_tokens + 1))
     ids, targets = parity.sequences(s, tokens)
     exact = {name: value.astype(np.float64) for name, value in start.items()}
-    logits, loss, told = parity.logits_and_gradient(s, exact, ids, targets)
+    logits, loss, reference = parity.logits_and_gradient(s, exact, ids, targets)
     adapter = Adapter(script, text, start)
     assert largest(adapter.logits(ids) - logits) < LOGITS * largest(logits)
     found_loss, found = adapter.gradient(tokens)
     assert found_loss == pytest.approx(loss, rel=LOSS)
-    assert_gradients(found, told, rounding=1e-7)
+    assert_gradients(found, reference, rounding=1e-7)
 
 
-# --- the told model itself --------------------------------------------------------------------------------
+# --- the reference model itself ---------------------------------------------------------------------------
 
 
-def test_the_told_gradients_are_the_slopes_of_the_told_loss():
+def test_the_reference_gradients_are_the_slopes_of_the_reference_loss():
     """Central differences: of every parameter two entries, and along a random direction through all of it."""
     for case, text in parity.CASES.items():
         s, rng = parity.read_settings(text), np.random.default_rng(1)

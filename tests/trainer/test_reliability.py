@@ -1,4 +1,4 @@
-"""Runs that were stopped: what a resume accepts, refuses and tells; one fault of each kind."""
+"""Runs that were stopped: what a resume accepts, refuses and reports; one fault of each kind."""
 
 import dataclasses
 import hashlib
@@ -38,7 +38,7 @@ def test_a_campaign_counts_and_goes_on_where_it_was_cut(tmp_path):
         results = campaign.run(rows, 2, print)
         assert [result.failures for result in results] == [[], []]
         assert [(result.tried, result.survived) for result in results] == [(100, 100), (1, 1)]
-    assert len(campaign.told()) == 2
+    assert len(campaign.lines()) == 2
     assert "| 100 | 100 |" in "\n".join(chaos.campaigns.table(results))
 
 
@@ -133,11 +133,11 @@ def test_the_same_command_goes_on(copy):
     before = launch.without_seconds(launch.events(copy), "step")
     run = helpers.run_script(copy.parents[1], environment_of(copy))
     assert run.code == 0, run.err
-    told = launch.events(copy)
-    steps = launch.without_seconds(told, "step")
+    events = launch.events(copy)
+    steps = launch.without_seconds(events, "step")
     assert [event["step"] for event in steps] == list(range(1, 61))
     assert steps[: len(before)] == before, "to the last digit"
-    assert (told[-1]["event"], told[-1]["resumes"]) == ("final", 1)
+    assert (events[-1]["event"], events[-1]["resumes"]) == ("final", 1)
     assert f"resumed from {Path('logs', copy.name, 'checkpoint')}" in run.out
     kept = sorted(path.name for path in copy.glob("checkpoint/*"))
     assert len(kept) == 2 and kept[-1] == "step_00000060.ckpt", "one at the end, and the one before it"

@@ -23,7 +23,7 @@ import torch
 import train_gpt
 from tests.kit import helpers, launch
 from tests.kit.helpers import ScriptRun
-from tests.trainer.test_batches import told_checksum, told_shuffled
+from tests.trainer.test_batches import reference_checksum, reference_shuffled
 from tests.trainer.test_model import nats_of_steps
 
 NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here: other presets and numbers")
@@ -149,9 +149,9 @@ def test_the_config_tells_settings_origins_and_environment(base_run, corpus):
     assert about["torch"] == torch.__version__ and about["threads"] == 1 and about["ranks"] == 1
 
 
-def test_the_batches_of_a_run_are_those_of_the_told_order(base_run, corpus):
-    told = told_shuffled(corpus.tokens["train"].tolist(), 8, 65, 20, seed=1337)
-    assert base_run.final["batches_crc32"] == f"{told_checksum(told, 0) % 2**32:08x}"
+def test_the_batches_of_a_run_are_those_of_the_reference_order(base_run, corpus):
+    reference = reference_shuffled(corpus.tokens["train"].tolist(), 8, 65, 20, seed=1337)
+    assert base_run.final["batches_crc32"] == f"{reference_checksum(reference, 0) % 2**32:08x}"
 
 
 def test_a_run_needs_no_network(base_run, offline):
@@ -305,9 +305,9 @@ def test_exit_16_after_a_signal_with_a_checkpoint_and_the_way_on(corpus, tmp_pat
     run.wait(until=lambda: "step:8/" in run.out)
     run.process.send_signal(number)
     run.need(16 if not ranks else 1)  # torchrun has an exit code of its own
-    told = re.search(r"stopped by a signal after step (\d+) of 1000000; (.*) goes on", run.err)
-    assert 8 <= int(told[1]) < 10**6 and "RUN_ID=long" in told[2]
-    assert (tmp_path / f"logs/long/checkpoint/step_{int(told[1]):08}.ckpt").exists()
+    said = re.search(r"stopped by a signal after step (\d+) of 1000000; (.*) goes on", run.err)
+    assert 8 <= int(said[1]) < 10**6 and "RUN_ID=long" in said[2]
+    assert (tmp_path / f"logs/long/checkpoint/step_{int(said[1]):08}.ckpt").exists()
 
 
 @pytest.mark.slow
@@ -352,7 +352,7 @@ def test_a_path_without_programs_does_not_stop_a_run(corpus, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_model_that_does_not_fit_into_memory_is_told_in_one_line(corpus, tmp_path):
+def test_a_model_that_does_not_fit_into_memory_is_reported_in_one_line(corpus, tmp_path):
     run = helpers.run_script(tmp_path, corpus.env(MODEL_DIM=1048576))
     assert run.code == 2
     assert re.fullmatch(r"train_gpt\.py: out of memory: lower MODEL_DIM .*\n", run.err), run.err
@@ -424,7 +424,7 @@ def test_nccl_waits_longer_than_a_lost_rank_is_sought(monkeypatch):
     assert found < 60 < seconds and machine.reducers is not None
 
 
-def test_a_relative_path_is_told_with_the_folder_that_it_was_sought_in(corpus, tmp_path):
+def test_a_relative_path_is_named_with_the_folder_that_it_was_sought_in(corpus, tmp_path):
     run = helpers.run_script(tmp_path, corpus.env(DATA_PATH="data/datasets/nothing"))
     assert run.code == 3 and run.err.count("\n") == 1
     assert "DATA_PATH=data/datasets/nothing" in run.err and str(tmp_path) in run.err
@@ -437,7 +437,7 @@ def test_a_relative_path_is_told_with_the_folder_that_it_was_sought_in(corpus, t
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_any_number_of_ranks_trains_the_same_model(base_run, corpus, tmp_path, ranks):
     env = corpus.env(RUN_ID="ranks", ITERATIONS=20, VAL_LOSS_EVERY=10, TRAIN_LOG_EVERY=5)
-    env |= {"PROVOKE": "tell@20", "PYTHONPATH": str(helpers.ROOT)}
+    env |= {"PROVOKE": "hash@20", "PYTHONPATH": str(helpers.ROOT)}
     run = helpers.run_script(tmp_path, env, ranks, script=launch.FAULTS)
     assert run.code == 0, run.err
     for name in ("batches_crc32", "tokens_seen", "val_tokens", "val_bytes", "train_sha256", "params"):
@@ -455,13 +455,13 @@ def test_any_number_of_ranks_trains_the_same_model(base_run, corpus, tmp_path, r
 def test_ranks_that_do_not_divide_the_slots_are_refused_by_name(corpus, tmp_path):
     run = helpers.run_script(tmp_path, corpus.env(RUN_ID="three"), ranks=3)
     assert run.code != 0 and "exitcode  : 2" in run.err
-    told = [line for line in run.err.splitlines() if line.startswith("train_gpt.py: ")]
-    assert len(told) == 1 and "WORLD_SIZE=3: takes a divisor of BATCH_SLOTS=8" in told[0]
+    said = [line for line in run.err.splitlines() if line.startswith("train_gpt.py: ")]
+    assert len(said) == 1 and "WORLD_SIZE=3: takes a divisor of BATCH_SLOTS=8" in said[0]
     assert not (tmp_path / "logs").exists()
 
 
 @pytest.mark.slow
-def test_damage_that_one_rank_alone_reads_is_told(corpus, tmp_path, tokenizer_path):
+def test_damage_that_one_rank_alone_reads_is_reported(corpus, tmp_path, tokenizer_path):
     """Each slot of the first step is a shard here: rank 1 reads the second, rank 0 never does."""
     tokens = corpus.tokens["train"][: 16 * 65].reshape(16, 65)
     shutil.copytree(corpus.data_path, tmp_path / "data", ignore=shutil.ignore_patterns("*_train_*"))
@@ -505,8 +505,8 @@ def test_without_a_compiler_one_line_says_so_and_the_run_is_eager(base_run, corp
     broken = {"CXX": "/nonexistent/c++", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     run = helpers.run_script(tmp_path, env | broken)
     assert (run.code, run.err) == (0, "")
-    told = [line for line in run.out.splitlines() if line.startswith("compile:0")]
-    assert len(told) == 1 and "eager" in told[0]
+    said = [line for line in run.out.splitlines() if line.startswith("compile:0")]
+    assert len(said) == 1 and "eager" in said[0]
     assert run.final["state_sha256"] == base_run.final["state_sha256"]
 
 
@@ -555,11 +555,11 @@ def variants(tmp_path_factory, corpus) -> dict[str, ScriptRun]:
         env=helpers.clean_environment(PYTHONPATH=str(helpers.ROOT)),
         capture_output=True,
     )
-    told = re.findall(r"(.*?)^exit (\w+) (\d+)$\n", done.stderr, re.MULTILINE | re.DOTALL)
-    assert [name for _, name, _ in told] == list(VARIANTS), done.stderr
+    said = re.findall(r"(.*?)^exit (\w+) (\d+)$\n", done.stderr, re.MULTILINE | re.DOTALL)
+    assert [name for _, name, _ in said] == list(VARIANTS), done.stderr
     return {
         name: ScriptRun(int(code), (cwd / f"logs/{name}/train.log").read_text(encoding="utf-8"), err, cwd)
-        for err, name, code in told
+        for err, name, code in said
     }
 
 

@@ -1,1 +1,1 @@
-"""What runs inside a sandbox. It imports nothing of ours, for nothing of ours is there."""
+"""The programs that run inside a sandbox. They import nothing of this repository, which is not there."""

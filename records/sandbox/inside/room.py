@@ -1,7 +1,7 @@
 """Runs inside the sealed room: a record's script, as it is or while torch counts its operations.
 
     python room.py SETTINGS 0        become the script, in the folder /room/work
-    python room.py SETTINGS STEPS    count until so many steps were told; write what was counted to COUNTS
+    python room.py SETTINGS STEPS    count until so many steps were logged; write what was counted to COUNTS
 
 SETTINGS is the script's environment as a JSON object. records/verify/retrain.py starts it. What is written
 here is as honest as the script that runs in the same process.
@@ -15,7 +15,7 @@ import sys
 SCRIPT = "/room/train_gpt.py"
 COUNTS = "counts.json"  # {"readings": [[bytes of METRICS so far, operations so far]...], "total", "ended"}
 METRICS = "metrics.jsonl"
-BEFORE = 3  # lines that may be told before the first step
+BEFORE = 3  # lines that may be logged before the first step
 
 
 def count(steps: int) -> None:

@@ -58,8 +58,8 @@ def serve(folder: Path, device: str, memory: int, requests: BinaryIO, responses:
     facts = operator.index(predictor.vocab_size), operator.index(predictor.rows)
     os.write(responses, RESPONSE.pack(MAGIC, 0, *facts, b""))
     while request := requests.read(REQUEST.size):
-        told, rows = REQUEST.unpack(request)
-        if told:
+        fed, rows = REQUEST.unpack(request)
+        if fed:
             ids = np.frombuffer(requests.read(8 * rows), "<i8")
             logits = predictor.step(ids.astype(np.int64))
         else:
@@ -73,7 +73,7 @@ def main() -> None:
     requests, responses = take_pipes()
     try:
         serve(Path(folder), device, int(memory), requests, responses)
-    except (Exception, SystemExit) as error:  # whatever a record raises is told to the referee
+    except (Exception, SystemExit) as error:  # whatever a record raises is reported to the referee
         text = " ".join(f"{type(error).__name__}: {error}".split())
         message = text.encode("utf-8", "backslashreplace")
         os.write(responses, RESPONSE.pack(MAGIC, 1, 0, 0, message))

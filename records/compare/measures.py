@@ -1,6 +1,6 @@
-"""The rows of a comparison: what is measured of a run, which way is better, and what noise it has.
+"""What is measured of a run, which way is better, and what noise it has.
 
-Noise that is `known` and floors are in the row's unit, or parts where the row is relative.
+Noise that is `known` and floors are in the measure's unit, or parts where the measure is relative.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from data.command import DataError
 from records.archive.metrics import Metrics, count
 from records.archive.record import Record
 from records.archive.tracks import RECORDS, Track, load_track, schema_errors
-from records.compare.noise import Row
+from records.compare.bands import Measure
 
 NOISE_BPB = 0.02  # where no track is known
 BEYOND = 2.576 * math.sqrt(2)  # standard deviations; two runs lie further apart once in a hundred times
@@ -157,8 +157,8 @@ def flops(run: Metrics) -> float | None:
     return run.flops_per_step and run.flops_per_step * run.steps
 
 
-def rows(runs: list[Metrics]) -> list[Row]:
-    """Of the table. `runs`: all of both sides."""
+def measures(runs: list[Metrics]) -> list[Measure]:
+    """The lines of the table. `runs`: all of both sides."""
     rate = lambda run: per_second(run, run.tokens_per_step)
     loss = {"good": -1, "seeded": True}
     nats = loss | {"known": noise_nats, "floor": floor_nats}
@@ -176,24 +176,26 @@ def rows(runs: list[Metrics]) -> list[Row]:
         "floor": constant(0.001),
     }
     text = ("val_bytes", "tokenizer_sha256")
-    score = Row("score", "bits per byte by the referee", "", ".4f", lambda run: run.score, **bits)
+    score = Measure("score", "bits per byte by the referee", "", ".4f", lambda run: run.score, **bits)
     return [
-        Row("params", "parameters", "", ",.0f", told("params")),
-        Row("steps", "steps", "", ",.0f", lambda run: float(run.steps)),
-        Row("tokens", "tokens", "", ",.0f", tokens),
-        Row("flops", "operations", "", ".4e", flops),
-        Row("train_loss", "train loss at the end", "nats", ".4f", final_train_loss, needs=text[1:], **last),
-        Row("val_loss", "validation loss", "nats", ".4f", final_loss, needs=text, **nats),
-        Row("bpb_before", "bits per byte before export", "", ".4f", told("val_bpb_unquantized"), **bits),
-        Row("bpb", "bits per byte after export", "", ".4f", told("val_bpb"), **bits),
+        Measure("params", "parameters", "", ",.0f", told("params")),
+        Measure("steps", "steps", "", ",.0f", lambda run: float(run.steps)),
+        Measure("tokens", "tokens", "", ",.0f", tokens),
+        Measure("flops", "operations", "", ".4e", flops),
+        Measure(
+            "train_loss", "train loss at the end", "nats", ".4f", final_train_loss, needs=text[1:], **last
+        ),
+        Measure("val_loss", "validation loss", "nats", ".4f", final_loss, needs=text, **nats),
+        Measure("bpb_before", "bits per byte before export", "", ".4f", told("val_bpb_unquantized"), **bits),
+        Measure("bpb", "bits per byte after export", "", ".4f", told("val_bpb"), **bits),
         *([score] if any(run.score for run in runs) else []),
-        Row("step_ms", "median step", "ms", ",.1f", step_ms, -1, needs=("tokens_per_step",), **speed),
-        Row("tokens_per_second", "tokens/s", "", ",.0f", rate, 1, **speed),
-        Row("mfu", "MFU", "%", ".1f", partial(mfu, runs), 1, **speed),
-        Row("data_wait_ms", "data wait a step", "ms", ",.3f", wait_ms, **wait),
-        Row("train_seconds", "training", "s", ",.1f", training, unjudged="not judged"),
-        Row("start_seconds", "start-up and compile", "s", ",.1f", lambda run: run.start_seconds, **start),
-        Row("peak_memory_mib", "peak memory", "MiB", ",.0f", told("peak_memory_mib"), **memory),
-        Row("code_bytes", "code", "bytes", ",.0f", told("code_bytes"), -1),
-        Row("artifact_bytes", "artifact", "bytes", ",.0f", told("artifact_bytes"), **packed),
+        Measure("step_ms", "median step", "ms", ",.1f", step_ms, -1, needs=("tokens_per_step",), **speed),
+        Measure("tokens_per_second", "tokens/s", "", ",.0f", rate, 1, **speed),
+        Measure("mfu", "MFU", "%", ".1f", partial(mfu, runs), 1, **speed),
+        Measure("data_wait_ms", "data wait a step", "ms", ",.3f", wait_ms, **wait),
+        Measure("train_seconds", "training", "s", ",.1f", training, unjudged="not judged"),
+        Measure("start_seconds", "start-up and compile", "s", ",.1f", lambda run: run.start_seconds, **start),
+        Measure("peak_memory_mib", "peak memory", "MiB", ",.0f", told("peak_memory_mib"), **memory),
+        Measure("code_bytes", "code", "bytes", ",.0f", told("code_bytes"), -1),
+        Measure("artifact_bytes", "artifact", "bytes", ",.0f", told("artifact_bytes"), **packed),
     ]

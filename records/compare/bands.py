@@ -1,22 +1,9 @@
-"""Whether two sets of repeats differ: rows of a comparison, and the band within which a difference is noise.
+"""How far two sides may lie apart by noise: the band of a difference, and the verdict that follows.
 
-The band of a row, for a difference of means (of logarithms, where a row is `relative`):
-
-    repeats on both sides   Welch's interval: t(1 - level / 2, df) sqrt(s_base^2 / n + s_new^2 / m)
-    as many on both sides   or, if that is narrower, the interval of the paired differences, each of the two
-                            at half the level: t(1 - level / 4, n - 1) s_pairs / sqrt(n)
-    known noise             what two single runs of one commit may lie apart, see rows.py. It is the band
-                            between single runs
-    repeats on one side     the interval of one more run, t(1 - FAMILY / 2, n - 1) s sqrt(1 + 1 / n), or the
-                            known noise if that is wider
-    ceiling                 the known noise, or three times the way from the lowest to the highest of a side's
-                            repeats (nine times of two repeats), whichever is more: t says little of a few
-    floor                   the least that a band can be: a tenth of noise_bpb, 1 % of speed and memory
-
-`level` is FAMILY / QUANTITIES, after Bonferroni: all rows together call two sets of runs of one commit
-different once in a hundred comparisons. Runs are paired by seed where both sides have the same seeds, else in
-the order in which they are named. A seed's losses come out the same again on one machine. So where the sides
-have other seeds, its repeats count as one run in the rows that are `seeded`.
+README.md has the rules as a table by the number of repeats, with a worked example. Differences are of means;
+where a measure is `relative`, of means of logarithms. Runs are paired by seed where both sides have the same
+seeds, else in the order in which they are named. A seed's losses come out the same again on one machine: so
+where the sides have other seeds, its repeats count as one run of the measures that are `seeded`.
 """
 
 import math
@@ -25,20 +12,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import stats
 
 from records.archive.metrics import Metrics
 
 FAMILY = 0.01  # probability that at least one row of two equal sides gets a colour
 QUANTITIES = 8  # that are measured: tokens/s, MFU and step time are one, loss and bits per byte another
 APART = {2: 9, 3: 3}  # how far means may lie apart, in ranges of two repeats, and of three or more
-LEVEL = FAMILY / QUANTITIES
+LEVEL = FAMILY / QUANTITIES  # of one measure, after Bonferroni
 FEW = 10  # steady steps: fewer say nothing of a speed
 BETTER, WORSE, SAME, OTHER, UNKNOWN = "better", "worse", "same", "differs", "-"
 
 
 @dataclass(frozen=True)
-class Row:
-    """A line of the table."""
+class Measure:
+    """What is measured of a run: a line of the table."""
 
     key: str
     label: str
@@ -57,26 +45,26 @@ class Row:
 
 @dataclass(frozen=True)
 class Difference:
-    """A row, filled in."""
+    """What two sides have of a measure, and the verdict."""
 
-    row: Row
+    measure: Measure
     base: list[float | None]
     new: list[float | None]
-    difference: float | None  # new - base; a part of base where the row is relative
+    difference: float | None  # new - base; a part of base where the measure is relative
     band: float | None  # the same unit: up to there, a difference in this direction is noise
     verdict: str
     note: str = ""  # why there is no verdict
 
     @property
     def means(self) -> tuple[float | None, float | None]:
-        """Of base and new: the geometric mean where the row is relative."""
-        return tuple(mean(self.row, side) for side in (self.base, self.new))
+        """Of base and new: the geometric mean where the measure is relative."""
+        return tuple(mean(self.measure, side) for side in (self.base, self.new))
 
 
-def mean(row: Row, values: list[float | None]) -> float | None:
+def mean(measure: Measure, values: list[float | None]) -> float | None:
     if None in values or not all(map(math.isfinite, values)):
         return None
-    if row.relative and min(values) > 0:
+    if measure.relative and min(values) > 0:
         return statistics.geometric_mean(values)
     return float(np.mean(values))
 
@@ -105,36 +93,40 @@ def by_seed(seeds: list[int | None], values: list[float]) -> tuple[list[int | No
     return unique + [None] * len(other), means + other
 
 
+def half(interval) -> float:
+    """Of a confidence interval's width."""
+    return float(interval.high - interval.low) / 2
+
+
 def welch(base: list[float], new: list[float], level: float) -> float:
     """Half of the width of the interval for the difference of means."""
-    from scipy.stats import t
-
-    parts = [float(np.var(side, ddof=1)) / len(side) for side in (base, new)]
-    total = sum(parts)
-    if total == 0:
+    if np.ptp(base) == np.ptp(new) == 0:
         return 0.0
-    freedom = total**2 / sum(part**2 / (len(side) - 1) for part, side in zip(parts, (base, new)))
-    return t.isf(level / 2, freedom) * math.sqrt(total)
+    return half(stats.ttest_ind(new, base, equal_var=False).confidence_interval(1 - level))
 
 
-def paired(differences: list[float], level: float) -> float:
+def paired(base: list[float], new: list[float], level: float) -> float:
     """The same for pairs."""
-    from scipy.stats import t
-
-    freedom = len(differences) - 1
-    return t.isf(level / 2, freedom) * float(np.std(differences, ddof=1)) / math.sqrt(len(differences))
+    if np.ptp(np.subtract(new, base)) == 0:
+        return 0.0
+    return half(stats.ttest_rel(new, base).confidence_interval(1 - level))
 
 
 def one_more(side: list[float], level: float) -> float:
     """Half of the width of the interval for another run, around the mean of these."""
-    from scipy.stats import t
-
     spread = float(np.std(side, ddof=1)) * math.sqrt(1 + 1 / len(side))
-    return t.isf(level / 2, len(side) - 1) * spread
+    return float(stats.t.isf(level / 2, len(side) - 1)) * spread
+
+
+def between_several(base: list[float], new: list[float], partners: list[int] | None) -> float:
+    """The band of a difference of means where both sides have repeats."""
+    if partners is None:
+        return welch(base, new, LEVEL)
+    return min(welch(base, new, LEVEL / 2), paired(base, [new[at] for at in partners], LEVEL / 2))
 
 
 def band(base: list[float], new: list[float], partners: list[int] | None, known: float) -> float:
-    """Within which a difference of means is noise; see the top."""
+    """Within which a difference of means is noise; README.md has the rules as a table."""
     several = [side for side in (base, new) if len(side) > 1]
     if not several:
         return known
@@ -142,48 +134,43 @@ def band(base: list[float], new: list[float], partners: list[int] | None, known:
     ceiling = max(known, APART[min(3, *map(len, several))] * apart)
     if len(several) == 1:
         return max(known, min(one_more(several[0], FAMILY), ceiling))
-    if partners is None:
-        width = welch(base, new, LEVEL)
-    else:
-        differences = [new[at] - value for at, value in zip(partners, base)]
-        width = min(welch(base, new, LEVEL / 2), paired(differences, LEVEL / 2))
-    return min(width, ceiling)
+    return min(between_several(base, new, partners), ceiling)
 
 
-def unlike(row: Row, base: list[Metrics], new: list[Metrics]) -> str:
-    """Why a row cannot be compared; empty if it can."""
-    for name in row.needs:
+def unlike(measure: Measure, base: list[Metrics], new: list[Metrics]) -> str:
+    """Why a measure cannot be compared; empty if it can."""
+    for name in measure.needs:
         if len({run.fact(name) for run in [*base, *new]} - {None}) > 1:
             return f"other {name.replace('_', ' ')}"
-    if row.steady and any(run.steady.sum() < FEW for run in [*base, *new]):
+    if measure.steady and any(run.steady.sum() < FEW for run in [*base, *new]):
         return "few steps"
-    return row.unjudged
+    return measure.unjudged
 
 
-def compare(row: Row, base: list[Metrics], new: list[Metrics]) -> Difference:
-    """One row of two sides."""
-    values = [[row.value(run) for run in side] for side in (base, new)]
+def compare(measure: Measure, base: list[Metrics], new: list[Metrics]) -> Difference:
+    """One measure of two sides."""
+    values = [[measure.value(run) for run in side] for side in (base, new)]
     both = values[0] + values[1]
     if None in both:
-        return Difference(row, *values, None, None, UNKNOWN)
+        return Difference(measure, *values, None, None, UNKNOWN)
     if not all(map(math.isfinite, both)):
-        worse = row.good and all(map(math.isfinite, values[0]))
-        return Difference(row, *values, None, None, WORSE if worse else UNKNOWN, "not finite")
-    if note := unlike(row, base, new) or ("not above 0" if row.relative and min(both) <= 0 else ""):
-        return Difference(row, *values, None, None, UNKNOWN, note)
-    sides = [[math.log(value) for value in side] for side in values] if row.relative else values
+        worse = measure.good and all(map(math.isfinite, values[0]))
+        return Difference(measure, *values, None, None, WORSE if worse else UNKNOWN, "not finite")
+    if note := unlike(measure, base, new) or ("not above 0" if measure.relative and min(both) <= 0 else ""):
+        return Difference(measure, *values, None, None, UNKNOWN, note)
+    sides = [[math.log(value) for value in side] for side in values] if measure.relative else values
     difference = float(np.mean(sides[1]) - np.mean(sides[0]))
     seeds = [[run.seed for run in side] for side in (base, new)]
-    if row.seeded and set(seeds[0]) != set(seeds[1]):
+    if measure.seeded and set(seeds[0]) != set(seeds[1]):
         seeds, sides = zip(*map(by_seed, seeds, sides))
-    known, floor = row.known([*base, *new]), row.floor([*base, *new])
-    if row.relative:
+    known, floor = measure.known([*base, *new]), measure.floor([*base, *new])
+    if measure.relative:
         known, floor = math.log1p(known), math.log1p(floor)
     width = max(band(*sides, pairs(*seeds), known), floor)
     verdict = SAME
     if abs(difference) > width:
-        verdict = (BETTER if difference * row.good > 0 else WORSE) if row.good else OTHER
-    if row.relative:  # a fall of the same logarithm is a smaller part than a rise
+        verdict = (BETTER if difference * measure.good > 0 else WORSE) if measure.good else OTHER
+    if measure.relative:  # a fall of the same logarithm is a smaller part than a rise
         width = growth(width) if difference > 0 else -growth(-width)
         difference = growth(difference)
-    return Difference(row, *values, difference, width, verdict)
+    return Difference(measure, *values, difference, width, verdict)

@@ -1,0 +1,315 @@
+"""Documents on disk: hashed, without duplicates, split; and what the validation text among them is worth.
+
+All of it in bounded memory, whatever the size of the text.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from data import files, shards
+from data.command import DataError, UsageError, say
+from data.sources import MAX_DOCUMENT, Document
+
+# --- plan: everything that decides the bytes of the result -----------------------------------------------
+
+SPECIAL_PIECES = 3 + 256  # unknown, BOS, EOS, and every byte
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Options of one preparation. Equal plans over equal text give equal files."""
+
+    name: str
+    vocab_size: int = 1024
+    model_type: str = "bpe"  # or "unigram", or "given" of a tokenizer that was
+    given_tokenizer: str = ""  # sha256 of a tokenizer that was given, else empty
+    val_fraction: float = 0.01
+    val_docs: int = 0  # if not 0, this many documents instead of the fraction
+    val_max_bytes: int = MAX_DOCUMENT  # larger documents are for training, so that none decides a score
+    train_names: str = ""  # regular expression: documents whose names begin so are for training alone
+    second_fraction: float = 0.0  # kept out of both splits: the referee's second text
+    shard_tokens: int = 100_000_000
+    lossy_ok: bool = False
+
+    def __post_init__(self):
+        words = self.name.split("_")  # the trainer finds its files by *_train_*.bin and *_val_*.bin
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.name) or {"train", "val"} & set(words):
+            raise UsageError(
+                f"--name is {self.name!r}, expected up to 100 letters, digits and . _ - without "
+                "the words train and val"
+            )
+        if not (SPECIAL_PIECES < self.vocab_size <= shards.IDS or self.given_tokenizer):
+            raise UsageError(
+                f"--vocab-size is {self.vocab_size}, expected {SPECIAL_PIECES + 1} (every byte, "
+                f"three specials, the space) to {shards.IDS} (tokens are uint16)"
+            )
+        if self.shard_tokens > shards.MAX_TOKENS:
+            raise UsageError(f"--shard-tokens is {self.shard_tokens}, expected 1 to {shards.MAX_TOKENS}")
+
+    @property
+    def dataset(self) -> str:
+        return f"datasets/{self.name}_sp{self.vocab_size}"
+
+    @property
+    def tokenizer(self) -> str:
+        return f"tokenizers/{self.name}_{self.vocab_size}_{self.model_type}.model"
+
+    def last_keys(self, smallest: int) -> tuple[int, int]:
+        """Last key of val and of the second text; `smallest` is the key that val must hold at the least."""
+        share = 0 if self.val_docs else int(self.val_fraction * 2**64)
+        last_val = max(share - 1, smallest)
+        return last_val, last_val + int(self.second_fraction * 2**64)
+
+
+# --- spool: documents on disk, by hash -------------------------------------------------------------------
+
+# An SQLite table instead (unique hashes, read in their order) was no faster, and much slower where the text
+# is larger than the memory: rows in the order of their hashes lie all over the file.
+BUCKETS = 64  # by the first bits of the hash; macOS allows 256 open files, two each
+
+# Where a document lies in its bucket: its name (of that many bytes) stands at `offset`, its text after it.
+# The hash as four numbers, because numpy sorts numbers and not bytes with zeros at the end.
+# train: whether it is for training alone.
+PLACE = np.dtype([("hash", ">u8", 4), ("offset", "<u8"), ("name", "<u4"), ("size", "<u4"), ("train", "?")])
+_PLACE = struct.Struct("<32sQII?")
+
+
+def spool(documents: Iterable[Document], plan: Plan, folder: Path) -> None:
+    """Put all documents into `folder`, which appears only when it is whole. Empty ones are left out."""
+    partial = files.beside(folder)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    empty = 0
+    with contextlib.ExitStack() as stack, progress("read", None) as bar:
+        texts = [stack.enter_context(open(partial / f"{b:02x}.text", "wb")) for b in range(BUCKETS)]
+        places = [stack.enter_context(open(partial / f"{b:02x}.places", "wb")) for b in range(BUCKETS)]
+        for name, text in documents:
+            if not text:
+                empty += 1
+                continue
+            digest = hashlib.sha256(text).digest()
+            label = name.encode(errors="replace")
+            bucket = digest[0] * BUCKETS // 256
+            train = len(text) > plan.val_max_bytes
+            train |= bool(plan.train_names and re.match(plan.train_names, name))
+            places[bucket].write(_PLACE.pack(digest, texts[bucket].tell(), len(label), len(text), train))
+            texts[bucket].write(label + text)
+            bar.update(len(text))
+    duplicates = sum(sort_bucket(partial / f"{b:02x}.places") for b in range(BUCKETS))
+    (partial / "dropped.json").write_text(json.dumps({"empty": empty, "duplicates": duplicates}))
+    os.rename(partial, folder)
+
+
+def sort_bucket(path: Path) -> int:
+    """Order a bucket by hash and drop exact duplicates; how many there were."""
+    places = np.fromfile(path, PLACE)
+    h = places["hash"]
+    places = places[np.lexsort((~places["train"], h[:, 3], h[:, 2], h[:, 1], h[:, 0]))]
+    new = np.ones(len(places), bool)
+    new[1:] = (places["hash"][1:] != places["hash"][:-1]).any(axis=1)
+    places[new].tofile(path)
+    return int((~new).sum())
+
+
+SPLITS = ("val", "second", "train")  # in order of their keys
+
+
+class Corpus:
+    """The spooled documents: hashed, without duplicates, split.
+
+    A document's key, which decides its split, is the second eight bytes of its sha256 as a number; its place
+    in the split is decided by the whole sha256. Two parts, so that the order within a split is a shuffle.
+    """
+
+    def __init__(self, folder: Path, plan: Plan, expected: str | None = None):
+        self.folder = folder
+        self.dropped = files.read_json(folder / "dropped.json")
+        identity = hashlib.sha256()
+        smallest = np.zeros(0, np.uint64)  # keys, as many as val must hold
+        documents = 0
+        at_least = max(plan.val_docs, 1)
+        for bucket in range(BUCKETS):
+            places = self.places(bucket)
+            identity.update(places["hash"].tobytes())
+            keys = places["hash"][~places["train"], 1].astype(np.uint64)
+            smallest = np.sort(np.concatenate([smallest, keys]))[:at_least]
+            documents += len(places)
+        if documents <= at_least or len(smallest) < at_least:
+            raise DataError(
+                f"the text has {documents} distinct documents that are not empty, expected at least "
+                f"{at_least + 1}: one to train on and {at_least} for validation, of at most "
+                f"{plan.val_max_bytes} bytes (--separator LINE splits .txt files)"
+            )
+        self.sha256 = identity.digest()
+        if expected not in (None, self.sha256.hex()):
+            raise DataError(
+                f"the corpus has sha256 {self.sha256.hex()}, expected {expected}; to mend changed "
+                "packages: pip install --force-reinstall --no-deps -r requirements.txt"
+            )
+        self.last_keys = np.array(plan.last_keys(int(smallest[-1])), np.uint64)
+        self.count_splits()
+        if not self.text_bytes["train"]:
+            raise DataError(
+                f"all {documents} documents fall to validation, expected one to train on at "
+                "least: choose a smaller --val-fraction"
+            )
+
+    def count_splits(self) -> None:
+        """Bytes of text of each split and of its largest document, sha256 over its documents' digests."""
+        self.text_bytes = dict.fromkeys(SPLITS, 0)
+        self.largest = dict.fromkeys(SPLITS, 0)
+        digests = {split: hashlib.sha256() for split in SPLITS}
+        for bucket in range(BUCKETS):
+            for split in SPLITS:
+                places = self.places(bucket, split)
+                self.text_bytes[split] += int(places["size"].sum(dtype=np.int64))
+                self.largest[split] = max(self.largest[split], int(places["size"].max(initial=0)))
+                digests[split].update(places["hash"].tobytes())
+        self.split_sha256 = {split: digest.hexdigest() for split, digest in digests.items()}
+
+    def places(self, bucket: int, split: str | None = None) -> np.ndarray:
+        """PLACE [documents] of one bucket in order: all, or those of val, second or train."""
+        places = np.fromfile(self.folder / f"{bucket:02x}.places", PLACE)
+        if split is None:
+            return places
+        sides = np.searchsorted(self.last_keys, places["hash"][:, 1])
+        sides[places["train"]] = SPLITS.index("train")
+        return places[sides == SPLITS.index(split)]
+
+    def read(self, split: str, skip: int = 0) -> Iterator[Document]:
+        """The documents of a split, in order of their hashes, without the first `skip`."""
+        for bucket in range(BUCKETS):
+            places = self.places(bucket, split)
+            todo = places[skip:].tolist()
+            skip = max(0, skip - len(places))
+            if not todo:
+                continue
+            with open(self.folder / f"{bucket:02x}.text", "rb") as file:
+                for _, offset, name, size, _ in todo:
+                    file.seek(offset)
+                    yield file.read(name).decode(), file.read(size)
+
+
+def progress(what: str, total: int | None, initial: int = 0) -> tqdm:
+    """A bar of bytes with a rate on a terminal, nothing elsewhere."""
+    return tqdm(desc=what, total=total, initial=initial, unit="B", unit_scale=True, disable=None, leave=False)
+
+
+BATCH_BYTES = 300_000  # read and encoded at a time
+
+
+def batches(documents: Iterator[Document], least: int) -> Iterator[tuple[list[Document], int]]:
+    """Group documents into lists of `least` bytes or a little more, each with its size."""
+    batch = []
+    size = 0
+    for document in documents:
+        batch.append(document)
+        size += len(document[1])
+        if size >= least:
+            yield batch, size
+            batch = []
+            size = 0
+    if batch:
+        yield batch, size
+
+
+# --- copies: how much of one text stands word for word in another, in windows of 50 bytes ----------------
+
+# Fifty bytes are a line of code or nine words: too long to be equal by chance, short enough that a copy is
+# found though a word here and there differs. Windows are compared by a polynomial hash modulo 2^64 (Karp and
+# Rabin, "Efficient randomized pattern-matching algorithms", 1987).
+
+WINDOW = 50
+CHUNK = 1 << 15  # bytes hashed at a time: 0.25 s for the demo's 40 MB; smaller and larger arrays are slower
+TABLE_BITS = 26  # 64 MiB, of which 4 MiB of text fill 6 %: few windows are looked up in vain
+TABLE_SHIFT = np.uint64(64 - TABLE_BITS)
+BASE = 0x9E3779B97F4A7C15  # any odd number, which has an inverse modulo 2^64
+UP = np.cumprod(np.full(CHUNK, BASE, np.uint64))  # its powers, which wrap around
+DOWN = np.cumprod(np.full(CHUNK, pow(BASE, -1, 2**64), np.uint64))
+LETTERS = np.random.Generator(np.random.Philox(key=1)).integers(0, 2**64, 256, np.uint64)
+
+
+def window_hashes(text: bytes) -> Iterator[np.ndarray]:
+    """Hashes of all windows of a text in order, uint64 arrays of at most CHUNK."""
+    letters = np.frombuffer(text, np.uint8)
+    for start in range(0, len(text) - WINDOW + 1, CHUNK - WINDOW + 1):
+        part = letters[start : start + CHUNK]
+        sums = np.zeros(len(part) + 1, np.uint64)
+        np.cumsum(LETTERS[part] * DOWN[: len(part)], out=sums[1:])
+        hashes = sums[WINDOW:] - sums[:-WINDOW]
+        yield hashes * UP[: len(hashes)]
+
+
+def places_in(known: np.ndarray, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which of the hashes stand in `known`, which is in order, and where each of these first does."""
+    places = np.searchsorted(known[:-1], hashes)
+    same = known[places] == hashes
+    return np.flatnonzero(same), places[same]
+
+
+class Search:
+    """A text whose windows are looked for in others."""
+
+    def __init__(self, text: bytes):
+        self.size = len(text)
+        self.windows = np.concatenate([np.zeros(0, np.uint64), *window_hashes(text)])
+        self.known = np.sort(self.windows)
+        self.found = np.zeros(len(self.known), bool)  # of equal windows the first stands for all
+        self.table = np.zeros(1 << TABLE_BITS, bool)  # of the first bits of the hashes
+        self.table[self.known >> TABLE_SHIFT] = True
+
+    def look_in(self, other: bytes) -> None:
+        """Note which windows stand in another text, too."""
+        likely = [hashes[self.table[hashes >> TABLE_SHIFT]] for hashes in window_hashes(other)]
+        if likely:  # in order, which makes the search three times as fast
+            _, places = places_in(self.known, np.sort(np.concatenate(likely)))
+            self.found[places] = True
+
+    def covered(self) -> int:
+        """Bytes of the text that lie in a window found so far."""
+        if not self.found.any():
+            return 0
+        starts, _ = places_in(self.known[self.found], self.windows)
+        depth = np.zeros(self.size + 1, np.int64)
+        depth[starts] += 1
+        depth[starts + WINDOW] -= 1
+        return int(np.count_nonzero(np.cumsum(depth)))
+
+
+# --- the validation text: does one document decide the score, is it known from training? -----------------
+
+# At most so many bytes of validation text are looked for in so many of training text: 40 seconds and 200 MB.
+# Both are samples, since documents come in the order of their hashes.
+LOOKED_FOR = 4 << 20
+LOOKED_IN = 1 << 30
+
+
+def judge_validation(corpus: Corpus) -> dict:
+    """What part of the validation text is one document, and what part stands in the training text."""
+    say("looking for validation text in the training text")
+    documents, looked_for = next(batches(corpus.read("val"), LOOKED_FOR))
+    # Neither byte is UTF-8: no window that reaches over two documents is found.
+    search = Search(b"\xff".join(text for _, text in documents))
+    looked_in = 0
+    for documents, size in batches(corpus.read("train"), BATCH_BYTES):
+        search.look_in(b"\xfe".join(text for _, text in documents))
+        looked_in += size
+        if looked_in >= LOOKED_IN:
+            break
+    return {
+        "largest_document": round(corpus.largest["val"] / corpus.text_bytes["val"], 4),
+        "repeated": round(search.covered() / looked_for, 4),
+        "looked_for": looked_for,
+        "looked_in": looked_in,
+    }

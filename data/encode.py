@@ -1,0 +1,215 @@
+"""From documents to tokens: a tokenizer is trained, documents are encoded and written as shards."""
+
+import io
+import re
+import zlib
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from data import shards
+from data.command import DataError, UsageError, say
+from data.corpus import BATCH_BYTES, SPECIAL_PIECES, Corpus, Plan, batches, progress
+from data.shards import SPLIT_NAMES, VAL
+from data.sources import MAX_DOCUMENT, Document
+
+# --- tokenizer -------------------------------------------------------------------------------------------
+
+SAMPLE_CHARS = {"bpe": 8_000_000, "unigram": 1_000_000}  # two seconds of training, and ten
+DOCUMENT_CHARS = 50_000  # from one document: huge generated files would else fill the vocabulary
+WINDOW_CHARS = 500  # trained on windows across lines: 1.92 bytes a token, on single words 1.84
+
+
+def train_tokenizer(texts: Iterable[bytes], plan: Plan) -> bytes:
+    """A SentencePiece model, lossless by its settings, trained on windows of the documents.
+
+    Pieces may cross spaces, line ends and scripts: on source code that gives more bytes a token, since line
+    end and indentation become one piece. What has no piece is written in bytes.
+    """
+    import sentencepiece  # 0.1 s that reading the demo's documents need not pay
+
+    say(f"training a tokenizer: {plan.vocab_size} pieces, {plan.model_type}")
+    starts = sample(texts, SAMPLE_CHARS[plan.model_type])
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=sentences(starts, plan.vocab_size),
+            model_writer=model,
+            vocab_size=plan.vocab_size,
+            model_type=plan.model_type,
+            character_coverage=1.0,
+            byte_fallback=True,
+            normalization_rule_name="identity",
+            add_dummy_prefix=False,
+            remove_extra_whitespaces=False,
+            allow_whitespace_only_pieces=True,
+            split_by_whitespace=False,
+            split_by_unicode_script=False,
+            split_by_number=False,
+            max_sentence_length=4 * WINDOW_CHARS + 4,
+            num_threads=2,
+            unk_id=0,
+            bos_id=1,
+            eos_id=2,
+            pad_id=-1,
+            minloglevel=3,
+        )
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        most = re.search(r"set it to a value <= (\d+)", reason)
+        if not most:
+            raise DataError(f"no tokenizer could be trained on this text: {reason}") from error
+        raise UsageError(
+            f"--vocab-size is {plan.vocab_size}, expected at most {most[1]}, all that this text "
+            "has pieces for"
+        ) from error
+    return model.getvalue()
+
+
+def sample(texts: Iterable[bytes], limit: int) -> list[str]:
+    """The start of each document until there are `limit` characters; documents come shuffled by hash."""
+    taken = []
+    chars = 0
+    for text in texts:
+        taken.append(text[: 4 * DOCUMENT_CHARS].decode(errors="ignore")[:DOCUMENT_CHARS])
+        chars += len(taken[-1])
+        if chars >= limit:
+            break
+    return taken
+
+
+def sentences(texts: list[str], vocab_size: int) -> Iterator[str]:
+    """Windows to train on, cut at rare characters: half of the free pieces may be single characters.
+
+    Otherwise a text in many scripts has more characters than the vocabulary has places. NUL and the marks
+    that SentencePiece keeps for itself are cut out too. The space is always kept: without a piece of its own
+    its mark would come back from decoding in its place.
+    """
+    counts = np.bincount(np.frombuffer("".join(texts).encode("utf-32-le"), "<u4"))
+    codes = np.flatnonzero(counts)
+    codes = codes[np.argsort(-counts[codes], kind="stable")]  # of equally many the lower code first
+    characters = [chr(code) for code in codes]
+    common = [c for c in characters if c not in " \0\u2581\u2585"]
+    kept = {" ", *common[: (vocab_size - SPECIAL_PIECES - 1) // 2]}
+    rare = "".join(c for c in characters if c not in kept)
+    cut = re.compile(f"[{re.escape(rare)}]+") if rare else None
+    yield " "
+    for text in texts:
+        for start in range(0, len(text), WINDOW_CHARS):
+            window = text[start : start + WINDOW_CHARS]
+            yield from cut.split(window) if cut else [window]
+
+
+# --- encoding --------------------------------------------------------------------------------------------
+
+RUNNING_BYTES = MAX_DOCUMENT  # being encoded at a time; this bounds the memory, whatever the threads
+SAMPLED = 32  # one training document in so many is decoded again and compared
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One document: uint16 tokens with BOS first, bytes of its text, whether decoding loses some of it."""
+
+    tokens: np.ndarray
+    text_bytes: int
+    lossy: bool
+
+
+def encode_batch(
+    batch: list[Document], tokenizer: shards.Tokenizer, compare_every: int, lossy_ok: bool
+) -> list[Encoded]:
+    """Encode documents; decode one in `compare_every` again, and each whose tokens have other bytes than it.
+
+    Its content decides which one, so that a resumed run compares the same. SentencePiece lets go of Python's
+    lock, so this runs in threads, which copy nothing.
+    """
+    ids = tokenizer.processor.encode([text for _, text in batch], add_bos=True, return_type="numpy")
+    lengths = [len(document) for document in ids]
+    ends = np.cumsum(lengths)
+    tokens = np.concatenate(ids).astype(np.uint16)
+    sizes = tokenizer.document_bytes(tokens, ends - lengths).tolist()
+    done = []
+    for (name, text), document, size in zip(batch, np.split(tokens, ends[:-1]), sizes):
+        lossy = False
+        if size != len(text) or zlib.crc32(text) % compare_every == 0:
+            decoded = tokenizer.processor.decode(document.tolist()).encode()
+            lossy = decoded != text
+            if lossy and not lossy_ok:
+                raise text_lost(name, text, decoded)
+        done.append(Encoded(document, len(text), lossy))
+    return done
+
+
+def text_lost(name: str, text: bytes, decoded: bytes) -> DataError:
+    differing = (i for i, (a, b) in enumerate(zip(text, decoded)) if a != b)
+    at = next(differing, min(len(text), len(decoded)))
+    return DataError(
+        f"{name}: the tokenizer is not lossless: byte {at} of the document begins "
+        f"{decoded[at : at + 12]!r} when decoded, expected {text[at : at + 12]!r}; take the document "
+        "out, choose another tokenizer, or accept the loss with --lossy-ok"
+    )
+
+
+def encode(
+    documents: Iterator[Document],
+    tokenizer: shards.Tokenizer,
+    compare_every: int,
+    lossy_ok: bool,
+    workers: int,
+) -> Iterator[Encoded]:
+    """The documents in order, encoded in `workers` threads. Raises DataError where text would be lost."""
+    pool = ThreadPoolExecutor(workers)
+    running = deque()
+    running_bytes = 0
+    try:
+        for batch, size in batches(documents, BATCH_BYTES):
+            while running and (running_bytes + size > RUNNING_BYTES or running[0][0].done()):
+                future, done_bytes = running.popleft()
+                yield from future.result()
+                running_bytes -= done_bytes
+            running.append((pool.submit(encode_batch, batch, tokenizer, compare_every, lossy_ok), size))
+            running_bytes += size
+        for future, _ in running:
+            yield from future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def write_split(
+    split: int, plan: Plan, workers: int, corpus: Corpus, tokenizer: shards.Tokenizer, folder: Path
+) -> None:
+    """Write the shards of one split that `folder` does not hold yet. A shard holds whole documents only."""
+    name = SPLIT_NAMES[split]
+    whole = [shards.read_header(path) for path in shards.by_split(folder.iterdir())[split]]
+    header = shards.Header(
+        tokens=0,
+        vocab_size=tokenizer.vocab_size,
+        bos_id=tokenizer.bos_id,
+        index=len(whole),
+        split=split,
+        tokenizer=tokenizer.sha256,
+        corpus=corpus.sha256,
+    )
+    compare_every = 1 if split == VAL else SAMPLED
+    todo = corpus.read(name, sum(h.documents for h in whole))
+    documents = encode(todo, tokenizer, compare_every, plan.lossy_ok, workers)
+    writer = None
+    total = corpus.text_bytes[name]
+    say(f"encoding {name}: {total:,} bytes")
+    with progress(f"encode {name}", total, sum(h.text_bytes for h in whole)) as bar:
+        for document in documents:
+            if writer and writer.header.tokens + len(document.tokens) > plan.shard_tokens:
+                writer.close()
+                header = replace(header, index=header.index + 1)
+                writer = None
+            if writer is None:
+                path = folder / shards.shard_name(plan.name, split, header.index)
+                writer = shards.ShardWriter(path, header)
+            writer.add(document.tokens, document.text_bytes, document.lossy)
+            bar.update(document.text_bytes)
+    if writer:
+        writer.close()

@@ -1,0 +1,172 @@
+"""A comparison: two sides of runs, and all that can be said of them."""
+
+import math
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from data.command import UsageError
+from records.archive.metrics import Metrics, find_runs
+from records.archive.record import OF_ONE_RUN
+from records.compare.bands import WORSE, Difference, compare
+from records.compare.measures import measures
+
+HASH = re.compile("([0-9a-f]{16})[0-9a-f]{48}")  # people tell them apart by the first part
+VISIBLE = 0.01  # a part of the loss by which two curves lie apart for whoever looks
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two sides and what can be said of them."""
+
+    base: list[Metrics]
+    new: list[Metrics]
+
+    @property
+    def runs(self) -> list[Metrics]:
+        return [*self.base, *self.new]
+
+    @cached_property
+    def rows(self) -> list[Difference]:
+        return [compare(one, self.base, self.new) for one in measures(self.runs)]
+
+    @property
+    def worse(self) -> list[Difference]:
+        return [found for found in self.rows if found.verdict == WORSE]
+
+    @property
+    def whole(self) -> bool:
+        """Whether all settings of all runs are known. Records have no config.json, only what was given."""
+        return all(run.settings for run in self.runs)
+
+    @property
+    def settings_title(self) -> str:
+        return "settings" if self.whole else "given settings (the others are the script's own)"
+
+    @property
+    def settings(self) -> list[list[str]]:
+        """[name, values of base, values of new] of the settings that differ.
+
+        All settings where every run has its config.json, else those that were given.
+        """
+        base, new = (
+            [run.settings if self.whole else run.given for run in side] for side in (self.base, self.new)
+        )
+        return differing(base, new, leave=OF_ONE_RUN)
+
+    @property
+    def environment(self) -> list[list[str]]:
+        """The same of the machine, the script and the data."""
+        base, new = ([run.environment for run in side] for side in (self.base, self.new))
+        found = differing(base, new)
+        return [[name, *(HASH.sub(r"\1", side) for side in sides)] for name, *sides in found]
+
+    @property
+    def stalls(self) -> list[dict]:
+        """Each with the run, the step and its seconds."""
+        return [stall for run in self.runs for stall in run.stalled]
+
+    @property
+    def partings(self) -> list[dict]:
+        """Of each seed that both sides have: the steps where the train losses part, or None."""
+        found = []
+        for one in self.base:
+            for other in self.new:
+                if one.seed is not None and one.seed == other.seed:
+                    found.append(
+                        {"seed": one.seed, "base": one.name, "new": other.name, **parting(one, other)}
+                    )
+        return found
+
+    def value(self) -> dict:
+        """For programs."""
+        return {
+            "base": [describe(run) for run in self.base],
+            "new": [describe(run) for run in self.new],
+            "settings": self.settings,
+            "environment": self.environment,
+            "rows": [row_value(found) for found in self.rows],
+            "stalls": self.stalls,
+            "partings": self.partings,
+            "worse": [found.measure.key for found in self.worse],
+        }
+
+
+def load(base: list[Path], new: list[Path], living: bool = False) -> Comparison:
+    """The runs that the paths name. Raises DataError, UsageError."""
+    sides = [[run for path in side for run in find_runs(path, living)] for side in (base, new)]
+    for side in sides:
+        (path, times), *_ = Counter(run.path.resolve() for run in side).most_common(1)
+        if times > 1:
+            raise UsageError(f"{path}: is named twice on one side, expected repeats of a run")
+    names = Counter(run.name for side in sides for run in side)
+    alike = [home(run).parent for side in sides for run in side if names[run.name] > 1]
+    above = os.path.commonpath(alike) if alike else ""
+
+    def named(run: Metrics) -> Metrics:
+        """Runs of one name are called by their paths from where these part."""
+        return replace(run, name=os.path.relpath(home(run), above)) if names[run.name] > 1 else run
+
+    return Comparison(*([named(run) for run in side] for side in sides))
+
+
+def home(run: Metrics) -> Path:
+    """The run's folder; of a record's run, and of metrics by another name, the file."""
+    path = run.path.resolve()
+    return path.parent if path.name == "metrics.jsonl" else path
+
+
+def differing(base: list[dict], new: list[dict], leave: tuple[str, ...] = ()) -> list[list[str]]:
+    """[name, values of base, values of new] where not all runs say the same."""
+    names = sorted({name for values in [*base, *new] for name in values} - set(leave))
+    found = []
+    for name in names:
+        sides = [sorted({values.get(name, "unset") for values in side}) for side in (base, new)]
+        if len({*sides[0], *sides[1]}) > 1:
+            found.append([name, ", ".join(sides[0]), ", ".join(sides[1])])
+    return found
+
+
+def parting(one: Metrics, other: Metrics) -> dict:
+    """The first step whose losses differ at all, and the first from which they differ by VISIBLE."""
+    count = min(one.steps, other.steps)
+    a, b = (run.table["train_loss"][:count] for run in (one, other))
+    unequal = (a != b) & ~(np.isnan(a) & np.isnan(b))
+    with np.errstate(invalid="ignore"):  # of losses that are not finite
+        near = np.isfinite(a) & np.isfinite(b) & (np.abs(a - b) <= VISIBLE * np.abs(a))
+        visible = unequal & ~near
+    first, seen = (int(np.argmax(marks)) + 1 if marks.any() else None for marks in (unequal, visible))
+    return {"steps": count, "first": first, "visible": seen}
+
+
+def describe(run: Metrics) -> dict:
+    about = {"path": str(run.path), "seed": run.seed, "steps": run.steps, "state": run.state}
+    return {"name": run.name, **about}
+
+
+def finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def row_value(found: Difference) -> dict:
+    its = found.measure
+    base, new = found.means
+    return {
+        "key": its.key,
+        "label": its.label,
+        "unit": its.unit,
+        "relative": its.relative,
+        "base": finite(base),
+        "new": finite(new),
+        "difference": finite(found.difference),
+        "band": finite(found.band),
+        "base_runs": [*map(finite, found.base)],
+        "new_runs": [*map(finite, found.new)],
+        "verdict": found.verdict,
+        "note": found.note,
+    }

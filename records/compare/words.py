@@ -1,0 +1,93 @@
+"""A comparison as text: the words of its numbers, and the lines that a terminal shows."""
+
+import math
+from collections.abc import Iterator
+
+from tabulate import tabulate
+
+from data.command import printable
+from records.compare.bands import BETTER, OTHER, UNKNOWN, WORSE, Difference, Measure
+from records.compare.comparison import Comparison
+
+HEAD = ["", "base", "new", "difference", "noise", "verdict"]
+COLOURS = {BETTER: "\033[32m", WORSE: "\033[31m", OTHER: "\033[1m"}
+GREY, PLAIN = "\033[90m", "\033[0m"
+
+
+def shown(measure: Measure, value: float | None) -> str:
+    return UNKNOWN if value is None or not math.isfinite(value) else format(value, measure.form)
+
+
+def shown_difference(found: Difference) -> tuple[str, str]:
+    """The difference and the band, in the measure's unit or in per cent."""
+    if found.difference is None:
+        return UNKNOWN, found.note
+    if found.measure.relative:
+        return f"{100 * found.difference:+.1f} %", f"± {100 * found.band:.1f} %"
+    form = found.measure.form
+    difference = format(found.difference, "+" + form) if found.difference else "0"
+    return difference, f"± {format(found.band, form)}" if found.band else "exact"
+
+
+def cells(found: Difference) -> list[str]:
+    """A line of the table by HEAD."""
+    its = found.measure
+    label = f"{its.label}, {its.unit}" if its.unit else its.label
+    return [label, *(shown(its, value) for value in found.means), *shown_difference(found), found.verdict]
+
+
+def table(rows: list[Difference]) -> list[str]:
+    """The lines of the table, the head first."""
+    sides = ["left"] + ["right"] * (len(HEAD) - 1)
+    lines = [cells(found) for found in rows]
+    return tabulate(lines, HEAD, "plain", disable_numparse=True, colalign=sides).split("\n")
+
+
+def coloured(line: str, verdict: str) -> str:
+    return f"{COLOURS.get(verdict, GREY)}{line}{PLAIN}"
+
+
+def parting_line(found: dict) -> str:
+    """From which step on the losses of two runs of one seed differ."""
+    who = f"seed {found['seed']}, {found['base']} and {found['new']}"
+    if found["first"] is None:
+        return f"{who}: the losses are the same to the last bit over {found['steps']} steps"
+    seen = f"never by 1 % in {found['steps']} steps"
+    if found["visible"]:
+        seen = f"by 1 % from step {found['visible']}"
+    return f"{who}: the losses part at step {found['first']}, {seen}"
+
+
+def before_the_table(its: Comparison) -> Iterator[str]:
+    for side, runs in (("base", its.base), ("new", its.new)):
+        names = ", ".join(one.name for one in runs)
+        yield f"{side}: {len(runs)} run{'s' if len(runs) > 1 else ''}: {names}"
+    for one in its.runs:
+        if not one.final:
+            yield f"{one.name} {one.state}"
+    for title, lines in ((its.settings_title, its.settings), ("environment", its.environment)):
+        yield ""
+        yield f"{title}, what differs:" if lines else f"{title}: the same"
+        yield from (f"  {name}: {base} | {new}" for name, base, new in lines)
+    yield ""
+
+
+def behind_the_table(its: Comparison) -> Iterator[str]:
+    yield ""
+    yield f"stalls, which no speed counts: {len(its.stalls) or 'none'}"
+    yield from (f"  {one['run']}: step {one['step']} took {one['seconds']:.1f} s" for one in its.stalls)
+    if its.partings:
+        yield from map(parting_line, its.partings)
+    else:
+        yield "no seed is on both sides: losses are not held step by step"
+    yield f"worse by more than noise: {', '.join(found.measure.label for found in its.worse) or 'nothing'}"
+
+
+def text(its: Comparison, colour: bool) -> Iterator[str]:
+    """All of it, a line at a time."""
+    yield from map(printable, before_the_table(its))
+    head, *lines = table(its.rows)
+    yield head
+    for line, found in zip(lines, its.rows):
+        yield coloured(line, found.verdict) if colour else line
+    yield from map(printable, behind_the_table(its))
