@@ -29,7 +29,7 @@ from records.archive.tracks import DATA
 from records.referee import scoring
 from records.referee.coder import compress, decompress, table
 from records.referee.sample import sample
-from records.referee.text import load_tokenizer, validation_text
+from records.referee.text import tokenizer_of, validation_text
 from records.sandbox.jobs import PredictorJob, find_job
 from records.sandbox.predictor import NoSandbox, SandboxError
 
@@ -49,7 +49,7 @@ def convert(job: PredictorJob, args: argparse.Namespace) -> int:
     with job.predictor() as predictor:
         try:
             work = compress if packing else decompress
-            made = work(predictor, load_tokenizer(job.tokenizer_path), job.name, data)
+            made = work(predictor, tokenizer_of(job), job.name, data)
         except DataError as error:
             raise DataError(f"{args.file}: {error}") from None
     if packing:
@@ -61,7 +61,7 @@ def convert(job: PredictorJob, args: argparse.Namespace) -> int:
 
 def write(job: PredictorJob, args: argparse.Namespace) -> int:
     """The commands sample and complete."""
-    tokenizer = load_tokenizer(job.tokenizer_path)
+    tokenizer = tokenizer_of(job)
     if args.command == "sample":
         prompt = shown = args.prompt
     else:
@@ -87,11 +87,11 @@ def judge(job: PredictorJob, args: argparse.Namespace) -> int:
     """The commands score and prove."""
     seed = secrets.randbits(32) if args.seed is None else args.seed
     rng = np.random.default_rng(seed)
-    text = validation_text(job.track, args.data, args.record)
+    text = validation_text(job.track, args.data, args.record, args.trust)
     print(f"seed: {seed}")
     if args.command == "prove":
         if args.bytes:
-            text = scoring.part_of(text, load_tokenizer(job.tokenizer_path), args.bytes, rng)
+            text = scoring.part_of(text, tokenizer_of(job), args.bytes, rng)
         result = scoring.score_record(job, text, True)
         note = [scoring.PART] if args.bytes else []
         lines = itertools.chain([result], scoring.check_proof(result), note)

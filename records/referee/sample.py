@@ -4,9 +4,9 @@ import codecs
 from collections.abc import Iterator
 
 import numpy as np
-import sentencepiece
 
 from data.command import DataError
+from records.referee.text import Tokenizer
 from records.sandbox.predictor import RemotePredictor
 
 SPACE = "\u2581"  # stands for a space in SentencePiece's pieces
@@ -21,7 +21,7 @@ def choose(logits: np.ndarray, temperature: float, rng: np.random.Generator) -> 
     return int(rng.choice(len(p), p=p / p.sum()))
 
 
-def bytes_of(tokenizer: sentencepiece.SentencePieceProcessor, token: int) -> bytes:
+def bytes_of(tokenizer: Tokenizer, token: int) -> bytes:
     """The UTF-8 bytes of a token. A byte piece is one byte, which may be a part of a character."""
     if tokenizer.is_control(token):
         return b""
@@ -33,7 +33,7 @@ def bytes_of(tokenizer: sentencepiece.SentencePieceProcessor, token: int) -> byt
 
 def sample(
     predictor: RemotePredictor,
-    tokenizer: sentencepiece.SentencePieceProcessor,
+    tokenizer: Tokenizer,
     prompt: list[int],
     count: int,
     temperature: float,

@@ -14,7 +14,7 @@ from data import shards
 from data.command import DataError, UsageError
 from records.archive.checks import Check, check, skip
 from records.referee.coder import LN2, Charge, Decoder, code, stream_starts, table
-from records.referee.text import Text, decode, encode, load_tokenizer, second_text
+from records.referee.text import Text, decode, encode, second_text, tokenizer_of
 from records.sandbox.jobs import PredictorJob, slowness
 from records.sandbox.predictor import RemotePredictor, SandboxError
 
@@ -184,7 +184,7 @@ def part_of(text: Text, tokenizer, size: int, rng: np.random.Generator) -> Text:
 def check_proof(result: Result) -> Iterator[Check]:
     """Decode the text in a fresh sandbox, and compare the code's size with the nats. Raises SandboxError."""
     text = result.text
-    tokenizer = load_tokenizer(result.job.tokenizer_path)
+    tokenizer = tokenizer_of(result.job)
     starts = stream_starts(len(text.tokens), result.rows)
     try:
         with result.job.predictor() as predictor:
@@ -215,8 +215,8 @@ def referee(
 
     `proof`: True for the whole text, or a number of bytes of it, or False.
     """
-    tokenizer = load_tokenizer(job.tokenizer_path)
     try:
+        tokenizer = tokenizer_of(job)
         result = score_record(job, text, proof is True)
         yield result
         yield check_time(result)

@@ -12,6 +12,10 @@ from data import prepare, shards
 from data.command import DataError
 from data.files import parse_json, read_bytes, sha256
 from records.archive.tracks import Track, tokenizer_path
+from records.sandbox.jobs import PredictorJob
+from records.sandbox.tokenizer import ForeignTokenizer
+
+Tokenizer = sentencepiece.SentencePieceProcessor | ForeignTokenizer
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Text:
 
 
 def load_tokenizer(path: Path) -> sentencepiece.SentencePieceProcessor:
-    """Raises DataError."""
+    """A tokenizer of ours, parsed here. Raises DataError."""
     if not path.exists():
         raise DataError(
             f"{path}: no such file; python -m data.prepare demo makes the demo corpus and its tokenizer, "
@@ -43,15 +47,34 @@ def load_tokenizer(path: Path) -> sentencepiece.SentencePieceProcessor:
         tokenizer = sentencepiece.SentencePieceProcessor(model_proto=read_bytes(path))
     except RuntimeError:
         raise DataError(f"{path}: is no SentencePiece model") from None
-    if tokenizer.bos_id() < 0 or tokenizer.vocab_size() > shards.IDS:
+    check_size(tokenizer, path)
+    return tokenizer
+
+
+def check_size(tokenizer: Tokenizer, path: Path) -> None:
+    """Raises DataError."""
+    if tokenizer.bos_id() < 0 or not 0 < tokenizer.vocab_size() <= shards.IDS:
         raise DataError(
             f"{path}: has BOS id {tokenizer.bos_id()} and {tokenizer.vocab_size()} pieces, "
             f"expected a BOS and at most {shards.IDS} pieces"
         )
+
+
+def foreign_tokenizer(path: Path, trust: bool = False) -> ForeignTokenizer:
+    """A record's own tokenizer, parsed in a sandbox. Raises DataError, NoSandbox, SandboxError."""
+    tokenizer = ForeignTokenizer(path, trust)
+    check_size(tokenizer, path)
     return tokenizer
 
 
-def decode(tokenizer: sentencepiece.SentencePieceProcessor, tokens: np.ndarray) -> Text:
+def tokenizer_of(job: PredictorJob) -> Tokenizer:
+    """A job's tokenizer, the track's or the record's own. Raises DataError, NoSandbox, SandboxError."""
+    if job.own_tokenizer:
+        return foreign_tokenizer(job.tokenizer_path, job.mode.trust)
+    return load_tokenizer(job.tokenizer_path)
+
+
+def decode(tokenizer: Tokenizer, tokens: np.ndarray) -> Text:
     """The documents that the tokens decode to; each begins with a BOS. Raises DataError."""
     starts = np.flatnonzero(tokens == tokenizer.bos_id())
     if not len(tokens) or not len(starts) or starts[0] or int(tokens.max()) >= tokenizer.vocab_size():
@@ -60,16 +83,17 @@ def decode(tokenizer: sentencepiece.SentencePieceProcessor, tokens: np.ndarray) 
             f"{tokenizer.vocab_size()}; python -m data.shards verify DATASET says more"
         )
     parts = np.split(tokens, starts[1:])
-    return Text([tokenizer.decode(part[1:].tolist()).encode() for part in parts], tokens)
+    texts = tokenizer.decode([part[1:].tolist() for part in parts])
+    return Text([text.encode() for text in texts], tokens)
 
 
-def encode(tokenizer: sentencepiece.SentencePieceProcessor, documents: list[bytes]) -> Text:
+def encode(tokenizer: Tokenizer, documents: list[bytes]) -> Text:
     """Tokens of documents. Raises DataError where the tokenizer does not give a document back."""
     ids = tokenizer.encode([text.decode() for text in documents])
-    rows = [[tokenizer.bos_id(), *row] for row in ids]
-    for text, row in zip(documents, rows):
-        if tokenizer.decode(row[1:]).encode() != text:
+    for text, back in zip(documents, tokenizer.decode(ids)):
+        if back.encode() != text:
             raise DataError(f"the tokenizer does not give back a document that begins {text[:40]!r}")
+    rows = [[tokenizer.bos_id(), *row] for row in ids]
     return Text(documents, np.array([i for row in rows for i in row], np.uint16))
 
 
@@ -82,20 +106,22 @@ def read_documents(path: Path) -> list[bytes]:
         raise DataError(f"{path}: {error}; expected a JSON string a line, one for a document") from None
 
 
-def validation_text(track: Track, data: Path, record: Path | None = None) -> Text:
-    """The track's validation text in the record's tokens. Raises DataError if it is another text."""
+def validation_text(track: Track, data: Path, record: Path | None = None, trust: bool = False) -> Text:
+    """The track's validation text in the record's tokens.
+
+    Raises DataError if it is another text. A record's own tokenizer is parsed in a sandbox, which may raise
+    NoSandbox and SandboxError; with `trust`, in a process of its own.
+    """
     folder = data / "datasets" / track.dataset["name"]
     ours, theirs = tokenizer_path(track, data), tokenizer_path(track, data, record)
     text = decode(load_tokenizer(ours), shards.read_split(folder, "val"))
     if track.dataset["val_sha256"] not in (None, text.sha256):
         expected = track.dataset["val_sha256"]
         raise DataError(f"{folder}: the validation text has sha256 {text.sha256}, the track's is {expected}")
-    return text if ours == theirs else encode(load_tokenizer(theirs), text.documents)
+    return text if ours == theirs else encode(foreign_tokenizer(theirs, trust), text.documents)
 
 
-def second_text(
-    track: Track, tokenizer: sentencepiece.SentencePieceProcessor, given: Path | None
-) -> Text | None:
+def second_text(track: Track, tokenizer: Tokenizer, given: Path | None) -> Text | None:
     """A second text of the same kind, which is in no shard; None if the track has none.
 
     It comes from a file of JSON strings (one document a line), or, for the demo corpus, from the installed

@@ -24,9 +24,12 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterable
+from fnmatch import fnmatch
 from pathlib import Path
 
+from data.command import REPO
 from data.sources import DEMO_PACKAGES, NOT_IMPORTED
+from records.sandbox.limits import NoSandbox
 
 KEY_CALLS = {  # audit's number of the architecture, then those of add_key, request_key and keyctl
     "x86_64": (0xC000003E, 248, 249, 250),
@@ -34,6 +37,7 @@ KEY_CALLS = {  # audit's number of the architecture, then those of add_key, requ
 }
 LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # instructions of a filter of calls
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000 | errno.EPERM
+PREFIX_PARTS = ("bin", "lib", "lib64", "include", "pyvenv.cfg")
 VENDORS = {"setuptools"}  # needed by torch.compile, and holds copies of corpus packages
 Bind = tuple[Path, str, bool]  # a file or folder outside, its name inside, whether it may be written
 
@@ -164,19 +168,27 @@ def bind(path: str) -> list[str]:
     return [*itertools.chain(*above), "--ro-bind-try", path, path]
 
 
+def python_parts() -> list[Path]:
+    """Of each prefix what Python is made of: a prefix may be a repository with its data."""
+    prefixes = {os.path.abspath(prefix) for prefix in (sys.base_prefix, sys.prefix)}
+    prefixes.discard("/usr")  # its parts are chosen by libraries()
+    found = [Path(prefix, name) for prefix in sorted(prefixes) for name in PREFIX_PARTS]
+    return [path for path in found if path.exists()] + [Path(sysconfig.get_path("stdlib"))]
+
+
 def system() -> list[str]:
     """Options for libraries, the C++ compiler and Python itself."""
-    python = {*map(os.path.abspath, (sys.base_prefix, sys.prefix)), sysconfig.get_path("stdlib")}
-    python.discard("/usr")  # its parts are chosen by libraries()
+    python = python_parts()
     seen = ["/usr/bin", "/usr/include", *map(str, libraries()), "/etc/ld.so.cache", "/etc/alternatives"]
-    seen += ["/sys/devices/system/cpu", "/sys/devices/system/node", *sorted(python)]
-    options = []
-    for path in map(Path, ("/usr/lib64", "/bin", "/sbin", "/lib", "/lib64")):
+    seen += ["/sys/devices/system/cpu", "/sys/devices/system/node"]
+    links = []
+    for path in (*map(Path, ("/usr/lib64", "/bin", "/sbin", "/lib", "/lib64")), *python):
         if path.is_symlink():
-            options += ["--symlink", os.readlink(path), str(path)]
-        elif path.parent == Path("/"):
+            links += ["--symlink", os.readlink(path), str(path)]
+        elif path.parent == Path("/") or path in python:
             seen.append(str(path))
-    return options + [part for path in seen for part in bind(path)]
+    binds = [part for path in seen for part in bind(path)]
+    return binds + links  # in this order: a link's folders would be for us alone
 
 
 def no_keys() -> bytes:
@@ -196,13 +208,47 @@ def no_keys() -> bytes:
     return b"".join(struct.pack("<HBBI", *line) for line in program)
 
 
+# --- what no sandbox shows --------------------------------------------------------------------------------
+
+
+def secrets(hidden: Iterable[Path]) -> set[Path]:
+    """The repository, folders with data, what stands in them, and where their links lead."""
+    found = {REPO}
+    for path in (REPO / "data/datasets", *hidden):
+        found |= {path.resolve(), *(shard.resolve() for shard in path.rglob("*.bin"))}
+    return found
+
+
+def check_binds(options: list[str], binds: Iterable[Bind], hidden: Iterable[Path]) -> None:
+    """Raises NoSandbox where a bind shows a secret. Training shards may be shown, one by one."""
+    found = secrets(hidden)
+    given = {str(outside) for outside, _, _ in binds if fnmatch(outside.name, "*_train_*.bin")}
+    datasets = [path for path in found if path != REPO]
+    for word, source in itertools.pairwise(options):
+        if word not in ("--bind", "--ro-bind", "--ro-bind-try") or source in given:
+            continue
+        place = Path(source).resolve()
+        seen = [path for path in found if path.is_relative_to(place)]
+        seen += [path for path in datasets if place.is_relative_to(path)]
+        if seen:
+            mend = "use a Python that is installed elsewhere, or move what must not be seen"
+            raise NoSandbox(f"the sandbox would show {min(seen)} through {source}, so it is refused: {mend}")
+
+
 # --- the command line -------------------------------------------------------------------------------------
 
 
-def command(binds: Iterable[Bind], imports: Iterable[str], device: str, file_bytes: int) -> list[str]:
+def command(
+    binds: Iterable[Bind],
+    imports: Iterable[str],
+    device: str,
+    file_bytes: int,
+    hidden: Iterable[Path] = (),
+) -> list[str]:
     """The command line that runs what follows it in a sandbox that sees `binds` and an empty /tmp.
 
     `file_bytes`: the most that one file may have; all of /tmp may have four times that.
+    `hidden`: files and folders that no bind may show, beside the repository and its data. Raises NoSandbox.
     """
     rights = ["--cap-drop", "ALL"]
     if os.geteuid() == 0:  # root needs no user namespace; setpriv becomes another user at once
@@ -215,6 +261,7 @@ def command(binds: Iterable[Bind], imports: Iterable[str], device: str, file_byt
     files += ["--remount-ro", "/dev", *space, "/tmp", *system(), *packages(imports)]
     for outside, inside, writable in binds:
         files += ["--bind" if writable else "--ro-bind", str(outside), inside]
+    check_binds(files, binds, hidden)
     apart = [f"--unshare-{name}" for name in ("ipc", "pid", "net", "uts", "cgroup-try")]
     apart += ["--hostname", "sandbox", "--die-with-parent", "--new-session"]
     return [find(), *files, "--chdir", "/tmp", *apart, *rights]

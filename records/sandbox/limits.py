@@ -1,6 +1,10 @@
+<<<<<<< HEAD
 """A process and all that descends from it: what they use is measured, bounded, and ended with them.
+=======
+"""Measure what a process and all its descendants use, and end them if it is more than they may.
+>>>>>>> sandbox
 
-The kernel's cgroups do it where they can be had; else a watchdog looks at the processes ten times a second.
+The kernel's cgroups do it where they can be had. Elsewhere a watchdog looks at the processes every 0.1 s.
 """
 
 import contextlib
@@ -83,7 +87,7 @@ class Tree:
         return Usage(self.seconds, memory, sum(task["num_threads"] for task in tasks.values()))
 
     def count_seconds(self, tasks: dict[psutil.Process, dict]) -> None:
-        """Children that nobody waits for are in no parent's account, so each process is remembered, too."""
+        """Add up every process seen so far: no parent counts a child that it does not wait for."""
         times = {process: task["cpu_times"] for process, task in tasks.items()}
         self.seen |= {process: own.user + own.system for process, own in times.items()}
         accounts = sum(sum(own[:4]) for own in times.values())  # with the children that have ended
@@ -91,7 +95,7 @@ class Tree:
 
 
 class Watchdog(threading.Thread):
-    """Ends a process and its descendants if they use more than they may; reads its output and bounds it.
+    """Ends a tree of processes that uses more than it may. Reads its output `out` and limits that, too.
 
     `process` leads a group of its own (start_new_session=True) and lives in the cgroup `group`, if there is
     one. `kind` says which account was believed. `verdict` is (kind, message) once it ended the process; the

@@ -40,7 +40,11 @@ class Mode:
     device: str = "cpu"
     trust: bool = False  # without a sandbox
     alone: bool = False  # it is fed one stream only
+<<<<<<< HEAD
     settled: bool = False  # the pages of all that it sees are read in first, for what decides a rank
+=======
+    hidden: tuple[Path, ...] = ()  # what no bind may show, beside the repository and its data
+>>>>>>> sandbox
 
 
 # --- starting ---------------------------------------------------------------------------------------------
@@ -101,7 +105,7 @@ def confined(
         )
     filters.write(bubblewrap.no_keys())
     filters.seek(0)
-    room = bubblewrap.command(binds, imports, mode.device, limits.files)
+    room = bubblewrap.command(binds, imports, mode.device, limits.files, mode.hidden)
     return [*room, "--seccomp", str(filters.fileno()), "--", *lowered(mode, limits)]
 
 

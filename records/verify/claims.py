@@ -16,6 +16,7 @@ from records.archive.tracks import tokenizer_path
 from records.referee.scoring import PART, Result, referee
 from records.referee.text import validation_text
 from records.sandbox.jobs import PredictorJob, find_job
+from records.sandbox.predictor import SandboxError
 from records.verify.papers import check_papers
 from records.verify.retrain import retrain
 
@@ -48,8 +49,17 @@ def owner_of(record: Record, data: Path, error: DataError) -> Check:
 
 
 def check_by_referee(record: Record, options: argparse.Namespace) -> Iterator[Check]:
+<<<<<<< HEAD:records/verify/claims.py
     """Score again and prove; then train again. Raises NoSandbox, VerifierError, DataError."""
     text = validation_text(record.track, options.data, record.path)
+=======
+    """Score again and prove; then train again. Raises NoSandbox, DataError."""
+    try:
+        text = validation_text(record.track, options.data, record.path, options.trust)
+    except SandboxError as error:  # by its own tokenizer
+        yield check("sandbox", False, f"{error.kind}: {error}")
+        return
+>>>>>>> sandbox:records/verify/judge.py
 
     def job_of(artifact: Path) -> PredictorJob:
         return find_job(

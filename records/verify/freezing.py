@@ -20,7 +20,7 @@ from records.archive.tracks import load_track
 from records.referee.scoring import Result, referee
 from records.referee.text import validation_text
 from records.sandbox.jobs import find_job, named_dataset
-from records.sandbox.predictor import NoSandbox
+from records.sandbox.predictor import NoSandbox, SandboxError
 from records.verify.papers import OF_THE_RUNS, PAPERS, check_papers
 
 
@@ -61,10 +61,9 @@ def score(folder: Path, source: Path, args: argparse.Namespace) -> float:
     """The referee's score of a run's artifact. Raises DataError."""
     job = find_job(folder, args.records / args.track, run_artifact(source), args.data, trust=args.trust)
     try:
-        first = next(
-            iter(referee(job, validation_text(job.track, args.data, folder), False, np.random.default_rng()))
-        )
-    except NoSandbox as error:
+        text = validation_text(job.track, args.data, folder, args.trust)
+        first = next(iter(referee(job, text, False, np.random.default_rng())))
+    except (NoSandbox, SandboxError) as error:
         raise DataError(str(error)) from None
     if not isinstance(first, Result):
         raise DataError(f"{source}: the referee cannot score it: {first}")

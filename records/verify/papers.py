@@ -10,8 +10,13 @@ from records.archive.folders import FILES, FOLDER, MAX_METRICS, PACKED, SCRIPT, 
 from records.archive.ranks import best_before, gain_over
 from records.archive.record import OF_ONE_RUN, Record
 from records.archive.submission import ClaimedRun
+<<<<<<< HEAD
 from records.archive.tracks import schema_errors
 from records.archive.verdicts import PASSED, read_verdicts
+=======
+from records.archive.tracks import load_track, schema_errors
+from records.archive.verdicts import read_verdicts
+>>>>>>> sandbox
 from records.verify.source import check_source
 
 MAX_FILE = {".log": 4 << 20, ".jsonl": MAX_METRICS, ".md": 1 << 17, ".json": 1 << 20, ".py": 1 << 20}
@@ -24,6 +29,7 @@ MAX_GIVEN = 2000  # characters of a run's settings: a text could be learned by h
 
 def check_folder(record: Record) -> Iterator[Check]:
     """The folder has the files of a record and no others, each a plain file of a reasonable size."""
+    track = load_track(record.path.parent)  # record.track would read submission.json
     wrong = [] if FOLDER.fullmatch(record.name) else [f"the name {record.name!r}"]
     paths = sorted(record.path.iterdir())
     for path in paths:
@@ -32,11 +38,11 @@ def check_folder(record: Record) -> Iterator[Check]:
             wrong.append(f"{path.name!r} has no place in a record")
         elif path.is_symlink() or not path.is_file():
             wrong.append(f"{path.name} is no plain file")
-        elif size > MAX_FILE.get(path.suffix, record.track["budget_bytes"]):
+        elif size > MAX_FILE.get(path.suffix, track["budget_bytes"]):
             wrong.append(f"{path.name} has {size} bytes")
     names = {path.name for path in paths}
     wrong += [f"{name} is missing" for name in ("README.md", "submission.json", SCRIPT) if name not in names]
-    if "tokenizer.model" in names and record.track.dataset["tokenizer_policy"] != "own":
+    if "tokenizer.model" in names and track.dataset["tokenizer_policy"] != "own":
         wrong.append("tokenizer.model, which the track provides")
     wrong += incomplete_seeds(names)
     yield none_wrong("folder", wrong, "the files of a record and no others")
@@ -245,11 +251,21 @@ PAPERS = [*OF_THE_RUNS, check_submission, check_claim]
 def check_papers(record: Record, checks: list[Callable] = PAPERS) -> Iterator[Check]:
     """All checks of the papers. A file that cannot be read fails its check.
 
-    So does any other error that a record's numbers cause: a division by zero, a number too large.
+    So does any other error that a record's numbers cause: a division by zero, a number too large. A folder
+    with links, pipes or huge files fails its own check, and nothing of it is read.
     """
     for function in checks:
-        try:
-            yield from function(record)
-        except Exception as error:
-            name = function.__name__.removeprefix("check_")
-            yield check(name, False, f"cannot be checked: {type(error).__name__}: {error}")
+        for line in guarded(function, record):
+            yield line
+            if (line.name, line.verdict) == ("folder", "FAIL"):
+                yield skip("papers", "nothing in such a folder is read")
+                return
+
+
+def guarded(function: Callable, record: Record) -> Iterator[Check]:
+    """The lines of a check, and one more if it cannot be done."""
+    try:
+        yield from function(record)
+    except Exception as error:
+        name = function.__name__.removeprefix("check_")
+        yield check(name, False, f"cannot be checked: {type(error).__name__}: {error}")
