@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""A process and all that descends from it: what they use is measured, bounded, and ended with them.
-=======
 """Measure what a process and all its descendants use, and end them if it is more than they may.
->>>>>>> sandbox
 
 The kernel's cgroups do it where they can be had. Elsewhere a watchdog looks at the processes every 0.1 s.
 """

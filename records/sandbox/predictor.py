@@ -40,11 +40,8 @@ class Mode:
     device: str = "cpu"
     trust: bool = False  # without a sandbox
     alone: bool = False  # it is fed one stream only
-<<<<<<< HEAD
     settled: bool = False  # the pages of all that it sees are read in first, for what decides a rank
-=======
     hidden: tuple[Path, ...] = ()  # what no bind may show, beside the repository and its data
->>>>>>> sandbox
 
 
 # --- starting ---------------------------------------------------------------------------------------------

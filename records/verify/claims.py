@@ -49,17 +49,12 @@ def owner_of(record: Record, data: Path, error: DataError) -> Check:
 
 
 def check_by_referee(record: Record, options: argparse.Namespace) -> Iterator[Check]:
-<<<<<<< HEAD:records/verify/claims.py
     """Score again and prove; then train again. Raises NoSandbox, VerifierError, DataError."""
-    text = validation_text(record.track, options.data, record.path)
-=======
-    """Score again and prove; then train again. Raises NoSandbox, DataError."""
     try:
         text = validation_text(record.track, options.data, record.path, options.trust)
     except SandboxError as error:  # by its own tokenizer
         yield check("sandbox", False, f"{error.kind}: {error}")
         return
->>>>>>> sandbox:records/verify/judge.py
 
     def job_of(artifact: Path) -> PredictorJob:
         return find_job(

@@ -50,6 +50,7 @@ from records.referee.scoring import Result, referee
 from records.referee.text import Text, validation_text
 from records.sandbox.jobs import PredictorJob, find_job, processor_speed
 from records.sandbox.limits import WATCHDOG
+from records.sandbox.predictor import SandboxError
 from records.verify.claims import owner_of
 from records.verify.papers import check_papers, seconds_before_last_step
 from records.verify.retrain import (
@@ -355,7 +356,7 @@ def job_of(judging: Judging, seed: int, args: argparse.Namespace) -> PredictorJo
 
 
 def score_all(judging: Judging, args: argparse.Namespace) -> Iterator[Check]:
-    """Each room's artifact. Raises NoSandbox, VerifierError, DataError."""
+    """Each room's artifact. Raises NoSandbox, VerifierError; and for an own tokenizer DataError, SandboxError."""
     text = None
     elsewhere = []
     for seed in judging.seeds:
@@ -502,6 +503,8 @@ class Judge:
                 yield from score_all(judging, self.args)
             except DataError as error:
                 yield owner_of(self.record, self.args.data, error)
+            except SandboxError as error:  # by the record's own tokenizer
+                yield check("sandbox", False, f"{error.kind}: {error}")
             yield from self.rule(judging, rival)
         self.finding = conclude(judging, self.said, rival, self.args)
 

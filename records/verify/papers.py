@@ -10,13 +10,8 @@ from records.archive.folders import FILES, FOLDER, MAX_METRICS, PACKED, SCRIPT, 
 from records.archive.ranks import best_before, gain_over
 from records.archive.record import OF_ONE_RUN, Record
 from records.archive.submission import ClaimedRun
-<<<<<<< HEAD
-from records.archive.tracks import schema_errors
-from records.archive.verdicts import PASSED, read_verdicts
-=======
 from records.archive.tracks import load_track, schema_errors
-from records.archive.verdicts import read_verdicts
->>>>>>> sandbox
+from records.archive.verdicts import PASSED, read_verdicts
 from records.verify.source import check_source
 
 MAX_FILE = {".log": 4 << 20, ".jsonl": MAX_METRICS, ".md": 1 << 17, ".json": 1 << 20, ".py": 1 << 20}

@@ -159,20 +159,12 @@ def run_room(
 ) -> Done:
     """Run the record's script in the folder `work`, to which it may write. `look` is called every 0.2 s.
 
-<<<<<<< HEAD
     `steps`: 0, or the number of steps whose operations are counted. Raises NoSandbox, VerifierError.
-=======
-    `steps`: 0, or the number of steps whose operations are counted. Raises NoSandbox, DataError.
->>>>>>> sandbox
     """
     track = record.track
     seconds = SETUP_SECONDS if 0 < steps < TO_THE_END else SETUP_SECONDS + track["train_seconds"]
     limits = Limits(processor=os.cpu_count() * seconds, seconds=seconds, output=16 << 20, files=MAX_FILE)
-<<<<<<< HEAD
-    mode = Mode(track["device"], settled=True)
-=======
-    mode = Mode(track["device"], hidden=(data / "datasets",))
->>>>>>> sandbox
+    mode = Mode(track["device"], settled=True, hidden=(data / "datasets",))
     for path in (work, *work.rglob("*")):
         os.chown(path, sandbox_user() or -1, -1)
     inside = {"work": work, "tokenizer.model": tokenizer_path(track, data, record.path)}
