@@ -356,7 +356,7 @@ def job_of(judging: Judging, seed: int, args: argparse.Namespace) -> PredictorJo
 
 
 def score_all(judging: Judging, args: argparse.Namespace) -> Iterator[Check]:
-    """Each room's artifact. Raises NoSandbox, VerifierError; and for an own tokenizer DataError, SandboxError."""
+    """Each room's artifact. Raises NoSandbox, VerifierError, DataError, SandboxError."""
     text = None
     elsewhere = []
     for seed in judging.seeds:
