@@ -22,9 +22,8 @@ from records.archive.checks import VerifierError
 from records.archive.tracks import DATA
 from records.archive.verdicts import PASSED, write_finding
 from records.sandbox.predictor import NoSandbox
-from records.verify.__main__ import who
 from records.verify.judging import Judge
-from records.verify.version import referee_version
+from records.verify.version import referee_version, who
 
 WORK = REPO / "logs/judge"
 

@@ -11,7 +11,6 @@ Exit code 1 if a check fails, 2 and 3 if the verification itself cannot be done:
 
 import argparse
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from records.archive.verdicts import still_holds, write_verdict
 from records.referee.scoring import LEAST_PROOF
 from records.sandbox.predictor import NoSandbox
 from records.verify.claims import verify
-from records.verify.version import referee_version
+from records.verify.version import referee_version, who
 
 
 def seed_or_any(text: str) -> str:
@@ -61,12 +60,6 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     if bool(args.folders) == args.all:
         parser.error("name folders, or --all")
     return args
-
-
-def who() -> str:
-    """git's user.name: who verifies."""
-    done = subprocess.run(["git", "config", "user.name"], cwd=RECORDS, capture_output=True, text=True)
-    return printable(done.stdout.strip()) or "unknown"
 
 
 def passed_before(folder: Path, args: argparse.Namespace) -> str:

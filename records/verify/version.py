@@ -1,11 +1,12 @@
-"""Which referee judged: a digest of the sources that decide."""
+"""Which referee judged: a digest of the sources that decide; and who ran it."""
 
 import ast
+import subprocess
 from functools import cache
 from importlib.util import resolve_name
 from pathlib import Path
 
-from data.command import REPO
+from data.command import REPO, printable
 from data.files import read_bytes, sha256
 
 JUDGES = {"records/verify/judging.py", "records/verify/claims.py"}  # whose imports decide, too
@@ -59,3 +60,9 @@ def referee_version(root: Path = REPO) -> str:
     """
     lines = [f"{name} {sha256(read_bytes(root / name))}\n" for name in deciding_sources(root)]
     return sha256("".join(lines).encode())[:16]
+
+
+def who() -> str:
+    """git's user.name: who verifies."""
+    done = subprocess.run(["git", "config", "user.name"], cwd=REPO, capture_output=True, text=True)
+    return printable(done.stdout.strip()) or "unknown"

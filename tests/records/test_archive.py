@@ -14,7 +14,7 @@ from records.verify import version
 from tests.kit.metrics_kit import write_run
 from tests.kit.record_kit import edit
 
-PASSED = [check("score", True, "x")]
+PASSED = [check(name, True, "x") for name in NEEDED]
 
 
 # --- metrics ----------------------------------------------------------------------------------------------
@@ -92,16 +92,21 @@ def test_a_folder_is_read_once_until_it_changes(record, monkeypatch):
         lambda record: edit(record.parent / "verdicts.json", ('"referee": "now"', '"referee": "before"')),
         lambda record: edit(record.parent / "verdicts.json", ('"referee": "now",', "")),
         lambda record: write_verdict(record, [check("score", False, "x")], "Ada", "now"),
-        lambda record: write_verdict(record, [check("seeds", True, "x")], "Ada", "now"),
-        lambda record: write_verdict(record, PASSED, "Ada", "now", partly=True),
+        lambda record: edit(
+            record.parent / "verdicts.json", ('"referee": "now"', '"partly": 1, "referee": "now"')
+        ),
         lambda record: (record.parent / "verdicts.json").unlink(),
     ],
-    ids=["script", "artifact", "track", "referee", "older", "failed", "papers", "partly", "none"],
+    ids=["script", "artifact", "track", "referee", "older", "failed", "partly", "none"],
 )
 def test_a_verdict_holds_until_something_that_decided_it_changes(record, change):
     write_verdict(record, PASSED, "Ada", "now")
     assert still_holds(record, "now") == read_verdicts(record.parent)[record.name]["date"]
     edit(record / "README.md", ("words", "other words"))
+    assert still_holds(record, "now")
+    assert not write_verdict(record, [check("seeds", True, "x")], "Ada", "now"), (
+        "it says less, and is not kept"
+    )
     assert still_holds(record, "now")
     change(record)
     assert not still_holds(record, "now")
@@ -135,7 +140,7 @@ def test_the_version_changes_with_what_decides_and_with_nothing_else(tmp_path):
         file.write("\n# more\n")
     assert now() == first
     found = {first}
-    for name in ("records/verify/judge.py", "records/sandbox/inside/worker.py", "records/schema.json"):
+    for name in ("records/verify/judging.py", "records/sandbox/inside/room.py", "records/schema.json"):
         with open(tmp_path / name, "a") as file:
             file.write("\n")
         found.add(now())
