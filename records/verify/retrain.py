@@ -144,6 +144,7 @@ class Done:
     seconds: float
     processor: float  # seconds of all its cores
     said: str  # the last of it, or what ended it
+    limits: str  # who counted: "cgroup v1", "cgroup v2" or "watchdog"
 
 
 def run_room(
@@ -191,7 +192,7 @@ def run_room(
     said = watchdog.verdict[1] if watchdog.verdict else watchdog.tail.decode(errors="replace")[-300:]
     wall = time.monotonic() - watchdog.began
     code = watchdog.process.returncode or int(bool(watchdog.verdict))
-    return Done(code, wall, watchdog.seconds, printable(said))
+    return Done(code, wall, watchdog.seconds, printable(said), watchdog.kind)
 
 
 # --- points from which operations are counted -------------------------------------------------------------
