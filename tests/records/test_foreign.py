@@ -11,7 +11,9 @@ import pytest
 
 from records import excerpts, freeze
 from records.archive.record import Record
+from records.archive.tracks import load_track
 from records.archive.verdicts import read_verdicts
+from records.board.excerpts import read_excerpts
 from records.verify import __main__ as verify
 from records.verify.version import referee_version
 from tests.kit import helpers, record_kit
@@ -159,9 +161,9 @@ def test_an_excerpt_stands_on_the_record_s_page_until_the_folder_changes(author,
     new = its["text"].removeprefix(its["prompt"])
     assert len(new) > 100 and new != its["text"]
     words = its["command"]
-    assert words in page_of(track, record.name, tmp_path / "before")
+    assert words in page_of(track, record.name, tmp_path / "site")
     record_kit.edit(record / "train_seed1.log", ("preset:none", "preset:some"))
-    assert words not in page_of(track, record.name, tmp_path / "after")
+    assert read_excerpts(load_track(track)) == {}
     (record / "train_gpt.py").write_text("def load_predictor(artifact, device):\n    raise ValueError\n")
     said = call(excerpts.main, record, "--data", author.data, "--trust", code=3)
     assert said == f"error: {record}: no sample: error: the record raised ValueError:\n"
