@@ -12,7 +12,7 @@ import pytest
 from records import excerpts, freeze
 from records.archive.record import Record
 from records.archive.tracks import load_track
-from records.archive.verdicts import read_verdicts
+from records.archive.verdicts import folder_sha256, read_verdicts
 from records.board.excerpts import read_excerpts
 from records.verify import __main__ as verify
 from records.verify.version import referee_version
@@ -163,7 +163,7 @@ def test_an_excerpt_stands_on_the_record_s_page_until_the_folder_changes(author,
     words = its["command"]
     assert words in page_of(track, record.name, tmp_path / "site")
     record_kit.edit(record / "train_seed1.log", ("preset:none", "preset:some"))
-    assert read_excerpts(load_track(track)) == {}
+    assert read_excerpts(load_track(track), {record.name: folder_sha256(record)}) == {}
     (record / "train_gpt.py").write_text("def load_predictor(artifact, device):\n    raise ValueError\n")
     said = call(excerpts.main, record, "--data", author.data, "--trust", code=3)
     assert said == f"error: {record}: no sample: error: the record raised ValueError:\n"
