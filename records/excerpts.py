@@ -15,7 +15,7 @@ from pathlib import Path
 from data import command
 from data.command import REPO, DataError, Parser, say
 from data.files import read_json, write_whole
-from records.archive.tracks import load_track
+from records.archive.tracks import DATA, load_track
 from records.archive.verdicts import folder_sha256
 from records.board.excerpts import FILE
 
@@ -48,7 +48,8 @@ def work(args: argparse.Namespace) -> int:
     for record in args.records:
         record = record.resolve()
         track = load_track(record.parent)
-        made = make_excerpt(record, ["--trust"] if args.trust else [])
+        options = ["--data", str(args.data.absolute()), *(["--trust"] if args.trust else [])]
+        made = make_excerpt(record, options)
         path = track.folder / FILE
         kept = read_json(path) if path.exists() else {}
         kept[record.name] = made
@@ -61,6 +62,7 @@ def work(args: argparse.Namespace) -> int:
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(prog="python -m records.excerpts", description=__doc__.splitlines()[0])
     parser.add_argument("records", nargs="+", type=Path, metavar="RECORD", help="a record's folder")
+    parser.add_argument("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/")
     parser.add_argument("--trust", action="store_true", help="run the record without a sandbox")
     return parser.parse_args(argv)
 

@@ -3,8 +3,8 @@
     python -m records.freeze logs/RUN... --track track_floppy --name NAME --author WHO \\
         --what "what changed" --why "why it helps" [--beats FOLDER] [--claim record|none]
 
-Script, logs, metrics and artifacts are copied byte for byte, and the referee scores every artifact. A folder
-that records.verify would fail on its papers is not made.
+Script, logs and artifacts are copied byte for byte, metrics are packed by gzip, and the referee scores every
+artifact. A folder that records.verify would fail on its papers is not made.
 """
 
 import argparse
@@ -41,6 +41,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--date", default=datetime.date.today().isoformat(), help="(default: today)")
     add("--script", type=Path, default=REPO / SCRIPT, help="as it ran")
     add("--tokenizer", type=Path, help="the record's own, where the track allows one")
+    add("--plain", action="store_true", help="leave metrics as they are (default: packed by gzip)")
     add("--records", type=Path, default=RECORDS, help="folder of the tracks")
     add("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/")
     add("--trust", action="store_true", help="score the record without a sandbox where there is none")

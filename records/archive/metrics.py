@@ -15,6 +15,7 @@ from scipy.ndimage import median_filter
 
 from data.command import DataError
 from data.files import parse_json, read_bytes, read_json
+from records.archive.folders import read_metrics
 from records.archive.submission import ClaimedRun
 
 STEADY_FROM = 10  # steps that caches, compilers and clocks take to settle; fewer where a run is short
@@ -244,7 +245,7 @@ def written(value) -> str:
 
 def read_lines(path: Path, living: bool) -> Iterator[tuple[str, dict]]:
     """(where, event) for every line. `living`: a last line that is not whole yet is left out. DataError."""
-    blob = read_bytes(path)
+    blob = read_metrics(path)
     if not blob.strip():
         raise DataError(f"{path}: is empty, expected a line for every step; train_gpt.py writes them")
     *lines, rest = blob.split(b"\n")
@@ -340,7 +341,7 @@ def find_runs(path: Path, living: bool = False) -> list[Metrics]:
     """The runs that a path names: a run's folder, its metrics.jsonl, or a record. Raises DataError."""
     if path.is_dir():
         files = [path / "metrics.jsonl"] if (path / "metrics.jsonl").exists() else []
-        files = files or sorted(path.glob("metrics_seed*.jsonl"))
+        files = files or sorted([*path.glob("metrics_seed*.jsonl"), *path.glob("metrics_seed*.jsonl.gz")])
     else:
         files = [path] if path.exists() else []
     if not files:
@@ -350,7 +351,7 @@ def find_runs(path: Path, living: bool = False) -> list[Metrics]:
         )
     runs = []
     for file in files:
-        seed = re.fullmatch(r"metrics_seed(\d+)\.jsonl", file.name)
+        seed = re.fullmatch(r"metrics_seed(\d+)\.jsonl(\.gz)?", file.name)
         alone = file.name not in ("metrics.jsonl", seed and file.name)
         name = file.resolve().parent.name + (f" seed{seed[1]}" if seed else "")
         log = file.with_name(f"train_seed{seed[1]}.log" if seed else "train.log")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from data.command import DataError
 from data.files import parse_json, read_bytes, sha256
-from records.archive.folders import seed_of
+from records.archive.folders import metrics_path, read_metrics, seed_of
 
 INTEGERS = ("seed", "steps", "val_tokens", "val_bytes", "artifact_bytes", "train_flops")
 NUMBERS = ("val_bpb", "train_seconds")
@@ -89,7 +89,8 @@ def read_runs(folder: Path) -> dict[int, ClaimedRun]:
     runs = {}
     for path in sorted(folder.glob("train_seed*.log")):
         seed = seed_of(path.name)
-        runs[seed] = parse_run(path.name, read_bytes(path), read_bytes(folder / f"metrics_seed{seed}.jsonl"))
+        metrics = read_metrics(metrics_path(folder, seed))
+        runs[seed] = parse_run(path.name, read_bytes(path), metrics)
     if not runs:
         raise DataError(f"{folder}: holds no train_seed<N>.log")
     return runs

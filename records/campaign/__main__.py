@@ -4,6 +4,7 @@
     python -m records.campaign FILE --budget 0.1     each run with a tenth of the track's operations
     python -m records.campaign FILE --score          also score the artifacts in streams, as the referee does
     python -m records.campaign FILE --report         report what has been run so far
+    python -m records.campaign FILE --renew          say in its patches that they are for the script of today
 
 records/campaign/README.md says what FILE holds. Exit codes: 0 done, 1 a run failed, 2 a bad FILE, 3 bad data
 or an arm that changed, 16 stopped by a signal; the same command continues.
@@ -24,11 +25,18 @@ import filelock
 
 from data import command, shards
 from data.command import REPO, UsageError, say
-from data.files import write_whole
+from data.files import read_bytes, sha256, write_whole
 from records.archive.folders import SCRIPT, run_artifact
 from records.archive.tracks import DATA, RECORDS, Track, load_track
 from records.campaign import standings
-from records.campaign.arms import Arm, ArmRun, load_arms, read_campaign
+from records.campaign.arms import (
+    Arm,
+    ArmRun,
+    load_arms,
+    made_for_others,
+    read_campaign,
+    renew,
+)
 from records.referee.scoring import score_record
 from records.referee.text import Text, decode, load_tokenizer
 from records.sandbox import bubblewrap
@@ -122,11 +130,19 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     add("--cores", type=command.whole(1), metavar="N", help="N runs at a time, each with one thread")
     add("--score", action="store_true", help="score artifacts in streams, and report these scores")
     add("--report", action="store_true", help="run nothing")
+    add("--renew", action="store_true", help="run nothing; write the script's sha256 into patches that apply")
     add("--script", type=Path, default=REPO / SCRIPT, help="that patches are applied to (%(default)s)")
     add("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/")
     add("--records", type=Path, default=RECORDS, help="folder of the tracks")
     add("--logs", type=Path, default=REPO / "logs/campaigns", help="folder of all runs (%(default)s)")
     return parser.parse_args(argv)
+
+
+def say_made_for(value: dict, script: Path) -> None:
+    """List the patches that were made for another script: such a one may not apply, or not mean the same."""
+    for patch, its in made_for_others(value, sha256(read_bytes(script))).items():
+        other = f"made for train_gpt.py of sha256 {its}"
+        say(f"{command.shown(patch)}: {other}, which {command.shown(script)} is not")
 
 
 def carry_out(arms: list[Arm], seeds: list[int], track: Track, args: argparse.Namespace) -> int:
@@ -169,6 +185,10 @@ def report(arms_at: functools.partial, value: dict, home: Path, args: argparse.N
 def work(args: argparse.Namespace) -> int:
     """Do what the arguments ask for; the exit code."""
     value = read_campaign(args.file)
+    if args.renew:
+        for patch in renew(value, args.script):
+            say(f"{command.shown(patch)}: says now that it is for {command.shown(args.script)}")
+        return 0
     track = load_track(args.records / value["track"])
     if not track.counts_flops:
         raise UsageError(f"{args.file}: {track.name} counts no operations, expected a track with train_flops")
@@ -177,6 +197,7 @@ def work(args: argparse.Namespace) -> int:
     arms = arms_at(args.budget)
     code = 0
     if not args.report:
+        say_made_for(value, args.script)
         home.mkdir(parents=True, exist_ok=True)
         try:
             with filelock.FileLock(home / "lock", timeout=0):

@@ -14,13 +14,14 @@ import jsonschema
 
 from data import command, shards
 from data.command import REPO, DataError, UsageError
-from data.files import growing_folder, parse_json, read_bytes, read_json, sha256
+from data.files import growing_folder, parse_json, read_bytes, read_json, sha256, write_whole
 from records.archive.folders import SCRIPT
 from records.archive.submission import ClaimedRun
 from records.archive.tracks import Track
 from records.referee.text import load_tokenizer
 
 ABOUT = "arm.json"  # in an arm's folder: what its runs depend on, beside the script
+MADE_FOR = re.compile(rb"^Made for train_gpt\.py of sha256 ([0-9a-f]{64})\.$", re.MULTILINE)
 OURS = {"SEED", "RUN_ID", "MAX_FLOPS", "DATA_PATH", "TOKENIZER_PATH", "VOCAB_SIZE", "DRY_RUN", "EVAL_ONLY"}
 OURS |= {"VAL_TOKENS_LIMIT"}  # 0: scores of a part of the text are no scores
 # What runs see of our environment: settings of the shell must not change them.
@@ -149,6 +150,40 @@ class Arm:
         with growing_folder(self.folder) as folder:
             (folder / SCRIPT).write_bytes(script)
             (folder / ABOUT).write_text(json.dumps(self.about(), indent=1) + "\n")
+
+
+def made_for(patch: Path) -> str | None:
+    """The sha256 of the script for which a patch was made, by the text before it; None where it says nothing.
+
+    Raises DataError.
+    """
+    head = re.split(rb"^(?:diff|---) ", read_bytes(patch), maxsplit=1, flags=re.MULTILINE)[0]
+    found = MADE_FOR.search(head)
+    return found[1].decode() if found else None
+
+
+def made_for_others(value: dict, script: str) -> dict[Path, str]:
+    """A campaign's patches that were made for another script than that of sha256 `script`, and for which.
+
+    Raises DataError.
+    """
+    patches = {patch for arm in value["arms"].values() for patch in patches_of(value, arm)}
+    told = {patch: made_for(patch) for patch in sorted(patches)}
+    return {patch: its for patch, its in told.items() if its not in (None, script)}
+
+
+def renew(value: dict, base: Path) -> list[Path]:
+    """Write the script's sha256 into a campaign's patches that name another one; these patches.
+
+    Raises UsageError where a patch does not apply, DataError.
+    """
+    for arm in value["arms"].values():
+        patched(base, patches_of(value, arm))
+    script = sha256(read_bytes(base))
+    stale = made_for_others(value, script)
+    for patch, its in stale.items():
+        write_whole(patch, read_bytes(patch).replace(its.encode(), script.encode(), 1))
+    return list(stale)
 
 
 def patched(base: Path, patches: list[Path]) -> bytes:

@@ -1,7 +1,9 @@
 """Is a record what it says? One line a check: PASS | FAIL | SKIP name: what was found, what was expected.
 
     python -m records.verify records/<track>/<folder>...     all checks, the sandbox ones included
-    python -m records.verify --all [--static]                every record; --static: nothing of it runs
+    python -m records.verify --all [--again]                 every record; those that passed and have not
+                                                             changed since are not run --again
+    python -m records.verify --all --static                  papers alone: nothing of a record runs
     python -m records.verify FOLDER --retrain any            train a seed again in a sealed room, too
 
 Exit code 1 if a check fails, 2 for wrong usage, 3 if the verification itself cannot be done.
@@ -17,10 +19,11 @@ from data import command
 from data.command import DataError, Parser, printable, utf8, whole
 from records.archive.folders import record_folders
 from records.archive.tracks import DATA, RECORDS
-from records.archive.verdicts import write_verdict
+from records.archive.verdicts import still_holds, write_verdict
 from records.referee.scoring import LEAST_PROOF
 from records.sandbox.predictor import NoSandbox
 from records.verify.judge import verify
+from records.verify.version import referee_version
 
 
 def seed_or_any(text: str) -> str:
@@ -33,6 +36,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("folders", nargs="*", type=Path, metavar="FOLDER")
     add("--all", action="store_true", help="every record of every track")
+    again = "with --all: run those, too, whose kept verdict still holds for folder, track and referee"
+    add("--again", action="store_true", help=again)
     add("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/")
     add("--second", type=Path, help="second text: a JSON string a line, one for a document")
     add("--static", action="store_true", help="only what needs no run")
@@ -60,23 +65,38 @@ def who() -> str:
     return printable(done.stdout.strip()) or "unknown"
 
 
+def passed_before(folder: Path, args: argparse.Namespace) -> str:
+    """Since when a folder has passed all that the command asks for; '' where it must be run."""
+    more = args.every_seed or args.second or args.retrain is not None
+    if not args.all or args.again or args.static or more:
+        return ""
+    return still_holds(folder, referee_version())
+
+
 def work(args: argparse.Namespace) -> int:
     folders = record_folders(RECORDS) if args.all else [Path(os.path.abspath(f)) for f in args.folders]
     failed = 0
+    left = 0
     for folder in folders:
         if not folder.is_dir():
             raise DataError(f"{printable(folder)}: no such folder")
         print(f"{printable(folder)}:")
         lines = []
+        since = passed_before(folder, args)
         try:
-            for line in verify(folder, args):
+            for line in verify(folder, args, since):
                 lines.append(line)
                 print(line, flush=True)
         except NoSandbox as error:
             raise DataError(str(error)) from None
-        failed += sum(line.verdict == "FAIL" for line in lines)
-        if args.write:
-            write_verdict(folder, lines, args.by or who())
+        wrong = sum(line.verdict == "FAIL" for line in lines)
+        failed += wrong
+        left += bool(since) and not wrong
+        if args.write and (wrong or not since):
+            partly = args.proof_bytes is not None
+            write_verdict(folder, lines, args.by or who(), referee_version(), partly)
+    if left:
+        print(f"{left} records were left, as nothing has changed since they passed; --again judges all")
     print(f"{len(folders)} records, {failed} checks failed")
     return 1 if failed else 0
 

@@ -1,7 +1,7 @@
 """A record's folder made from the run directories of its seeds.
 
-Script, logs, metrics and artifacts are copied byte for byte, and the referee scores every artifact. A folder
-that records.verify would fail on its papers is not made.
+Script, logs and artifacts are copied byte for byte, metrics are packed by gzip, and the referee scores every
+artifact. A folder that records.verify would fail on its papers is not made.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import numpy as np
 
 from data.command import DataError, UsageError
 from data.files import growing_folder, read_bytes, sha256
-from records.archive.folders import SCRIPT, run_artifact
+from records.archive.folders import PACKED, SCRIPT, pack, run_artifact
 from records.archive.record import Record
 from records.archive.submission import ClaimedRun, parse_run, this_machine
 from records.archive.tracks import load_track
@@ -46,7 +46,12 @@ def copy_files(folder: Path, runs: dict[Path, ClaimedRun], args: argparse.Namesp
             )
         seed = found.value("seed")
         (folder / f"train_seed{seed}.log").write_bytes(read_bytes(source / "train.log"))
-        (folder / f"metrics_seed{seed}.jsonl").write_bytes(read_bytes(source / "metrics.jsonl"))
+        metrics = read_bytes(source / "metrics.jsonl")
+        name = f"metrics_seed{seed}.jsonl"
+        if args.plain:
+            (folder / name).write_bytes(metrics)
+        else:
+            (folder / (name + PACKED)).write_bytes(pack(metrics))
         artifact = read_bytes(run_artifact(source))
         if len(artifact) < most:
             (folder / f"model_seed{seed}.ptz").write_bytes(artifact)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from data.files import read_bytes, sha256
 from records.archive.checks import Check, check, equal, none_wrong, skip
-from records.archive.folders import FILES, FOLDER, SCRIPT, seed_of
+from records.archive.folders import FILES, FOLDER, MAX_METRICS, PACKED, SCRIPT, seed_of
 from records.archive.record import OF_ONE_RUN, Record
 from records.archive.statistics import p_below
 from records.archive.submission import ClaimedRun
@@ -14,7 +14,8 @@ from records.archive.tracks import load_track, schema_errors
 from records.archive.verdicts import read_verdicts
 from records.verify.source import check_source
 
-MAX_FILE = {".log": 4 << 20, ".jsonl": 64 << 20, ".md": 1 << 17, ".json": 1 << 20, ".py": 1 << 20}
+MAX_FILE = {".log": 4 << 20, ".jsonl": MAX_METRICS, ".md": 1 << 17, ".json": 1 << 20, ".py": 1 << 20}
+MAX_FILE |= {PACKED: 16 << 20}
 MAX_GIVEN = 2000  # characters of a run's settings: a text could be learned by heart from more
 
 

@@ -68,7 +68,7 @@ def help_of(*words: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", *words, "--help"], cwd=helpers.ROOT, text=True, capture_output=True
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, (words, done.stderr)
     return done.stdout
 
 

@@ -59,8 +59,25 @@ class Forge:
         if tiny is None:
             (self.base / "records/verify/__main__.py").write_text(STAND_IN)
         self.git(root, "init", "--quiet", "--initial-branch=main", self.base)
-        self.commit(self.base)
-        self.git(root, "clone", "--quiet", self.base, self.fork)
+        self.first = self.commit(self.base)
+        for clone in (self.fork, self.runner):
+            self.git(root, "clone", "--quiet", self.base, clone)
+
+    @property
+    def runner(self) -> Path:
+        return self.root / "runner"
+
+    def reset(self) -> "Forge":
+        """As it was at first, for the next pull request."""
+        for folder in (self.base, self.fork):
+            self.go_back(folder, self.first)
+        for name in ("summary", "output"):
+            (self.root / name).unlink(missing_ok=True)
+        return self
+
+    def go_back(self, folder: Path, commit: str) -> None:
+        self.git(folder, "reset", "--quiet", "--hard", commit)
+        self.git(folder, "clean", "--quiet", "-ffd")
 
     def git(self, folder: Path, *words: object) -> str:
         who = {f"GIT_{role}_{key}": "a@b" for role in ("AUTHOR", "COMMITTER") for key in ("NAME", "EMAIL")}
@@ -79,15 +96,16 @@ class Forge:
         """The commit of a pull request that does `change` to a fork's folder."""
         change(self.fork)
         head = self.commit(self.fork)
-        self.git(self.fork, "push", "--quiet", "origin", "HEAD:refs/pull/1/head")
+        self.git(self.fork, "push", "--quiet", "origin", "+HEAD:refs/pull/1/head")
         return head
 
     def judge(self, change, data: Path | None = None, retrain: str = "false") -> Verdict:
         """What the workflow's steps say of a pull request."""
         head = self.pull(change)
-        self.git(self.root, "clone", "--quiet", self.base, "runner")
+        self.git(self.runner, "fetch", "--quiet", "origin", "main")
+        self.go_back(self.runner, "FETCH_HEAD")
         if data:
-            shutil.copytree(data, self.root / "runner/data", dirs_exist_ok=True)
+            shutil.copytree(data, self.runner / "data", dirs_exist_ok=True)
         files = {"GITHUB_STEP_SUMMARY": self.root / "summary", "GITHUB_OUTPUT": self.root / "output"}
         done = self.step("find", HEAD=head, **files)
         folder = read(self.root / "output").removeprefix("folder=").rstrip("\n")
@@ -99,9 +117,7 @@ class Forge:
     def step(self, name: str, **env: object) -> subprocess.CompletedProcess:
         env = helpers.clean_environment(**env, PYTHONPATH=".", GIT_CONFIG_GLOBAL=os.devnull)
         command = [sys.executable, SCRIPT, name]
-        return subprocess.run(
-            command, cwd=self.root / "runner", env=env, text=True, capture_output=True, timeout=900
-        )
+        return subprocess.run(command, cwd=self.runner, env=env, text=True, capture_output=True, timeout=900)
 
 
 def read(path: Path) -> str:
@@ -115,9 +131,14 @@ def add_record(root: Path, folder: str = NEW, readme: str = "good\n") -> None:
     (root / folder / "train_gpt.py").write_bytes(b"raise SystemExit('runs')\r\n")
 
 
+@pytest.fixture(scope="session")
+def forge(tmp_path_factory):
+    return Forge(tmp_path_factory.mktemp("forge"))
+
+
 @pytest.fixture
-def hub(tmp_path):
-    return Forge(tmp_path)
+def hub(forge):
+    return forge.reset()
 
 
 # --- what is judged ---------------------------------------------------------------------------------------
@@ -130,7 +151,7 @@ def test_one_new_record_is_verified_as_it_was_sent(hub):
     assert f"{[NEW]} {names}" in verdict.out and f"{[NEW]} {names}" in verdict.summary
     assert verdict.summary.startswith(f"`{NEW}` passes on paper; it could not be scored here.\n")
     for name in names:
-        assert (hub.root / "runner" / NEW / name).read_bytes() == (hub.fork / NEW / name).read_bytes()
+        assert (hub.runner / NEW / name).read_bytes() == (hub.fork / NEW / name).read_bytes()
 
 
 def test_a_label_has_the_first_seed_trained_again(hub):
@@ -254,7 +275,7 @@ def test_anything_but_one_new_folder_of_plain_files_is_refused(hub, change):
     assert (verdict.code, verdict.folder) == (3, "")
     assert words in verdict.summary and words in verdict.out
     assert verdict.summary.startswith("This pull request is refused.\n\n```text\n")
-    assert hub.git(hub.root / "runner", "status", "--short") == ""
+    assert hub.git(hub.runner, "status", "--short") == ""
 
 
 def test_odd_names_of_files_reach_the_verifier_alone(hub):

@@ -108,6 +108,7 @@ class Kit:
             "--data": str(self.data),
         }
         words = [word for pair in options.items() for word in pair]
+        words.append("--plain")  # so that tests can change a line
         return [*(str(self.root / f"logs/run{seed}") for seed in runs), *words, *more]
 
     def copy(self, root: Path, name: str = NAME) -> Path:

@@ -9,12 +9,14 @@ import signal
 import statistics
 import subprocess
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 import scipy.stats
 
+from data.files import sha256
 from records.campaign import __main__ as campaign
 from records.campaign import arms, standings
 from tests.kit import helpers, record_kit
@@ -351,11 +353,55 @@ def test_the_real_script_killed_with_its_campaign_ends_as_if_undisturbed(place):
     assert 0 < score - float(final["val_bpb"]) < first_tokens
 
 
-@pytest.mark.parametrize(
-    "path", sorted((helpers.ROOT / "records/campaigns").glob("*.toml")), ids=lambda p: p.stem
-)
+def test_patches_for_another_script_are_listed_and_renewed(place):
+    """Such a patch may still apply; then the runs go on, and one who looked at it says so in the patch."""
+    today = sha256(place.script.read_bytes())
+    old = "ab" * 32
+    place.patch.write_text(f"One more.\nMade for train_gpt.py of sha256 {old}.\n\n{PATCH}")
+    place.write(narrow=f'settings = {{WIDTH = 1}}\npatches = ["{place.patch}"]', seeds=[1])
+    assert f"more.patch: made for train_gpt.py of sha256 {old}, which " in place.run()
+    assert "more.patch: says now that it is for" in place.run("--renew")
+    assert place.patch.read_text() == f"One more.\nMade for train_gpt.py of sha256 {today}.\n\n{PATCH}"
+    assert place.run("--renew") == ""
+    place.script.write_text(STAND_IN.replace("bpb:", "its:"))
+    before = place.patch.read_text()
+    assert "does not apply" in refused(place.run("--renew", code=2))
+    assert place.patch.read_text() == before
+    place.patch.write_text(f"{PATCH}+Made for train_gpt.py of sha256 {old}.\n")
+    assert arms.made_for(place.patch) is None, "a line of the patch is no line of its head"
+
+
+CAMPAIGNS = helpers.ROOT / "records/campaigns"
+
+
+def of_another_script(patches: list[Path]) -> list[str]:
+    """Those that name another script than today's. All of records/campaigns must name one."""
+    today = sha256(helpers.SCRIPT.read_bytes())
+    told = {path: arms.made_for(path) for path in patches}
+    assert not [path.name for path, its in told.items() if its is None and path.parent == CAMPAIGNS]
+    return [
+        f"{path.name} is for the script {its[:12]}" for path, its in told.items() if its not in (None, today)
+    ]
+
+
+@pytest.mark.parametrize("path", sorted(CAMPAIGNS.glob("*.toml")), ids=lambda path: path.stem)
 def test_the_campaigns_of_the_repository_can_begin(path):
+    """Their arms whose patches are for today's script; pytest lists the others below its results."""
     value = arms.read_campaign(path)
-    for arm in value["arms"].values():
-        script = arms.patched(helpers.ROOT / "train_gpt.py", arms.patches_of(value, arm))
-        compile(script, "train_gpt.py", "exec")
+    for name, arm in value["arms"].items():
+        patches = arms.patches_of(value, arm)
+        if others := of_another_script(patches):
+            warnings.warn(f"{path.stem}: {name} was not tried: {', '.join(others)}", stacklevel=1)
+            continue
+        compile(arms.patched(helpers.SCRIPT, patches), "train_gpt.py", "exec")
+
+
+def test_every_patch_belongs_to_a_campaign():
+    used = {
+        patch
+        for path in CAMPAIGNS.glob("*.toml")
+        for value in [arms.read_campaign(path)]
+        for arm in value["arms"].values()
+        for patch in arms.patches_of(value, arm)
+    }
+    assert set(CAMPAIGNS.rglob("*.patch")) <= used

@@ -1,8 +1,6 @@
 """Yardsticks: sizes that come from real round trips, rows after the training text, the file and the board."""
 
 import bz2
-import contextlib
-import io
 import json
 import lzma
 import random
@@ -20,7 +18,9 @@ from records import yardsticks
 from records.archive.tracks import NOTHING, TRAINING, Yardstick, load_track
 from records.board import __main__ as board
 from records.referee import compressors
-from tests.kit import data_kit, record_kit
+from tests.kit import record_kit
+from tests.kit.data_kit import call
+from tests.kit.data_kit import refused as one_line
 
 HERE = [compressors.ZLIB, compressors.BZIP2, compressors.BROTLI, compressors.XZ, compressors.PPMD]
 HERE += [compressors.zstd(), compressors.zstd(b"what the reader has")]
@@ -34,20 +34,6 @@ def kit(tmp_path_factory):
     corpus = record_kit.make_data(root / "data")
     record_kit.make_track(root / "records/track_tiny", corpus)
     return root, corpus
-
-
-def call(main, *args, code=0):
-    """What a command of records/ says, which sets up its streams; its exit code is checked."""
-    said = io.TextIOWrapper(io.BytesIO(), "utf-8")
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        try:
-            found = main([str(arg) for arg in args])
-        except SystemExit as stopped:
-            found = stopped.code
-    said.flush()
-    text = said.buffer.getvalue().decode()
-    assert found == code, text
-    return text
 
 
 def arguments(root, *more):
@@ -168,7 +154,7 @@ def test_what_cannot_be_measured_is_skipped(kit, monkeypatch):
 
 def test_a_wrong_track_or_text_is_reported(kit, track):
     def refused(*words, code=3):
-        line = data_kit.refused(call(yardsticks.main, *words, code=code))
+        line = one_line(call(yardsticks.main, *words, code=code))
         assert not list(track.parent.rglob("*.partial"))
         return line
 
@@ -182,7 +168,7 @@ def test_a_wrong_track_or_text_is_reported(kit, track):
     assert "training text has sha256" in refused(track, *options)
     edit(path, dataset=dataset | {"val_sha256": "ab" * 32})
     assert "validation text has sha256" in refused(track, *options)
-    data_kit.refused(call(yardsticks.main, code=2))
+    one_line(call(yardsticks.main, code=2))
 
 
 # --- the board --------------------------------------------------------------------------------------------
@@ -215,6 +201,6 @@ def test_the_board_shows_them(track, written):
 def test_the_board_refuses_those_of_another_text_and_damaged_ones(track, change, message):
     edit(track / "yardsticks.json", **change)
     before = (track.parent / "README.md").read_bytes()
-    line = data_kit.refused(call(board.main, "--records", track.parent, code=3))
+    line = one_line(call(board.main, "--records", track.parent, code=3))
     assert message in line and "python -m records.yardsticks" in line
     assert (track.parent / "README.md").read_bytes() == before

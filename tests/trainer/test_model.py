@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import train_gpt
 from tests.kit import helpers
-from tests.trainer.test_parity import torch_logits
+from tests.trainer.twin.test_parity import torch_logits
 from train_gpt import Machine, Predictor, Trainer, evaluate, load_settings
 
 CPU = Machine(torch.device("cpu"))

@@ -18,7 +18,6 @@ import train_gpt
 from tests import chaos
 from tests.kit import helpers, launch
 from tests.kit.launch import Launch
-from tests.kit.tries import Campaign
 
 # what may differ on a resume: it changes no result, or (paths, device) is compared by what came of it
 FREE = {"preset", "dry_run", "data_path", "tokenizer_path", "run_id", "device", "compile", "eval_only"}
@@ -26,20 +25,7 @@ FREE |= {"val_batch_size", "val_loss_every", "train_log_every", "warmup_steps", 
 FREE |= {"max_skipped", "dist_timeout", "dtype"}
 
 
-# --- the campaign in small --------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_campaign_counts_and_goes_on_where_it_was_cut(tmp_path):
-    """Two rows; the second time nothing is left to do."""
-    rows = [row for row in chaos.ROWS if row.name in ("artifact", "endless")]
-    for _ in range(2):
-        campaign = Campaign(tmp_path, quick=True)
-        results = campaign.run(rows, 2, print)
-        assert [result.failures for result in results] == [[], []]
-        assert [(result.tried, result.survived) for result in results] == [(100, 100), (1, 1)]
-    assert len(campaign.lines()) == 2
-    assert "| 100 | 100 |" in "\n".join(chaos.campaigns.table(results))
+# --- lost ranks -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -1,0 +1,146 @@
+"""What lies on the disk of records: metrics that are packed, digests of folders, and which referee judged."""
+
+import gzip
+import shutil
+
+import pytest
+
+from data.command import REPO, DataError
+from records.archive import folders, verdicts
+from records.archive.checks import check
+from records.archive.metrics import find_runs
+from records.archive.verdicts import folder_sha256, read_verdicts, still_holds, write_verdict
+from records.verify import version
+from tests.kit.metrics_kit import write_run
+from tests.kit.record_kit import edit
+
+PASSED = [check("score", True, "x")]
+
+
+# --- metrics ----------------------------------------------------------------------------------------------
+
+
+def test_packed_metrics_are_read_as_the_plain_ones(tmp_path):
+    run = write_run(tmp_path / "run")
+    data = (run / "metrics.jsonl").read_bytes()
+    (whole,) = find_runs(run)
+    packed = folders.pack(data)
+    assert len(packed) < 0.4 * len(data) and packed == folders.pack(data)
+    record = tmp_path / "record"
+    record.mkdir()
+    (record / "metrics_seed1.jsonl.gz").write_bytes(packed)
+    (record / "metrics_seed2.jsonl").write_bytes(data)
+    one, other = find_runs(record)
+    assert [one.name, other.name] == ["record seed1", "record seed2"]
+    assert one.final == other.final == whole.final and one.steps == whole.steps
+    assert find_runs(record / "metrics_seed1.jsonl.gz")[0].final == whole.final
+    assert folders.read_metrics(folders.metrics_path(record, 1)) == data
+    assert folders.metrics_path(record, 2).name == "metrics_seed2.jsonl"
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda data: gzip.compress(bytes(65 << 20), 1), "unpacks to more than 67108864 bytes"),
+        (lambda data: gzip.compress(data)[:-20], "is no whole gzip file, or more than one"),
+        (lambda data: gzip.compress(data) * 2, "is no whole gzip file, or more than one"),
+        (lambda data: gzip.compress(data) + b"x", "is no whole gzip file, or more than one"),
+        (lambda data: data, "cannot be unpacked: "),
+        (lambda data: b"", "is no whole gzip file"),
+    ],
+    ids=["a bomb", "cut off", "two in one", "more behind it", "plain", "empty"],
+)
+def test_odd_packed_metrics_are_refused_in_one_line(tmp_path, make, words):
+    path = tmp_path / "metrics_seed1.jsonl.gz"
+    path.write_bytes(make(b'{"event": "step"}\n' * 100))
+    for read in (folders.read_metrics, find_runs):
+        with pytest.raises(DataError, match=words) as caught:
+            read(path)
+        assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+# --- verdicts ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def record(tmp_path):
+    """A folder in a track, as far as digests care."""
+    folder = tmp_path / "track_tiny/2025-11-21_Good"
+    folder.mkdir(parents=True)
+    (folder.parent / "track.json").write_text("{}")
+    (folder / "README.md").write_text("words")
+    (folder / "train_gpt.py").write_text("code")
+    return folder
+
+
+def test_a_folder_is_read_once_until_it_changes(record, monkeypatch):
+    read = []
+    monkeypatch.setattr(verdicts, "read_bytes", lambda path: read.append(path.name) or path.read_bytes())
+    digest = folder_sha256(record)
+    edit(record / "README.md", ("words", "other words"))
+    assert [folder_sha256(record) for _ in range(3)] == [digest] * 3 and read == ["train_gpt.py"]
+    edit(record / "train_gpt.py", ("code", "edoc"))
+    assert folder_sha256(record) != digest
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: edit(record / "train_gpt.py", ("code", "more code")),
+        lambda record: (record / "model_seed1.ptz").write_bytes(b"new"),
+        lambda record: edit(record.parent / "track.json", ("{}", "{ }")),
+        lambda record: edit(record.parent / "verdicts.json", ('"referee": "now"', '"referee": "before"')),
+        lambda record: edit(record.parent / "verdicts.json", ('"referee": "now",', "")),
+        lambda record: write_verdict(record, [check("score", False, "x")], "Ada", "now"),
+        lambda record: write_verdict(record, [check("seeds", True, "x")], "Ada", "now"),
+        lambda record: write_verdict(record, PASSED, "Ada", "now", partly=True),
+        lambda record: (record.parent / "verdicts.json").unlink(),
+    ],
+    ids=["script", "artifact", "track", "referee", "older", "failed", "papers", "partly", "none"],
+)
+def test_a_verdict_holds_until_something_that_decided_it_changes(record, change):
+    write_verdict(record, PASSED, "Ada", "now")
+    assert still_holds(record, "now") == read_verdicts(record.parent)[record.name]["date"]
+    edit(record / "README.md", ("words", "other words"))
+    assert still_holds(record, "now")
+    change(record)
+    assert not still_holds(record, "now")
+
+
+# --- the referee's version -------------------------------------------------------------------------------
+
+
+def test_the_version_is_of_the_sources_that_decide():
+    names = version.deciding_sources()
+    rooms = {name.rpartition("/")[0] for name in names}
+    assert rooms == {"data", "records", *(f"records/{room}" for room in ROOMS.split())}
+    assert {"records/verify/papers.py", "records/referee/coder.py", "records/schema.json"} <= set(names)
+    assert "data/download.py" not in names and "records/verify/freezing.py" not in names
+
+
+ROOMS = "archive sandbox sandbox/inside referee verify"
+
+
+def test_the_version_changes_with_what_decides_and_with_nothing_else(tmp_path):
+    for name in ("data", "records"):
+        odd = shutil.ignore_patterns("track_*", "datasets", "tokenizers", "__pycache__", "*.svg")
+        shutil.copytree(REPO / name, tmp_path / name, ignore=odd)
+
+    def now() -> str:
+        return version.referee_version.__wrapped__(tmp_path)
+
+    first = now()
+    assert first == version.referee_version()
+    with open(tmp_path / "records/board/tables.py", "a") as file:
+        file.write("\n# more\n")
+    assert now() == first
+    found = {first}
+    for name in ("records/verify/judge.py", "records/sandbox/inside/worker.py", "records/schema.json"):
+        with open(tmp_path / name, "a") as file:
+            file.write("\n")
+        found.add(now())
+    (tmp_path / "records/verify/rules.py").write_text("")
+    with open(tmp_path / "records/verify/papers.py", "a") as file:
+        file.write("\n\ndef late():\n    from records.verify import rules\n")
+    assert "records/verify/rules.py" in version.deciding_sources(tmp_path)
+    assert len({*found, now()}) == 5

@@ -1,0 +1,196 @@
+"""A record that is none of ours: its own script is frozen and trained again; and its own tokenizer."""
+
+import html
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from records import excerpts, freeze
+from records.archive.record import Record
+from records.archive.tracks import load_track
+from records.archive.verdicts import folder_sha256, read_verdicts
+from records.board.excerpts import read_excerpts
+from records.verify import __main__ as verify
+from records.verify.version import referee_version
+from tests.kit import helpers, record_kit
+from tests.kit.data_kit import call
+from tests.kit.record_kit import TRACK
+
+SCRIPT = helpers.ROOT / "tests/ideas/bigram.py"
+TRUST = [] if record_kit.HAS_SANDBOX else ["--trust"]
+pytestmark = pytest.mark.slow
+sandboxed = pytest.mark.skipif(not record_kit.HAS_SANDBOX, reason=record_kit.NO_SANDBOX)
+
+
+class Author:
+    """Somebody with a script of their own, and perhaps a tokenizer, and the track that they send it to."""
+
+    def __init__(self, root: Path, seeds: tuple[int, ...] = (1, 2), own_vocabulary: int = 0):
+        self.root = root
+        self.seeds = seeds
+        self.data = root / "data"
+        self.corpus = record_kit.make_data(self.data)
+        record_kit.make_track(root / "records" / TRACK, self.corpus, budget_bytes=400_000, seeds=[*seeds])
+        self.own = self.tokenizer = None
+        if own_vocabulary:
+            self.take_tokenizer(own_vocabulary)
+        self.folder = self.freeze()
+
+    @property
+    def track(self) -> Path:
+        return self.root / "records" / TRACK
+
+    def take_tokenizer(self, size: int) -> None:
+        """The same texts in tokens of their own; the folder's name is that of the track's dataset."""
+        texts = helpers.documents(400, 3)
+        self.tokenizer = helpers.train_tokenizer(self.root / "own.model", texts, vocab_size=size)
+        self.own = helpers.make_corpus(self.root / "own/tiny_sp400", self.tokenizer)
+
+        def open_up(rules: dict) -> None:
+            rules["dataset"]["tokenizer_policy"] = "own"
+            for one in rules["dataset"]["vocabularies"]:
+                one.update(logged_val_sha256=None, logged_train_sha256=None)
+
+        record_kit.edit_json(self.track / "track.json", open_up)
+
+    def train(self, seed: int) -> Path:
+        corpus = self.own or self.corpus
+        given = {"DATA_PATH": corpus.data_path, "TOKENIZER_PATH": corpus.tokenizer_path}
+        env = helpers.clean_environment(**given, SEED=seed, RUN_ID=f"run{seed}")
+        subprocess.run([sys.executable, SCRIPT], cwd=self.root, env=env, check=True, timeout=100)
+        return self.root / f"logs/run{seed}"
+
+    def freeze(self) -> Path:
+        runs = [str(self.train(seed)) for seed in self.seeds]
+        words = [
+            "--track",
+            TRACK,
+            "--name",
+            "Bigram",
+            "--author",
+            "Eve",
+            "--what",
+            "counts",
+            "--why",
+            "short",
+        ]
+        places = ["--records", self.track.parent, "--data", self.data, "--script", SCRIPT]
+        own = ["--tokenizer", self.tokenizer] if self.tokenizer else []
+        more = ["--date", "2025-11-21", *TRUST]
+        return freeze.freeze(freeze.parse_args([*runs, *words, *map(str, [*places, *own]), *more]))
+
+    def verify(self, *more: str, code: int = 0) -> str:
+        """What records.verify says."""
+        return call(verify.main, *more, "--data", self.data, *TRUST, code=code)
+
+    @property
+    def kept(self) -> dict:
+        """The verdict on the record."""
+        return read_verdicts(self.track)[self.folder.name]
+
+
+@pytest.fixture(scope="module")
+def author(tmp_path_factory):
+    return Author(tmp_path_factory.mktemp("author"))
+
+
+@pytest.fixture(scope="module")
+def judged(author):
+    """What was said when it was judged and its verdict kept."""
+    return author.verify(author.folder, "--every-seed", "--retrain", "2", "--write", "--by", "Ada")
+
+
+# --- a script of one's own --------------------------------------------------------------------------------
+
+
+@sandboxed
+def test_a_script_of_one_s_own_is_frozen_and_trained_again(author, judged):
+    """Its metrics were packed, and the room gives the artifact back bit for bit, with torch's own count."""
+    assert sorted(path.suffix for path in author.folder.glob("metrics*")) == [".gz"] * 2
+    assert "PASS retrained: seed 2: the artifact came back bit for bit" in judged
+    assert "PASS counted: " in judged
+    assert judged.count("PASS proof: ") == 2 and all(
+        f"PASS score: seed {seed}: " in judged for seed in (1, 2)
+    )
+    assert author.kept["verdict"] == "pass" and author.kept["retrained"]["by"] == "Ada"
+    assert author.kept["referee"] == referee_version()
+
+
+@sandboxed
+def test_all_leaves_what_passed_and_judges_what_has_changed(author, judged, monkeypatch):
+    monkeypatch.setattr(verify, "RECORDS", author.track.parent)
+    words = ["--all", "--write", "--by", "Bob"]
+    before = author.kept
+    said = author.verify(*words)
+    assert (
+        "SKIP score: passed on " in said and "--again judges once more" in said and "PASS score: " not in said
+    )
+    assert said.endswith("--again judges all\n1 records, 0 checks failed\n")
+    assert "\n1 records were left, " in said and "PASS script-sha256: " in said and author.kept == before
+    said = author.verify("--all", "--static")
+    assert "SKIP" not in said.replace("SKIP gain", "") and "left" not in said
+    monkeypatch.setattr(verify, "referee_version", lambda: "ab" * 8)
+    said = author.verify(*words, "--proof-bytes", "600")
+    assert "PASS score: " in said and "PASS proof: 6" in said and "left" not in said
+    assert author.kept == before | {"referee": "ab" * 8, "partly": True}
+    record_kit.edit(author.folder / "submission.json", ('"author": "Eve"', '"author": ""'))
+    said = author.verify(*words, code=1)
+    assert "FAIL schema: " in said and said.endswith("\n1 records, 1 checks failed\n")
+    assert author.kept["verdict"] == "fail" and author.kept["failed"] == ["schema"]
+    record_kit.edit(author.folder / "submission.json", ('"author": ""', '"author": "Eve"'))
+
+
+def page_of(track: Path, name: str, target: Path) -> str:
+    words = ["records.board", "--records", str(track.parent), "--html", str(target)]
+    subprocess.run([sys.executable, "-m", *words], cwd=helpers.ROOT, check=True, capture_output=True)
+    return html.unescape((target / f"{track.name}/{name}.html").read_text(encoding="utf-8"))
+
+
+def test_an_excerpt_stands_on_the_record_s_page_until_the_folder_changes(author, tmp_path):
+    track = tmp_path / "records" / TRACK
+    record = track / author.folder.name
+    shutil.copytree(author.folder, record)
+    shutil.copy(author.track / "track.json", track)
+    call(excerpts.main, record, "--data", author.data, "--trust")
+    its = json.loads((track / "excerpts.json").read_text())[record.name]
+    assert its["command"].startswith(f"python -m records.referee sample records/{TRACK}/{record.name} ")
+    new = its["text"].removeprefix(its["prompt"])
+    assert len(new) > 100 and new != its["text"]
+    words = its["command"]
+    assert words in page_of(track, record.name, tmp_path / "site")
+    record_kit.edit(record / "train_seed1.log", ("preset:none", "preset:some"))
+    assert read_excerpts(load_track(track), {record.name: folder_sha256(record)}) == {}
+    (record / "train_gpt.py").write_text("def load_predictor(artifact, device):\n    raise ValueError\n")
+    said = call(excerpts.main, record, "--data", author.data, "--trust", code=3)
+    assert said == f"error: {record}: no sample: error: the record raised ValueError:\n"
+    assert json.loads((track / "excerpts.json").read_text())[record.name] == its
+
+
+# --- a tokenizer of one's own -----------------------------------------------------------------------------
+
+
+@sandboxed
+def test_a_tokenizer_of_one_s_own_cuts_the_text_and_counts_as_bytes(tmp_path):
+    """The score is divided by the bytes of the same text; where the track provides a tokenizer, it fails."""
+    author = Author(tmp_path, seeds=(1,), own_vocabulary=380)
+    said = author.verify(author.folder, "--proof-bytes", "0")
+    assert "proof" not in said
+    assert "PASS score: " in said and "PASS tokenizer-sha256: " in said
+    record = Record(author.folder)
+    model = (author.folder / "tokenizer.model").stat().st_size
+    assert f" {model} of tokenizer; " in said
+    assert record.total_bytes == 2 * 380**2 + record.track.code_size(record.script) + model
+    tokens = author.own.tokens["val"]
+    assert record.runs[1].value("val_tokens") == len(tokens) - 1 != len(author.corpus.tokens["val"]) - 1
+    assert record.runs[1].value("val_bytes") == author.corpus.val_bytes()
+    close = pytest.approx(record.runs[1].value("val_bpb"), abs=0.1)
+    assert record.scores[1] == close, "in 16 streams instead of one"
+    record_kit.edit(
+        author.track / "track.json", ('"tokenizer_policy": "own"', '"tokenizer_policy": "provided"')
+    )
+    said = author.verify(author.folder, "--static", code=1)
+    assert "FAIL folder: tokenizer.model, which the track provides" in said
