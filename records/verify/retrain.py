@@ -39,7 +39,7 @@ from records.referee.scoring import Result, referee
 from records.referee.text import Text
 from records.sandbox.inside import room
 from records.sandbox.jobs import processor_speed
-from records.sandbox.limits import WATCHDOG, Limits
+from records.sandbox.limits import Limits
 from records.sandbox.predictor import Mode, sandbox_user, watched
 from records.verify.papers import wrong_steps
 
@@ -146,7 +146,7 @@ class Done:
     seconds: float
     processor: float  # seconds of all its cores
     said: str  # the last of it, or what ended it
-    limits: str = WATCHDOG  # who counted and bounded it
+    limits: str  # who counted: "cgroup v1", "cgroup v2" or "watchdog"
 
 
 def run_room(

@@ -177,6 +177,7 @@ def test_a_machine_that_wanders_is_told_from_a_slower_script(tmp_path):
     assert keys(base, [edit_events(write_run(tmp_path / "b", 2, steps=200), drift)], "worse") == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", [0.1, 1.0, 3.0])
 def test_false_alarms_are_rare(spread):
     """Two thousand pairs of equal sides of five; repeats differ by less than the known noise, and more."""

@@ -238,6 +238,29 @@ def test_a_group_goes_with_its_sandbox_and_after_a_killed_referee():
     assert not any(map(os.path.exists, left))
 
 
+def test_the_files_of_version_2_are_read_and_written(tmp_path):
+    """As a kernel of that version has them; few machines have both versions."""
+    group = cgroups.GroupV2([tmp_path])
+    group.bound(1 << 28, 40)
+    assert (tmp_path / "memory.max").read_text() == str(1 << 28)
+    assert (tmp_path / "pids.max").read_text() == "40" and (tmp_path / "memory.swap.max").read_text() == "0"
+    files = {
+        "cpu.stat": "usage_usec 2500000\nuser_usec 2000000\nsystem_usec 500000\n",
+        "memory.events": "low 0\nhigh 0\nmax 7\noom 1\noom_kill 1\noom_group_kill 0\n",
+        "memory.peak": "268435456\n",
+        "pids.current": "3\n",
+        "pids.events": "max 2\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert group.usage() == cgroups.Usage(2.5, 1 << 28, 3, killed=True, refused=2)
+    scope = cgroups.Scope(["systemd-run", "--user"])
+    scope.make(1 << 28, 40)
+    words = scope.words()
+    assert words[:3] == ["systemd-run", "--user", "--scope"] and words[-1] == "--"
+    assert {"--property=MemoryMax=268435456", "--property=TasksMax=40"} < set(words)
+
+
 @needs_sandbox
 def test_a_full_machine_says_nothing_of_a_record(stand, tmp_path, monkeypatch):
     job = stand.job(stand.foreign(tmp_path / "honest"))

@@ -25,7 +25,7 @@ import pytest
 
 from data.command import REPO, DataError
 from data.files import sha256
-from records import freeze
+from records import freeze, judge
 from records.archive import submission, verdicts
 from records.archive.checks import check
 from records.archive.folders import pack, record_folders
@@ -33,12 +33,14 @@ from records.archive.record import Record
 from records.archive.tracks import load_track
 from records.board import __main__ as board
 from records.referee.text import validation_text
+from records.sandbox import cgroups
 from records.sandbox.jobs import find_job
 from records.verify import __main__ as verify
 from records.verify import retrain
 from records.verify.source import check_source
 from tests.house.test_workflows import Forge
 from tests.kit import helpers, record_kit
+from tests.kit.data_kit import call
 from tests.kit.record_kit import (
     ARTIFACT,
     NAME,
@@ -581,6 +583,23 @@ def test_a_seed_that_is_trained_again_comes_back_bit_for_bit(kit, tmp_path, ofte
     verdicts.write_verdict(folder, passed[:1], "Bob")  # it stays
     again = verdicts.read_verdicts(folder.parent)[NAME]["retrained"]
     assert again["by"] == "Ada" and "seed 2: " in again["what"] and again["torch"] and again["processor"]
+
+
+@slow
+@sandboxed
+@pytest.mark.skipif(cgroups.find() is None, reason="no cgroups: nothing is ranked")
+def test_the_judge_trains_the_real_script_and_ranks_it(kit, tmp_path, often):
+    """The preset smoke on a copy of the floppy's track: fresh seeds, and torch's own count of one of them."""
+    folder = kit.copy(tmp_path)
+    old = kit.copy(tmp_path, "2025-11-20_Old")
+    scale_scores(old, 1.3)
+    reseal(old)
+    passed_earlier(old)
+    words = [folder, "--data", kit.data, "--second", kit.data / "second.jsonl", "--work", tmp_path / "judge"]
+    said = call(judge.main, *words, "--write", "--by", "Ada")
+    assert "\nverdict: ranked\n" in said and "PASS counted: " in said, said
+    its = verdicts.read_verdicts(folder.parent)[NAME]
+    assert its["judged"]["beats"] == old.name and len(its["judged"]["seeds"]) == len(SEEDS)
 
 
 @slow

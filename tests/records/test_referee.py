@@ -219,7 +219,8 @@ def load_predictor(artifact, device):
 
 
 @needs_sandbox
-@pytest.mark.parametrize("kind", first_quick(RECORDS))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", RECORDS)
 def test_honest_records_of_other_kinds_pass(stand, tmp_path, kind):
     track = "track_torch" if "torch" in RECORDS[kind] else TRACK
     job = stand.job(stand.foreign(tmp_path / "other", RECORDS[kind]), track)
