@@ -27,6 +27,7 @@ FAILED = ("fails", "fail")
 NEEDED = ("score", "proof", "second-text", "sandbox")  # checks without which nothing holds
 RETRAINED = "retrained"  # a seed of the submission came out of a room again
 ASIDE = ("gain", RETRAINED, "counted")  # what may be left out, since no `holds` speaks of it
+SAID = ("score", "proof", "counted")  # lines that a verdict keeps, with their seeds, scores and bytes
 NOTHING, ON_PAPERS, ON_CLAIMS, ON_ROOMS = range(4)  # what a verdict may rest on, the least first
 EVIDENCE = ("nothing", "papers", "claims", "rooms")  # their words
 
@@ -83,7 +84,8 @@ def finding_of(lines: list[Check], second: bool = True) -> Finding:
     missing = [name for name in NEEDED if name not in passed and (second or name != "second-text")]
     if missing or left:
         return Finding("papers", ON_PAPERS, [], left or dict.fromkeys(missing, "was not done"))
-    return Finding("holds", ON_CLAIMS)
+    found = [line.text for line in lines if line.name in SAID]
+    return Finding("holds", ON_CLAIMS, more={"found": found})
 
 
 def read_verdicts(track: Path) -> dict[str, dict]:

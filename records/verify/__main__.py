@@ -57,6 +57,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--write keeps verdicts, and --proof-bytes gives none: leave one of them out")
     if args.write and args.trust:
         parser.error("--write keeps verdicts, and a record without a sandbox earns none: leave out --trust")
+    if args.trust and args.retrain is not None:
+        parser.error("--retrain needs the sealed room, which --trust does without: leave one of them out")
     if bool(args.folders) == args.all:
         parser.error("name folders, or --all")
     return args

@@ -67,7 +67,8 @@ def test_all_leaves_what_passed_and_judges_what_has_changed(author, judged, monk
     monkeypatch.setattr(verify, "referee_version", lambda: "ab" * 8)
     said = author.verify(*words)
     assert "PASS score: " in said and "PASS proof: " in said and "left" not in said
-    assert author.kept == before | {"referee": "ab" * 8, "by": "Bob"}
+    found = {"found": author.kept["found"]}  # of a seed that was drawn
+    assert author.kept == before | {"referee": "ab" * 8, "by": "Bob"} | found and len(found["found"]) == 2
     record_kit.edit(author.folder / "submission.json", ('"author": "Eve"', '"author": ""'))
     said = author.verify(*words, code=1)
     assert "FAIL schema: " in said and said.endswith("\n1 records, 1 checks failed\n")

@@ -236,9 +236,10 @@ def test_an_unknown_seed_and_missing_shards_are_the_verifier_s(bench, tmp_path):
 
 @pytest.mark.parametrize("option", ["--trust", "--proof-bytes=0", "--proof-bytes=999"])
 def test_what_earns_nothing_is_not_kept(bench, option):
-    with pytest.raises(SystemExit) as done:
-        verify.parse_args([str(bench.folder), "--write", option])
-    assert done.value.code == 2
+    for words in (["--write", option], ["--trust", "--retrain", "any"]):
+        with pytest.raises(SystemExit) as done:
+            verify.parse_args([str(bench.folder), *words])
+        assert done.value.code == 2
 
 
 # --- verdicts ---------------------------------------------------------------------------------------------
