@@ -109,7 +109,11 @@ def judge() -> int:
             print(lines[-1], flush=True)
     scored = any(line.startswith("PASS score: ") for line in lines)
     passed = "passes." if scored else "passes on paper; it could not be scored here."
-    summarise(f"`{folder}` {'fails.' if process.returncode else passed}", lines)
+    words = {0: passed, 1: "fails."}
+    summarise(
+        f"`{folder}` {words.get(process.returncode, 'could not be verified, for no fault of its own.')}",
+        lines,
+    )
     return process.returncode
 
 
