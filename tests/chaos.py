@@ -103,6 +103,8 @@ def signal_once(campaign: Campaign, task: Try, cwd: Path, ranks: int) -> tuple[i
     with contextlib.suppress(ProcessLookupError):  # a rank that ended meanwhile
         os.kill(pid, number)
     code = run.wait()
+    if launch.is_done(cwd / "logs/run"):  # the signal came between the run's last line and its end
+        return 0, [run.first_step]
     if code:
         check(code == (1 if ranks else 16), f"exit {code} after {number.name}: {run.err[-1500:]}")
         said = re.search(r"train_gpt\.py: stopped by a signal .*RUN_ID=run goes on", run.err)
