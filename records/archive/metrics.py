@@ -127,7 +127,7 @@ class Metrics:
         finite = losses[np.isfinite(losses)]
         return finite if len(finite) else losses
 
-    def told(self, name: str) -> float | None:
+    def logged(self, name: str) -> float | None:
         """A number of the final block, which may be text such as '1.5 partial'; None where there is none."""
         found = re.match(r"(-?[0-9][0-9.e+-]*|nan|-?inf)(?= |$)", str(self.final.get(name, "")))
         try:
@@ -144,7 +144,7 @@ class Metrics:
         given = count(self.config.get("settings", {}).get("train_batch_tokens"))
         if given:
             return float(given)
-        tokens, steps = self.told("tokens_seen"), self.told("steps")
+        tokens, steps = self.logged("tokens_seen"), self.logged("steps")
         return positive(tokens / steps) if tokens and steps else None
 
     @property
@@ -173,7 +173,7 @@ class Metrics:
         That is compilation and warm-up, and also checkpoints and the export. By the times of the files: None
         after a resume, and where copies or changes have lost them.
         """
-        if self.path.name != "metrics.jsonl" or self.told("resumes") != 0:
+        if self.path.name != "metrics.jsonl" or self.logged("resumes") != 0:
             return None
         files = [self.path.with_name(name) for name in ("metrics.jsonl", "train.log", "config.json")]
         if not all(file.exists() for file in files):
@@ -182,7 +182,7 @@ class Metrics:
         if abs(metrics - end) > ONE_END:
             return None
         wall = end - began
-        timed = self.told("train_seconds"), self.told("eval_seconds")
+        timed = self.logged("train_seconds"), self.logged("eval_seconds")
         left = wall - sum(timed) if None not in timed else -1.0
         return left if left > 0 else None
 

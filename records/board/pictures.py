@@ -57,7 +57,7 @@ def curves_data(entries: list[Entry]) -> dict:
         for one in find_runs(entry.record.path):
             parts = np.array_split(np.arange(one.steps), POINTS)
             flops, losses = (one.table[key] for key in ("train_flops", "train_loss"))
-            losses = losses * (one.told("val_bpb") / one.told("val_loss"))
+            losses = losses * (one.logged("val_bpb") / one.logged("val_loss"))
             means = [[float(f"{values[part].mean():.4g}") for part in parts] for values in (flops, losses)]
             curves[name].append(means)
     return curves

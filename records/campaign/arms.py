@@ -168,8 +168,8 @@ def made_for_others(value: dict, script: str) -> dict[Path, str]:
     Raises DataError.
     """
     patches = {patch for arm in value["arms"].values() for patch in patches_of(value, arm)}
-    told = {patch: made_for(patch) for patch in sorted(patches)}
-    return {patch: its for patch, its in told.items() if its not in (None, script)}
+    stamps = {patch: made_for(patch) for patch in sorted(patches)}
+    return {patch: its for patch, its in stamps.items() if its not in (None, script)}
 
 
 def renew(value: dict, base: Path) -> list[Path]:

@@ -55,7 +55,7 @@ def in_nats(runs: list[Metrics], bits: float) -> float:
         for run in runs
         if run.vals and run.vals[-1]["val_bpb"]
     ]
-    ends = [(run.told("val_loss"), run.told("val_bpb")) for run in runs]
+    ends = [(run.logged("val_loss"), run.logged("val_bpb")) for run in runs]
     ratios += [loss / bpb for loss, bpb in ends if loss and bpb]
     ratios = [ratio for ratio in ratios if math.isfinite(ratio)]
     return bits * (statistics.median(ratios) if ratios else 1.0)
@@ -105,7 +105,7 @@ def noise_start(runs: list[Metrics]) -> float:
 def final_loss(run: Metrics) -> float | None:
     """Nats a token, after the export; else of the last validation."""
     last = run.vals[-1]["val_loss"] if run.final and run.vals else None
-    return run.told("val_loss") or last
+    return run.logged("val_loss") or last
 
 
 def per_second(run: Metrics, amount: float | None) -> float | None:
@@ -136,8 +136,8 @@ def mfu(runs: list[Metrics], run: Metrics) -> float | None:
     return 100 * rate / max(peaks) / (count(run.environment.get("ranks")) or 1)
 
 
-def told(name: str):
-    return lambda run: run.told(name)
+def logged(name: str):
+    return lambda run: run.logged(name)
 
 
 def final_train_loss(run: Metrics) -> float | None:
@@ -178,7 +178,7 @@ def measures(runs: list[Metrics]) -> list[Measure]:
     text = ("val_bytes", "tokenizer_sha256")
     score = Measure("score", "bits per byte by the referee", "", ".4f", lambda run: run.score, **bits)
     return [
-        Measure("params", "parameters", "", ",.0f", told("params")),
+        Measure("params", "parameters", "", ",.0f", logged("params")),
         Measure("steps", "steps", "", ",.0f", lambda run: float(run.steps)),
         Measure("tokens", "tokens", "", ",.0f", tokens),
         Measure("flops", "operations", "", ".4e", flops),
@@ -186,8 +186,10 @@ def measures(runs: list[Metrics]) -> list[Measure]:
             "train_loss", "train loss at the end", "nats", ".4f", final_train_loss, needs=text[1:], **last
         ),
         Measure("val_loss", "validation loss", "nats", ".4f", final_loss, needs=text, **nats),
-        Measure("bpb_before", "bits per byte before export", "", ".4f", told("val_bpb_unquantized"), **bits),
-        Measure("bpb", "bits per byte after export", "", ".4f", told("val_bpb"), **bits),
+        Measure(
+            "bpb_before", "bits per byte before export", "", ".4f", logged("val_bpb_unquantized"), **bits
+        ),
+        Measure("bpb", "bits per byte after export", "", ".4f", logged("val_bpb"), **bits),
         *([score] if any(run.score for run in runs) else []),
         Measure("step_ms", "median step", "ms", ",.1f", step_ms, -1, needs=("tokens_per_step",), **speed),
         Measure("tokens_per_second", "tokens/s", "", ",.0f", rate, 1, **speed),
@@ -195,7 +197,7 @@ def measures(runs: list[Metrics]) -> list[Measure]:
         Measure("data_wait_ms", "data wait a step", "ms", ",.3f", wait_ms, **wait),
         Measure("train_seconds", "training", "s", ",.1f", training, unjudged="not judged"),
         Measure("start_seconds", "start-up and compile", "s", ",.1f", lambda run: run.start_seconds, **start),
-        Measure("peak_memory_mib", "peak memory", "MiB", ",.0f", told("peak_memory_mib"), **memory),
-        Measure("code_bytes", "code", "bytes", ",.0f", told("code_bytes"), -1),
-        Measure("artifact_bytes", "artifact", "bytes", ",.0f", told("artifact_bytes"), **packed),
+        Measure("peak_memory_mib", "peak memory", "MiB", ",.0f", logged("peak_memory_mib"), **memory),
+        Measure("code_bytes", "code", "bytes", ",.0f", logged("code_bytes"), -1),
+        Measure("artifact_bytes", "artifact", "bytes", ",.0f", logged("artifact_bytes"), **packed),
     ]

@@ -1,7 +1,7 @@
 """The pages of all files that a sandbox sees are in one state before it starts: all of them in memory.
 
 A process may drop a page of any file that it can read, and the next one may see which pages are there: by the
-clock, or by a read that does not wait. So one sandbox could tell the next what it was told. Files are read
+clock, or by a read that does not wait. So one sandbox could pass on to the next what it knows. Files are read
 here in full, whoever dropped what. No two sandboxes of a judging live at once.
 """
 

@@ -9,7 +9,7 @@
    record before it.
 
 Nothing that a submitter wrote but the script, and the settings that it ran with, enters a rank. Logs and
-artifacts are claims: whether their scores lie where the judged ones do is told, and decides nothing.
+artifacts are claims: whether their scores lie where the judged ones do is reported, and decides nothing.
 
 A judging goes on where it was stopped, a seed at a time. Several machines that share the work folder take a
 seed each.
@@ -282,9 +282,11 @@ def check_room(judging: Judging, seed: int, room: dict) -> Iterator[Check]:
 
 
 def check_work(seed: int, room: dict, most: int) -> Iterator[Check]:
-    """Operations as told, and as bounded by what processors did: whatever made them, numpy or C or torch."""
-    told = room["train_flops"]
-    yield check("train-flops", told <= most, f"seed {seed}: {told:.6g} operations, expected {most:g} at most")
+    """Operations as logged, and as bounded by processor seconds, whatever spent them: numpy, C or torch."""
+    logged = room["train_flops"]
+    yield check(
+        "train-flops", logged <= most, f"seed {seed}: {logged:.6g} operations, expected {most:g} at most"
+    )
     seconds = START_SECONDS + SLOWER * most / room["speed"]
     words = (
         f"seed {seed}: {room['processor_seconds']} processor seconds, expected {seconds:.0f} at most: the "

@@ -61,16 +61,16 @@ def train(folder: Path, tokens: np.ndarray, size: int) -> tuple[np.ndarray, dict
     keep = np.random.default_rng(int(os.environ["SEED"])).random(len(tokens)) < 0.9
     batches = np.array_split(tokens[keep], STEPS)
     counts = torch.zeros(size, size)
-    told = {"train_seconds": 0.0, "train_flops": 0}
+    totals = {"train_seconds": 0.0, "train_flops": 0}
     began = time.perf_counter()
     for step, batch in enumerate(batches, 1):
         rows = torch.nn.functional.one_hot(torch.from_numpy(batch), size).float()
         counts += rows[:-1].T @ rows[1:]
-        told["train_flops"] += 2 * size * size * (len(batch) - 1)
-        told["train_seconds"] = time.perf_counter() - began
+        totals["train_flops"] += 2 * size * size * (len(batch) - 1)
+        totals["train_seconds"] = time.perf_counter() - began
         loss = nats(counts.numpy(), batch) / (len(batch) - 1)
-        write_event(folder, {"event": "step", "step": step, "train_loss": loss, **told})
-    return counts.numpy().astype("<u2"), told
+        write_event(folder, {"event": "step", "step": step, "train_loss": loss, **totals})
+    return counts.numpy().astype("<u2"), totals
 
 
 def validation(folder: Path, counts: np.ndarray) -> dict:

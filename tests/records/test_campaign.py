@@ -377,10 +377,12 @@ CAMPAIGNS = helpers.ROOT / "records/campaigns"
 def of_another_script(patches: list[Path]) -> list[str]:
     """Those that name another script than today's. All of records/campaigns must name one."""
     today = sha256(helpers.SCRIPT.read_bytes())
-    told = {path: arms.made_for(path) for path in patches}
-    assert not [path.name for path, its in told.items() if its is None and path.parent == CAMPAIGNS]
+    stamps = {path: arms.made_for(path) for path in patches}
+    assert not [path.name for path, its in stamps.items() if its is None and path.parent == CAMPAIGNS]
     return [
-        f"{path.name} is for the script {its[:12]}" for path, its in told.items() if its not in (None, today)
+        f"{path.name} is for the script {its[:12]}"
+        for path, its in stamps.items()
+        if its not in (None, today)
     ]
 
 
