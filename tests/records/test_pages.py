@@ -15,6 +15,7 @@ from data.command import DataError
 from records import pictures as pictures_command
 from records.archive.metrics import find_runs
 from records.archive.tracks import load_track
+from records.archive.verdicts import folder_sha256
 from records.board import __main__ as board
 from records.board import curves, documents, entries, excerpts, ladder, pictures, tables
 from records.compare import __main__ as compare
@@ -104,7 +105,7 @@ def test_the_pictures_of_the_readme_are_of_the_records_that_are_here(tmp_path, c
 def many_entries():
     """Thirty records of one track, a day each; every third was the best of its time."""
     par = entries.Record(FLOPPY / "2026-11-22_Par")
-    verdict = {"verdict": "pass", "date": "2026-12-01", "sha256": "ab", "failed": []}
+    verdict = {"verdict": "pass", "date": "2026-12-01", "sha256": folder_sha256(par.path), "failed": []}
     retrained = {"date": "2026-12-01", "by": "x", "processor": "y", "what": "seed 1: came back"}
     made = []
     for at in range(30):
@@ -113,7 +114,6 @@ def many_entries():
         record = entries.Record(par.path, frozen_as=f"2026-12-{at + 1:02}_Idea{at}")
         record.__dict__["submission"] = submission
         made.append(entries.Entry(record, verdict | {"retrained": retrained}))
-        made[-1].__dict__["sha256"] = "ab"
     return sorted(made, key=lambda entry: entry.record.mean)
 
 
