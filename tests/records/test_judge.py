@@ -114,6 +114,7 @@ def bench(author, tmp_path):
 # --- true and forged --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @bounded
 def test_a_true_record_is_ranked_by_seeds_that_were_drawn(bench, monkeypatch, capsys):
     """It is stopped in its second room, goes on there, and is not trained again once it is judged."""
@@ -157,6 +158,7 @@ def test_a_true_record_is_ranked_by_seeds_that_were_drawn(bench, monkeypatch, ca
     )
 
 
+@pytest.mark.slow
 @bounded
 def test_forged_logs_edited_artifacts_and_chosen_seeds_have_nothing_to_act_on(bench, capsys):
     """The artifacts know the validation text by heart; a record between claim and truth stands before it."""
@@ -184,6 +186,7 @@ def test_forged_logs_edited_artifacts_and_chosen_seeds_have_nothing_to_act_on(be
     assert its["judged"]["mean"] == pytest.approx(honest, abs=0.02)
 
 
+@pytest.mark.slow
 @bounded
 def test_a_script_that_fails_in_the_room_fails_and_is_counted(bench, capsys):
     script = bench.folder / "train_gpt.py"
@@ -214,6 +217,7 @@ def test_what_is_missing_here_is_no_verdict(bench, capsys):
     assert (bench.track / "verdicts.json").read_bytes() == before and not bench.work.exists()
 
 
+@pytest.mark.slow
 @sandboxed
 def test_an_unknown_seed_and_missing_shards_are_the_verifier_s(bench, tmp_path):
     data = bench.author.data

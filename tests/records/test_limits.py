@@ -138,6 +138,7 @@ for _ in range(40):
 """
 
 
+@pytest.mark.slow
 @needs_sandbox
 @needs_cgroups
 def test_children_whose_end_nobody_waits_for_are_counted():
@@ -281,6 +282,7 @@ def test_a_full_machine_says_nothing_of_a_record(stand, tmp_path, monkeypatch):
         watchdog.check_machine()
 
 
+@pytest.mark.slow
 @needs_sandbox
 def test_a_result_says_who_counted(stand, tmp_path, monkeypatch):
     job = stand.job(stand.foreign(tmp_path / "honest"))
@@ -291,6 +293,7 @@ def test_a_result_says_who_counted(stand, tmp_path, monkeypatch):
     assert result.limits == "watchdog" and result.seconds > 0 and not record_kit.failed(checks)
 
 
+@pytest.mark.slow
 @needs_sandbox
 def test_each_answer_has_a_deadline(stand, tmp_path):
     """Even where all seconds of a score are far from used."""

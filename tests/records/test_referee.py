@@ -555,6 +555,7 @@ def step(self, ids):
     assert failed(checks) == {"second-text"} and result.bpb < 0.5 * stand.bigram_bpb()
 
 
+@pytest.mark.slow
 @needs_sandbox
 def test_processor_seconds_are_held_against_the_track_s(stand, bigram, monkeypatch):
     monkeypatch.setattr(scoring, "slowness", lambda track: 1.0)
