@@ -6,6 +6,7 @@ to. Version 2 is used in a folder that was delegated to us, or in a scope that s
 below the caller's own, so that none of the caller's limits is evaded.
 """
 
+import abc
 import contextlib
 import fcntl
 import functools
@@ -66,7 +67,7 @@ def number(path: Path) -> int:
 # --- groups -----------------------------------------------------------------------------------------------
 
 
-class Group:
+class Group(abc.ABC):
     """One sandbox's own folders. A lock on the first one is held as long as its referee lives."""
 
     kind = ""
@@ -90,11 +91,13 @@ class Group:
             folder.mkdir()
         self.bound(memory, tasks)
 
+    @abc.abstractmethod
     def bound(self, memory: int, tasks: int) -> None:
-        raise NotImplementedError
+        """Set the most bytes of memory and the most tasks."""
 
+    @abc.abstractmethod
     def usage(self) -> Usage:
-        raise NotImplementedError
+        """What its processes have used so far."""
 
     def kill(self) -> None:
         """End all that live in it."""
