@@ -21,7 +21,7 @@ from data.command import REPO, Parser, printable, utf8
 from records.archive.checks import VerifierError
 from records.archive.tracks import DATA
 from records.archive.verdicts import PASSED, write_finding
-from records.sandbox.predictor import NoSandbox
+from records.verify.claims import our_errors
 from records.verify.judging import Judge
 from records.verify.version import referee_version, who
 
@@ -48,15 +48,9 @@ def work(args: argparse.Namespace) -> int:
     if not args.record.is_dir():
         raise VerifierError(f"{args.record}: no such folder")
     judge = Judge(args.record, args)
-    try:
+    with our_errors(args.work):
         for line in judge.lines():
             print(line, flush=True)
-    except NoSandbox as error:
-        raise VerifierError(str(error)) from None
-    except BrokenPipeError:
-        raise
-    except OSError as error:  # a full disk, a file that went: nothing is known of the record then
-        raise VerifierError(f"{error.filename or args.work}: {error.strerror or error}") from None
     print(f"verdict: {printable(judge.finding.words)}")
     if args.write:
         tries = {"judgings": judge.tries} if judge.tries else {}

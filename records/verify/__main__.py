@@ -16,14 +16,12 @@ from pathlib import Path
 
 from data import command
 from data.command import DataError, Parser, printable, utf8, whole
-from records.archive.checks import VerifierError
 from records.archive.folders import record_folders
 from records.archive.record import Record
 from records.archive.tracks import DATA, RECORDS
 from records.archive.verdicts import still_holds, write_verdict
 from records.referee.scoring import LEAST_PROOF
-from records.sandbox.predictor import NoSandbox
-from records.verify.claims import verify
+from records.verify.claims import our_errors, verify
 from records.verify.version import referee_version, who
 
 
@@ -82,16 +80,10 @@ def work(args: argparse.Namespace) -> int:
         print(f"{printable(folder)}:")
         lines = []
         since = passed_before(folder, args)
-        try:
+        with our_errors(folder):
             for line in verify(folder, args, since):
                 lines.append(line)
                 print(line, flush=True)
-        except NoSandbox as error:
-            raise VerifierError(str(error)) from None
-        except BrokenPipeError:
-            raise
-        except OSError as error:  # a full disk, a file that went: nothing is known of the record then
-            raise VerifierError(f"{error.filename or folder}: {error.strerror or error}") from None
         wrong = sum(line.verdict == "FAIL" for line in lines)
         failed += wrong
         left += bool(since) and not wrong

@@ -1,6 +1,7 @@
 """All checks of what a record claims: its papers, score and proof of its artifacts, and a seed again."""
 
 import argparse
+import contextlib
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,11 +17,24 @@ from records.archive.tracks import tokenizer_path
 from records.referee.scoring import PART, Result, referee
 from records.referee.text import validation_text
 from records.sandbox.jobs import PredictorJob, find_job
-from records.sandbox.predictor import SandboxError
+from records.sandbox.predictor import NoSandbox, SandboxError
 from records.verify.papers import check_papers
 from records.verify.retrain import retrain
 
 LOOSE, DECIMALS = 1e-4, 5.1e-9  # of a score: on another machine, and on one of the same kind
+
+
+@contextlib.contextmanager
+def our_errors(place: Path) -> Iterator[None]:
+    """Errors that say nothing of a record, of the sandbox or the system, as a VerifierError."""
+    try:
+        yield
+    except NoSandbox as error:
+        raise VerifierError(str(error)) from None
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # a full disk, a file that went
+        raise VerifierError(f"{error.filename or place}: {error.strerror or error}") from None
 
 
 def compare_score(record: Record, seed: int, result: Result) -> Check:
