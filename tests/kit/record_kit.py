@@ -29,6 +29,19 @@ REFEREE = {"eval-time", "second-text", "proof", "proof-size", "sandbox"}
 NO_SANDBOX = "bubblewrap is not installed or does not work here: apt-get install bubblewrap"
 BIGRAM = helpers.ROOT / "tests/ideas/bigram.py"
 TRUST = [] if HAS_SANDBOX else ["--trust"]
+NUMPY = (  # edits that make the bigram model do without torch, which takes seconds to start
+    ("import torch\n", ""),
+    ("counts = torch.zeros(size, size)", "counts = np.zeros((size, size))"),
+    (
+        "rows = torch.nn.functional.one_hot(torch.from_numpy(batch), size).float()",
+        "pairs = batch[:-1], batch[1:]",
+    ),
+    ("counts += rows[:-1].T @ rows[1:]", "np.add.at(counts, pairs, 1)"),
+    ("+= 2 * size * size * (len(batch) - 1)", "+= len(batch) - 1"),
+    ("counts.numpy()", "counts"),
+    ("torch:{torch.__version__}", "torch:none"),
+)
+MAIN = 'if __name__ == "__main__":\n'  # before it, a script's edits may say anew what it said
 SETTINGS = {"ITERATIONS": 12, "TRAIN_LOG_EVERY": 5, "MAX_WALLCLOCK_SECONDS": 60}
 
 
@@ -213,12 +226,22 @@ class Author:
 # --- changing a record ------------------------------------------------------------------------------------
 
 
+def replaced(text: str, *pairs: tuple[str, str]) -> str:
+    """A text with parts of it replaced; each must be there."""
+    for old, new in pairs:
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
+def bigram(*pairs: tuple[str, str]) -> str:
+    """The script of the bigram model with parts of it replaced."""
+    return replaced(BIGRAM.read_text(), *pairs)
+
+
 def edit(path: Path, *pairs: tuple[str, str]) -> None:
     """Replace texts in a file; each must be there."""
-    text = path.read_text(encoding="utf-8")
-    for old, new in pairs:
-        assert old in text, (path, old)
-        text = text.replace(old, new)
+    text = replaced(path.read_text(encoding="utf-8"), *pairs)
     path.write_text(text, encoding="utf-8")
 
 
