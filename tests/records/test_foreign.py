@@ -1,7 +1,8 @@
-"""A record that is none of ours: its own script is frozen and trained again; and its own tokenizer."""
+"""A record that is none of ours: its script is frozen, trained again and judged; and its own tokenizer."""
 
 import html
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -9,19 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from records import excerpts
+from records import excerpts, judge
 from records.archive.record import Record
 from records.archive.tracks import load_track
 from records.archive.verdicts import folder_sha256
 from records.board.excerpts import read_excerpts
+from records.sandbox import cgroups
 from records.verify import __main__ as verify
 from records.verify.version import referee_version
 from tests.kit import helpers, record_kit
 from tests.kit.data_kit import call
-from tests.kit.record_kit import TRACK, Author
+from tests.kit.record_kit import MAIN, NUMPY, TRACK, Author
 
 pytestmark = pytest.mark.slow
 sandboxed = pytest.mark.skipif(not record_kit.HAS_SANDBOX, reason=record_kit.NO_SANDBOX)
+bounded = pytest.mark.skipif(
+    not record_kit.HAS_SANDBOX or cgroups.find() is None, reason="no bubblewrap or no cgroups: nothing ranks"
+)
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +105,113 @@ def test_an_excerpt_stands_on_the_record_s_page_until_the_folder_changes(author,
     said = call(excerpts.main, record, "--data", author.data, "--trust", code=3)
     assert said == f"error: {record}: no sample: error: the record raised ValueError:\n"
     assert json.loads((track / "excerpts.json").read_text())[record.name] == its
+
+
+# --- honest scripts that are unlike ours ------------------------------------------------------------------
+
+FIRST_OPEN = ('    (folder / "metrics.jsonl").write_text("")\n', "")  # so that a step's line makes the file
+THREADS = (  # of Python, in the room and in the predictor
+    ("import time\n", "import threading\nimport time\nfrom concurrent.futures import ThreadPoolExecutor\n"),
+    (
+        "        self.vocab_size = len(counts)\n",
+        "        self.vocab_size = len(counts)\n"
+        "        self.pool = ThreadPoolExecutor(64)\n"
+        "        together = threading.Barrier(64)\n"
+        "        [*self.pool.map(lambda _: together.wait(), range(64))]  # all of them live at once\n",
+    ),
+    ("return self.logits[ids]", "return np.stack([*self.pool.map(self.logits.__getitem__, ids)])"),
+    ("    tokens, headers = read_shards", "    Bigram(np.zeros((2, 2)))\n    tokens, headers = read_shards"),
+)
+LSTM = """
+torch.set_num_threads(64)
+torch.ones(1 << 22).sum()
+assert len(os.listdir("/proc/self/task")) >= 64
+torch.set_num_threads(1)  # they stay, and so small a model is quicker without them
+WIDTH, LENGTH, BATCH = 32, 48, 16
+
+
+class Lstm(torch.nn.Module):
+    rows = 16
+    vocab_size = 400
+
+    def __init__(self):
+        super().__init__()
+        self.words = torch.nn.Embedding(self.vocab_size, WIDTH)
+        self.lstm = torch.nn.LSTM(WIDTH, WIDTH, batch_first=True)
+
+    def forward(self, ids, state=None):
+        found, state = self.lstm(self.words(ids), state)
+        return found @ self.words.weight.T, state
+
+    def start(self, rows):
+        self.state = None
+        return np.zeros((rows, self.vocab_size), np.float32)
+
+    @torch.no_grad()
+    def step(self, ids):
+        logits, self.state = self(torch.from_numpy(ids)[:, None], self.state)
+        return logits[:, 0].numpy()
+
+
+def model_of(weights):
+    model = Lstm()
+    torch.nn.utils.vector_to_parameters(torch.from_numpy(weights.copy()), model.parameters())
+    return model
+
+
+def load_predictor(artifact, device):
+    return model_of(np.frombuffer(Path(artifact).read_bytes(), np.float32))
+
+
+@torch.no_grad()
+def nats(weights, tokens):
+    ids = torch.from_numpy(tokens)
+    logits, _ = model_of(weights)(ids[None, :-1])
+    return float(torch.nn.functional.cross_entropy(logits[0], ids[1:], reduction="sum"))
+
+
+def train(folder, tokens, size):
+    torch.manual_seed(int(os.environ["SEED"]))
+    model = Lstm()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    totals = {"train_seconds": 0.0, "train_flops": 0}
+    began = time.perf_counter()
+    for step in range(1, STEPS + 1):
+        starts = torch.randint(len(tokens) - LENGTH, (BATCH, 1))
+        ids = torch.from_numpy(tokens)[starts + torch.arange(LENGTH + 1)]
+        logits, _ = model(ids[:, :-1])
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        products = 4 * WIDTH * 2 * WIDTH + WIDTH * size  # of a token: four gates, and the logits
+        totals["train_flops"] += 3 * 2 * products * BATCH * LENGTH
+        totals["train_seconds"] = time.perf_counter() - began
+        write_event(folder, {"event": "step", "step": step, "train_loss": loss.item(), **totals})
+    weights = torch.nn.utils.parameters_to_vector(model.parameters())
+    return weights.detach().numpy(), totals
+
+
+"""
+HONEST = {
+    "numpy alone, 64 threads, and metrics that are opened to append from the first": (
+        (*NUMPY, *THREADS, FIRST_OPEN),
+        "NOTE counted: 0 of ",
+    ),
+    "an LSTM with 64 threads": (((MAIN, LSTM + MAIN),), "NOTE counted: "),
+}
+
+
+@bounded
+@pytest.mark.parametrize("kind", HONEST)
+def test_an_honest_script_is_ranked(tmp_path, kind):
+    """torch's counter sees few or none of the operations of these. Processor seconds bound them all."""
+    edits, counted = HONEST[kind]
+    author = Author(tmp_path, (1,), script=record_kit.bigram(*edits), second=None)
+    places = ["--data", author.data, "--work", tmp_path / "judge"]
+    said = call(judge.main, author.folder, *places, "--write", "--by", "Ada")
+    assert said.endswith("\nverdict: ranked\n") and "\nPASS work: seed " in said, said
+    assert re.search(rf"^NOTE counted: seed \d+: {counted}", said, re.MULTILINE), said
 
 
 # --- a tokenizer of one's own -----------------------------------------------------------------------------

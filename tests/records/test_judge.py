@@ -29,7 +29,7 @@ from records.sandbox import cgroups, limits, predictor
 from records.sandbox.jobs import find_job
 from records.sandbox.limits import WATCHDOG, Limits
 from records.verify import __main__ as verify
-from records.verify import judging
+from records.verify import judging, retrain
 from tests.kit import helpers, record_kit
 from tests.kit.data_kit import call, refused
 from tests.kit.record_kit import (
@@ -319,6 +319,39 @@ def lines_of_a_room(bench: Bench, seed: int) -> list[Check]:
     its.place(seed).mkdir(parents=True)
     room = judging.train_seed(its, seed, bench.author.data)
     return list(judging.check_room(its, seed, room))
+
+
+SEEN = [(0, 0, "NOTE"), (0, 1000, "NOTE"), (500, 1000, "NOTE"), (1000, 1000, "PASS"), (1500, 1000, "FAIL")]
+
+
+@pytest.mark.parametrize(("found", "logged", "verdict"), SEEN)
+def test_operations_that_torch_does_not_see_are_no_fault_and_no_merit(
+    bench, monkeypatch, found, logged, verdict
+):
+    monkeypatch.setattr(retrain, "processor_speed", lambda: 1e9)
+    record = Record(bench.folder)
+    done = retrain.Done(0, 1.0, 1.0, "", "cgroup v2")
+    counted = [retrain.Counted("1 to 4", found, logged, 0, 0.0)]
+    line = retrain.check_counts(record, 1, record.runs[1], done, counted)
+    assert (line.verdict, line.name) == (verdict, "counted")
+
+
+@pytest.mark.parametrize(("each", "claim"), [(100, 300), (76, 300), (67, 200), (150, 300)])
+def test_counts_are_held_against_what_the_same_steps_logged(tmp_path, each, claim):
+    """Three steps of 100 operations each. A step may be logged while the next one is under way, but the last
+    one of a run has none after it: so two of them may lie between the readings, too."""
+    lines = [
+        json.dumps({"event": "step", "step": step, "train_loss": 2.0, "train_flops": 100 * step}) + "\n"
+        for step in range(1, 5)
+    ]
+    readings = [[sum(map(len, lines[:at])), each * (at + 1)] for at in range(4)]
+    folder = tmp_path / retrain.RUN
+    folder.mkdir(parents=True)
+    (folder / retrain.METRICS).write_text("".join(lines))
+    counts = {"readings": readings, "total": 4 * each, "ended": True}
+    (tmp_path / retrain.room.COUNTS).write_text(json.dumps(counts))
+    found = retrain.compare_counts(tmp_path, retrain.step_events("".join(lines).encode()), 0)
+    assert (found.steps, found.found, found.logged) == ("1 to 4", 3 * each, claim)
 
 
 @pytest.mark.slow

@@ -33,7 +33,8 @@ def count(steps: int) -> None:
     def note(event: str, args: tuple) -> None:
         if event != "open" or "a" not in str(args[1]) or os.path.basename(str(args[0])) != METRICS:
             return
-        readings.append([os.path.getsize(args[0]), counter.get_total_flops()])
+        size = os.path.getsize(args[0]) if os.path.exists(args[0]) else 0  # the first line makes the file
+        readings.append([size, counter.get_total_flops()])
         if len(readings) > BEFORE + steps:
             write(ended=False)
             os._exit(0)
