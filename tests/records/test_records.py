@@ -32,8 +32,9 @@ from records.archive.folders import pack, record_folders
 from records.archive.record import Record
 from records.archive.tracks import load_track
 from records.board import __main__ as board
+from records.referee.scoring import score_record
 from records.referee.text import validation_text
-from records.sandbox import cgroups
+from records.sandbox import bubblewrap, cgroups
 from records.sandbox.jobs import find_job
 from records.verify import __main__ as verify
 from records.verify import retrain
@@ -600,6 +601,37 @@ def test_the_judge_trains_the_real_script_and_ranks_it(kit, tmp_path, often):
     assert "\nverdict: ranked\n" in said and "PASS counted: " in said, said
     its = verdicts.read_verdicts(folder.parent)[NAME]
     assert its["judged"]["beats"] == old.name and len(its["judged"]["seeds"]) == len(SEEDS)
+
+
+COMPILERS = ("cc", "c++", "gcc", "g++", "clang", "clang++")
+
+
+def hide_compilers(monkeypatch) -> None:
+    """No sandbox has one from now on: a file that nobody can execute lies over each."""
+    found = filter(None, map(shutil.which, COMPILERS))
+    paths = sorted({os.path.realpath(path) for path in found})
+    masks = [word for path in paths for word in ("--ro-bind", os.devnull, path)]
+    system = bubblewrap.system
+    monkeypatch.setattr(bubblewrap, "system", lambda: [*system(), *masks])
+
+
+@slow
+@sandboxed
+def test_without_a_compiler_the_script_trains_and_scores_as_it_does_with_one(kit, tmp_path, monkeypatch):
+    """It was to be compiled, and runs eager: the artifact is that of COMPILE=0, bit for bit."""
+    folder = kit.copy(tmp_path)
+    edit(folder / "train_seed2.log", (" COMPILE=0", " COMPILE=1"))
+    hide_compilers(monkeypatch)
+    record = Record(folder)
+    done, points = retrain.train_whole(record, 2, kit.data, tmp_path)
+    assert done.code == 0, done
+    run = points.work / retrain.RUN
+    log = (run / "train.log").read_text()
+    assert " COMPILE=1 " in log and " compile:0 " in log
+    assert sha256((run / "model.ptz").read_bytes()) == record.runs[2].value("artifact_sha256")
+    job = job_in(folder, kit)(run / "model.ptz")
+    result = score_record(job, validation_text(record.track, kit.data))
+    assert result.bpb == pytest.approx(record.scores[2], abs=1e-8)
 
 
 @slow
