@@ -171,14 +171,21 @@ def test_what_the_base_branch_did_since_is_not_the_pull_requests(hub):
     assert hub.judge(add_record).code == 0
 
 
+def fork_of_a_campaign(root: Path) -> None:
+    path = root / "records/campaigns/forks/idea.patch"
+    path.parent.mkdir(parents=True)
+    path.write_text("more")
+
+
 @pytest.mark.parametrize(
     "change",
     [
         lambda root: None,
         lambda root: (root / "README.md").write_text("more"),
         lambda root: (root / "records/sandbox/inside/worker.py").write_text("more"),
+        fork_of_a_campaign,
     ],
-    ids=["none", "code", "code in a room"],
+    ids=["none", "code", "code in a room", "a campaign's fork"],
 )
 def test_a_pull_request_without_a_record_is_let_through(hub, change):
     verdict = hub.judge(change)
