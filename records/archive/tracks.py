@@ -59,6 +59,11 @@ class Track:
         return self.rules["dataset"] | self.vocabulary
 
     @property
+    def devices(self) -> int:
+        """How many devices its machine has, each with a process of its own."""
+        return self.rules.get("devices", 1)
+
+    @property
     def counts_flops(self) -> bool:
         """Whether the track limits operations; else it limits seconds on one kind of machine."""
         return "train_flops" in self.rules
