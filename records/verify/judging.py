@@ -60,6 +60,7 @@ from records.verify.retrain import (
     Points,
     check_counts,
     count_again,
+    need_devices,
     private_folder,
     read_below,
     room_run,
@@ -70,7 +71,7 @@ from records.verify.version import referee_version
 
 SEEDS = 1 << 31  # numbers that a seed is drawn from
 SLOWER = 5  # a room's operations run at least at this part of the machine's speed of products
-START_SECONDS = 300  # of processors, that a room may spend beside its products: to start and to compile
+START_SECONDS = 300  # of processors, that each process of a room may take to start and to compile
 MORE_CODE = 4096  # bytes at zlib level 9 that code may grow by before a person has read it
 ARTIFACT = "model.ptz"
 
@@ -192,6 +193,7 @@ def claimed(folder: Path) -> Iterator[bool]:
 def need_everything(record: Record, data: Path, second: Path | None) -> None:
     """Raises VerifierError where something of ours is missing. No text is decoded: rooms come first."""
     track = record.track
+    need_devices(track)
     training_shards(record, data)
     folder = data / "datasets" / track.dataset["name"]
     needed = [tokenizer_path(track, data), *([second] if second else [])]
@@ -200,8 +202,6 @@ def need_everything(record: Record, data: Path, second: Path | None) -> None:
         missing.append(f"{folder}/*_val_*.bin")
     if track.dataset["second"] == "file" and second is None:
         missing.append("the second text, which --second names")
-    if track["device"] == "cuda" and not Path("/dev/nvidiactl").exists():
-        missing.append("a CUDA GPU, which the track's machine has")
     if missing:
         raise VerifierError(f"{record.path}: cannot be judged here, for want of {', '.join(missing)}")
 
@@ -276,24 +276,23 @@ def check_room(judging: Judging, seed: int, room: dict) -> Iterator[Check]:
     words = f"seed {seed}: {took:.1f} s and the step under way, expected {most:g} s at most"
     yield check("train-seconds", took <= most, words)
     if track.counts_flops:
-        yield from check_work(seed, room, track["train_flops"])
+        yield from check_work(seed, room, track)
     if room["limits"] == WATCHDOG:
         yield skip("limits", f"seed {seed}: no cgroups bound its room, so seconds and memory may be hidden")
 
 
-def check_work(seed: int, room: dict, most: int) -> Iterator[Check]:
+def check_work(seed: int, room: dict, track: Track) -> Iterator[Check]:
     """Operations as logged, and as bounded by processor seconds, whatever spent them: numpy, C or torch."""
-    logged = room["train_flops"]
+    logged, most = room["train_flops"], track["train_flops"]
     yield check(
         "train-flops", logged <= most, f"seed {seed}: {logged:.6g} operations, expected {most:g} at most"
     )
-    seconds = START_SECONDS + SLOWER * most / room["speed"]
+    start = track.devices * START_SECONDS
+    seconds = start + SLOWER * most / room["speed"]
     words = (
         f"seed {seed}: {room['processor_seconds']} processor seconds, expected {seconds:.0f} at most: the "
     )
-    words += (
-        f"track's operations at a fifth of {room['speed'] / 1e9:.1f} GFLOP/s, and {START_SECONDS} to start"
-    )
+    words += f"track's operations at a fifth of {room['speed'] / 1e9:.1f} GFLOP/s, and {start} to start"
     yield check("work", room["processor_seconds"] <= seconds, words)
 
 
