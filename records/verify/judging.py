@@ -23,7 +23,7 @@ import secrets
 import statistics
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -353,8 +353,7 @@ def job_of(judging: Judging, seed: int, args: argparse.Namespace) -> PredictorJo
     room = judging.read(seed, "room")
     if sha256(artifact.read_bytes()) != room["artifact_sha256"]:
         raise VerifierError(f"{artifact}: is not what came out of the room; remove {artifact.parent}")
-    job = find_job(judging.record.path, artifact=artifact, data=args.data, second=args.second)
-    return replace(job, mode=replace(job.mode, settled=True))
+    return find_job(judging.record.path, artifact=artifact, data=args.data, second=args.second)
 
 
 def score_all(judging: Judging, args: argparse.Namespace) -> Iterator[Check]:

@@ -164,7 +164,7 @@ def run_room(
     track = record.track
     seconds = SETUP_SECONDS if 0 < steps < TO_THE_END else SETUP_SECONDS + track["train_seconds"]
     limits = Limits(processor=os.cpu_count() * seconds, seconds=seconds, output=16 << 20, files=MAX_FILE)
-    mode = Mode(track["device"], settled=True, hidden=(data / "datasets",))
+    mode = Mode(track["device"], hidden=(data / "datasets",))
     for path in (work, *work.rglob("*")):
         os.chown(path, sandbox_user() or -1, -1)
     inside = {"work": work, "tokenizer.model": tokenizer_path(track, data, record.path)}
