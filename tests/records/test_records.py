@@ -700,19 +700,29 @@ def test_links_in_what_a_run_left_lead_nowhere(tmp_path):
 
 @pytest.fixture(scope="module")
 def forge(kit, tmp_path_factory):
-    return Forge(tmp_path_factory.mktemp("forge"), kit.records / TRACK)
+    """Pull requests to a track of one seed, without a second text, which a runner would not have."""
+    track = tmp_path_factory.mktemp("track") / TRACK
+    track.mkdir()
+    shutil.copy(kit.records / TRACK / "track.json", track)
+    edit_json(track / "track.json", lambda v: v.update(seeds=[1]) or v["dataset"].update(second=None))
+    return Forge(tmp_path_factory.mktemp("forge"), track)
 
 
 @slow
 @sandboxed
 def test_a_pull_request_with_a_good_record_passes(kit, forge):
+    """And the judge's trial ranks it, if the runner has cgroups; else it says that they are missing."""
     hub = forge.reset()
     folder = f"records/{TRACK}/{NAME}"
-    verdict = hub.judge(lambda root: shutil.copytree(kit.good, root / folder), kit.data, retrain="true")
-    assert verdict.code == 0, verdict.out
-    assert verdict.summary.startswith(f"`{folder}` passes.\n")
+    verdict = hub.judge(lambda root: shutil.copytree(kit.good, root / folder), kit.data, label="true")
+    assert verdict.summary.startswith(f"`{folder}` passes. "), verdict.out
     passed = set(re.findall("^PASS ([a-z-]+):", verdict.summary, re.MULTILINE))
-    assert {"score", "proof", "sandbox", "retrained", "counted"} <= passed
+    assert {"score", "proof", "sandbox"} <= passed
+    if cgroups.find() is None:
+        assert verdict.code == 1 and "verdict: not judged (limits: no cgroups" in verdict.summary
+    else:
+        assert verdict.code == 0 and "verdict: ranked\n" in verdict.summary and "room" in passed, verdict.out
+    assert not hub.git(hub.runner, "status", "--short", f"records/{TRACK}/judgings.jsonl")
 
 
 @slow
