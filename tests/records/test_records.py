@@ -29,6 +29,7 @@ from records import freeze, judge
 from records.archive import submission, verdicts
 from records.archive.checks import check
 from records.archive.folders import pack, record_folders
+from records.archive.judgings import Draw, record_draw
 from records.archive.record import Record
 from records.archive.tracks import load_track
 from records.board import __main__ as board
@@ -804,12 +805,15 @@ def test_the_board_shows_what_was_verified(kit, tmp_path):
     assert "| 1 | [Good]" not in text and "by Bob (" in text, "a seed of its own gives no rank"
     judged = {"judged": {"seeds": {"77": {"score": 1.25}, "78": {"score": 1.75}}}}
     found = verdicts.Finding("ranked", verdicts.ON_ROOMS, more=judged)
-    assert verdicts.write_finding(folder, found, "Bob", "0123abcd", {"judgings": {"folder": 2, "track": 9}})
+    assert verdicts.write_finding(folder, found, "Bob", "0123abcd")
+    for name, seeds in ((NAME, (75, 76)), ("2025-11-20_Gone", (1, 2)), (NAME, (77, 78))):
+        record_draw(tmp_path / TRACK, Draw(name, name, "t", "0123abcd", "2025-11-22", "Bob", seeds))
     board.main(["--records", str(tmp_path)])
     text = (tmp_path / "README.md").read_text()
     assert "| 1 | [Good]" in text and "| 1.5000 ± " in text, "the scores of the rooms"
     assert "by referee 0123abcd; seeds 77, 78 on " in text
-    assert "; judging 2 of this folder, 9 on the track so far" in text
+    assert "; judging 2 of 2 of this folder" in text
+    assert "; judgings so far: 3, of folders: 2\n" in text, "also of what is gone"
     for name, stale in (("README.md", False), ("submission.json", True)):
         edit(folder / name, ("nothing", "something"))
         board.main(["--records", str(tmp_path)])
