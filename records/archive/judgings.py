@@ -59,7 +59,7 @@ def record_draw(folder: Path, draw: Draw) -> None:
 
 
 def number_of(draws: Iterable[Draw], name: str, digest: str, seeds: tuple[int, ...]) -> int:
-    """The how many-th judging of a folder these seeds were drawn for; the next one if for none."""
+    """The place of a judging among those of its folder, from 1; of the next one if it is not recorded."""
     its = (draw for draw in draws if draw.is_of(name, digest))
     before = itertools.takewhile(lambda draw: draw.seeds != seeds, its)
     return 1 + sum(1 for _ in before)

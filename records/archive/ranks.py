@@ -23,7 +23,7 @@ class Rival:
     record: Record
     scores: list[float]
     machine: dict  # that they came from
-    judging: int | None  # the how many-th of its folder; None: an earlier referee passed it
+    judging: int | None  # its place among those of the folder; None: an earlier referee passed it
 
     @property
     def name(self) -> str:
@@ -59,7 +59,7 @@ class Gain:
 
 
 def gain_over(rival: Rival, scores: list[float], track: Track, judging: int = 1) -> Gain:
-    """What scores gain over a rival's. `judging`: the how many-th of the folder; each try is paid for."""
+    """What scores gain over a rival's. `judging`: its place among those of the folder."""
     bpb = rival.mean - statistics.fmean(scores)
     p = p_below(scores, rival.scores)
     return Gain(bpb, p, track["min_gain_bpb"], track["alpha"] / judging)
@@ -77,12 +77,13 @@ def judged_seeds(verdict: dict) -> tuple[int, ...]:
 
 def standing(record: Record, verdict: dict, draws: Sequence[Draw]) -> Rival | None:
     """The record and the scores that count, if it passed, did not change, and nobody doubts it."""
-    word = verdict.get("verdict")
-    if not (word == "ranked" or (word == "pass" and RETRAINED in verdict)) or verdict.get("disputed"):
+    judged = verdict.get("verdict") == "ranked"
+    earlier = verdict.get("verdict") == "pass" and RETRAINED in verdict
+    if not (judged or earlier) or verdict.get("disputed"):
         return None
     if record.submission.get("claim") == "none" or verdict["sha256"] != folder_sha256(record.path):
         return None
-    if word == "pass":
+    if earlier:
         return Rival(record, [*record.scores.values()], record.machine, None)
     number = number_of(draws, record.name, verdict["sha256"], judged_seeds(verdict))
     return Rival(record, judged_scores(verdict), verdict.get("machine", {}), number)
@@ -93,8 +94,8 @@ def best_before(track: Track, name: str) -> Rival | None:
     verdicts = read_verdicts(track.folder)
     draws = read_draws(track.folder)
     best = None
-    for folder in track.records:
-        its = standing(Record(folder), verdicts.get(folder.name, {}), draws) if folder.name < name else None
+    for folder in (folder for folder in track.records if folder.name < name):
+        its = standing(Record(folder), verdicts.get(folder.name, {}), draws)
         if its and its.ranks_after(best) and (best is None or its.mean < best.mean):
             best = its
     return best

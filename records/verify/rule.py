@@ -26,7 +26,7 @@ class Evidence:
     """What came out of a judging's rooms: all that a rank rests on, beside the script."""
 
     seeds: dict[str, dict]  # of each what a verdict keeps
-    judging: int  # the how many-th of its folder
+    judging: int  # its place among those of the folder, each of which is paid for
     referee: str  # its version, as the rooms were judged
     track: str  # sha256 of the rules then
     machine: dict[str, str]
