@@ -49,6 +49,8 @@ def work(args: argparse.Namespace) -> int:
         record = record.resolve()
         track = load_track(record.parent)
         options = ["--data", str(args.data.absolute()), *(["--trust"] if args.trust else [])]
+        if args.artifact:
+            options += ["--artifact", str(args.artifact.absolute())]
         made = make_excerpt(record, options)
         path = track.folder / FILE
         kept = read_json(path) if path.exists() else {}
@@ -63,6 +65,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(prog="python -m records.excerpts", description=__doc__.splitlines()[0])
     parser.add_argument("records", nargs="+", type=Path, metavar="RECORD", help="a record's folder")
     parser.add_argument("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/")
+    about = "of the record, where its folder holds none"
+    parser.add_argument("--artifact", type=Path, help=about)
     parser.add_argument("--trust", action="store_true", help="run the record without a sandbox")
     return parser.parse_args(argv)
 

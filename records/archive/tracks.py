@@ -59,6 +59,11 @@ class Track:
         return self.rules["dataset"] | self.vocabulary
 
     @property
+    def devices(self) -> int:
+        """How many devices its machine has, each with a process of its own."""
+        return self.rules.get("devices", 1)
+
+    @property
     def counts_flops(self) -> bool:
         """Whether the track limits operations; else it limits seconds on one kind of machine."""
         return "train_flops" in self.rules
@@ -127,7 +132,7 @@ def read_yardsticks(track: Track) -> list[Yardstick]:
     if not path.exists():
         return []
     kept = read_json(path)
-    mend = f"python -m records.yardsticks {shown(track.folder)} --write"
+    mend = f"python -m records.tracks yardsticks {shown(track.folder)} --write"
     found, expected = kept.get("val_sha256"), track.dataset["val_sha256"]
     if expected not in (None, found):
         raise DataError(f"{path}: measured a text of sha256 {found}, the track's is {expected}: {mend}")

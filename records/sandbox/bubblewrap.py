@@ -180,6 +180,7 @@ def system() -> list[str]:
     """Options for libraries, the C++ compiler and Python itself."""
     python = python_parts()
     seen = ["/usr/bin", "/usr/include", *map(str, libraries()), "/etc/ld.so.cache", "/etc/alternatives"]
+    seen += map(str, sorted(Path("/usr/sbin").glob("ldconfig*")))  # triton asks it where libcuda is
     seen += ["/sys/devices/system/cpu", "/sys/devices/system/node"]
     links = []
     for path in (*map(Path, ("/usr/lib64", "/bin", "/sbin", "/lib", "/lib64")), *python):

@@ -21,7 +21,7 @@ from records.sandbox.cgroups import Group
 from records.sandbox.inside import worker
 from records.sandbox.limits import Limits, NoSandbox, Watchdog, kill
 
-MAX_FILES = 256  # open at once
+MAX_FILES = 1024  # that a process has open at once: as many as most systems allow
 MAX_ANSWER = 1 << 28  # bytes of logits
 
 
@@ -53,7 +53,7 @@ ALONE = {
 
 
 def environment(mode: Mode) -> dict[str, str]:
-    """The process's environment: nothing of the caller's but the number of threads."""
+    """The process's environment: nothing of the caller's but the number of threads and the choice of GPUs."""
     variables = {
         "PATH": "/usr/bin:/bin",
         "HOME": "/tmp",
@@ -65,8 +65,9 @@ def environment(mode: Mode) -> dict[str, str]:
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         **(ALONE if mode.alone else {}),
     }
-    if "OMP_NUM_THREADS" in os.environ:
-        variables["OMP_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"]
+    for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
+        if name in os.environ:
+            variables[name] = os.environ[name]
     return variables
 
 

@@ -21,6 +21,7 @@ from records.sandbox.predictor import NoSandbox, SandboxError
 from records.verify.papers import check_papers
 from records.verify.retrain import retrain
 
+NO_ARTIFACT = skip("score", "no artifact is here; the judge scores those of its rooms")
 LOOSE, DECIMALS = 1e-4, 5.1e-9  # of a score: on another machine, and on one of the same kind
 
 
@@ -76,7 +77,11 @@ def check_by_referee(record: Record, options: argparse.Namespace) -> Iterator[Ch
         )
 
     paths = artifact_paths(record.path)
-    seeds = sorted(paths) if options.every_seed else [secrets.choice(sorted(paths))]
+    seeds = sorted(paths)
+    if not paths:
+        yield NO_ARTIFACT
+    elif not options.every_seed:
+        seeds = [secrets.choice(seeds)]
     drawn = np.random.default_rng()
     proof = True if options.proof_bytes is None else options.proof_bytes
     if proof is not True:
@@ -108,8 +113,8 @@ def verify(path: Path, options: argparse.Namespace, since: str = "") -> Iterator
         yield skip("score", words)
     elif record.track["device"] == "cuda" and not Path("/dev/nvidiactl").exists():
         yield skip("score", "the track's machine has a CUDA GPU, this one has none")
-    elif not record.artifacts:
-        yield skip("score", "no artifact is here")
+    elif not record.artifacts and options.retrain is None:
+        yield NO_ARTIFACT
     else:
         try:
             yield from check_by_referee(record, options)

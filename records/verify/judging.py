@@ -58,6 +58,7 @@ from records.verify.retrain import (
     Points,
     check_counts,
     count_again,
+    need_devices,
     private_folder,
     read_below,
     room_run,
@@ -69,7 +70,7 @@ from records.verify.version import referee_version
 
 SEEDS = 1 << 31  # numbers that a seed is drawn from
 SLOWER = 5  # a room's operations run at least at this part of the machine's speed of products
-START_SECONDS = 300  # of processors, that a room may spend beside its products: to start and to compile
+START_SECONDS = 300  # of processors, that each process of a room may take to start and to compile
 ARTIFACT = "model.ptz"
 
 
@@ -221,6 +222,7 @@ def claimed(folder: Path, wait: bool = False) -> Iterator[bool]:
 def need_everything(record: Record, data: Path, second: Path | None) -> None:
     """Raises VerifierError where something of ours is missing. No text is decoded: rooms come first."""
     track = record.track
+    need_devices(track)
     training_shards(record, data)
     folder = data / "datasets" / track.dataset["name"]
     needed = [tokenizer_path(track, data), *([second] if second else [])]
@@ -229,8 +231,6 @@ def need_everything(record: Record, data: Path, second: Path | None) -> None:
         missing.append(f"{folder}/*_val_*.bin")
     if track.dataset["second"] == "file" and second is None:
         missing.append("the second text, which --second names")
-    if track["device"] == "cuda" and not Path("/dev/nvidiactl").exists():
-        missing.append("a CUDA GPU, which the track's machine has")
     if missing:
         raise VerifierError(f"{record.path}: cannot be judged here, for want of {', '.join(missing)}")
 
@@ -310,21 +310,22 @@ def check_room(record: Record, room: dict) -> Iterator[Check]:
     text = f"{seconds:.1f} s and the step under way, expected {most:g} s at most"
     yield check("train-seconds", seconds <= most, text)
     if track.counts_flops:
-        yield from check_work(room, track["train_flops"])
+        yield from check_work(room, track)
     if room.get("counted"):
         yield note("counted", room["counted"])
 
 
-def check_work(room: dict, most: int) -> Iterator[Check]:
+def check_work(room: dict, track: Track) -> Iterator[Check]:
     """Operations as logged, and as bounded by processor seconds, whatever spent them: numpy, C or torch."""
-    logged = room["train_flops"]
+    logged, most = room["train_flops"], track["train_flops"]
     yield check("train-flops", logged <= most, f"{logged:.6g} operations, expected {most:g} at most")
-    limit = START_SECONDS + SLOWER * most / room["speed"]
+    start = track.devices * START_SECONDS
+    limit = start + SLOWER * most / room["speed"]
     yield check(
         "work",
         room["processor_seconds"] <= limit,
         f"{room['processor_seconds']} processor seconds, expected {limit:.0f} at most: the track's "
-        f"operations at a fifth of {room['speed'] / 1e9:.1f} GFLOP/s, and {START_SECONDS} to start",
+        f"operations at a fifth of {room['speed'] / 1e9:.1f} GFLOP/s, and {start} to start",
     )
 
 

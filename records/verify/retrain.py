@@ -34,7 +34,7 @@ from records.archive.checks import Check, VerifierError, check, skip
 from records.archive.folders import SCRIPT
 from records.archive.record import Record
 from records.archive.submission import ClaimedRun, cpuinfo, parse_run
-from records.archive.tracks import tokenizer_path
+from records.archive.tracks import Track, tokenizer_path
 from records.referee.scoring import Result, referee
 from records.referee.text import Text
 from records.sandbox.inside import room
@@ -58,6 +58,7 @@ MAX_METRICS = 64 << 20  # bytes of its metrics or log
 # beside our own errors, whatever numbers and names of a stranger lead to
 OF_THE_RECORD = (DataError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError)
 HEADER = 1024  # bytes of a shard before its tokens
+HOSTS = "127.0.0.1 localhost sandbox\n"  # by which a script's processes find each other
 
 
 # --- what a record wrote ----------------------------------------------------------------------------------
@@ -123,8 +124,20 @@ def settings(record: Record, seed: int, **more: str) -> dict[str, str]:
     return given | more
 
 
+def need_devices(track: Track) -> None:
+    """Raises VerifierError where this machine has fewer GPUs than the track's."""
+    here = len([*Path("/dev").glob("nvidia[0-9]*")])
+    if track["device"] == "cuda" and here < track.devices:
+        raise VerifierError(f"{track.name}: trains on {track.devices} CUDA GPUs, this machine has {here}")
+
+
 def training_shards(record: Record, data: Path) -> list[Path]:
-    """Paths of the track's training shards. Raises VerifierError if they are not here."""
+    """Paths of the track's training shards. Raises VerifierError if they are not here.
+
+    Nobody has cut the training text by a record's own tokenizer.
+    """
+    if record.own_tokenizer:
+        raise VerifierError(f"{record.path}: brings a tokenizer, and a room has the track's shards alone")
     dataset = record.track.dataset
     folder = data / "datasets" / dataset["name"]
     paths = sorted(folder.glob("*_train_*.bin"))
@@ -162,26 +175,37 @@ def run_room(
     `steps`: 0, or the number of steps whose operations are counted. Raises NoSandbox, VerifierError.
     """
     track = record.track
+    need_devices(track)
     seconds = SETUP_SECONDS if 0 < steps < TO_THE_END else SETUP_SECONDS + track["train_seconds"]
-    limits = Limits(processor=os.cpu_count() * seconds, seconds=seconds, output=16 << 20, files=MAX_FILE)
+    limits = Limits(
+        memory=track.devices * Limits.memory,
+        tasks=track.devices * Limits.tasks,
+        processor=os.cpu_count() * seconds,
+        seconds=seconds,
+        output=16 << 20,
+        files=MAX_FILE,
+    )
     mode = Mode(track["device"], hidden=(data / "datasets",))
     for path in (work, *work.rglob("*")):
         os.chown(path, sandbox_user() or -1, -1)
     inside = {"work": work, "tokenizer.model": tokenizer_path(track, data, record.path)}
     inside |= {f"data/{path.name}": path for path in training_shards(record, data)}
     with tempfile.TemporaryDirectory(prefix="bytegolf-room-") as folder:
-        stage = Path(folder)
+        stage = Path(folder, "room")
+        hosts = Path(folder, "hosts")
+        hosts.write_text(HOSTS)
         for name in ("work", "data"):
-            (stage / name).mkdir()
+            (stage / name).mkdir(parents=True)
         for name in inside.keys() - {"work"}:
             (stage / name).touch()  # what it is mounted on
         for source in (record.path / SCRIPT, Path(room.__file__)):
             shutil.copyfile(source, stage / source.name)
-        for path in (stage, *stage.rglob("*")):
+        for path in Path(folder).rglob("*"):
             path.chmod(0o755)  # whatever the caller's umask: another user reads them
         binds = [(path, f"/room/{name}", name == "work") for name, path in inside.items()]
-        binds.insert(0, (stage, "/room", False))
-        words = [os.path.abspath(sys.executable), "-I", "-B", "/room/room.py", json.dumps(given), str(steps)]
+        binds = [(stage, "/room", False), (hosts, "/etc/hosts", False), *binds]
+        what = ["count", str(steps)] if steps else ["train", str(track.devices)]
+        words = [os.path.abspath(sys.executable), "-I", "-B", "/room/room.py", json.dumps(given), *what]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         with watched(words, binds, track["imports"], mode, limits, folders=(work,), **pipes) as watchdog:
             while watchdog.process.poll() is None:
@@ -368,6 +392,8 @@ def train_whole(record: Record, seed: int, data: Path, root: Path) -> tuple[Done
     work = root / "work"
     work.mkdir()
     points = Points(work, root)
+    if not record.track.counts_flops:  # no checkpoint is needed, and none may take seconds from the run
+        return run_room(record, data, work, settings(record, seed)), points
     given = settings(record, seed, CKPT_SECONDS=str(CHECKPOINT_SECONDS))
     done = run_room(record, data, work, given, points.look)
     points.look()

@@ -91,10 +91,10 @@ def header(tokens: np.ndarray, extended: bool = True, **fields: int | bytes) -> 
     if not extended:
         return bytes(blob)
     text_bytes = fields.get("text_bytes", 0)
-    ints = {3: 0x31464C47, 4: 1, 6: BOS, 8: int(tokens.max(initial=0))}
+    ints = {3: 0x31464C47, 4: 1, 6: BOS, 7: int((tokens == BOS).sum()), 8: int(tokens.max(initial=0))}
     ints |= {9: text_bytes % 2**32, 10: text_bytes >> 32}
     ints |= {11: zlib.crc32(tokens.astype("<u2").tobytes())}
-    ints |= {place: fields.get(name, 0) for name, place in PLACES.items()}
+    ints |= {place: fields.get(name, ints.get(place, 0)) for name, place in PLACES.items()}
     for place, value in ints.items():
         struct.pack_into("<I", blob, 4 * place, value)
     blob[64:96] = fields.get("tokenizer", bytes(32))
@@ -172,7 +172,7 @@ def make_corpus(
         groups = [list(group) for group in np.array_split(np.array(texts, object), shards)]
         parts = [encode_documents(made.tokenizer, group) for group in groups]
         sizes = [sum(len(text.encode()) for text in group) for group in groups]
-        write_shards(folder, split, parts, **{"documents": count, "text_bytes": sizes} | fields)
+        write_shards(folder, split, parts, **{"text_bytes": sizes} | fields)
         made.texts[split] = texts
         made.tokens[split] = np.concatenate(parts)
     return made

@@ -169,8 +169,6 @@ class Author:
 
         def open_up(rules: dict) -> None:
             rules["dataset"]["tokenizer_policy"] = "own"
-            for one in rules["dataset"]["vocabularies"]:
-                one.update(logged_val_sha256=None, logged_train_sha256=None)
 
         edit_json(self.track / "track.json", open_up)
 

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from records import excerpts
+from records.archive.checks import VerifierError
 from records.archive.record import Record
 from records.archive.tracks import load_track
 from records.archive.verdicts import folder_sha256
 from records.board.excerpts import read_excerpts
 from records.verify import __main__ as verify
+from records.verify.retrain import training_shards
 from records.verify.version import referee_version
 from tests.kit import helpers, record_kit
 from tests.kit.data_kit import call
@@ -121,6 +123,8 @@ def test_a_tokenizer_of_one_s_own_cuts_the_text_and_counts_as_bytes(tmp_path):
     assert record.runs[1].value("val_bytes") == author.corpus.val_bytes()
     close = pytest.approx(record.runs[1].value("val_bpb"), abs=0.1)
     assert record.scores[1] == close, "in 16 streams instead of one"
+    with pytest.raises(VerifierError, match="a room has the track's shards alone"):
+        training_shards(record, author.data)
     record_kit.edit(
         author.track / "track.json", ('"tokenizer_policy": "own"', '"tokenizer_policy": "provided"')
     )

@@ -1,13 +1,15 @@
 """Runs inside the sealed room: a record's script, as it is or while torch counts its operations.
 
-    python room.py SETTINGS 0        become the script, in the folder /room/work
-    python room.py SETTINGS STEPS    count until so many steps were logged; write what was counted to COUNTS
+    python room.py SETTINGS train DEVICES    run it in the folder /room/work, a process for each device
+    python room.py SETTINGS count STEPS      count until so many steps were logged, in one process; write what
+                                             was counted to COUNTS
 
 SETTINGS is the script's environment as a JSON object. records/verify/retrain.py starts it. What is written
 here is as honest as the script that runs in the same process.
 """
 
 import json
+import logging
 import os
 import runpy
 import sys
@@ -16,6 +18,20 @@ SCRIPT = "/room/train_gpt.py"
 COUNTS = "counts.json"  # {"readings": [[bytes of METRICS so far, operations so far]...], "total", "ended"}
 METRICS = "metrics.jsonl"
 BEFORE = 3  # lines that may be logged before the first step
+
+
+def train(devices: int) -> None:
+    """Become the script; with several devices, let torchrun start it and end as it does."""
+    if devices == 1:
+        os.execv(sys.executable, [sys.executable, SCRIPT])
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    logging.disable(logging.ERROR)  # the last words are to be the script's own, and torchrun adds pages
+    try:
+        run.main(["--standalone", f"--nproc_per_node={devices}", SCRIPT])
+    except ChildFailedError:
+        sys.exit(1)
 
 
 def count(steps: int) -> None:
@@ -53,6 +69,4 @@ def count(steps: int) -> None:
 if __name__ == "__main__":
     os.environ.update(json.loads(sys.argv[1]))
     os.chdir("/room/work")
-    if sys.argv[2] == "0":
-        os.execv(sys.executable, [sys.executable, SCRIPT])
-    count(int(sys.argv[2]))
+    {"train": train, "count": count}[sys.argv[2]](int(sys.argv[3]))
