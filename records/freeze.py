@@ -1,7 +1,7 @@
 """Make a record's folder from the run directories of its seeds.
 
     python -m records.freeze logs/RUN... --track track_floppy --name NAME --author WHO \\
-        --what "what changed" --why "why it helps" [--beats FOLDER] [--claim record|none]
+        --what "what changed" --why "why it helps" [--claim record|none]
 
 Script, logs and artifacts are copied byte for byte, metrics are packed by gzip, and the referee scores every
 artifact. A folder that records.verify would fail on its papers is not made.
@@ -37,7 +37,6 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--what", type=utf8, required=True, help="what changed, in a sentence or two")
     add("--why", type=utf8, required=True, help="why it helps")
     add("--claim", choices=["record", "none"], default="record")
-    add("--beats", metavar="FOLDER", help="record that it beats (default: none was there)")
     add("--date", default=datetime.date.today().isoformat(), help="(default: today)")
     add("--script", type=Path, default=REPO / SCRIPT, help="as it ran")
     add("--tokenizer", type=Path, help="the record's own, where the track allows one")

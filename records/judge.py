@@ -1,11 +1,11 @@
 """Judge a record: fresh seeds are drawn and trained in sealed rooms, and what comes out of them is scored.
 
-    python -m records.judge records/<track>/<folder> [--write]
+    python -m records.judge records/<track>/<folder> --write    the judging is counted, its verdict kept
+    python -m records.judge records/<track>/<folder>            a trial, of which no verdict can be kept
 
 The verdict is `ranked` where their scores are a record by the track's rule, `holds` for a record that
 claims nothing, `fails` with the checks that failed, or `not judged` with the reasons. A judging that was
-stopped goes on when the same command is given again. --again begins another one of the same folder; each is
-counted.
+stopped goes on when the same command is given again. --again begins another one of the same folder.
 
 Exit code 0 if the verdict is `ranked` or `holds`, 1 for any other. 2 and 3 say that the judging itself cannot
 be done: then there is no verdict.
@@ -38,8 +38,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--work", type=Path, default=WORK, help=work)
     add("--again", action="store_true", help="judge once more what was judged already, with other seeds")
     add("--read-by", type=utf8, metavar="NAME", help="who has read the script, where its code grew much")
-    add("--write", action="store_true", help="keep the verdict for records.board")
-    add("--by", type=utf8, help="with --write: who judged (default: git's user.name)")
+    add("--write", action="store_true", help="record the seeds before they are trained, and the verdict")
+    add("--by", type=utf8, default=who(), help="with --write: who judges (default: git's user.name)")
     return parser.parse_args(argv)
 
 
@@ -52,11 +52,10 @@ def work(args: argparse.Namespace) -> int:
         for line in judge.lines():
             print(line, flush=True)
     print(f"verdict: {printable(judge.finding.words)}")
-    if args.write:
-        tries = {"judgings": judge.tries} if judge.tries else {}
-        by = args.by or who()
-        if not write_finding(args.record, judge.finding, by, referee_version(), tries):
-            print("the verdict that is kept rests on more, and stays")
+    if not args.write:
+        print("this verdict is not kept, since --write was not given")
+    elif not write_finding(args.record, judge.finding, args.by, referee_version()):
+        print("the verdict that is kept rests on more, and stays")
     return 0 if judge.finding.verdict in PASSED else 1
 
 

@@ -1,11 +1,11 @@
 """Judge the record that a pull request adds, with the referee of the base branch, which is checked out.
 
     PYTHONPATH=. HEAD=<commit> python .github/scripts/pull_request.py find
-    PYTHONPATH=. FOLDER=<folder> RETRAIN=true|false python .github/scripts/pull_request.py judge
+    PYTHONPATH=. FOLDER=<folder> JUDGE=true|false python .github/scripts/pull_request.py judge
 
-`find` puts the record's files into the checkout and gives GitHub the folder; `judge` verifies that folder.
-Both read a stranger's files as data, and only the referee's sandbox runs any of them. Exit code 3 if the pull
-request is refused, else that of records.verify.
+`find` puts the record's files into the checkout and gives GitHub the folder; `judge` verifies that folder,
+and judges it where JUDGE says so. Both read a stranger's files as data, and only the referee's sandbox runs
+any of them. Exit code 3 if the pull request is refused, else that of the last command that ran.
 """
 
 import os
@@ -95,26 +95,31 @@ def find() -> int:
     return 0
 
 
-def judge() -> int:
-    """Verify the folder, and pass on each line. Raises DataError."""
-    folder = Path(os.environ["FOLDER"])
-    command = [sys.executable, "-m", "records.verify", str(folder)]
-    if os.environ.get("RETRAIN") == "true":
-        command += ["--retrain", "any"]
+def run(command: str, folder: Path, lines: list[str]) -> int:
+    """Run records.verify or records.judge, and pass on each line; its exit code."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    lines = []
-    with subprocess.Popen(command, text=True, encoding="utf-8", errors="replace", **pipes) as process:
+    words = [sys.executable, "-m", command, str(folder)]
+    with subprocess.Popen(words, text=True, encoding="utf-8", errors="replace", **pipes) as process:
         for line in process.stdout:
             lines.append(printable(line.rstrip("\n")))
             print(lines[-1], flush=True)
-    scored = any(line.startswith("PASS score: ") for line in lines)
-    passed = "passes." if scored else "passes on paper; it could not be scored here."
-    words = {0: passed, 1: "fails."}
-    summarise(
-        f"`{folder}` {words.get(process.returncode, 'could not be verified, for no fault of its own.')}",
-        lines,
-    )
     return process.returncode
+
+
+def judge() -> int:
+    """Verify the folder, and judge it if it is asked for and passes. Raises DataError."""
+    folder = Path(os.environ["FOLDER"])
+    lines = []
+    code = run("records.verify", folder, lines)
+    scored = any(line.startswith("PASS score: ") for line in lines)
+    words = {0: "passes." if scored else "passes on paper; it could not be scored here.", 1: "fails."}
+    said = words.get(code, "could not be verified, for no fault of its own.")
+    if code == 0 and os.environ["JUDGE"] == "true":
+        code = run("records.judge", folder, lines)
+        words = {0: "So does the judge's trial.", 1: "The judge's trial does not."}
+        said += " " + words.get(code, "It could not be judged, for no fault of its own.")
+    summarise(f"`{folder}` {said}", lines)
+    return code
 
 
 def main() -> int:

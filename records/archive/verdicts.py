@@ -63,7 +63,7 @@ class Finding:
     evidence: int
     failed: list[str] = field(default_factory=list)
     left: dict[str, str] = field(default_factory=dict)  # what could not be done, and why
-    more: dict = field(default_factory=dict)  # of the judge: seeds, scores, gain
+    more: dict = field(default_factory=dict)  # of the judge: seeds, scores, gain, and who had these
 
     @property
     def words(self) -> str:
@@ -134,18 +134,16 @@ def today() -> str:
 
 
 def kept_words(before: dict, digest: str) -> dict:
-    """What stays of the verdict before: what people wrote, and how often the same folder was judged."""
-    kept = {key: before[key] for key in ("disputed",) if key in before}
-    if before.get("sha256") == digest:
-        kept |= {key: before[key] for key in ("judgings", RETRAINED) if key in before}
-    return kept
+    """What stays of the verdict before: what people wrote, and of the same folder, who trained it again."""
+    keys = ("disputed", RETRAINED) if before.get("sha256") == digest else ("disputed",)
+    return {key: before[key] for key in keys if key in before}
 
 
 def write_finding(folder: Path, found: Finding, by: str, referee: str, more: dict | None = None) -> bool:
     """Keep a finding beside those on other folders; what people wrote under 'disputed' stays.
 
     False where a stronger verdict on the same folder stands, which stays. `by`: who did it; `referee`: its
-    version; `more`: what else the entry gets, as how often it was judged, whichever verdict stays.
+    version; `more`: what else the entry gets, whichever verdict stays.
     """
     track = folder.resolve().parent
     verdicts = read_verdicts(track)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from data.command import DataError
-from records.archive.ranks import best_before, has_rank, judged_scores
+from records.archive.judgings import Draw, number_of, read_draws
+from records.archive.ranks import Rival, best_before, judged_scores, judged_seeds, standing
 from records.archive.record import Record
 from records.archive.tracks import Track, schema_errors
 from records.archive.verdicts import FAILED, PASSED, folder_sha256, read_verdicts
@@ -31,6 +32,7 @@ class Entry:
 
     record: Record
     verdict: dict
+    draws: tuple[Draw, ...] = ()  # all judgings of the track
 
     @cached_property
     def sha256(self) -> str:
@@ -75,14 +77,20 @@ class Entry:
         half = self.half
         return f"{self.mean:.4f}" + (f" ± {half:.4f}" if half is not None else "")
 
-    @property
+    @cached_property
+    def rival(self) -> Rival | None:
+        """The best record before it."""
+        return best_before(self.record.track, self.record.name)
+
+    @cached_property
     def kind(self) -> str:
         """Which table it stands in, one of KINDS."""
-        if self.verdict.get("disputed") or self.state in (*FAILED, "stale"):
+        its = standing(self.record, self.verdict, self.draws)
+        if its and its.ranks_after(self.rival):
+            return "records"
+        if self.verdict.get("disputed") or self.state in (*FAILED, "stale") or its:
             return "disputed"
-        if self.record.field("claim") == "none" or self.state not in PASSED:
-            return "others"
-        return "records" if has_rank(self.record, self.verdict) else "waiting"
+        return "others" if self.record.field("claim") == "none" or self.state not in PASSED else "waiting"
 
     @property
     def scores(self) -> list[float]:
@@ -96,11 +104,8 @@ class Entry:
 
     @property
     def beats(self) -> str:
-        """The best record before it; where it was never judged, what it says itself."""
-        if self.state != "ranked":
-            return self.record.field("beats") or ""
-        rival = best_before(self.record.track, self.record.name)
-        return rival.name if rival else ""
+        """The record that it took the first place from, if it has a rank."""
+        return self.rival.name if self.rival and self.kind == "records" else ""
 
     @property
     def words(self) -> str:
@@ -125,31 +130,45 @@ class Entry:
 
     @property
     def words_of_the_judge(self) -> str:
-        """Gain and seeds of the judging, and how many there were."""
+        """Gain and seeds of the judging, and how many there were of this folder."""
         its = self.verdict.get("judged") or {}
         text = ""
         if "gain" in its:
             text += f"; {its['gain']:.4f} below {its['beats']}, p {its['p']:.2g}"
+        if self.state == "ranked" and self.kind == "disputed" and self.rival:
+            text += f"; too little below {self.rival.name}, which stands before it now"
         if its and self.state == "ranked":
             text += f"; seeds {', '.join(its['seeds'])} on {self.verdict['machine']['processor']}"
-        if tries := self.verdict.get("judgings"):
-            text += f"; judging {tries['folder']} of this folder, {tries['track']} on the track so far"
+        total = sum(draw.is_of(self.name, self.sha256) for draw in self.draws)
+        if its:
+            number = number_of(self.draws, self.name, self.verdict["sha256"], judged_seeds(self.verdict))
+            text += f"; judging {number} of {max(number, total)} of this folder"
+        elif total:
+            text += f"; judgings without a verdict: {total}"
         return text
 
 
 def load_entries(track: Track) -> list[Entry]:
     """All folders of a track, the best first. Raises DataError."""
     verdicts = read_verdicts(track.folder)
+    draws = tuple(read_draws(track.folder))
     entries = []
     for folder in track.records:
         record = Record(folder)
         if errors := schema_errors(record.submission, "submission"):
             raise DataError(f"{folder / 'submission.json'}: {errors[0]}")
-        entries.append(Entry(record, verdicts.get(folder.name, {})))
+        entries.append(Entry(record, verdicts.get(folder.name, {}), draws))
     unknown = sorted(verdicts.keys() - {folder.name for folder in track.records})
     if unknown:
         raise DataError(f"{track.folder / 'verdicts.json'}: speaks of {unknown[0]}, which is no folder")
     return sorted(entries, key=lambda entry: entry.mean)
+
+
+def words_of_judgings(track: Track) -> str:
+    """How many judgings there were on a track, also of folders that are gone; empty before the first."""
+    draws = read_draws(track.folder)
+    folders = {draw.folder for draw in draws}
+    return f"judgings so far: {len(draws)}, of folders: {len(folders)}" if draws else ""
 
 
 def path_to_best(entries: list[Entry]) -> list[Entry]:

@@ -15,13 +15,13 @@ from records.archive.metrics import Metrics, find_runs
 from records.archive.tracks import Track, Yardstick, read_yardsticks
 from records.board.curves import Curves, curves_of, stall_rows
 from records.board.documents import PROGRAM, TEMPLATES, markdown, program, render
-from records.board.entries import KINDS, Entry, load_entries
+from records.board.entries import KINDS, Entry, load_entries, words_of_judgings
 from records.board.excerpts import read_excerpts
 from records.board.ladder import named, over_bytes, over_time, points
 
 KIND_WORDS = {
     "records": "record",
-    "waiting": "not retrained yet",
+    "waiting": "not judged yet",
     "others": "not scored again yet",
     "disputed": "disputed",
 }
@@ -156,7 +156,7 @@ def track_section(track: Track, entries: list[Entry]) -> tuple[dict, dict]:
     shown = {
         "name": name,
         "title": track["title"],
-        "limits": limits(track),
+        "facts": "; ".join(filter(None, (limits(track), words_of_judgings(track)))),
         "rows": board_rows(entries),
         "yardsticks": yardstick_rows(yardsticks),
     }

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from records.archive.tracks import Track, Yardstick
-from records.board.entries import Entry, best_and_path
+from records.board.entries import Entry, best_and_path, words_of_judgings
 
 ESCAPED = {sign: "\\" + sign for sign in "\\`*_[]|#!"} | {"<": "&lt;", ">": "&gt;"}
 COLUMNS = (
@@ -74,7 +74,8 @@ def tables(track: Track, entries: list[Entry]) -> str:
     """A track and its records."""
     flops = f"{track['train_flops']:.0e} operations in " if track.counts_flops else ""
     limits = f"{flops}{track['train_seconds']:g} s at most, {track['budget_bytes']:,} bytes"
-    parts = [f"### {track['title']} (`{track.name}`)\n\n{track['hardware']}; {limits}\n\n"]
+    facts = "; ".join(filter(None, (track["hardware"], limits, words_of_judgings(track))))
+    parts = [f"### {track['title']} (`{track.name}`)\n\n{facts}\n\n"]
     for kind, title in TITLES.items():
         chosen = [entry for entry in entries if entry.kind == kind]
         if chosen:

@@ -171,7 +171,7 @@ def find_job(
         script,
         artifacts[0],
         tokenizer,
-        Mode(device or rules["device"], trust, alone, hidden),
+        Mode(device or rules["device"], trust, alone, hidden=hidden),
         Limits(processor=seconds, seconds=2 * seconds, answer=seconds / 2),
         slow,
         second,

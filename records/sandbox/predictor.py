@@ -40,7 +40,6 @@ class Mode:
     device: str = "cpu"
     trust: bool = False  # without a sandbox
     alone: bool = False  # it is fed one stream only
-    settled: bool = False  # the pages of all that it sees are read in first, for what decides a rank
     hidden: tuple[Path, ...] = ()  # what no bind may show, beside the repository and its data
 
 
@@ -129,11 +128,9 @@ def launch(
     `pipes` are Popen's stdin, stdout and stderr. Raises NoSandbox.
     """
     binds = list(binds)
-    if mode.settled and not mode.trust:
-        seen = [outside for outside, _, writable in binds if not writable]
-        pages.settle([*bubblewrap.system(), *bubblewrap.packages(imports)], seen)
     with memory_file() as filters:
         prefix = [] if mode.trust else confined(binds, imports, mode, limits, filters)
+        pages.settle(prefix, [outside for outside, _, _ in binds])
         return subprocess.Popen(
             [*(group.words() if group else []), *prefix, *words],
             bufsize=0,

@@ -132,7 +132,6 @@ def freeze(args: argparse.Namespace) -> Path:
         "dataset": named_dataset(sources[0]),
         "author": args.author,
         "claim": args.claim,
-        "beats": args.beats,
         "what_changed": args.what,
         "why": args.why,
         "scored_on": this_machine(),

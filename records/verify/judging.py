@@ -1,8 +1,8 @@
 """The judge: a rank rests on what the referee trained itself.
 
 1. The folder's digest is taken, and its papers are checked.
-2. As many seeds as the track asks for are drawn from the system's randomness, and written down before any of
-   them is trained, so that nobody draws again until lucky.
+2. As many seeds as the track asks for are drawn from the system's randomness, and recorded in the track's
+   folder before any of them is trained. So every try is counted, and nobody draws again until lucky.
 3. Each seed is trained in a sealed room. All rooms come before the referee decodes the text or runs a
    predictor.
 4. The rooms' artifacts are scored and proven, and their scores are held against the judged scores of the best
@@ -11,8 +11,9 @@
 Nothing that a submitter wrote but the script, and the settings that it ran with, enters a rank. Logs and
 artifacts are claims: whether their scores lie where the judged ones do is reported, and decides nothing.
 
-A judging goes on where it was stopped, a seed at a time. Several machines that share the work folder take a
-seed each.
+A judging goes on where it was stopped, a seed at a time. Several machines that share repository and work
+folder take a seed each. Where another record before it stands later, the rule is applied once more to the
+scores that the verdict keeps.
 """
 
 import argparse
@@ -20,11 +21,8 @@ import contextlib
 import fcntl
 import json
 import secrets
-import statistics
-import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -32,9 +30,9 @@ import numpy as np
 from data.command import DataError
 from data.files import read_json, sha256, write_whole
 from records.archive.checks import Check, VerifierError, check, note, skip
-from records.archive.ranks import Rival, best_before, gain_over
+from records.archive.judgings import Draw, number_of, read_draws, record_draw
+from records.archive.ranks import Rival, best_before
 from records.archive.record import Record
-from records.archive.statistics import p_apart
 from records.archive.submission import this_machine
 from records.archive.tracks import Track, tokenizer_path
 from records.archive.verdicts import (
@@ -48,8 +46,8 @@ from records.archive.verdicts import (
 )
 from records.referee.scoring import Result, referee
 from records.referee.text import Text, validation_text
+from records.sandbox import cgroups
 from records.sandbox.jobs import PredictorJob, find_job, processor_speed
-from records.sandbox.limits import WATCHDOG
 from records.sandbox.predictor import SandboxError
 from records.verify.claims import owner_of
 from records.verify.papers import check_papers, seconds_before_last_step
@@ -67,12 +65,12 @@ from records.verify.retrain import (
     train_whole,
     training_shards,
 )
+from records.verify.rule import Evidence, check_code, check_rank, compare_claims, kept_evidence, kept_fields
 from records.verify.version import referee_version
 
 SEEDS = 1 << 31  # numbers that a seed is drawn from
 SLOWER = 5  # a room's operations run at least at this part of the machine's speed of products
 START_SECONDS = 300  # of processors, that each process of a room may take to start and to compile
-MORE_CODE = 4096  # bytes at zlib level 9 that code may grow by before a person has read it
 ARTIFACT = "model.ptz"
 
 
@@ -81,25 +79,33 @@ ARTIFACT = "model.ptz"
 
 @dataclass(frozen=True)
 class Judging:
-    """One judging of one state of a folder: the seeds that were drawn, and what came of each so far."""
+    """One judging of one state of a folder, and what came of each of its seeds so far."""
 
     record: Record
-    folder: Path
-    drawn: dict
+    home: Path  # of all judgings of the folder
+    draw: Draw
 
     @property
-    def seeds(self) -> list[int]:
-        return self.drawn["seeds"]
+    def folder(self) -> Path:
+        return self.home / str(self.seeds[0])
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return self.draw.seeds
 
     @property
     def track(self) -> Track:
         return self.record.track
 
-    @cached_property
-    def tries(self) -> dict[str, int]:
-        """How often this folder was judged, this time included, and folders of this track in all."""
-        all_of_them = self.folder.parents[2].glob(f"{self.track.name}_*/*/*/draw.json")
-        return {"folder": self.drawn["number"], "track": sum(1 for _ in all_of_them)}
+    @property
+    def obstacle(self) -> str:
+        """Why it cannot go on; empty where it can."""
+        now = versions(self.record)
+        words = {"sha256": "the folder has", "track": "the track's rules have", "referee": "the referee has"}
+        changed = [words[name] for name in now if now[name] != getattr(self.draw, name)]
+        if changed:
+            return f"{changed[0]} changed"
+        return "" if self.folder.is_dir() else f"{self.folder} is not here"
 
     def place(self, seed: int) -> Path:
         return self.folder / f"seed{seed}"
@@ -110,7 +116,8 @@ class Judging:
         return read_json(path) if path.exists() else None
 
     def write(self, seed: int, name: str, value: dict) -> None:
-        write_json(self.place(seed) / f"{name}.json", value)
+        text = json.dumps(value, indent=1)
+        write_whole(self.place(seed) / f"{name}.json", f"{text}\n".encode())
 
     @property
     def failed_in_room(self) -> bool:
@@ -123,64 +130,86 @@ class Judging:
 
     def check_unchanged(self) -> None:
         """Raises VerifierError if the folder is another than the one whose digest was taken."""
-        if folder_sha256(self.record.path) != self.drawn["sha256"]:
-            raise VerifierError(f"{self.record.path}: has changed while it was judged; judge it once more")
+        if folder_sha256(self.record.path) != self.draw.sha256:
+            raise VerifierError(f"{self.record.path}: has changed while it was judged; judge it --again")
+
+    def evidence(self) -> Evidence:
+        """What came of it so far."""
+        draws = read_draws(self.track.folder)
+        number = number_of(draws, self.record.name, self.draw.sha256, self.seeds)
+        seeds = {str(seed): self.found(seed) for seed in self.seeds}
+        return Evidence(seeds, number, self.draw.referee, self.draw.track, this_machine())
+
+    def found(self, seed: int) -> dict:
+        """What a verdict keeps of a seed."""
+        room = self.read(seed, "room") or {}
+        score = self.read(seed, "score") or {}
+        names = ("artifact_sha256", "artifact_bytes", "train_flops", "train_seconds", "processor", "limits")
+        its = {name: room[name] for name in names if name in room}
+        its["room_processor_seconds"] = room.get("processor_seconds")
+        if "score" in score:
+            its |= {"score": score["score"], "eval_processor_seconds": score["processor_seconds"]}
+        return its
 
 
-def write_json(path: Path, value: dict) -> None:
-    write_whole(path, f"{json.dumps(value, indent=1)}\n".encode())
+def versions(record: Record) -> dict[str, str]:
+    """The digests of folder, track and referee as they are now."""
+    track = track_sha256(record.track.folder)
+    return {"sha256": folder_sha256(record.path), "track": track, "referee": referee_version()}
 
 
-def draw_seeds(record: Record, taken: set[int]) -> list[int]:
-    """As many as the track asks for, none of which the submission or an earlier judging used."""
-    taken = taken | {*record.runs} | {*record.track["seeds"]}
-    found = []
-    while len(found) < len(record.track["seeds"]):
+def draws_of(record: Record, place: Path) -> list[Draw]:
+    """Of the judgings that a folder keeps, those of a record."""
+    return [draw for draw in read_draws(place) if draw.folder == record.name]
+
+
+def draw_seeds(record: Record, earlier: list[Draw], by: str) -> Draw:
+    """As many seeds as the track asks for, none of which the submission or an earlier judging used."""
+    wanted = record.track["seeds"]
+    taken = {*record.runs, *wanted, *(seed for draw in earlier for seed in draw.seeds)}
+    seeds = []
+    while len(seeds) < len(wanted):
         seed = secrets.randbelow(SEEDS)
         if seed not in taken:
-            found.append(seed)
+            seeds.append(seed)
             taken.add(seed)
-    return found
+    return Draw(record.name, date=today(), by=by, seeds=tuple(seeds), **versions(record))
 
 
-def earlier_judgings(record: Record, home: Path) -> list[Judging]:
-    """Those of the same state of a folder, in order."""
-    draws = sorted(home.glob("*/draw.json"), key=lambda path: int(path.parent.name))
-    return [Judging(record, path.parent, read_json(path)) for path in draws]
+def open_judging(record: Record, args: argparse.Namespace) -> Judging:
+    """The judging that was begun, or a new one whose seeds are drawn and recorded now.
 
-
-def open_judging(record: Record, work: Path, again: bool) -> Judging:
-    """The judging that was begun, or a new one whose seeds are drawn and written down now.
-
-    One that was begun must be ended before there is another, unless the referee or the track's rules have
-    changed; each is counted.
+    The draw of a trial is recorded in the work folder alone, and no verdict is kept of it. One that was begun
+    must be ended before there is another. Raises VerifierError if it cannot go on, unless another one is
+    asked for, which counts.
     """
-    digest = folder_sha256(record.path)
-    home = work / f"{record.track.name}_{record.name}" / digest[:16]
-    before = earlier_judgings(record, home)
-    now = {"sha256": digest, "track": track_sha256(record.track.folder), "referee": referee_version()}
-    if before:
-        last = before[-1]
-        same = {name: last.drawn.get(name) for name in now} == now
-        if same and not (again and last.finished):
-            return last
-    taken = {seed for judging in before for seed in judging.seeds}
-    seeds = draw_seeds(record, taken)
-    number = len(before) + 1
-    drawn = {**now, "number": number, "date": today(), "seeds": seeds, "counted": secrets.choice(seeds)}
-    folder = home / str(number)
-    folder.mkdir(parents=True)
-    write_json(folder / "draw.json", drawn)
-    return Judging(record, folder, drawn)
+    home = args.work / f"{record.track.name}_{record.name}"
+    place = record.track.folder if args.write else home
+    with claimed(home, wait=True):
+        earlier = draws_of(record, place)
+        if earlier:
+            last = Judging(record, home, earlier[-1])
+            if last.obstacle and not args.again:
+                words = f"its judging of {last.draw.date} cannot go on: {last.obstacle}"
+                raise VerifierError(f"{record.path}: {words}; --again draws other seeds, and is counted")
+            if not last.obstacle and not (args.again and last.finished):
+                return last
+        judging = Judging(record, home, draw_seeds(record, earlier, args.by))
+        judging.folder.mkdir()
+        record_draw(place, judging.draw)
+        return judging
 
 
 @contextlib.contextmanager
-def claimed(folder: Path) -> Iterator[bool]:
-    """Whether nobody else works on a seed now; it is ours until the block ends, or this process does."""
-    folder.mkdir(exist_ok=True)
+def claimed(folder: Path, wait: bool = False) -> Iterator[bool]:
+    """Whether nobody else works in a folder now; it is ours until the block ends, or this process does.
+
+    `wait`: until that is so.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             yield False
         else:
@@ -238,9 +267,9 @@ def train_seed(judging: Judging, seed: int, data: Path) -> dict:
                 room |= keep_run(judging, seed, points.work)
             except OF_THE_RECORD as error:
                 room["wrong"] = str(error)
-        if not done.code and not room["wrong"] and seed == judging.drawn["counted"]:
-            counted = judging.track.counts_flops
-            room["counted"] = count_of(record, seed, data, root, points, done) if counted else ""
+        good = not done.code and not room["wrong"]
+        if good and judging.track.counts_flops and seed == judging.seeds[0]:  # as random as any other
+            room["counted"] = count_of(record, seed, data, root, points, done)
     judging.write(seed, "room", room)
     return room
 
@@ -259,41 +288,45 @@ def keep_run(judging: Judging, seed: int, work: Path) -> dict:
     }
 
 
-def check_room(judging: Judging, seed: int, room: dict) -> Iterator[Check]:
+def of_seed(seed: int, lines: Iterable[Check]) -> Iterator[Check]:
+    """The same lines, which say whose they are."""
+    for line in lines:
+        yield replace(line, text=f"seed {seed}: {line.text}")
+
+
+def check_room(record: Record, room: dict) -> Iterator[Check]:
     """The track's limits, of a run that we watched."""
-    track = judging.track
+    track = record.track
     good = not room["code"] and not room["wrong"]
-    words = f"seed {seed}: {room['seconds']} s, {room['processor_seconds']} of processors, exit code "
-    words += f"{room['code']}, expected 0" + f": {room['wrong'] or room['said']}" * (not good)
-    yield check("room", good, words)
+    reason = "" if good else f": {room['wrong'] or room['said']}"
+    took = f"{room['seconds']} s, {room['processor_seconds']} of processors"
+    yield check("room", good, f"{took}, exit code {room['code']}, expected 0{reason}")
     if not good:
         return
-    record = judging.record
     size = room["artifact_bytes"] + track.code_size(record.script) + record.own_tokenizer
     most = track["budget_bytes"]
-    yield check("bytes", size <= most, f"seed {seed}: {size} bytes, expected {most} at most")
-    took, most = room["train_seconds"], track["train_seconds"]
-    words = f"seed {seed}: {took:.1f} s and the step under way, expected {most:g} s at most"
-    yield check("train-seconds", took <= most, words)
+    yield check("bytes", size <= most, f"{size} bytes, expected {most} at most")
+    seconds, most = room["train_seconds"], track["train_seconds"]
+    text = f"{seconds:.1f} s and the step under way, expected {most:g} s at most"
+    yield check("train-seconds", seconds <= most, text)
     if track.counts_flops:
-        yield from check_work(seed, room, track)
-    if room["limits"] == WATCHDOG:
-        yield skip("limits", f"seed {seed}: no cgroups bound its room, so seconds and memory may be hidden")
+        yield from check_work(room, track)
+    if room.get("counted"):
+        yield note("counted", room["counted"])
 
 
-def check_work(seed: int, room: dict, track: Track) -> Iterator[Check]:
+def check_work(room: dict, track: Track) -> Iterator[Check]:
     """Operations as logged, and as bounded by processor seconds, whatever spent them: numpy, C or torch."""
     logged, most = room["train_flops"], track["train_flops"]
-    yield check(
-        "train-flops", logged <= most, f"seed {seed}: {logged:.6g} operations, expected {most:g} at most"
-    )
+    yield check("train-flops", logged <= most, f"{logged:.6g} operations, expected {most:g} at most")
     start = track.devices * START_SECONDS
-    seconds = start + SLOWER * most / room["speed"]
-    words = (
-        f"seed {seed}: {room['processor_seconds']} processor seconds, expected {seconds:.0f} at most: the "
+    limit = start + SLOWER * most / room["speed"]
+    yield check(
+        "work",
+        room["processor_seconds"] <= limit,
+        f"{room['processor_seconds']} processor seconds, expected {limit:.0f} at most: the track's "
+        f"operations at a fifth of {room['speed'] / 1e9:.1f} GFLOP/s, and {start} to start",
     )
-    words += f"track's operations at a fifth of {room['speed'] / 1e9:.1f} GFLOP/s, and {start} to start"
-    yield check("work", room["processor_seconds"] <= seconds, words)
 
 
 def train_all(judging: Judging, data: Path) -> Iterator[Check]:
@@ -308,9 +341,7 @@ def train_all(judging: Judging, data: Path) -> Iterator[Check]:
             if room is None:
                 judging.check_unchanged()
                 room = train_seed(judging, seed, data)
-        yield from check_room(judging, seed, room)
-        if room.get("counted"):
-            yield note("counted", f"seed {seed}: {room['counted']}")
+        yield from of_seed(seed, check_room(judging.record, room))
         if room["code"] or room["wrong"]:
             return
     wait_for(elsewhere)
@@ -352,8 +383,7 @@ def job_of(judging: Judging, seed: int, args: argparse.Namespace) -> PredictorJo
     room = judging.read(seed, "room")
     if sha256(artifact.read_bytes()) != room["artifact_sha256"]:
         raise VerifierError(f"{artifact}: is not what came out of the room; remove {artifact.parent}")
-    job = find_job(judging.record.path, artifact=artifact, data=args.data, second=args.second)
-    return replace(job, mode=replace(job.mode, settled=True))
+    return find_job(judging.record.path, artifact=artifact, data=args.data, second=args.second)
 
 
 def score_all(judging: Judging, args: argparse.Namespace) -> Iterator[Check]:
@@ -369,136 +399,75 @@ def score_all(judging: Judging, args: argparse.Namespace) -> Iterator[Check]:
             if found is None:
                 text = text or validation_text(judging.track, args.data, judging.record.path)
                 found = score_seed(judging, seed, text, args)
-        yield from check_scored(judging, seed, found)
+        yield from of_seed(seed, check_scored(judging.track, found))
     wait_for(elsewhere)
 
 
-def check_scored(judging: Judging, seed: int, found: dict) -> Iterator[Check]:
+def check_scored(track: Track, found: dict) -> Iterator[Check]:
     """The referee's lines on a room's artifact."""
     if "score" in found:
-        yield check("score", True, f"seed {seed}: {found['score']:.8f} bits per byte of the room's artifact")
-        if found["limits"] == WATCHDOG:
-            yield skip("limits", f"seed {seed}: no cgroups bound its scoring")
-    for verdict, name, words in found["lines"]:
-        if (verdict, name) != ("SKIP", "second-text") or judging.track.dataset["second"] is not None:
-            yield Check(verdict, name, f"seed {seed}: {words}")
+        yield check("score", True, f"{found['score']:.8f} bits per byte of the room's artifact")
+    for verdict, name, text in found["lines"]:
+        if (verdict, name) != ("SKIP", "second-text") or track.dataset["second"] is not None:
+            yield Check(verdict, name, text)
 
 
 # --- the verdict ------------------------------------------------------------------------------------------
 
 
-def code_bytes(script: bytes) -> int:
-    return len(zlib.compress(script, 9))
-
-
-def check_code(record: Record, rival: Rival | None, read_by: str | None) -> Check:
-    """Much new code may hold text that was learned from nowhere: then a person reads it before it ranks."""
-    size = code_bytes(record.script)
-    before = code_bytes(rival.record.script) if rival else size
-    words = f"{size} bytes by zlib, {size - before:+} from the record before"
-    if size - before <= MORE_CODE or read_by:
-        return check("code", True, words + f"; read by {read_by}" * bool(read_by))
-    return skip("code", f"{words}, above {MORE_CODE}: whoever has read it says --read-by NAME")
-
-
-def compare_claims(record: Record, scores: list[float]) -> Check:
-    """Whether the submission's scores lie where the judged ones do: a row, not a gate."""
-    claims = [*record.scores.values()]
-    off = statistics.fmean(claims) - statistics.fmean(scores)
-    p = p_apart(claims, scores)
-    near = abs(off) <= record.track["noise_bpb"] or p >= record.track["alpha"]
-    words = f"the submission's mean {statistics.fmean(claims):.6f} lies {off:+.6f} from the judged "
-    return note(
-        "claims", words + f"{statistics.fmean(scores):.6f}, p {p:.3g}: {'alike' if near else 'NOT ALIKE'}"
-    )
-
-
-def check_rank(judging: Judging, scores: list[float], rival: Rival | None) -> Iterator[Check]:
-    """The track's rule, over the best record before it that stands now."""
-    record = judging.record
-    if record.field("claim") == "none":
-        yield note("gain", "claims nothing")
-        return
-    if rival is None:
-        yield check("gain", True, "no record stands before it, expected so or a gain over the best one")
-        return
-    machine = {name: this_machine().get(name) for name in ("processor", "gpu")}
-    theirs = {name: rival.machine.get(name) for name in machine}
-    if not judging.track.counts_flops and machine != theirs:
-        yield skip("machine", f"seconds count, and {rival.name} was judged on {theirs}, this is {machine}")
-        return
-    gain = gain_over(rival, scores, judging.track, judging.drawn["number"])
-    yield check("gain", gain.enough, f"over {rival.name}, by the judged scores of both: {gain}")
-
-
-def evidence(judging: Judging, rival: Rival | None, args: argparse.Namespace) -> dict:
-    """What the verdict keeps of a judging."""
-    seeds = {}
-    for seed in judging.seeds:
-        room = judging.read(seed, "room") or {}
-        score = judging.read(seed, "score") or {}
-        names = ("artifact_sha256", "artifact_bytes", "train_flops", "train_seconds", "processor", "limits")
-        its = {name: room[name] for name in names if name in room}
-        its["room_processor_seconds"] = room.get("processor_seconds")
-        if "score" in score:
-            its |= {"score": score["score"], "eval_processor_seconds": score["processor_seconds"]}
-        seeds[str(seed)] = its
-    scores = [its["score"] for its in seeds.values() if "score" in its]
-    judged = {"seeds": seeds, "mean": statistics.fmean(scores) if scores else None}
-    if scores and rival and judging.record.field("claim") != "none":
-        gain = gain_over(rival, scores, judging.track, judging.drawn["number"])
-        judged |= {"beats": rival.name, "gain": gain.bpb, "p": gain.p, "alpha": gain.below}
-    if args.read_by:
-        judged["read_by"] = args.read_by
-    return {"judged": judged}
-
-
-def conclude(judging: Judging, lines: list[Check], rival: Rival | None, args: argparse.Namespace) -> Finding:
-    """The verdict on what the lines say. Whatever is missing makes it `not judged`."""
-    failed = list(dict.fromkeys(line.name for line in lines if line.verdict == "FAIL"))
-    left = {line.name: line.text for line in lines if line.verdict == "SKIP"}
-    more = evidence(judging, rival, args)
-    if failed:
-        return Finding("fails", ON_ROOMS, failed, left, more)
-    if left:
-        return Finding("not judged", NOTHING, [], left, more)
-    claims_nothing = judging.record.field("claim") == "none"
-    return Finding("holds" if claims_nothing else "ranked", ON_ROOMS, [], {}, more)
-
-
 class Judge:
-    """One command's judging of a folder: its lines as they come, then `finding` and `tries`."""
+    """One command's judging of a folder: its lines as they come, then `finding`."""
 
     def __init__(self, path: Path, args: argparse.Namespace):
         self.record = Record(path)
         self.args = args
         self.said: list[Check] = []
+        self.evidence: Evidence | None = None
+        self.rival: Rival | None = None
         self.finding: Finding | None = None
-        self.tries: dict[str, int] | None = None
 
     def lines(self) -> Iterator[Check]:
         """Raises NoSandbox, VerifierError: then there is no verdict."""
-        for line in check_papers(self.record):
-            if line.verdict != "SKIP" or line.name != "gain":
+        for step in (check_papers(self.record), self.judge()):
+            for line in step:
                 self.said.append(line)
-            yield line
-        failed = [line.name for line in self.said if line.verdict == "FAIL"]
-        if failed:
-            self.finding = Finding("fails", ON_PAPERS, failed)
-            return
-        for line in self.judge():
-            self.said.append(line)
-            yield line
+                yield line
+            if self.texts("FAIL"):
+                break
+        self.finding = self.conclude()
+
+    def texts(self, verdict: str) -> dict[str, str]:
+        """What was said with a verdict, by the names of the checks."""
+        return {line.name: line.text for line in self.said if line.verdict == verdict}
 
     def judge(self) -> Iterator[Check]:
-        """Rooms, scores and the rule."""
+        """Rooms and scores, or what a verdict kept of them, and the rule."""
+        if not self.args.again:
+            self.evidence = kept_evidence(self.record)
+        if self.evidence:
+            seeds = ", ".join(self.evidence.seeds)
+            yield note("judging", f"seeds {seeds} were judged already: nothing is trained again")
+        elif cgroups.find() is None:
+            yield skip("limits", "no cgroups bound a room here, so it could hide seconds and memory")
+            return
+        else:
+            yield from self.train_and_score()
+        self.rival = best_before(self.record.track, self.record.name)
+        if self.args.read_by:
+            self.evidence = replace(self.evidence, read_by=self.args.read_by)
+        if self.evidence.complete:
+            yield check_code(self.record, self.rival, self.evidence.read_by)
+            yield compare_claims(self.record, self.evidence.scores)
+            yield from check_rank(self.record, self.evidence, self.rival)
+
+    def train_and_score(self) -> Iterator[Check]:
+        """Rooms and scores."""
         need_everything(self.record, self.args.data, self.args.second)
-        judging = open_judging(self.record, self.args.work, self.args.again)
-        self.tries = judging.tries
-        times = f"{self.tries['folder']} of this folder, {self.tries['track']} on this track"
-        yield note("judging", f"seeds {judging.seeds}; judgings so far: {times}; {judging.folder}")
+        judging = open_judging(self.record, self.args)
+        kind = "judging" if self.args.write else "a trial, of which no verdict is kept: judging"
+        number = judging.evidence().judging
+        yield note("judging", f"{kind} {number} of this folder, seeds {[*judging.seeds]}; {judging.folder}")
         yield from train_all(judging, self.args.data)
-        rival = best_before(judging.track, self.record.name)
         if not judging.failed_in_room:
             try:
                 yield from score_all(judging, self.args)
@@ -506,14 +475,19 @@ class Judge:
                 yield owner_of(self.record, self.args.data, error)
             except SandboxError as error:  # by the record's own tokenizer
                 yield check("sandbox", False, f"{error.kind}: {error}")
-            yield from self.rule(judging, rival)
-        self.finding = conclude(judging, self.said, rival, self.args)
+        self.evidence = judging.evidence()
 
-    def rule(self, judging: Judging, rival: Rival | None) -> Iterator[Check]:
-        """The code, the claims and the gain, once every seed has a score."""
-        scores = [(judging.read(seed, "score") or {}).get("score") for seed in judging.seeds]
-        if None in scores:
-            return
-        yield check_code(self.record, rival, self.args.read_by)
-        yield compare_claims(self.record, scores)
-        yield from check_rank(judging, scores, rival)
+    def conclude(self) -> Finding:
+        """The verdict on what the lines say. Whatever is missing makes it `not judged`."""
+        failed = [*self.texts("FAIL")]
+        left = self.texts("SKIP")
+        left.pop("gain", None)  # of papers that claim nothing
+        if self.evidence is None:
+            return Finding("fails", ON_PAPERS, failed) if failed else Finding("not judged", NOTHING, [], left)
+        more = kept_fields(self.record, self.evidence, self.rival)
+        if failed:
+            return Finding("fails", ON_ROOMS, failed, left, more)
+        if left:
+            return Finding("not judged", NOTHING, [], left, more)
+        claims_nothing = self.record.field("claim") == "none"
+        return Finding("holds" if claims_nothing else "ranked", ON_ROOMS, [], {}, more)

@@ -226,7 +226,7 @@ def check_claim(record: Record) -> Iterator[Check]:
         return
     old = best_before(record.track, record.name)
     if old is None:
-        yield check("beats", True, "no record stands before it, expected so or a gain over the best one")
+        yield check("gain", True, "no record stands before it, expected so or a gain over the best one")
         return
     if not record.track.counts_flops:  # seconds of one machine are not those of another
         yield equal("machine", "ran on", record.machine, old.record.machine)

@@ -185,7 +185,7 @@ def run_room(
         output=16 << 20,
         files=MAX_FILE,
     )
-    mode = Mode(track["device"], settled=True, hidden=(data / "datasets",))
+    mode = Mode(track["device"], hidden=(data / "datasets",))
     for path in (work, *work.rglob("*")):
         os.chown(path, sandbox_user() or -1, -1)
     inside = {"work": work, "tokenizer.model": tokenizer_path(track, data, record.path)}

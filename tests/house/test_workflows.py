@@ -25,9 +25,10 @@ import sys
 from pathlib import Path
 
 folder = Path(sys.argv[1])
+readme = (folder / "README.md").read_text()
 print(sys.argv[1:], sorted(path.name for path in folder.iterdir()), flush=True)
-print((folder / "README.md").read_text())
-sys.exit("bad" in (folder / "README.md").read_text())
+print(readme)
+sys.exit(f"bad for {__spec__.name}" in readme)
 """
 
 
@@ -57,7 +58,8 @@ class Forge:
             (self.base / "records" / track.name).mkdir(exist_ok=True)
             shutil.copy(track / "track.json", self.base / "records" / track.name)
         if tiny is None:
-            (self.base / "records/verify/__main__.py").write_text(STAND_IN)
+            for command in ("verify/__main__.py", "judge.py"):
+                (self.base / "records" / command).write_text(STAND_IN)
         self.git(root, "init", "--quiet", "--initial-branch=main", self.base)
         self.first = self.commit(self.base)
         for clone in (self.fork, self.runner):
@@ -99,7 +101,7 @@ class Forge:
         self.git(self.fork, "push", "--quiet", "origin", "+HEAD:refs/pull/1/head")
         return head
 
-    def judge(self, change, data: Path | None = None, retrain: str = "false") -> Verdict:
+    def judge(self, change, data: Path | None = None, label: str = "false") -> Verdict:
         """What the workflow's steps say of a pull request."""
         head = self.pull(change)
         self.git(self.runner, "fetch", "--quiet", "origin", "main")
@@ -111,7 +113,7 @@ class Forge:
         folder = read(self.root / "output").removeprefix("folder=").rstrip("\n")
         if folder:
             assert done.returncode == 0
-            done = self.step("judge", FOLDER=folder, RETRAIN=retrain, **files)
+            done = self.step("judge", FOLDER=folder, JUDGE=label, **files)
         return Verdict(done.returncode, done.stdout, read(self.root / "summary"), folder)
 
     def step(self, name: str, **env: object) -> subprocess.CompletedProcess:
@@ -154,13 +156,20 @@ def test_one_new_record_is_verified_as_it_was_sent(hub):
         assert (hub.runner / NEW / name).read_bytes() == (hub.fork / NEW / name).read_bytes()
 
 
-def test_a_label_has_the_first_seed_trained_again(hub):
-    verdict = hub.judge(add_record, retrain="true")
-    assert verdict.code == 0 and f"{[NEW, '--retrain', 'any']}" in verdict.summary
+def test_a_label_has_it_judged_once_it_is_verified(hub):
+    verdict = hub.judge(add_record, label="true")
+    assert verdict.code == 0 and verdict.summary.count(f"{[NEW]} ") == 2
+    assert " So does the judge's trial.\n" in verdict.summary.split("```")[0]
 
 
-def test_a_failed_verification_fails_the_job(hub):
-    verdict = hub.judge(lambda root: add_record(root, readme="bad"))
+def test_a_failed_verification_or_trial_fails_the_job(hub):
+    verdict = hub.judge(lambda root: add_record(root, readme="bad for records.judge"))
+    assert verdict.code == 0, "nobody gave it the label"
+    verdict = hub.reset().judge(lambda root: add_record(root, readme="bad for records.judge"), label="true")
+    assert verdict.code == 1 and verdict.summary.split("\n")[0].endswith(" The judge's trial does not.")
+    verdict = hub.reset().judge(
+        lambda root: add_record(root, readme="bad for records.verify.__main__"), label="true"
+    )
     assert verdict.code == 1 and verdict.summary.startswith(f"`{NEW}` fails.\n")
 
 

@@ -292,11 +292,13 @@ def scale_scores(folder: Path, factor: float, only: tuple[int, ...] = SEEDS) -> 
 
 
 def passed_earlier(folder: Path, **more) -> None:
-    """A verdict as earlier referees wrote them."""
+    """A verdict as earlier referees wrote them, of a record of which they trained a seed again."""
     path = folder.parent / "verdicts.json"
     kept = json.loads(path.read_text()) if path.exists() else {}
     digest = folder_sha256(folder)
-    kept[folder.name] = {"verdict": "pass", "date": "2025-11-20", "sha256": digest, "failed": [], **more}
+    again = {"what": "came back", "by": "Bob", "date": "2025-11-20", "processor": "x"}
+    kept[folder.name] = {"verdict": "pass", "date": "2025-11-20", "sha256": digest, "failed": []}
+    kept[folder.name] |= {"retrained": again, **more}
     path.write_text(json.dumps(kept))
 
 

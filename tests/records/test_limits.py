@@ -346,7 +346,8 @@ def test_a_bind_that_would_show_a_secret_is_refused(stand, tmp_path, monkeypatch
     link = tmp_path / "a_train_000000.bin"
     link.symlink_to(val)
     second = stand.data / "second.jsonl"
-    hidden = (dataset, second)
+    hidden = stand.job(stand.foreign(tmp_path / "job")).mode.hidden
+    assert set(hidden) == {dataset, second}
 
     def made(*outside) -> list[str]:
         binds = [(path, f"/{place}", False) for place, path in enumerate(outside)]

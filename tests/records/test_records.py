@@ -29,6 +29,7 @@ from records import freeze, judge
 from records.archive import submission, verdicts
 from records.archive.checks import check
 from records.archive.folders import pack, record_folders
+from records.archive.judgings import Draw, record_draw
 from records.archive.record import Record
 from records.archive.tracks import load_track
 from records.board import __main__ as board
@@ -732,19 +733,29 @@ def test_links_in_what_a_run_left_lead_nowhere(tmp_path):
 
 @pytest.fixture(scope="module")
 def forge(kit, tmp_path_factory):
-    return Forge(tmp_path_factory.mktemp("forge"), kit.records / TRACK)
+    """Pull requests to a track of one seed, without a second text, which a runner would not have."""
+    track = tmp_path_factory.mktemp("track") / TRACK
+    track.mkdir()
+    shutil.copy(kit.records / TRACK / "track.json", track)
+    edit_json(track / "track.json", lambda v: v.update(seeds=[1]) or v["dataset"].update(second=None))
+    return Forge(tmp_path_factory.mktemp("forge"), track)
 
 
 @slow
 @sandboxed
 def test_a_pull_request_with_a_good_record_passes(kit, forge):
+    """And the judge's trial ranks it, if the runner has cgroups; else it says that they are missing."""
     hub = forge.reset()
     folder = f"records/{TRACK}/{NAME}"
-    verdict = hub.judge(lambda root: shutil.copytree(kit.good, root / folder), kit.data, retrain="true")
-    assert verdict.code == 0, verdict.out
-    assert verdict.summary.startswith(f"`{folder}` passes.\n")
+    verdict = hub.judge(lambda root: shutil.copytree(kit.good, root / folder), kit.data, label="true")
+    assert verdict.summary.startswith(f"`{folder}` passes. "), verdict.out
     passed = set(re.findall("^PASS ([a-z-]+):", verdict.summary, re.MULTILINE))
-    assert {"score", "proof", "sandbox", "retrained", "counted"} <= passed
+    assert {"score", "proof", "sandbox"} <= passed
+    if cgroups.find() is None:
+        assert verdict.code == 1 and "verdict: not judged (limits: no cgroups" in verdict.summary
+    else:
+        assert verdict.code == 0 and "verdict: ranked\n" in verdict.summary and "room" in passed, verdict.out
+    assert not hub.git(hub.runner, "status", "--short", f"records/{TRACK}/judgings.jsonl")
 
 
 @slow
@@ -826,12 +837,15 @@ def test_the_board_shows_what_was_verified(kit, tmp_path):
     assert "| 1 | [Good]" not in text and "by Bob (" in text, "a seed of its own gives no rank"
     judged = {"judged": {"seeds": {"77": {"score": 1.25}, "78": {"score": 1.75}}}}
     found = verdicts.Finding("ranked", verdicts.ON_ROOMS, more=judged)
-    assert verdicts.write_finding(folder, found, "Bob", "0123abcd", {"judgings": {"folder": 2, "track": 9}})
+    assert verdicts.write_finding(folder, found, "Bob", "0123abcd")
+    for name, seeds in ((NAME, (75, 76)), ("2025-11-20_Gone", (1, 2)), (NAME, (77, 78))):
+        record_draw(tmp_path / TRACK, Draw(name, name, "t", "0123abcd", "2025-11-22", "Bob", seeds))
     board.main(["--records", str(tmp_path)])
     text = (tmp_path / "README.md").read_text()
     assert "| 1 | [Good]" in text and "| 1.5000 ± " in text, "the scores of the rooms"
     assert "by referee 0123abcd; seeds 77, 78 on " in text
-    assert "; judging 2 of this folder, 9 on the track so far" in text
+    assert "; judging 2 of 2 of this folder" in text
+    assert "; judgings so far: 3, of folders: 2\n" in text, "also of what is gone"
     for name, stale in (("README.md", False), ("submission.json", True)):
         edit(folder / name, ("nothing", "something"))
         board.main(["--records", str(tmp_path)])

@@ -1,0 +1,119 @@
+"""What a rank follows from: the scores of a judging's rooms, and the best record before it.
+
+The rooms are told of by a work folder, or by the verdict that was kept of them. So the rule is applied once
+more where another record stands before, and nothing is trained again.
+"""
+
+import statistics
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from records.archive.checks import Check, check, note, skip
+from records.archive.judgings import number_of, read_draws
+from records.archive.ranks import Rival, gain_over, judged_seeds
+from records.archive.record import Record
+from records.archive.statistics import p_apart
+from records.archive.verdicts import folder_sha256, read_verdicts
+
+RULE = {"code", "gain", "machine"}  # the checks of this file: another record before it, another answer
+MORE_CODE = 4096  # bytes at zlib level 9 that code may grow by before a person has read it
+KIND = ("processor", "gpu")  # of a machine, where seconds count
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What came out of a judging's rooms: all that a rank rests on, beside the script."""
+
+    seeds: dict[str, dict]  # of each what a verdict keeps
+    judging: int  # its place among those of the folder, each of which is paid for
+    referee: str  # its version, as the rooms were judged
+    track: str  # sha256 of the rules then
+    machine: dict[str, str]
+    read_by: str | None = None  # who has read the script
+
+    @property
+    def scores(self) -> list[float]:
+        return [its["score"] for its in self.seeds.values() if "score" in its]
+
+    @property
+    def complete(self) -> bool:
+        return len(self.scores) == len(self.seeds)
+
+
+def kept_evidence(record: Record) -> Evidence | None:
+    """What a kept verdict says of the folder's last judging, if only the rule is left to be applied."""
+    its = read_verdicts(record.track.folder).get(record.name, {})
+    seeds = judged_seeds(its)
+    draws = read_draws(record.track.folder)
+    newest = [draw.seeds for draw in draws if draw.folder == record.name][-1:]
+    if not seeds or its["sha256"] != folder_sha256(record.path) or newest not in ([], [seeds]):
+        return None
+    if {*its["failed"], *its.get("left", ())} - RULE:
+        return None
+    found = Evidence(
+        its["judged"]["seeds"],
+        number_of(draws, record.name, its["sha256"], seeds),
+        its["referee"],
+        its["track"],
+        its["machine"],
+        its["judged"].get("read_by"),
+    )
+    return found if found.complete else None
+
+
+def code_bytes(script: bytes) -> int:
+    return len(zlib.compress(script, 9))
+
+
+def check_code(record: Record, rival: Rival | None, read_by: str | None) -> Check:
+    """Much new code may hold text that was learned from nowhere: then a person reads it before it ranks."""
+    size = code_bytes(record.script)
+    before = code_bytes(rival.record.script) if rival else size
+    words = f"{size} bytes by zlib, {size - before:+} from the record before"
+    if read_by:
+        return check("code", True, f"{words}; read by {read_by}")
+    if size - before <= MORE_CODE:
+        return check("code", True, words)
+    return skip("code", f"{words}, above {MORE_CODE}: whoever has read it says --read-by NAME")
+
+
+def compare_claims(record: Record, scores: list[float]) -> Check:
+    """Whether the submission's scores lie where the judged ones do: a row, not a gate."""
+    claims = [*record.scores.values()]
+    off = statistics.fmean(claims) - statistics.fmean(scores)
+    p = p_apart(claims, scores)
+    near = abs(off) <= record.track["noise_bpb"] or p >= record.track["alpha"]
+    return note(
+        "claims",
+        f"the submission's mean {statistics.fmean(claims):.6f} lies {off:+.6f} from the judged "
+        f"{statistics.fmean(scores):.6f}, p {p:.3g}: {'alike' if near else 'NOT ALIKE'}",
+    )
+
+
+def check_rank(record: Record, found: Evidence, rival: Rival | None) -> Iterator[Check]:
+    """The track's rule, over the best record before it that stands now."""
+    if record.field("claim") == "none":
+        yield note("gain", "claims nothing")
+        return
+    if rival is None:
+        yield check("gain", True, "no record stands before it, expected so or a gain over the best one")
+        return
+    machine, theirs = ({name: one.get(name) for name in KIND} for one in (found.machine, rival.machine))
+    if not record.track.counts_flops and machine != theirs:
+        text = f"seconds count, and {rival.name} was judged on {theirs}, this one on {machine}"
+        yield skip("machine", text)
+        return
+    gain = gain_over(rival, found.scores, record.track, found.judging)
+    yield check("gain", gain.enough, f"over {rival.name}, by the judged scores of both: {gain}")
+
+
+def kept_fields(record: Record, found: Evidence, rival: Rival | None) -> dict:
+    """What the verdict keeps of a judging."""
+    judged = {"seeds": found.seeds, "mean": statistics.fmean(found.scores) if found.scores else None}
+    if found.complete and rival and record.field("claim") != "none":
+        gain = gain_over(rival, found.scores, record.track, found.judging)
+        judged |= {"beats": rival.name, "gain": gain.bpb, "p": gain.p, "alpha": gain.below}
+    if found.read_by:
+        judged["read_by"] = found.read_by
+    return {"judged": judged, "referee": found.referee, "track": found.track, "machine": found.machine}
