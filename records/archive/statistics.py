@@ -10,12 +10,3 @@ def p_below(new: list[float], old: list[float]) -> float:
     if np.std(new) == np.std(old) == 0:
         return float(np.mean(new) >= np.mean(old))
     return float(ttest_ind(new, old, equal_var=False, alternative="less").pvalue)
-
-
-def p_apart(some: list[float], others: list[float]) -> float:
-    """Two-sided p of Welch's t-test that two means are the same. Without any spread the means decide."""
-    from scipy.stats import ttest_ind
-
-    if np.std(some) == np.std(others) == 0:
-        return float(np.mean(some) == np.mean(others))
-    return float(ttest_ind(some, others, equal_var=False).pvalue)

@@ -13,7 +13,6 @@ from records.archive.checks import Check, check, note, skip
 from records.archive.judgings import number_of, read_draws
 from records.archive.ranks import Rival, gain_over, judged_seeds
 from records.archive.record import Record
-from records.archive.statistics import p_apart
 from records.archive.verdicts import folder_sha256, read_verdicts
 
 RULE = {"code", "gain", "machine"}  # the checks of this file: another record before it, another answer
@@ -81,13 +80,12 @@ def check_code(record: Record, rival: Rival | None, read_by: str | None) -> Chec
 def compare_claims(record: Record, scores: list[float]) -> Check:
     """Whether the submission's scores lie where the judged ones do: a row, not a gate."""
     claims = [*record.scores.values()]
-    off = statistics.fmean(claims) - statistics.fmean(scores)
-    p = p_apart(claims, scores)
-    near = abs(off) <= record.track["noise_bpb"] or p >= record.track["alpha"]
+    noise = record.track["noise_bpb"]
+    near = min(scores) - noise <= min(claims) and max(claims) <= max(scores) + noise
     return note(
         "claims",
-        f"the submission's mean {statistics.fmean(claims):.6f} lies {off:+.6f} from the judged "
-        f"{statistics.fmean(scores):.6f}, p {p:.3g}: {'alike' if near else 'NOT ALIKE'}",
+        f"the submission's scores lie from {min(claims):.6f} to {max(claims):.6f}, the judged ones from "
+        f"{min(scores):.6f} to {max(scores):.6f}: {'alike' if near else 'NOT ALIKE'} within {noise:g}",
     )
 
 
