@@ -1,6 +1,7 @@
 """Files that strangers sent are read here, and files of ours are written whole or not at all."""
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -98,6 +99,17 @@ def write_whole(path: Path, data: bytes) -> None:
         write_beside(path, data)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: cannot be written: {getattr(error, 'strerror', error)}") from None
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Nobody else who asks for this folder's lock has it until the block ends, or this process does."""
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from data.command import DataError
-from data.files import read_bytes, read_json, sha256, write_whole
+from data.files import locked, read_bytes, read_json, sha256, write_whole
 from records.archive.checks import Check
 from records.archive.submission import this_machine
 
@@ -146,29 +146,30 @@ def write_finding(folder: Path, found: Finding, by: str, referee: str, more: dic
     version; `more`: what else the entry gets, whichever verdict stays.
     """
     track = folder.resolve().parent
-    verdicts = read_verdicts(track)
-    before = verdicts.get(folder.name, {})
-    digest = folder_sha256(folder)
-    taken = replaces(found, before, digest)
-    entry = before
-    if taken:
-        entry = {
-            "verdict": found.verdict,
-            "rests_on": EVIDENCE[found.evidence],
-            "date": today(),
-            "by": by,
-            "sha256": digest,
-            "referee": referee,
-            "track": track_sha256(track),
-            "machine": this_machine(),
-            "failed": found.failed,
-            **({"left": found.left} if found.left else {}),
-            **kept_words(before, digest),
-            **found.more,
-        }
-    verdicts[folder.name] = entry | (more or {})
-    text = json.dumps(dict(sorted(verdicts.items())), indent=1)
-    write_whole(track / "verdicts.json", f"{text}\n".encode())
+    with locked(track):  # two judgings may end at once
+        verdicts = read_verdicts(track)
+        before = verdicts.get(folder.name, {})
+        digest = folder_sha256(folder)
+        taken = replaces(found, before, digest)
+        entry = before
+        if taken:
+            entry = {
+                "verdict": found.verdict,
+                "rests_on": EVIDENCE[found.evidence],
+                "date": today(),
+                "by": by,
+                "sha256": digest,
+                "referee": referee,
+                "track": track_sha256(track),
+                "machine": this_machine(),
+                "failed": found.failed,
+                **({"left": found.left} if found.left else {}),
+                **kept_words(before, digest),
+                **found.more,
+            }
+        verdicts[folder.name] = entry | (more or {})
+        text = json.dumps(dict(sorted(verdicts.items())), indent=1)
+        write_whole(track / "verdicts.json", f"{text}\n".encode())
     return taken
 
 

@@ -18,9 +18,10 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from data.files import locked
 
 PREFIX = "bytegolf-"  # of every group's name
 NEEDED_V1 = ("memory", "cpuacct", "pids")
@@ -83,7 +84,7 @@ class Group(abc.ABC):
     def make(self, memory: int, tasks: int) -> None:
         """Raises OSError."""
         first = self.folders[0]
-        with creating(first.parent):
+        with locked(first.parent):  # nobody takes it for one that a killed referee left
             first.mkdir()
             self.lock = os.open(first, os.O_RDONLY | os.O_DIRECTORY)
             fcntl.flock(self.lock, fcntl.LOCK_EX)
@@ -241,17 +242,6 @@ def remove(folder: Path) -> None:
             time.sleep(0.02)
 
 
-@contextlib.contextmanager
-def creating(parent: Path) -> Iterator[None]:
-    """While a group is made below `parent`, nobody takes it for one that a killed referee left."""
-    lock = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
-
-
 # --- what this machine has --------------------------------------------------------------------------------
 
 
@@ -378,7 +368,7 @@ def clean_one(folders: list[Path]) -> None:
     """Remove the folders of one group, unless its referee lives."""
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
         for folder in folders:
-            stack.enter_context(creating(folder.parent))
+            stack.enter_context(locked(folder.parent))
         for folder in folders:
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             stack.callback(os.close, lock)

@@ -2,7 +2,7 @@
 
 A process may drop a page of any file that it can read, and the next one may see which pages are there: by the
 clock, or by a read that does not wait. So one sandbox could pass on to the next what it knows. Files are read
-here in full, whoever dropped what. No two sandboxes of a record live at once.
+here in full, whoever dropped what. Of the sandboxes that see a text, a judging has one at a time.
 
 For a script that needs torch these are 2.8 GB. Where all of it is in memory already, that takes half a second
 of a processor.

@@ -11,15 +11,19 @@
 Nothing that a submitter wrote but the script, and the settings that it ran with, enters a rank. Logs and
 artifacts are claims: whether their scores lie where the judged ones do is reported, and decides nothing.
 
-A judging goes on where it was stopped, a seed at a time. Several machines that share repository and work
-folder take a seed each. Where another record before it stands later, the rule is applied once more to the
-scores that the verdict keeps.
+A judging goes on where it was stopped, a seed at a time. Several processes that share repository and work
+folder, on one machine or on several, take a seed each. On one machine rooms may live at once, since none of
+them sees the text. Of the sandboxes that do, one lives at a time: the first of them could tell the next.
+
+Where another record before it stands later, the rule is applied once more to the scores that the verdict
+keeps.
 """
 
 import argparse
 import contextlib
 import fcntl
 import json
+import platform
 import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -331,26 +335,28 @@ def check_work(room: dict, track: Track) -> Iterator[Check]:
 
 def train_all(judging: Judging, data: Path) -> Iterator[Check]:
     """Each seed in a room. One that fails is the last. Raises NoSandbox, VerifierError."""
-    elsewhere = []
-    for seed in judging.seeds:
-        with claimed(judging.place(seed)) as mine:
-            room = judging.read(seed, "room")
-            if room is None and not mine:
-                elsewhere.append(seed)
-                continue
-            if room is None:
-                judging.check_unchanged()
-                room = train_seed(judging, seed, data)
+    for seed in in_turn(judging):
+        room = judging.read(seed, "room")
+        if room is None:
+            judging.check_unchanged()
+            room = train_seed(judging, seed, data)
         yield from of_seed(seed, check_room(judging.record, room))
         if room["code"] or room["wrong"]:
             return
-    wait_for(elsewhere)
 
 
-def wait_for(elsewhere: list[int]) -> None:
-    """Raises VerifierError where another process works on some seeds."""
-    if elsewhere:
-        raise VerifierError(f"seeds {elsewhere} are under way in another process; run the command again then")
+def in_turn(judging: Judging) -> Iterator[int]:
+    """Each seed, while it is ours: the free ones first, then each of the others once its process is done."""
+    busy = []
+    for seed in judging.seeds:
+        with claimed(judging.place(seed)) as mine:
+            if mine:
+                yield seed
+            else:
+                busy.append(seed)
+    for seed in busy:
+        with claimed(judging.place(seed), wait=True):
+            yield seed
 
 
 # --- scores -----------------------------------------------------------------------------------------------
@@ -389,18 +395,20 @@ def job_of(judging: Judging, seed: int, args: argparse.Namespace) -> PredictorJo
 def score_all(judging: Judging, args: argparse.Namespace) -> Iterator[Check]:
     """Each room's artifact. Raises NoSandbox, VerifierError, DataError, SandboxError."""
     text = None
-    elsewhere = []
-    for seed in judging.seeds:
-        with claimed(judging.place(seed)) as mine:
+    with alone_on_this_machine(judging):
+        for seed in in_turn(judging):
             found = judging.read(seed, "score")
-            if found is None and not mine:
-                elsewhere.append(seed)
-                continue
             if found is None:
                 text = text or validation_text(judging.track, args.data, judging.record.path)
                 found = score_seed(judging, seed, text, args)
-        yield from of_seed(seed, check_scored(judging.track, found))
-    wait_for(elsewhere)
+            yield from of_seed(seed, check_scored(judging.track, found))
+
+
+@contextlib.contextmanager
+def alone_on_this_machine(judging: Judging) -> Iterator[None]:
+    """No other process of this machine scores for this judging until the block ends."""
+    with claimed(judging.folder / f"scores on {platform.node()}", wait=True):
+        yield
 
 
 def check_scored(track: Track, found: dict) -> Iterator[Check]:

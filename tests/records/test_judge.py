@@ -203,6 +203,20 @@ def count_calls(monkeypatch, module: object, name: str) -> list[str]:
 
 @pytest.mark.slow
 @bounded
+def test_two_processes_share_the_seeds_of_one_judging(bench):
+    """Each trains what the other does not, waits for the other, and says the same in the end."""
+    words = [sys.executable, "-m", "records.judge", *bench.words()]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": helpers.ROOT}
+    both = [subprocess.Popen(words, **pipes) for _ in range(2)]
+    said = [process.communicate()[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], "\n".join(text[-300:] for text in said)
+    assert all("verdict: ranked" in text for text in said), said
+    (draw,) = bench.draws
+    assert set(bench.verdict["judged"]["seeds"]) == set(map(str, draw.seeds))
+
+
+@pytest.mark.slow
+@bounded
 def test_texts_that_artifacts_know_by_heart_earn_no_rank(bench, capsys):
     """Both texts are public, so score, second text and proof are good. A record between claim and truth
     stands before it; where that is disputed later, the same judging ranks what the rooms trained."""
