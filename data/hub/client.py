@@ -205,7 +205,6 @@ def hide_bars() -> None:
 
 # --- addresses --------------------------------------------------------------------------------------------
 
-SCHEME = "hub:"
 ADDRESS = re.compile(r"hub:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
 
 
@@ -220,10 +219,6 @@ class Address:
     @property
     def repo(self) -> Repo:
         return Repo(self.id, "model", self.text)
-
-
-def is_address(text: object) -> bool:
-    return str(text).startswith(SCHEME)
 
 
 def read_address(text: str) -> Address:
