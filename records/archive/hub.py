@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 import filelock
 
-from data.command import DataError
+from data.command import DataError, UsageError
 from data.files import file_sha256, read_bytes, write_whole
 from data.hub import client
 from data.hub.client import Address, RemoteFile
@@ -145,6 +145,20 @@ def fetch_artifact(named: ArtifactAddress) -> Path:
                 shutil.rmtree(stage, ignore_errors=True)
                 return kept
     raise DataError(f"{named.at} holds no file of {named.bytes} bytes and sha256 {named.sha256}")
+
+
+def publish_artifacts(text: str, place: str, artifacts: dict[int, Path]) -> str:
+    """Put a record's artifacts where records.publish would: their address. Raises UsageError, DataError."""
+    address = client.read_address(text)
+    if address.text != f"hub:{address.id}":
+        raise UsageError(f"{text}: expected hub:user/name, without a commit: there will be a new one")
+    there = client.look(address.repo)
+    there.refuse_strangers(
+        lambda path: path.startswith((f"{place}/", f"{TOKENIZERS}/")), f"the record {place}"
+    )
+    sources = {f"{place}/model_seed{seed}.ptz": path for seed, path in artifacts.items()}
+    commit, _ = client.publish(there, sources, f"artifacts of {place}")
+    return f"hub:{address.id}@{commit}"
 
 
 def is_artifact(path: Path, named: ArtifactAddress) -> bool:
