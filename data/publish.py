@@ -29,6 +29,8 @@ LOSSY = (
 
 def load_dataset(folder: Path) -> dict:
     """The manifest of a dataset of ours. Raises DataError."""
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder")
     manifest = shards.load_manifest(folder)
     if manifest is None:
         raise DataError(

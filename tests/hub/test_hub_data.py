@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import DatasetCard
 
-from data import prepare
+from data import download, prepare
+from data import publish as data_publish
 from tests.kit import data_kit, helpers
 from tests.kit.hub_server import HubServer
 
@@ -19,11 +20,11 @@ NAME = "words_sp400"
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     """data/ with a dataset of ours in several shards."""
-    root = tmp_path_factory.mktemp("data")
+    root = tmp_path_factory.mktemp("here")
     text = data_kit.write_jsonl(root / "words.jsonl", helpers.documents(400, 3))
     options = ("--name", "words", "--vocab-size", 400, "--shard-tokens", 4000, "--val-docs", 20)
     data_kit.call(prepare.main, "text", text, *options, "--root", root)
-    return root
+    return root / "data"
 
 
 @pytest.fixture(scope="module")
@@ -40,29 +41,23 @@ def hub(server, tmp_path):
     server.closing.set()
 
 
-def call(hub, module: str, *args: object, code: int = 0) -> tuple[str, str]:
-    env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(hub.home), "HF_TOKEN": "hf_write", "NO_PROXY": "*"}
-    process = data_kit.start(module, *args, env=env | {"HF_HUB_DISABLE_XET": "1"})
-    said = process.communicate(timeout=120)
-    assert process.returncode == code, said
-    return said
-
-
-def publish(hub, root: Path, code: int = 0, to: str = REPO) -> tuple[str, str]:
-    return call(hub, "data.publish", root / "datasets" / NAME, "--to", to, code=code)
+def publish(hub, root: Path, code: int = 0, to: str = REPO) -> str:
+    with hub.here(hub.home):
+        return data_kit.call(data_publish.main, root / "datasets" / NAME, "--to", to, code=code)
 
 
 def test_what_is_published_is_what_download_fetches(hub, root, tmp_path):
-    out, _ = publish(hub, root)
+    out = publish(hub, root)
     assert "files were sent" in out
     since = len(hub.requests)
-    assert "nothing to publish" in publish(hub, root)[0]
+    assert "nothing to publish" in publish(hub, root)
     assert not [one for one in hub.requests[since:] if one.method != "GET"]
     ours = {path.name: path.read_bytes() for path in root.rglob("*.bin")}
     count = sum("_train_" in name for name in ours)
     assert count > 1
     options = ("--repo-id", REPO, "--variant", "sp400", "--train-shards", count, "--root", tmp_path / "data")
-    call(hub, "data.download", *options, "--verify")
+    with hub.here(hub.home, token=""):  # by anybody
+        data_kit.call(download.main, *options, "--verify")
     assert {path.name: path.read_bytes() for path in tmp_path.rglob("*.bin")} == ours
     name = "tokenizers/words_400_bpe.model"
     assert (tmp_path / "data" / name).read_bytes() == (root / name).read_bytes()
@@ -81,7 +76,7 @@ def test_refusals_and_the_card_of_a_lossy_dataset(hub, root):
         ("me/other", "data.bin"),
         ("me/card", "README.md"),
     ):
-        assert words in data_kit.refused(publish(hub, root, code=3, to=repo_id)[1])
+        assert words in data_kit.refused(publish(hub, root, code=3, to=repo_id))
     path = root / "datasets" / NAME / "manifest.json"
     before = path.read_text()
     try:
@@ -92,8 +87,8 @@ def test_refusals_and_the_card_of_a_lossy_dataset(hub, root):
         files = json.loads(before)["files"]
         files[0]["sha256"] = "0" * 64
         path.write_text(json.dumps(json.loads(before) | {"files": files}))
-        assert "not the file of the manifest" in data_kit.refused(publish(hub, root, code=3)[1])
+        assert "not the file of the manifest" in data_kit.refused(publish(hub, root, code=3))
         path.unlink()
-        assert "holds no manifest.json" in data_kit.refused(publish(hub, root, code=3)[1])
+        assert "holds no manifest.json" in data_kit.refused(publish(hub, root, code=3))
     finally:
         path.write_text(before)

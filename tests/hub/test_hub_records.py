@@ -7,11 +7,16 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from huggingface_hub import ModelCard
 
 from data.files import sha256
+from records import freeze as records_freeze
+from records import publish as records_publish
+from records.referee import __main__ as records_referee
+from records.verify import __main__ as records_verify
 from tests.kit import data_kit, helpers, record_kit
 from tests.kit.hub_server import HubServer
 from tests.kit.record_kit import TRUST, Author, bigram, passed_earlier
@@ -47,25 +52,23 @@ def environment(hub, **variables: str) -> dict[str, str]:
     return env | {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DOWNLOAD_TIMEOUT": "1"} | variables
 
 
-def call(hub, module: str, *args: object, code: int = 0, **variables: str) -> tuple[str, str]:
-    """What a command says on stdout and stderr; its exit code is checked."""
-    process = data_kit.start(module, *args, env=environment(hub, **variables))
-    said = process.communicate(timeout=120)
-    assert process.returncode == code, said
-    return said
+def call(hub, command: ModuleType, *args: object, code: int = 0, **hub_here: str) -> str:
+    """What a command says that runs in this process; its exit code is checked."""
+    with hub.here(hub.home, **hub_here):
+        return data_kit.call(command.main, *args, code=code)
 
 
-def publish(hub, folder: Path, data: Path, to: str = REPO, **more) -> tuple[str, str]:
-    return call(hub, "records.publish", folder, "--to", to, "--data", data, **more)
+def publish(hub, folder: Path, data: Path) -> str:
+    return call(hub, records_publish, folder, "--to", REPO, "--data", data)
 
 
-def refused(hub, *args: object, **more) -> str:
-    return data_kit.refused(call(hub, *args, code=3, **more)[1])
+def refused(hub, *args: object, **hub_here: str) -> str:
+    return data_kit.refused(call(hub, *args, code=3, **hub_here))
 
 
 def verify(hub, author: Author, place: object, *args: object, **more) -> str:
     places = ("--data", author.data, "--track", author.track, "--second", author.data / "second.jsonl")
-    return call(hub, "records.verify", place, *places, *TRUST, *args, **more)[0]
+    return call(hub, records_verify, place, *places, *TRUST, *args, **more)
 
 
 def put(hub, author: Author, **changes: bytes | None) -> str:
@@ -85,7 +88,7 @@ def test_a_record_that_did_not_pass_is_published_as_such_and_then_as_passed(hub,
     root = tmp_path / "records"
     shutil.copytree(author.track, root / "track_tiny")
     folder = root / "track_tiny" / author.folder.name
-    out, _ = publish(hub, folder, author.data)
+    out = publish(hub, folder, author.data)
     assert "the record did not pass, and its card says so: none" in out
     files = hub.files(REPO, "models")
     there = {path.removeprefix(f"track_tiny/{folder.name}/"): data for path, data in files.items()}
@@ -102,11 +105,11 @@ def test_a_record_that_did_not_pass_is_published_as_such_and_then_as_passed(hub,
     assert "**This record did not pass.**" in card.text and f"sample hub:{REPO}" in card.text
 
     sent = len(hub.requests)
-    assert "nothing to publish: hub:me/mine@" in publish(hub, folder, author.data)[0]
+    assert "nothing to publish: hub:me/mine@" in publish(hub, folder, author.data)
     assert not [one for one in hub.requests[sent:] if one.method != "GET"]
 
     passed_earlier(folder)
-    assert f": 1 of {len(files) - 1} files were sent" in publish(hub, folder, author.data)[0]
+    assert f": 1 of {len(files) - 1} files were sent" in publish(hub, folder, author.data)
     card = ModelCard(hub.files(REPO, "models")["README.md"].decode())
     assert "did not pass" not in card.text and card.data.eval_results[0].metric_name == "bits per byte"
 
@@ -142,7 +145,7 @@ def test_what_holds_something_else_is_left_as_it_is(hub, author):
     }
     for repo_id, (files, kind, words) in theirs.items():
         hub.commit(repo_id, files, kind=kind)
-        args = ("records.publish", author.folder, "--data", author.data, "--to", repo_id)
+        args = (records_publish, author.folder, "--data", author.data, "--to", repo_id)
         assert words in refused(hub, *args)
         assert hub.files(repo_id, kind) == files
     for repo_id, token, words in (
@@ -150,11 +153,11 @@ def test_what_holds_something_else_is_left_as_it_is(hub, author):
         ("me/x", "hf_wrong", "HTTP 401"),
         ("you/x", "hf_write", "HTTP 403"),
     ):
-        args = ("records.publish", author.folder, "--data", author.data, "--to", repo_id)
-        line = refused(hub, *args, HF_TOKEN=token)
+        args = (records_publish, author.folder, "--data", author.data, "--to", repo_id)
+        line = refused(hub, *args, token=token)
         assert words in line and f"may write to {repo_id}" in line
     assert "check network" in refused(
-        hub, "records.publish", author.folder, "--data", author.data, "--to", REPO, HF_ENDPOINT=NOWHERE
+        hub, records_publish, author.folder, "--data", author.data, "--to", REPO, url=NOWHERE
     )
 
 
@@ -173,9 +176,12 @@ def test_a_record_is_fetched_at_a_commit_and_judged_in_the_sandbox(hub, author, 
     at = (f"hub:{REPO}@{commit}", "--track", author.track, "--data", data)
     text = tmp_path / "text.txt"
     text.write_text("one two")
-    out, err = call(hub, "records.referee", "complete", at[0], text, *at[1:], *TRUST, HF_ENDPOINT=NOWHERE)
+    env = environment(hub, HF_ENDPOINT=NOWHERE)
+    process = data_kit.start("records.referee", "complete", at[0], text, *at[1:], *TRUST, env=env)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
     assert (data / "tokenizers/tiny.model").exists() and at[0] in err and "hub:" not in out
-    assert "expected the one of a record" in refused(hub, "records.referee", "sample", f"hub:{REPO}")
+    assert "expected the one of a record" in refused(hub, records_referee, "sample", f"hub:{REPO}")
 
 
 def test_what_is_no_record_is_not_fetched(hub, author):
@@ -189,17 +195,17 @@ def test_what_is_no_record_is_not_fetched(hub, author):
     }
     for words, commit in cases.items():
         args = (f"hub:{REPO}@{commit}", "--track", author.track, "--static")
-        assert words.strip() in refused(hub, "records.verify", *args)
+        assert words.strip() in refused(hub, records_verify, *args)
     assert not hub.fetched()
     put(hub, author)
-    assert "--track names the track" in refused(hub, "records.verify", f"hub:{REPO}", "--static")
-    assert "401" in refused(hub, "records.verify", "hub:no/body", "--static")
+    assert "--track names the track" in refused(hub, records_verify, f"hub:{REPO}", "--static")
+    assert "401" in refused(hub, records_verify, "hub:no/body", "--static")
     hub.commit("me/data", {"a": b""})
-    assert "is a dataset repo" in refused(hub, "records.verify", "hub:me/data", "--static")
+    assert "is a dataset repo" in refused(hub, records_verify, "hub:me/data", "--static")
     for address in "hub:x", "hub:a/b/c", "hub:../b@main", "hub:a/b@":
-        assert "is no address" in call(hub, "records.verify", address, "--static", code=2)[1]
+        assert "is no address" in call(hub, records_verify, address, "--static", code=2)
     hub.fault(f"GET /cdn/.*{MODEL}", body=lambda data: data[:-1] + b"\xff")
-    line = refused(hub, "records.verify", f"hub:{REPO}", "--track", author.track, "--static")
+    line = refused(hub, records_verify, f"hub:{REPO}", "--track", author.track, "--static")
     assert "checksum is not" in line and not [*hub.home.rglob(MODEL)]
 
 
@@ -212,7 +218,7 @@ def frozen_by_address(hub, author: Author, root: Path) -> Path:
     runs = [author.root / f"logs/run{seed}" for seed in author.seeds]
     words = ["--track", "track_tiny", "--name", "Far", "--author", "Eve", "--what", "x", "--why", "y"]
     places = ["--records", root, "--data", author.data, "--script", author.script, "--date", "2025-11-21"]
-    call(hub, "records.freeze", *runs, *words, *places, *TRUST, "--artifacts", f"hub:{REPO}")
+    call(hub, records_freeze, *runs, *words, *places, *TRUST, "--artifacts", f"hub:{REPO}")
     return root / "track_tiny/2025-11-21_Far"
 
 
@@ -229,11 +235,11 @@ def test_artifacts_lie_on_the_hub_and_are_judged_by_their_hash(hub, author, tmp_
     out = verify(hub, author, folder, "--every-seed")
     assert "PASS score: seed 2" in out and "0 checks failed" in out
     assert hub.fetched("ptz") == ["model_seed2.ptz"]
-    verify(hub, author, folder, "--every-seed", HF_ENDPOINT=NOWHERE)  # from the cache
+    verify(hub, author, folder, "--every-seed", url=NOWHERE)  # from the cache
 
     shutil.rmtree(hub.home)
     args = ("--write", "--by", "x") if not TRUST else ()
-    out = verify(hub, author, folder, "--every-seed", *args, HF_ENDPOINT=NOWHERE)
+    out = verify(hub, author, folder, "--every-seed", *args, url=NOWHERE)
     assert "PASS score: seed 1" in out and "SKIP artifact-seed2: was not found" in out
     if args:
         kept = json.loads((folder.parent / "verdicts.json").read_text())[folder.name]

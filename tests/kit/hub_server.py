@@ -15,15 +15,20 @@ PUT to the "CDN", verify, and commits as NDJSON. hub.writers says which token ma
 """
 
 import base64
+import contextlib
 import hashlib
 import json
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import ClassVar
 from urllib.parse import quote, unquote, urlsplit
+
+import pytest
+from huggingface_hub import constants
 
 
 @dataclass
@@ -66,6 +71,21 @@ class HubServer:
         self.faults: list[Fault] = []
         self.requests: list[Request] = []
         self.closing = threading.Event()  # ends the answers that stall
+
+    @contextlib.contextmanager
+    def here(self, home: Path, token: str = "hf_write", url: str | None = None) -> Iterator[None]:
+        """The client of this process asks this hub, which it would else learn when it is imported."""
+        url = url or self.url
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("HF_TOKEN", token)
+            patch.setattr(constants, "ENDPOINT", url)
+            patch.setattr(
+                constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}"
+            )
+            patch.setattr(constants, "HF_HOME", str(home))
+            patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+            patch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
+            yield
 
     def listen(self) -> ThreadingHTTPServer:
         server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"hub": self}))
