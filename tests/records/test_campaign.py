@@ -378,7 +378,7 @@ def of_another_script(patches: list[Path]) -> list[str]:
     """Those that name another script than today's. All of records/campaigns must name one."""
     today = sha256(helpers.SCRIPT.read_bytes())
     stamps = {path: arms.made_for(path) for path in patches}
-    assert not [path.name for path, its in stamps.items() if its is None and path.parent == CAMPAIGNS]
+    assert not [path.name for path, its in stamps.items() if its is None and CAMPAIGNS in path.parents]
     return [
         f"{path.name} is for the script {its[:12]}"
         for path, its in stamps.items()
