@@ -14,9 +14,7 @@ Exit codes: 0 all is there, 2 bad argument, 3 it is not (the last line says why,
 """
 
 import argparse
-import contextlib
 import fnmatch
-import hashlib
 import itertools
 import json
 import os
@@ -26,38 +24,25 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 
 import filelock
-import httpx2
-from huggingface_hub import HfApi, constants, get_token, hf_hub_download
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RevisionNotFoundError,
-    XetDownloadError,
-)
-from huggingface_hub.utils import disable_progress_bars, validate_repo_id
+from huggingface_hub import constants
 from tqdm import tqdm
 
 from data import command, files, shards
 from data.command import DataError
+from data.hub import client
+from data.hub.client import GO_ON, RemoteFile, Repo, Unreachable, brief, checksum_or_none, damage
 
 REPO_ID = "willdepueoai/parameter-golf"
 PREFIX = "datasets"  # the manifest's paths start from this folder of the repo
 MANIFEST = f"{PREFIX}/manifest.json"
 RECORD = "source.json"
 LOCK = "datasets/.download.lock"
-GO_ON = "run the same command again to go on"
 OWNER = "tell the repo's owner, or use another --revision"
-
-
-class Unreachable(DataError):
-    """The hub does not answer at all."""
 
 
 def warn(line: str) -> None:
@@ -65,19 +50,6 @@ def warn(line: str) -> None:
 
 
 # --- what is published -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class RemoteFile:
-    """A published file."""
-
-    path: str  # below PREFIX in the repo, and below the root here
-    size: int  # bytes
-    etag: str  # the hub's name for the content: sha256 of a large file, git's sha1 of a small one
-
-    @property
-    def name(self) -> str:
-        return PurePosixPath(self.path).name
 
 
 @dataclass(frozen=True)
@@ -102,98 +74,22 @@ class Release:
         return self.tokenizer + self.val + self.train[:train_shards]
 
 
-# --- the hub, by its client ------------------------------------------------------------------------------
+# --- the hub ---------------------------------------------------------------------------------------------
 
 
-# What the client raises: on the way to the hub (RuntimeError: from its storage, Xet), and where an answer is
-# not a hub's.
-NO_CONNECTION = (OSError, httpx2.RequestError, RuntimeError, XetDownloadError)
-NO_HUB = (ValueError, TypeError, KeyError, AttributeError)
-
-
-@contextlib.contextmanager
-def one_line(what: str, repo_id: str, revision: str) -> Iterator[None]:
-    """Raises DataError for what the client raises in the block; errors of the disk pass."""
-    try:
-        yield
-    except (*NO_CONNECTION, *NO_HUB) as error:
-        if isinstance(error, LocalEntryNotFoundError) and error.__cause__:
-            error = error.__cause__  # the client looked for the file on the disk when the hub failed
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        raise verdict(error, what, repo_id, revision) from error
-
-
-def verdict(error: BaseException, what: str, repo_id: str, revision: str) -> DataError:
-    """The error to end with: what happened, and what mends it."""
-    what = f"{what}: {brief(error)}"
-    if isinstance(error, OfflineModeIsEnabled):
-        return Unreachable(what)
-    if isinstance(error, RevisionNotFoundError):
-        return DataError(f"{what}: the repo has no revision {revision!r}: check --revision")
-    if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403, 404):
-        token = "check that your token" if get_token() else "set HF_TOKEN to a token that"
-        return DataError(
-            f"{what}: not there, private or gated: check --repo-id {repo_id}, or {token} may read it"
-        )
-    if isinstance(error, HfHubHTTPError):
-        return DataError(f"{what}: {GO_ON}")
-    if isinstance(error, NO_CONNECTION):
-        return Unreachable(f"{what}: check network, proxy and HF_ENDPOINT {constants.ENDPOINT}, then {GO_ON}")
-    return DataError(
-        f"{what}: {constants.ENDPOINT} does not answer as a Hugging Face hub does: check HF_ENDPOINT "
-        "and proxy"
-    )
-
-
-def brief(error: BaseException) -> str:
-    """What happened, in one line, without advice."""
-    if isinstance(error, HfHubHTTPError):
-        return f"HTTP {error.response.status_code} from {error.response.url.netloc.decode()}"
-    return " ".join([type(error).__name__, *str(error).split()])
-
-
-def ask_listing(repo_id: str, revision: str) -> tuple[str, dict[str, RemoteFile]]:
-    """The commit that the revision means now, and what lies below PREFIX then, by path."""
-    with one_line(f"{repo_id} at {revision}", repo_id, revision):
-        info = HfApi().dataset_info(
-            repo_id, revision=revision, files_metadata=True, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT
-        )
-        if not re.fullmatch("[0-9a-f]{40}", info.sha):
-            raise ValueError(f"commit {info.sha!r}")
-        listing = {}
-        for file in info.siblings:
-            if file.rfilename.startswith(PREFIX + "/"):
-                path = file.rfilename.removeprefix(PREFIX + "/")
-                etag = file.lfs.sha256 if file.lfs else file.blob_id
-                listing[path] = RemoteFile(path, int(file.size), checksum_or_none(etag))
-    return info.sha, listing
-
-
-def checksum_or_none(text: object) -> str:
-    """`text` where it is a sha1 or sha256, else ""."""
-    text = str(text or "").lower()
-    return text if re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", text) else ""
+def repo_of(repo_id: str) -> Repo:
+    return Repo(repo_id, "dataset", f"--repo-id {repo_id}", PREFIX)
 
 
 def fetch(repo_id: str, commit: str, file: RemoteFile, stage: Path) -> Path:
     """Have the client bring a file into `stage`, and check all that can be. Raises DataError."""
-    with one_line(file.path, repo_id, commit):
-        found = hf_hub_download(
-            repo_id, f"{PREFIX}/{file.path}", repo_type="dataset", revision=commit, local_dir=stage
-        )
-    path = Path(found)
-    try:
-        if problem := damage(path, file, thorough=True):
-            raise DataError(f"{file.path}: {problem}: {GO_ON}; if this stays, tell the owner of {repo_id}")
-        if file.name.endswith(".bin"):
-            try:
-                shards.read_shard(path)
-            except DataError as error:
-                raise DataError(f"{file.path} as published is no shard ({error}): {OWNER}") from error
-    except DataError:
-        path.unlink()  # else the client would take it for whole
-        raise
+    path = client.fetch(repo_of(repo_id), commit, file, stage)
+    if file.name.endswith(".bin"):
+        try:
+            shards.read_shard(path)
+        except DataError as error:
+            path.unlink()  # else the client would take it for whole
+            raise DataError(f"{file.path} as published is no shard ({error}): {OWNER}") from error
     with open(path, "r+b") as stream:
         files.sync(stream)
     return path
@@ -204,7 +100,7 @@ def fetch(repo_id: str, commit: str, file: RemoteFile, stage: Path) -> Path:
 
 def ask_release(args: argparse.Namespace) -> Release:
     """What the hub publishes as the variant now. Raises DataError."""
-    commit, listing = ask_listing(args.repo_id, args.revision)
+    commit, listing = client.ask_listing(repo_of(args.repo_id), args.revision)
     origin = f"{args.repo_id}@{commit[:12]}"
     if "manifest.json" not in listing:
         raise DataError(f"{origin} has no {MANIFEST}, and so no shards: check --repo-id and --revision")
@@ -396,21 +292,6 @@ def check_origin(root: Path, release: Release) -> bool:
     return False
 
 
-def damage(path: Path, file: RemoteFile, thorough: bool) -> str:
-    """What is wrong with `path`, "" if nothing. Only `thorough` compares checksums."""
-    if not path.is_file():
-        return "absent"
-    size = path.stat().st_size
-    if size != file.size:
-        return f"{size} bytes, expected {file.size}"
-    if not thorough or not file.etag:
-        return ""
-    start = hashlib.sha256() if len(file.etag) == 64 else hashlib.sha1(b"blob %d\0" % size)
-    with open(path, "rb") as stream:
-        found = hashlib.file_digest(stream, lambda: start).hexdigest()
-    return "" if found == file.etag else f"checksum is not {file.etag[:16]}..., the published one"
-
-
 def lacking(
     root: Path, needed: tuple[RemoteFile, ...], thorough: bool, workers: int
 ) -> dict[RemoteFile, str]:
@@ -486,7 +367,7 @@ def download(args: argparse.Namespace) -> int:
     """Make the folder hold what `args` asks for; the exit code. Raises DataError, OSError."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
-    disable_progress_bars()  # the client's: one for each of eighty files
+    client.hide_bars()
     release = find_release(args)
     if args.train_shards > len(release.train):
         raise DataError(
@@ -539,11 +420,6 @@ def report(root: Path, release: Release) -> None:
 # --- the command line ------------------------------------------------------------------------------------
 
 
-def repo_id(text: str) -> str:
-    validate_repo_id(text)
-    return text
-
-
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     summary, _, details = __doc__.partition("\n")
     parser = command.Parser(prog="python -m data.download", description=summary, epilog=details)
@@ -551,7 +427,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--variant", default="sp1024", help="dataset by its name or the end of it (%(default)s)")
     add("--train-shards", type=command.whole(0), default=80, help="how many, from the first on (%(default)s)")
-    add("--repo-id", type=repo_id, default=REPO_ID, help="dataset repo (%(default)s)")
+    add("--repo-id", type=client.repo_id, default=REPO_ID, help="dataset repo (%(default)s)")
     add("--revision", default="main", help="branch, tag or commit (%(default)s)")
     folder = command.REPO / "data"
     add("--root", type=Path, default=folder, help="gets datasets/ and tokenizers/ (%(default)s)")

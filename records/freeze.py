@@ -1,10 +1,13 @@
 """Make a record's folder from the run directories of its seeds.
 
     python -m records.freeze logs/RUN... --track track_floppy --name NAME --author WHO \\
-        --what "what changed" --why "why it helps" [--claim record|none]
+        --what "what changed" --why "why it helps" [--claim record|none] [--artifacts hub:user/name]
 
 Script, logs and artifacts are copied byte for byte, metrics are packed by gzip, and the referee scores every
 artifact. A folder that records.verify would fail on its papers is not made.
+
+With --artifacts all of them are put on the Hugging Face hub. Then the folder keeps that of one seed, if it is
+small, and submission.json names where the others lie.
 """
 
 import argparse
@@ -40,6 +43,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--date", default=datetime.date.today().isoformat(), help="(default: today)")
     add("--script", type=Path, default=REPO / SCRIPT, help="as it ran")
     add("--tokenizer", type=Path, help="the record's own, where the track allows one")
+    about = "repo of the hub that gets the artifacts, all but one in place of the folder"
+    add("--artifacts", type=utf8, metavar="hub:USER/NAME", help=about)
     add("--plain", action="store_true", help="leave metrics as they are (default: packed by gzip)")
     add("--records", type=Path, default=RECORDS, help="folder of the tracks")
     add("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/")

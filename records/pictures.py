@@ -1,6 +1,6 @@
 """The two pictures of the README, from the records that are committed: the ladder, and two curves of loss.
 
-python -m records.pictures            write records/ladder.svg and records/curves.svg
+python -m records.pictures            write records/images/ladder.svg and records/images/curves.svg
 python -m records.pictures --check    exit 1 if the records have changed since
 """
 
@@ -20,7 +20,7 @@ TRACK = "track_floppy"
 def work(args: argparse.Namespace) -> int:
     code = 0
     for name, picture in pictures(load_track(args.records / TRACK)).items():
-        path = args.records / name
+        path = args.records / "images" / name
         if path.exists() and picture.digest.encode() in read_bytes(path):
             continue
         if args.check:

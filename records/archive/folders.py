@@ -3,7 +3,7 @@
 import gzip
 import re
 import zlib
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from data.command import DataError
 from data.files import read_bytes
@@ -17,6 +17,18 @@ FILES = re.compile(
 )
 PACKED = ".gz"
 MAX_METRICS = 64 << 20  # bytes of a run's metrics, unpacked
+MAX_FILE = {".log": 4 << 20, ".jsonl": MAX_METRICS, ".md": 1 << 17, ".json": 1 << 20, ".py": 1 << 20}
+MAX_FILE |= {PACKED: 16 << 20}
+
+
+def most_bytes(path: PurePath, budget: int) -> int:
+    """How large a file of a record may be, by its name; artifact and tokenizer have the track's budget."""
+    return MAX_FILE.get(path.suffix, budget)
+
+
+def is_address(place: object) -> bool:
+    """Whether a command names a repo of the hub in place of a folder: hub:user/name[@commit]."""
+    return str(place).startswith("hub:")
 
 
 def seed_of(name: str) -> int:

@@ -16,21 +16,36 @@ OF_ONE_RUN = ("SEED", "RUN_ID")  # settings in which the runs of one record may 
 
 
 @dataclass(frozen=True)
+class ArtifactAddress:
+    """Where an artifact lies that is not in the folder, and how it is known again."""
+
+    at: str  # hub:user/name@commit
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True)
 class Record:
     """A record's folder, whose files are read when they are needed. All properties raise DataError."""
 
     path: Path
     frozen_as: str | None = None  # the name that a folder which still grows will have
+    track_folder: Path | None = None  # of a record that was fetched, and lies in no track's folder
 
     @property
     def name(self) -> str:
         """<YYYY-MM-DD>_<Name>"""
         return self.frozen_as or self.path.name
 
+    @property
+    def home(self) -> Path:
+        """Its track's folder."""
+        return self.track_folder or self.path.parent
+
     @cached_property
     def track(self) -> Track:
         """The track, with the vocabulary that the record names."""
-        track = load_track(self.path.parent)
+        track = load_track(self.home)
         try:
             return track.using(self.field("dataset"))
         except DataError:  # which check_submission reports
@@ -51,6 +66,12 @@ class Record:
     @cached_property
     def artifacts(self) -> dict[int, bytes]:
         return {seed: read_bytes(path) for seed, path in artifact_paths(self.path).items()}
+
+    @cached_property
+    def addresses(self) -> dict[int, ArtifactAddress]:
+        """Of artifacts that lie on the hub, by seed. An artifact may lie in the folder, too."""
+        named = self.submission.get("artifacts", {})
+        return {int(seed): ArtifactAddress(**about) for seed, about in named.items()}
 
     @property
     def own_tokenizer(self) -> int:

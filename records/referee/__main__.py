@@ -7,9 +7,10 @@
     python -m records.referee compress   RECORD FILE [-o FILE.bg]
     python -m records.referee decompress RECORD FILE.bg [-o FILE]
 
-RECORD is a folder with an artifact and a train_gpt.py that defines load_predictor. The record runs in a
-sandbox, and is fed each token after it was charged for it. The referee owns the text, counts bytes and
-seconds, sums the nats and gives the verdict.
+RECORD is a folder with an artifact and a train_gpt.py that defines load_predictor, or hub:user/name[@commit]
+for a record that python -m records.publish put on the Hugging Face hub. The record runs in a sandbox, and is
+fed each token after it was charged for it. The referee owns the text, counts bytes and seconds, sums the nats
+and gives the verdict.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from data import command
 from data.command import DataError, Parser, UsageError, fraction, utf8, whole
 from data.files import read_bytes, write_whole
 from records.archive.checks import Check
+from records.archive.folders import is_address
 from records.archive.tracks import DATA
 from records.referee import scoring
 from records.referee.coder import compress, decompress, table
@@ -157,14 +159,27 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (_, words) in COMMANDS.items():
         one = commands.add_parser(name, help=words, description=words)
-        one.add_argument("record", type=Path, metavar="RECORD", help="a record's folder, or a run's")
+        about_record = "a record's folder, or a run's, or hub:user/name[@commit]"
+        one.add_argument("record", type=Path, metavar="RECORD", help=about_record)
         for owners, option, about in OPTIONS:
             if name in (owners or name).split():
                 one.add_argument(*option.split(), **about)
     return parser.parse_args(argv)
 
 
+def fetch(args: argparse.Namespace) -> None:
+    """Put the folder and the track of a record from the hub in the place of its address."""
+    from records.archive.hub import fetch_record  # which loads the hub's client
+
+    found = fetch_record(str(args.record), args.data, args.track)
+    print(f"{found.address}, of {found.track.name}", file=sys.stderr)
+    args.record = found.path
+    args.track = found.track
+
+
 def work(args: argparse.Namespace) -> int:
+    if is_address(args.record):
+        fetch(args)
     same = ("track", "dataset", "artifact", "data", "trust", "second")
     options = {name: value for name, value in vars(args).items() if name in same}
     alone = args.command in ("sample", "complete")

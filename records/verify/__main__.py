@@ -5,6 +5,7 @@
                                                              changed since are not run --again
     python -m records.verify --all --static                  papers alone: nothing of a record runs
     python -m records.verify FOLDER --retrain any            train a seed again in a sealed room, too
+    python -m records.verify hub:user/name[@commit]          a record of the Hugging Face hub
 
 Exit code 1 if a check fails, 2 and 3 if the verification itself cannot be done: then there is no verdict.
 """
@@ -15,8 +16,8 @@ import sys
 from pathlib import Path
 
 from data import command
-from data.command import DataError, Parser, printable, utf8, whole
-from records.archive.folders import record_folders
+from data.command import DataError, Parser, printable, say, utf8, whole
+from records.archive.folders import is_address, record_folders
 from records.archive.record import Record
 from records.archive.tracks import DATA, RECORDS
 from records.archive.verdicts import still_holds, write_verdict
@@ -33,7 +34,8 @@ def seed_or_any(text: str) -> str:
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(prog="python -m records.verify", description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("folders", nargs="*", type=Path, metavar="FOLDER")
+    add("folders", nargs="*", metavar="FOLDER", help="a record's folder, or hub:user/name[@commit]")
+    add("--track", type=Path, help="of a record from the hub (default: the one that its repo names)")
     add("--all", action="store_true", help="every record of every track")
     again = "with --all: run those, too, whose kept verdict still holds for folder, track and referee"
     add("--again", action="store_true", help=again)
@@ -57,6 +59,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--write keeps verdicts, and a record without a sandbox earns none: leave out --trust")
     if args.trust and args.retrain is not None:
         parser.error("--retrain needs the sealed room, which --trust does without: leave one of them out")
+    if args.write and any(map(is_address, args.folders)):
+        parser.error("--write keeps the verdicts on records of this repository: leave it out with hub:")
     if bool(args.folders) == args.all:
         parser.error("name folders, or --all")
     return args
@@ -70,18 +74,30 @@ def passed_before(folder: Path, args: argparse.Namespace) -> str:
     return still_holds(folder, referee_version())
 
 
+def find_folder(place: str, args: argparse.Namespace) -> tuple[Path, Path | None]:
+    """A record's folder; and its track, where it does not lie in that."""
+    if not is_address(place):
+        return Path(os.path.abspath(place)), None
+    from records.archive.hub import fetch_record  # which loads the hub's client
+
+    found = fetch_record(place, args.data, args.track)
+    say(f"{found.address}, of {found.track.name}:")
+    return found.path, found.track
+
+
 def work(args: argparse.Namespace) -> int:
-    folders = record_folders(RECORDS) if args.all else [Path(os.path.abspath(f)) for f in args.folders]
+    folders = record_folders(RECORDS) if args.all else args.folders
     failed = 0
     left = 0
-    for folder in folders:
+    for place in folders:
+        folder, track = find_folder(place, args)
         if not folder.is_dir():
             raise DataError(f"{printable(folder)}: no such folder")
         print(f"{printable(folder)}:")
         lines = []
         since = passed_before(folder, args)
         with our_errors(folder):
-            for line in verify(folder, args, since):
+            for line in verify(folder, args, since, track):
                 lines.append(line)
                 print(line, flush=True)
         wrong = sum(line.verdict == "FAIL" for line in lines)

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data.command import DataError
+from data.command import DataError, UsageError
 from records.archive.checks import Check, VerifierError, check, skip
-from records.archive.folders import artifact_paths
 from records.archive.record import Record
 from records.archive.submission import this_machine
 from records.archive.tracks import tokenizer_path
@@ -21,7 +20,7 @@ from records.sandbox.predictor import NoSandbox, SandboxError
 from records.verify.papers import check_papers
 from records.verify.retrain import retrain
 
-NO_ARTIFACT = skip("score", "no artifact is here; the judge scores those of its rooms")
+NO_ARTIFACT = skip("score", "no artifact is here or has an address; the judge scores those of its rooms")
 LOOSE, DECIMALS = 1e-4, 5.1e-9  # of a score: on another machine, and on one of the same kind
 
 
@@ -63,6 +62,16 @@ def owner_of(record: Record, data: Path, error: DataError) -> Check:
     return check("tokenizer", False, f"the record's own cannot cut the text: {error}")
 
 
+def find_artifact(record: Record, seed: int) -> Path:
+    """A seed's artifact in the folder, or fetched from its address. Raises DataError."""
+    here = record.path / f"model_seed{seed}.ptz"
+    if here.exists():
+        return here
+    from records.archive.hub import fetch_artifact  # which loads the hub's client
+
+    return fetch_artifact(record.addresses[seed])
+
+
 def check_by_referee(record: Record, options: argparse.Namespace) -> Iterator[Check]:
     """Score again and prove; then train again. Raises NoSandbox, VerifierError, DataError."""
     try:
@@ -73,12 +82,16 @@ def check_by_referee(record: Record, options: argparse.Namespace) -> Iterator[Ch
 
     def job_of(artifact: Path) -> PredictorJob:
         return find_job(
-            record.path, artifact=artifact, data=options.data, trust=options.trust, second=options.second
+            record.path,
+            record.home,
+            artifact,
+            options.data,
+            trust=options.trust,
+            second=options.second,
         )
 
-    paths = artifact_paths(record.path)
-    seeds = sorted(paths)
-    if not paths:
+    seeds = sorted(record.artifacts.keys() | record.addresses)
+    if not seeds:
         yield NO_ARTIFACT
     elif not options.every_seed:
         seeds = [secrets.choice(seeds)]
@@ -87,7 +100,12 @@ def check_by_referee(record: Record, options: argparse.Namespace) -> Iterator[Ch
     if proof is not True:
         yield PART
     for seed in seeds:
-        for line in referee(job_of(paths[seed]), text, proof, drawn):
+        try:
+            artifact = find_artifact(record, seed)
+        except (DataError, UsageError) as error:  # of the hub: what is missing is no fault, and never a pass
+            yield skip(f"artifact-seed{seed}", f"was not found, so it was not scored: {error}")
+            continue
+        for line in referee(job_of(artifact), text, proof, drawn):
             yield compare_score(record, seed, line) if isinstance(line, Result) else line
     if options.retrain is None:
         yield skip("retrained", "--retrain SEED trains again, which a first place needs")
@@ -97,9 +115,14 @@ def check_by_referee(record: Record, options: argparse.Namespace) -> Iterator[Ch
         yield from retrain(record, seed, options.data, job_of, text)
 
 
-def verify(path: Path, options: argparse.Namespace, since: str = "") -> Iterator[Check]:
-    """All checks of one folder. `since`: when it passed those that run it, if that still holds. NoSandbox."""
-    record = Record(path)
+def verify(
+    path: Path, options: argparse.Namespace, since: str = "", track: Path | None = None
+) -> Iterator[Check]:
+    """All checks of one folder. Raises NoSandbox.
+
+    `since`: when it passed those that run it, if that still holds. `track`: of a folder that lies in none.
+    """
+    record = Record(path, track_folder=track)
     failed = False
     for line in check_papers(record):
         failed |= line.verdict == "FAIL"
@@ -113,7 +136,7 @@ def verify(path: Path, options: argparse.Namespace, since: str = "") -> Iterator
         yield skip("score", words)
     elif record.track["device"] == "cuda" and not Path("/dev/nvidiactl").exists():
         yield skip("score", "the track's machine has a CUDA GPU, this one has none")
-    elif not record.artifacts and options.retrain is None:
+    elif not (record.artifacts or record.addresses) and options.retrain is None:
         yield NO_ARTIFACT
     else:
         try:

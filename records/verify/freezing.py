@@ -13,7 +13,7 @@ import numpy as np
 
 from data.command import DataError, UsageError
 from data.files import growing_folder, read_bytes, sha256
-from records.archive.folders import PACKED, SCRIPT, pack, run_artifact
+from records.archive.folders import PACKED, SCRIPT, is_address, pack, run_artifact
 from records.archive.record import Record
 from records.archive.submission import ClaimedRun, parse_run, this_machine
 from records.archive.tracks import load_track
@@ -111,6 +111,22 @@ def write_words(record: Record, words: dict, scores: dict[int, float]) -> Record
     return record
 
 
+def address_artifacts(folder: Path, runs: dict[Path, ClaimedRun], target: Path, address: str) -> dict:
+    """Put all artifacts on the hub and keep that of the first seed; what submission.json says of the rest."""
+    from records.archive.hub import publish_artifacts  # which loads the hub's client
+
+    found = {run.value("seed"): run_artifact(source) for source, run in runs.items()}
+    at = publish_artifacts(address, f"{target.parent.name}/{target.name}", found)
+    named = {}
+    for seed, path in sorted(found.items()):
+        here = folder / f"model_seed{seed}.ptz"
+        if seed != min(found) or not here.exists():  # a large one is not there
+            here.unlink(missing_ok=True)
+            blob = read_bytes(path)
+            named[seed] = {"at": at, "sha256": sha256(blob), "bytes": len(blob)}
+    return named
+
+
 def refuse(record: Record, checks: list[Callable]) -> None:
     """Raises UsageError if a check fails."""
     for line in check_papers(record, checks):
@@ -126,6 +142,8 @@ def freeze(args: argparse.Namespace) -> Path:
     if len(by_logs) < len(runs):
         raise UsageError(f"{len(runs)} runs of the seeds {sorted(by_logs)}, expected one run of each")
     track = load_track(args.records / args.track)
+    if args.artifacts and not is_address(args.artifacts):
+        raise UsageError(f"--artifacts {args.artifacts}: expected hub:user/name")
     words = {
         "format": "bytegolf record",
         "version": 2,
@@ -142,5 +160,7 @@ def freeze(args: argparse.Namespace) -> Path:
         record = Record(folder, target.name)
         refuse(write_words(record, words, by_logs), OF_THE_RUNS)  # before the referee takes its minutes
         scores = {run.value("seed"): score(folder, source, args) for source, run in runs.items()}
+        if args.artifacts:
+            words["artifacts"] = address_artifacts(folder, runs, target, args.artifacts)
         refuse(write_words(record, words, scores), PAPERS)
     return target

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from data.files import read_bytes, sha256
 from records.archive.checks import Check, check, equal, none_wrong, skip
-from records.archive.folders import FILES, FOLDER, MAX_METRICS, PACKED, SCRIPT, seed_of
+from records.archive.folders import FILES, FOLDER, SCRIPT, most_bytes, seed_of
 from records.archive.ranks import best_before, gain_over
 from records.archive.record import OF_ONE_RUN, Record
 from records.archive.submission import ClaimedRun
@@ -14,8 +14,6 @@ from records.archive.tracks import load_track, schema_errors
 from records.archive.verdicts import PASSED, read_verdicts
 from records.verify.source import check_source
 
-MAX_FILE = {".log": 4 << 20, ".jsonl": MAX_METRICS, ".md": 1 << 17, ".json": 1 << 20, ".py": 1 << 20}
-MAX_FILE |= {PACKED: 16 << 20}
 MAX_GIVEN = 2000  # characters of a run's settings: a text could be learned by heart from more
 
 
@@ -24,7 +22,7 @@ MAX_GIVEN = 2000  # characters of a run's settings: a text could be learned by h
 
 def check_folder(record: Record) -> Iterator[Check]:
     """The folder has the files of a record and no others, each a plain file of a reasonable size."""
-    track = load_track(record.path.parent)  # record.track would read submission.json
+    track = load_track(record.home)  # record.track would read submission.json
     wrong = [] if FOLDER.fullmatch(record.name) else [f"the name {record.name!r}"]
     paths = sorted(record.path.iterdir())
     for path in paths:
@@ -33,7 +31,7 @@ def check_folder(record: Record) -> Iterator[Check]:
             wrong.append(f"{path.name!r} has no place in a record")
         elif path.is_symlink() or not path.is_file():
             wrong.append(f"{path.name} is no plain file")
-        elif size > MAX_FILE.get(path.suffix, track["budget_bytes"]):
+        elif size > most_bytes(path, track["budget_bytes"]):
             wrong.append(f"{path.name} has {size} bytes")
     names = {path.name for path in paths}
     wrong += [f"{name} is missing" for name in ("README.md", "submission.json", SCRIPT) if name not in names]
@@ -204,16 +202,23 @@ def check_seeds(record: Record) -> Iterator[Check]:
 
 
 def check_artifact(record: Record) -> Iterator[Check]:
-    """Every artifact below the track's `artifact_below` is here, and is the one that its log names."""
-    wrong = []
+    """Every artifact below the track's `artifact_below` is here or has an address, and is its log's."""
+    wrong = [f"an address of seed {seed}, which has no run" for seed in record.addresses.keys() - record.runs]
     for seed, run in record.runs.items():
         logged = run.value("artifact_sha256"), run.value("artifact_bytes")
         blob = record.artifacts.get(seed)
-        if blob is None and logged[1] < record.track["artifact_below"]:
-            wrong.append(f"model_seed{seed}.ptz is missing")
+        named = record.addresses.get(seed)
+        if named and (named.sha256, named.bytes) != logged:
+            wrong.append(
+                f"seed {seed}: {named.at} for {named.sha256}, {named.bytes} bytes; the log says {logged}"
+            )
+        elif not named and blob is None and logged[1] < record.track["artifact_below"]:
+            wrong.append(f"model_seed{seed}.ptz is missing, and submission.json names no address")
         elif blob is not None and (sha256(blob), len(blob)) != logged:
             wrong.append(f"seed {seed}: sha256 {sha256(blob)}, {len(blob)} bytes; the log says {logged}")
-    yield none_wrong("artifact", wrong, f"those of seeds {sorted(record.artifacts)}, as the logs have them")
+    elsewhere = f", and addresses of {sorted(record.addresses)}" if record.addresses else ""
+    good = f"those of seeds {sorted(record.artifacts)}{elsewhere}, as the logs have them"
+    yield none_wrong("artifact", wrong, good)
 
 
 # --- claims -----------------------------------------------------------------------------------------------

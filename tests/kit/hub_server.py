@@ -1,4 +1,4 @@
-"""A Hugging Face hub on 127.0.0.1, as far as a download sees one, that can be made to misbehave.
+"""A Hugging Face hub on 127.0.0.1, as far as our commands see one, that can be made to misbehave.
 
     with HubServer() as hub:
         commit = hub.commit("owner/name", {"datasets/manifest.json": b"{}", "datasets/big.bin": b"..."})
@@ -8,17 +8,27 @@
 
 It speaks repo info of a commit with git and LFS checksums, HEAD and GET of /resolve/ with X-Repo-Commit,
 ETag, X-Linked-Etag and X-Linked-Size, a redirect to a "CDN" of another origin for LFS files, ranges, and the
-hub's error codes. Files that end in .bin or .model are in LFS. It speaks no Xet.
+hub's error codes. Files that end in .bin, .model or .ptz are in LFS. It speaks no Xet.
+
+For uploads it speaks the creation of a repo, preupload, LFS batch (whole, or in parts of `part_size` bytes),
+PUT to the "CDN", verify, and commits as NDJSON. hub.writers says which token may write in which namespace.
 """
 
+import base64
+import contextlib
 import hashlib
 import json
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
 from urllib.parse import quote, unquote, urlsplit
+
+import pytest
+from huggingface_hub import constants
 
 
 @dataclass
@@ -53,10 +63,29 @@ class HubServer:
 
     def reset(self) -> None:
         """Forget all repos, faults and requests."""
-        self.repos: dict[str, dict] = {}  # id -> refs {name: commit}, commits {commit: files}, token
+        self.repos: dict[str, dict] = {}  # kind/id -> refs {name: commit}, commits {commit: files}, token
+        self.writers = {"hf_write": "me"}  # token -> namespace
+        self.blobs: dict[str, bytes] = {}  # sha256 -> what was uploaded
+        self.parts: dict[tuple[str, int], bytes] = {}
+        self.part_size = 1 << 30  # larger blobs come in parts
         self.faults: list[Fault] = []
         self.requests: list[Request] = []
         self.closing = threading.Event()  # ends the answers that stall
+
+    @contextlib.contextmanager
+    def here(self, home: Path, token: str = "hf_write", url: str | None = None) -> Iterator[None]:
+        """The client of this process asks this hub, which it would else learn when it is imported."""
+        url = url or self.url
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("HF_TOKEN", token)
+            patch.setattr(constants, "ENDPOINT", url)
+            patch.setattr(
+                constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}"
+            )
+            patch.setattr(constants, "HF_HOME", str(home))
+            patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+            patch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
+            yield
 
     def listen(self) -> ThreadingHTTPServer:
         server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"hub": self}))
@@ -73,13 +102,29 @@ class HubServer:
             server.shutdown()
             server.server_close()
 
-    def commit(self, repo_id: str, files: dict[str, bytes], ref: str = "main", token: str = "") -> str:
+    def commit(
+        self,
+        repo_id: str,
+        files: dict[str, bytes],
+        ref: str = "main",
+        token: str = "",
+        kind: str = "datasets",
+    ) -> str:
         """Make `ref` of a repo mean exactly `files`; returns the commit. Only `token`, if given, may read."""
         content = "".join(f"{path} {hashlib.sha1(data).hexdigest()}" for path, data in sorted(files.items()))
         commit = hashlib.sha1((repo_id + content).encode()).hexdigest()
-        repo = self.repos.setdefault(repo_id, {"refs": {}, "commits": {}})
+        repo = self.repos.setdefault(f"{kind}/{repo_id}", {"refs": {}, "commits": {}})
         repo["refs"][ref], repo["commits"][commit], repo["token"] = commit, files, token
         return commit
+
+    def files(self, repo_id: str, kind: str = "datasets") -> dict[str, bytes]:
+        """What main of a repo holds."""
+        repo = self.repos[f"{kind}/{repo_id}"]
+        return repo["commits"][repo["refs"]["main"]]
+
+    def sent(self, since: int = 0) -> list[str]:
+        """sha256 of the blobs that were put, in order."""
+        return [one.path.split("/")[2] for one in self.requests[since:] if one.method == "PUT"]
 
     def fault(self, where: str, **how) -> Fault:
         self.faults.append(Fault(where, **how))
@@ -99,14 +144,15 @@ class HubServer:
             request.path
             for request in self.requests[since:]
             if request.method == "GET"
-            and re.search(f"^/(cdn|datasets)/{repo_id}/.*{pattern}", request.path)
+            and re.search(f"^/(cdn/)?((datasets|models)/)?{repo_id}/.*{pattern}", request.path)
+            and not request.path.startswith("/api/")
             and request.path.startswith("/cdn/") == is_lfs(request.path)
         ]
         return [path.rsplit("/", 1)[1] for path in contents]
 
 
 def is_lfs(path: str) -> bool:
-    return path.endswith((".bin", ".model"))
+    return path.endswith((".bin", ".model", ".ptz"))
 
 
 def checksums(data: bytes) -> tuple[str, str]:
@@ -114,8 +160,12 @@ def checksums(data: bytes) -> tuple[str, str]:
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest(), hashlib.sha256(data).hexdigest()
 
 
+KIND = "(datasets|models)"
+NAME = "([^/]+/[^/]+?)"
+
+
 class Handler(BaseHTTPRequestHandler):
-    """One connection. Paths: /api/datasets/ID/revision/REV, /datasets/ID/resolve/REV/PATH, /cdn/..."""
+    """One connection. What is read: /api/KIND/ID[/revision/REV], [/datasets]/ID/resolve/REV/PATH, /cdn/..."""
 
     protocol_version = "HTTP/1.1"
     hub: HubServer
@@ -124,9 +174,18 @@ class Handler(BaseHTTPRequestHandler):
         return
 
     def do_HEAD(self):
-        self.do_GET()
+        self.serve(self.read)
 
     def do_GET(self):
+        self.serve(self.read)
+
+    def do_POST(self):
+        self.serve(self.write)
+
+    def do_PUT(self):
+        self.serve(self.write)
+
+    def serve(self, work: Callable[[Request, str], None]) -> None:
         url = urlsplit(self.path)
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
         request = Request(self.command, unquote(url.path), token)
@@ -134,23 +193,28 @@ class Handler(BaseHTTPRequestHandler):
         self.fault = self.hub.take_fault(f"{self.command} {request.path}")
         self.fault.before()
         try:
+            self.sent = self.body() if self.command in ("POST", "PUT") else b""
             if self.fault.status:
                 self.answer(self.fault.status, {}, b"")
-            elif match := re.fullmatch("/cdn/(.+?/.+?)/([0-9a-f]{40})/(.+)", request.path):
-                assert not token, "the hub's token must not leave the hub"
-                self.send_file(self.hub.repos[match[1]]["commits"][match[2]][match[3]], {})
-            elif match := re.fullmatch("/api/datasets/(.+?/.+?)/revision/([^/]+)", url.path):
-                self.info(request, *map(unquote, match.groups()))
-            elif match := re.fullmatch("/datasets/(.+?/.+?)/resolve/([^/]+)/(.+)", url.path):
-                self.resolve(request, *map(unquote, match.groups()))
             else:
-                self.refuse(404, "")
+                work(request, url.path)
         except (ConnectionError, TimeoutError):
             self.close_connection = True  # the client went away, as some tests want it to
 
-    def open(self, request: Request, repo_id: str, revision: str) -> tuple[str, dict[str, bytes]] | None:
+    def read(self, request: Request, path: str) -> None:
+        if match := re.fullmatch(f"/cdn/{KIND}/{NAME}/([0-9a-f]{{40}})/(.+)", request.path):
+            assert not request.token, "the hub's token must not leave the hub"
+            self.send_file(self.hub.repos[f"{match[1]}/{match[2]}"]["commits"][match[3]][match[4]], {})
+        elif match := re.fullmatch(f"/api/{KIND}/{NAME}(?:/revision/([^/]+))?", path):
+            self.info(request, match[1], match[2], unquote(match[3] or "main"))
+        elif match := re.fullmatch(f"/(?:(datasets)/)?{NAME}/resolve/([^/]+)/(.+)", path):
+            self.resolve(request, match[1] or "models", *map(unquote, match.groups()[1:]))
+        else:
+            self.refuse(404, "")
+
+    def open(self, request: Request, kind: str, repo_id: str, revision: str) -> tuple[str, dict] | None:
         """(commit, files), or None after a refusal."""
-        repo = self.hub.repos.get(repo_id)
+        repo = self.hub.repos.get(f"{kind}/{repo_id}")
         if not repo or repo["token"] not in ("", request.token):
             return self.refuse(401, "RepoNotFound")
         commit = repo["refs"].get(revision, revision)
@@ -158,13 +222,15 @@ class Handler(BaseHTTPRequestHandler):
             return self.refuse(404, "RevisionNotFound")
         return commit, repo["commits"][commit]
 
-    def info(self, request: Request, repo_id: str, revision: str) -> None:
-        if not (found := self.open(request, repo_id, revision)):
+    def info(self, request: Request, kind: str, repo_id: str, revision: str) -> None:
+        if not (found := self.open(request, kind, repo_id, revision)):
             return
         commit, files = found
         siblings = [self.sibling(path, data) for path, data in sorted(files.items())]
-        info = {"id": repo_id, "sha": commit, "private": False, "tags": [], "siblings": siblings}
-        self.answer(200, {"Content-Type": "application/json"}, json.dumps(info).encode())
+        self.say({"id": repo_id, "sha": commit, "private": False, "tags": [], "siblings": siblings})
+
+    def say(self, value: object) -> None:
+        self.answer(200, {"Content-Type": "application/json"}, json.dumps(value).encode())
 
     def sibling(self, path: str, data: bytes) -> dict:
         git, sha256 = checksums(data)
@@ -173,8 +239,8 @@ class Handler(BaseHTTPRequestHandler):
             found["lfs"] = {"size": len(data), "sha256": sha256, "pointerSize": 130}
         return found
 
-    def resolve(self, request: Request, repo_id: str, revision: str, path: str) -> None:
-        if not (found := self.open(request, repo_id, revision)):
+    def resolve(self, request: Request, kind: str, repo_id: str, revision: str, path: str) -> None:
+        if not (found := self.open(request, kind, repo_id, revision)):
             return
         commit, files = found
         if path not in files:
@@ -189,10 +255,121 @@ class Handler(BaseHTTPRequestHandler):
                 "X-Linked-Etag": f'"{sha256}"',
                 "ETag": f'"{git}"',
                 "X-Linked-Size": str(len(files[path])),
-                "Location": f"{self.hub.cdn}/cdn/{quote(repo_id)}/{commit}/{quote(path)}",
+                "Location": f"{self.hub.cdn}/cdn/{kind}/{quote(repo_id)}/{commit}/{quote(path)}",
             },
             b"",
         )
+
+    # --- uploads ------------------------------------------------------------------------------------------
+
+    def body(self) -> bytes:
+        """What the client sends, of a known length or in chunks."""
+        if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        parts = []
+        while size := int(self.rfile.readline(), 16):
+            parts.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(parts)
+
+    def write(self, request: Request, path: str) -> None:
+        if match := re.fullmatch("/blob/([0-9a-f]{64})/([0-9]+)", path):
+            assert not request.token, "the hub's token must not leave the hub"
+            self.hub.parts[match[1], int(match[2])] = self.sent
+            return self.answer(200, {"ETag": f'"{match[2]}"'}, b"")
+        if match := re.fullmatch("/join/([0-9a-f]{64})", path):
+            return self.join(match[1])
+        if request.token not in self.hub.writers:
+            return self.refuse(401, "")
+        if path == "/api/validate-yaml":
+            return self.say({"errors": [], "warnings": []})
+        if path == "/api/repos/create":
+            return self.create(request)
+        for what, work in self.WRITES.items():
+            if match := re.fullmatch(what.format(KIND=KIND, NAME=NAME), path):
+                kind, repo_id = match[1] or "models", match[2]
+                if repo_id.split("/")[0] != self.hub.writers[request.token]:
+                    return self.refuse(403, "")
+                if found := self.open(request, kind, repo_id, "main"):
+                    return work(self, kind, repo_id, *found)
+                return None
+        return self.refuse(404, "")
+
+    def create(self, request: Request) -> None:
+        asked = json.loads(self.sent)
+        if asked["organization"] != self.hub.writers[request.token]:
+            return self.refuse(403, "")
+        repo_id = f"{asked['organization']}/{asked['name']}"
+        kind = f"{asked['type'] or 'model'}s"
+        if f"{kind}/{repo_id}" in self.hub.repos:
+            return self.refuse(409, "")
+        self.hub.commit(repo_id, {".gitattributes": b"*.bin filter=lfs\n"}, kind=kind)
+        self.say({"url": f"{self.hub.url}/{repo_id if kind == 'models' else f'datasets/{repo_id}'}"})
+
+    def preupload(self, kind: str, repo_id: str, commit: str, files: dict[str, bytes]) -> None:
+        said = []
+        for file in json.loads(self.sent)["files"]:
+            mode = "lfs" if is_lfs(file["path"]) else "regular"
+            said.append({"path": file["path"], "uploadMode": mode, "shouldIgnore": False})
+        self.say({"files": said})
+
+    def batch(self, kind: str, repo_id: str, commit: str, files: dict[str, bytes]) -> None:
+        """Where to put the blobs; those that are here already need no action."""
+        objects = json.loads(self.sent)["objects"]
+        self.say({"transfer": "basic", "objects": [self.actions(kind, repo_id, **one) for one in objects]})
+
+    def actions(self, kind: str, repo_id: str, oid: str, size: int) -> dict:
+        found = {"oid": oid, "size": size}
+        if oid in self.hub.blobs:
+            return found
+        place = repo_id if kind == "models" else f"datasets/{repo_id}"
+        blob = f"{self.hub.cdn}/blob/{oid}"
+        upload = {"href": f"{blob}/1"}
+        if size > self.hub.part_size:
+            count = -(-size // self.hub.part_size)
+            parts = {str(n): f"{blob}/{n}" for n in range(1, count + 1)}
+            header = {"chunk_size": str(self.hub.part_size), **parts}
+            upload = {"href": f"{self.hub.cdn}/join/{oid}", "header": header}
+        verify = {"href": f"{self.hub.url}/{place}.git/info/lfs/verify"}
+        return found | {"actions": {"upload": upload, "verify": verify}}
+
+    def join(self, oid: str) -> None:
+        """The parts that came, as one blob of this hash."""
+        parts = sorted((number, part) for (of, number), part in self.hub.parts.items() if of == oid)
+        data = b"".join(part for _, part in parts)
+        if hashlib.sha256(data).hexdigest() != oid:
+            return self.refuse(400, "")
+        self.hub.blobs[oid] = data
+        self.say({})
+
+    def verify(self, kind: str, repo_id: str, commit: str, files: dict[str, bytes]) -> None:
+        self.join(json.loads(self.sent)["oid"])
+
+    def take(self, kind: str, repo_id: str, commit: str, files: dict[str, bytes]) -> None:
+        """A commit: a line for what it is, and one for each file."""
+        head, *lines = map(json.loads, self.sent.splitlines())
+        if head["value"].get("parentCommit") not in (None, commit):
+            return self.refuse(412, "")
+        after = dict(files)
+        for line in lines:
+            value = line["value"]
+            if line["key"] == "file":
+                after[value["path"]] = base64.b64decode(value["content"])
+            else:
+                assert line["key"] == "lfsFile"
+                after[value["path"]] = self.hub.blobs[value["oid"]]
+        made = self.hub.commit(repo_id, after, kind=kind)
+        self.say({"commitUrl": f"{self.hub.url}/{repo_id}/commit/{made}", "commitOid": made})
+
+    WRITES: ClassVar[dict] = {
+        "/api/{KIND}/{NAME}/preupload/main": preupload,
+        "/(?:(datasets)/)?{NAME}.git/info/lfs/objects/batch": batch,
+        "/(?:(datasets)/)?{NAME}.git/info/lfs/verify": verify,
+        "/api/{KIND}/{NAME}/commit/main": take,
+    }
+
+    # --- answers ------------------------------------------------------------------------------------------
 
     def refuse(self, status: int, code: str) -> None:
         headers = {"X-Error-Code": code, "X-Error-Message": code}

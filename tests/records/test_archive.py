@@ -116,7 +116,7 @@ def test_a_verdict_holds_until_something_that_decided_it_changes(record, change)
 def test_the_version_is_of_the_sources_that_decide():
     names = version.deciding_sources()
     rooms = {name.rpartition("/")[0] for name in names}
-    assert rooms == {"data", "records", *(f"records/{room}" for room in ROOMS.split())}
+    assert rooms == {"data", "data/hub", "records", *(f"records/{room}" for room in ROOMS.split())}
     assert {"records/verify/papers.py", "records/referee/coder.py", "records/schema.json"} <= set(names)
     assert "data/download.py" not in names and "records/verify/freezing.py" not in names
 

@@ -95,8 +95,7 @@ def test_the_pictures_of_the_readme_are_of_the_records_that_are_here(tmp_path, c
     verdicts = json.loads((FLOPPY / "verdicts.json").read_text())
     kept = {"2026-11-22_Par": verdicts["2026-11-22_Par"]}
     (tmp_path / "track_floppy/verdicts.json").write_text(json.dumps(kept))
-    for name in ("ladder.svg", "curves.svg"):
-        shutil.copy(ROOT / "records" / name, tmp_path)
+    shutil.copytree(ROOT / "records/images", tmp_path / "images")
     assert pictures_command.main(["--check", "--records", str(tmp_path)]) == 1
     assert "ladder.svg: is not up to date" in capsys.readouterr().out
 

@@ -1,0 +1,304 @@
+"""Files from repos of the Hugging Face hub and into them, by the hub's own client.
+
+The client does the transfer: token, mirror, proxy, retries and rate limits are its own, set by HF_ENDPOINT,
+HF_TOKEN and its other variables. Here stand what is asked of it, the check of every file that comes, and one
+line for each thing that can go wrong.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import httpx2
+from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token, hf_hub_download
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+    XetDownloadError,
+)
+from huggingface_hub.utils import disable_progress_bars, validate_repo_id
+
+from data.command import DataError, UsageError
+
+GO_ON = "run the same command again to go on"
+MAIN = "main"
+KINDS = ("model", "dataset")
+HUBS_OWN = ".gitattributes"  # which the hub puts into every new repo
+CARD = "README.md"
+
+
+class Unreachable(DataError):
+    """The hub does not answer at all."""
+
+
+@dataclass(frozen=True)
+class Repo:
+    """A repo of the hub."""
+
+    id: str
+    kind: str  # one of KINDS
+    named: str  # as the user named it, for advice
+    folder: str = ""  # of the repo, from which the paths of its files start
+
+    def place(self, path: str) -> str:
+        """A file's path in the repo."""
+        return f"{self.folder}/{path}" if self.folder else path
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A published file."""
+
+    path: str  # below the repo's folder
+    size: int  # bytes
+    etag: str  # the hub's name for the content: sha256 of a large file, git's sha1 of a small one
+
+    @property
+    def name(self) -> str:
+        return PurePosixPath(self.path).name
+
+
+def repo_id(text: str) -> str:
+    """The type of an argument that names a repo."""
+    validate_repo_id(text)
+    return text
+
+
+def own_repo(text: str) -> str:
+    """The type of an argument that names a repo to write to."""
+    if text.count("/") != 1:
+        raise argparse.ArgumentTypeError(f"{text!r} given, expected USER/NAME")
+    return repo_id(text)
+
+
+def cache_folder() -> Path:
+    """Where commands keep what they fetched: beside the client's own cache, which HF_HOME moves."""
+    return Path(constants.HF_HOME) / "bytegolf"
+
+
+# --- errors -----------------------------------------------------------------------------------------------
+
+
+# What the client raises: on the way to the hub (RuntimeError: from its storage, Xet), and where an answer is
+# not a hub's.
+NO_CONNECTION = (OSError, httpx2.RequestError, RuntimeError, XetDownloadError)
+NO_HUB = (ValueError, TypeError, KeyError, AttributeError)
+
+
+@contextlib.contextmanager
+def one_line(what: str, repo: Repo, revision: str, writing: bool = False) -> Iterator[None]:
+    """Raises DataError for what the client raises in the block; errors of the disk pass."""
+    try:
+        yield
+    except (*NO_CONNECTION, *NO_HUB) as error:
+        hidden = isinstance(error, LocalEntryNotFoundError) or type(error) is RuntimeError
+        if hidden and error.__cause__:  # it looked on the disk when the hub failed, or a thread of its failed
+            error = error.__cause__
+        if isinstance(error, OSError) and error.errno is not None:
+            raise error
+        raise verdict(error, what, repo, revision, writing) from error
+
+
+def verdict(error: BaseException, what: str, repo: Repo, revision: str, writing: bool) -> DataError:
+    """The error to end with: what happened, and what mends it."""
+    what = f"{what}: {brief(error)}"
+    if isinstance(error, OfflineModeIsEnabled):
+        return Unreachable(what)
+    if isinstance(error, RevisionNotFoundError):
+        return DataError(f"{what}: the repo has no revision {revision!r}: check the revision that you named")
+    if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403, 404):
+        token = "check that your token" if get_token() else "set HF_TOKEN to a token that"
+        if writing:
+            return DataError(f"{what}: {token} may write to {repo.id}")
+        return DataError(f"{what}: not there, private or gated: check {repo.named}, or {token} may read it")
+    if isinstance(error, HfHubHTTPError):
+        return DataError(f"{what}: {GO_ON}")
+    if isinstance(error, NO_CONNECTION):
+        return Unreachable(f"{what}: check network, proxy and HF_ENDPOINT {constants.ENDPOINT}, then {GO_ON}")
+    return DataError(
+        f"{what}: {constants.ENDPOINT} does not answer as a Hugging Face hub does: check HF_ENDPOINT "
+        "and proxy"
+    )
+
+
+def brief(error: BaseException) -> str:
+    """What happened, in one line, without advice."""
+    if isinstance(error, HfHubHTTPError):
+        return f"HTTP {error.response.status_code} from {error.response.url.netloc.decode()}"
+    return " ".join([type(error).__name__, *str(error).split()])
+
+
+# --- reading ----------------------------------------------------------------------------------------------
+
+
+def ask_listing(repo: Repo, revision: str) -> tuple[str, dict[str, RemoteFile]]:
+    """The commit that the revision means now, and what lies below the repo's folder then, by path."""
+    with one_line(f"{repo.id} at {revision}", repo, revision):
+        try:
+            info = HfApi().repo_info(
+                repo.id,
+                repo_type=repo.kind,
+                revision=revision,
+                files_metadata=True,
+                timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
+            )
+        except RepositoryNotFoundError:
+            refuse_another_kind(repo)
+            raise
+        if not re.fullmatch("[0-9a-f]{40}", info.sha):
+            raise ValueError(f"commit {info.sha!r}")
+        listing = {}
+        for file in info.siblings:
+            if file.rfilename.startswith(repo.place("")):
+                path = file.rfilename.removeprefix(repo.place(""))
+                etag = file.lfs.sha256 if file.lfs else file.blob_id
+                listing[path] = RemoteFile(path, int(file.size), checksum_or_none(etag))
+    return info.sha, listing
+
+
+def refuse_another_kind(repo: Repo) -> None:
+    """Raises DataError where a repo of the other kind has the name."""
+    other = KINDS[1 - KINDS.index(repo.kind)]
+    if HfApi().repo_exists(repo.id, repo_type=other):
+        raise DataError(f"{repo.id} is a {other} repo, expected a {repo.kind} repo: check {repo.named}")
+
+
+def checksum_or_none(text: object) -> str:
+    """`text` where it is a sha1 or sha256, else ""."""
+    text = str(text or "").lower()
+    return text if re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", text) else ""
+
+
+def fetch(repo: Repo, commit: str, file: RemoteFile, stage: Path) -> Path:
+    """Have the client bring a file into `stage`, and check size and checksum. Raises DataError."""
+    with one_line(file.path, repo, commit):
+        found = hf_hub_download(
+            repo.id, repo.place(file.path), repo_type=repo.kind, revision=commit, local_dir=stage
+        )
+    path = Path(found)
+    if problem := damage(path, file, thorough=True):
+        path.unlink()  # else the client would take it for whole
+        raise DataError(f"{file.path}: {problem}: {GO_ON}; if this stays, tell the owner of {repo.id}")
+    return path
+
+
+def damage(path: Path, file: RemoteFile, thorough: bool) -> str:
+    """What is wrong with `path`, "" if nothing. Only `thorough` compares checksums."""
+    if not path.is_file():
+        return "absent"
+    size = path.stat().st_size
+    if size != file.size:
+        return f"{size} bytes, expected {file.size}"
+    if not thorough or not file.etag:
+        return ""
+    start = hashlib.sha256() if len(file.etag) == 64 else hashlib.sha1(b"blob %d\0" % size)
+    with open(path, "rb") as stream:
+        found = hashlib.file_digest(stream, lambda: start).hexdigest()
+    return "" if found == file.etag else f"checksum is not {file.etag[:16]}..., the published one"
+
+
+def hide_bars() -> None:
+    """The client's own bars: one for each of many files."""
+    disable_progress_bars()
+
+
+# --- addresses --------------------------------------------------------------------------------------------
+
+ADDRESS = re.compile(r"hub:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Address:
+    """A repo at a revision, as a command names it: hub:user/name, or hub:user/name@revision."""
+
+    text: str
+    id: str
+    revision: str
+
+    @property
+    def repo(self) -> Repo:
+        return Repo(self.id, "model", self.text)
+
+
+def read_address(text: str) -> Address:
+    """Raises UsageError."""
+    found = ADDRESS.fullmatch(text)
+    try:
+        validate_repo_id(found[1] if found else text)
+    except HFValidationError:
+        raise UsageError(f"{text}: is no address, expected hub:user/name or hub:user/name@commit") from None
+    return Address(text, found[1], found[2] or MAIN)
+
+
+# --- writing ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a repo holds before something is published in it; no commit: there is no such repo yet."""
+
+    repo: Repo
+    commit: str
+    listing: dict[str, RemoteFile]
+
+    def refuse_strangers(self, ours: Callable[[str], bool], what: str) -> None:
+        """Raises DataError where the repo holds anything that is not `ours`: it is never overwritten.
+
+        A card is ours where one of our files lies beside it.
+        """
+        paths = self.listing.keys() - {HUBS_OWN}
+        strangers = sorted(path for path in paths if path != CARD and not ours(path))
+        if strangers or paths == {CARD}:
+            raise DataError(
+                f"{self.repo.id} holds {(strangers or [CARD])[0]}, which is not of {what}: "
+                f"nothing was changed, name another repo than {self.repo.named}"
+            )
+
+
+def look(repo: Repo) -> Standing:
+    """What is in a repo that we are going to write to. Raises DataError."""
+    if not get_token():
+        raise DataError(f"no token: set HF_TOKEN to one that may write to {repo.id}, or run hf auth login")
+    with one_line(repo.id, repo, MAIN, writing=True):
+        there = HfApi().repo_exists(repo.id, repo_type=repo.kind)
+        if not there:
+            refuse_another_kind(repo)
+    return Standing(repo, *ask_listing(repo, MAIN)) if there else Standing(repo, "", {})
+
+
+def publish(standing: Standing, sources: dict[str, Path], message: str) -> tuple[str, list[str]]:
+    """Make a repo hold files, by their paths in it: the commit, and which of them have changed.
+
+    They appear in one commit, so nobody sees a part of them. Large files that came before an upload was cut
+    off are not sent again: the hub knows them by their hash. Raises DataError.
+    """
+    repo = standing.repo
+    changed = [path for path, source in sources.items() if differs(source, standing.listing.get(path))]
+    if not changed:
+        return standing.commit, []
+    if not sys.stderr.isatty():
+        hide_bars()
+    with one_line(f"{repo.id}: {len(changed)} files to send", repo, MAIN, writing=True):
+        if not standing.commit:
+            HfApi().create_repo(repo.id, repo_type=repo.kind, exist_ok=True)
+        done = HfApi().create_commit(
+            repo.id,
+            [CommitOperationAdd(repo.place(path), sources[path]) for path in changed],
+            repo_type=repo.kind,
+            commit_message=message,
+            parent_commit=standing.commit or None,  # so that nobody else's commit is lost
+        )
+    return done.oid, changed
+
+
+def differs(source: Path, there: RemoteFile | None) -> bool:
+    return there is None or not there.etag or bool(damage(source, there, thorough=True))

@@ -1,0 +1,165 @@
+"""Put a dataset that data.prepare made on the Hugging Face hub: shards, tokenizer, manifest and a card.
+
+    python -m data.publish data/datasets/NAME_sp1024 --to user/name
+
+data.download --repo-id user/name --variant NAME_sp1024 fetches it. The token is HF_TOKEN, or that of
+`hf auth login`. When the same command is given again, only what has changed is sent, and an upload that was
+cut off goes on. A repo holds one dataset; one that holds anything else is left as it is.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from huggingface_hub import DatasetCardData
+
+from data import command, files, shards
+from data.command import DataError, say
+from data.download import MANIFEST, PREFIX
+from data.hub import client
+from data.hub.client import CARD, Repo
+
+LOSSY = (
+    "**Lossy.** The tokenizer does not give back all of the text. Shards, manifest and the logs of every run "
+    "on this dataset carry the flag `lossy`. Scores are counted over the raw bytes all the same.\n\n"
+)
+
+
+def load_dataset(folder: Path) -> dict:
+    """The manifest of a dataset of ours. Raises DataError."""
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder")
+    manifest = shards.load_manifest(folder)
+    if manifest is None:
+        raise DataError(
+            f"{folder}: holds no manifest.json of data.prepare, and only such datasets are published"
+        )
+    return manifest
+
+
+def files_of(folder: Path, manifest: dict) -> dict[str, Path]:
+    """Shards, tokenizer and manifest by their paths in the repo. Raises DataError where one is another."""
+    place = f"{PREFIX}/datasets/{folder.name}"
+    tokenizer = folder / manifest["tokenizer"]["file"]
+    hashes = {folder / file["name"]: file["sha256"] for file in manifest["files"]}
+    hashes[tokenizer] = manifest["tokenizer"]["sha256"]
+    for path, expected in hashes.items():
+        if not path.is_file():
+            raise DataError(f"{path}: no such file, and the manifest names it: make the dataset anew")
+        if files.file_sha256(path).hex() != expected:
+            raise DataError(
+                f"{path}: not the file of the manifest, sha256 {expected}: "
+                f"python -m data.shards verify {command.shown(folder)} says more"
+            )
+    found = {f"{place}/{path.name}": path for path in hashes if path != tokenizer}
+    found[f"{PREFIX}/tokenizers/{tokenizer.name}"] = tokenizer
+    found[f"{place}/manifest.json"] = folder / "manifest.json"
+    return found
+
+
+def index(folder: Path, manifest: dict) -> dict:
+    """The manifest.json of the whole repo, which data.download reads."""
+    tokenizer = manifest["tokenizer"]
+    name = Path(tokenizer["file"]).name
+    dataset = {
+        "name": folder.name,
+        "tokenizer_name": Path(name).stem,
+        "path": f"datasets/{folder.name}",
+        "train_glob": "*_train_*.bin",
+        "val_glob": "*_val_*.bin",
+        "stats": {f"files_{split}": len(of_split(manifest, split)) for split in ("train", "val")},
+        "files": [{key: file[key] for key in ("name", "tokens", "sha256")} for file in manifest["files"]],
+    }
+    model = {
+        "name": Path(name).stem,
+        "vocab_size": tokenizer["vocab_size"],
+        "model_path": f"tokenizers/{name}",
+        "model_sha256": tokenizer["sha256"],
+    }
+    return {"datasets": [dataset], "tokenizers": [model]}
+
+
+def of_split(manifest: dict, split: str) -> list[dict]:
+    return [file for file in manifest["files"] if file["split"] == split]
+
+
+def row(manifest: dict, split: str) -> str:
+    """A split in the card's table."""
+    shards_of = of_split(manifest, split)
+    sums = [sum(file[key] for file in shards_of) for key in ("documents", "bytes", "tokens")]
+    digest = manifest[f"{split}_sha256"]
+    return " | ".join([f"| {split}", str(len(shards_of)), *(f"{one:,}" for one in sums), f"`{digest}` |"])
+
+
+def card(folder: Path, manifest: dict, repo_id: str, license_id: str) -> str:
+    """The README.md of the repo."""
+    tags = ["bytegolf", "lossy"] if manifest["lossy"] else ["bytegolf"]
+    head = DatasetCardData(
+        license=license_id, tags=tags, pretty_name=folder.name, task_categories=["text-generation"]
+    )
+    rows = "\n".join([row(manifest, "train"), row(manifest, "val")])
+    tokenizer = manifest["tokenizer"]
+    shown = f"--repo-id {repo_id} --variant {folder.name} --train-shards {len(of_split(manifest, 'train'))}"
+    return f"""---
+{head.to_yaml()}
+---
+
+# {folder.name}
+
+{LOSSY if manifest["lossy"] else ""}Token shards of a text, and the tokenizer that made them: \
+{tokenizer["vocab_size"]:,} pieces, {tokenizer["model_type"]}.
+
+| split | shards | documents | bytes of text | tokens | sha256 of the documents' sha256 |
+|---|---|---|---|---|---|
+{rows}
+
+In a copy of the bytegolf repository this fetches shards and tokenizer and checks every one of them:
+
+```bash
+python -m data.download {shown}
+```
+
+`datasets/datasets/{folder.name}/manifest.json` has the hash of every file, and the options that made it.
+"""
+
+
+def work(args: argparse.Namespace) -> int:
+    folder = args.dataset.absolute()
+    manifest = load_dataset(folder)
+    there = client.look(Repo(args.to, "dataset", f"--to {args.to}"))
+    sources = files_of(folder, manifest)
+    there.refuse_strangers(lambda path: path in sources or path == MANIFEST, f"the dataset {folder.name}")
+    with tempfile.TemporaryDirectory() as stage:
+        sources[MANIFEST] = Path(stage) / "manifest.json"
+        sources[MANIFEST].write_text(json.dumps(index(folder, manifest), indent=1) + "\n")
+        sources[CARD] = Path(stage) / CARD
+        sources[CARD].write_text(card(folder, manifest, args.to, args.license), encoding="utf-8")
+        commit, changed = client.publish(there, sources, folder.name)
+    if changed:
+        say(f"{args.to}@{commit}: {len(changed)} of {len(sources)} files were sent")
+    else:
+        say(f"nothing to publish: {args.to}@{commit} holds all {len(sources)} files")
+    return 0
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    summary, _, details = __doc__.partition("\n")
+    parser = command.Parser(prog="python -m data.publish", description=summary, epilog=details)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("dataset", type=Path, metavar="DATASET", help="folder of data/datasets with a manifest.json")
+    add(
+        "--to", type=client.own_repo, required=True, metavar="USER/NAME", help="the dataset repo that gets it"
+    )
+    add("--license", default="unknown", help="of the text, as the hub names it (%(default)s)")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    return command.main(parse_args, work, "publish again", argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""Records and artifacts from the Hugging Face hub. All that comes from there is a stranger's.
+
+A repo of a record holds what `records.publish` puts there: the folder as it lies in records/, and beside it
+the track's tokenizer. Only files that a record may have are fetched, none larger than a record's may be, and
+each must have the checksum that the hub lists at the commit. Nothing of it runs outside the sandbox.
+"""
+
+import os
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import filelock
+
+from data.command import DataError, UsageError
+from data.files import file_sha256, read_bytes, write_whole
+from data.hub import client
+from data.hub.client import Address, RemoteFile
+from records.archive.folders import FILES, FOLDER, most_bytes
+from records.archive.record import ArtifactAddress
+from records.archive.tracks import RECORDS, Track, load_track
+
+PLACE = re.compile(rf"(track_[a-z0-9_]+)/({FOLDER.pattern})/(?P<file>[^/]+)", re.ASCII)
+TOKENIZERS = "tokenizers"  # a folder of the repo, as of data/
+MOST_FILES = 256  # of a record: sixty seeds
+COMMIT = re.compile("[0-9a-f]{40}")
+
+
+@dataclass(frozen=True)
+class FetchedRecord:
+    """A record's folder that was fetched, and the track of ours that it belongs to."""
+
+    address: str  # hub:user/name@commit
+    path: Path
+    track: Path
+
+
+def tell(line: str) -> None:
+    """Apart from what a model writes, which goes to stdout."""
+    print(line, file=sys.stderr, flush=True)
+
+
+# --- a record ---------------------------------------------------------------------------------------------
+
+
+def fetch_record(text: str, data: Path, track: Path | None = None) -> FetchedRecord:
+    """The record at an address, from the cache if it is there. Raises UsageError, DataError.
+
+    Its track is that of our records/ which the repo names, or `track`.
+    """
+    address = client.read_address(text)
+    client.hide_bars()
+    home = client.cache_folder() / "records" / address.id.replace("/", "--")
+    commit = address.revision
+    if not (COMMIT.fullmatch(commit) and (home / commit).is_dir()):
+        commit, listing = client.ask_listing(address.repo, commit)
+        rules = our_track(only_folder([*listing], text).parts[0], text, track)
+        home.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(home / ".lock"):
+            bring(address, commit, wanted(listing, rules, text), home)
+    place = only_folder(
+        [path.relative_to(home / commit).as_posix() for path in (home / commit).rglob("*")], text
+    )
+    rules = our_track(place.parts[0], text, track)
+    lend_tokenizer(home / commit / TOKENIZERS, rules, data)
+    return FetchedRecord(f"hub:{address.id}@{commit}", home / commit / place, rules.folder)
+
+
+def only_folder(paths: list[str], text: str) -> PurePosixPath:
+    """<track>/<record> of a repo that holds one record. Raises DataError."""
+    found = {PurePosixPath(path).parent for path in paths if PLACE.fullmatch(path)}
+    if len(found) != 1:
+        raise DataError(
+            f"{text}: holds {len(found)} folders <track>/<date>_<name>, expected the one of a record, "
+            "as python -m records.publish puts it there"
+        )
+    return found.pop()
+
+
+def our_track(name: str, text: str, given: Path | None) -> Track:
+    """The rules are ours, never the repo's. Raises DataError."""
+    if given is None and not (RECORDS / name / "track.json").exists():
+        raise DataError(f"{text}: is of {name}, which is no track of ours; --track names the track")
+    return load_track(given or RECORDS / name)
+
+
+def wanted(listing: dict[str, RemoteFile], rules: Track, text: str) -> list[RemoteFile]:
+    """The files to fetch. Raises DataError where one is not a record's, or too large for one."""
+    folder = only_folder([*listing], text)
+    budget = rules["budget_bytes"]
+    files = [file for path, file in listing.items() if PurePosixPath(path).is_relative_to(folder)]
+    for file in files:
+        if not FILES.fullmatch(str(PurePosixPath(file.path).relative_to(folder))):
+            raise DataError(f"{text}: {file.path} has no place in a record")
+        if file.size > (most := most_bytes(PurePosixPath(file.path), budget)):
+            raise DataError(f"{text}: {file.path} has {file.size} bytes, expected {most} at most")
+    if len(files) > MOST_FILES:
+        raise DataError(f"{text}: holds {len(files)} files of a record, expected {MOST_FILES} at most")
+    tokenizers = {f"{TOKENIZERS}/{one['tokenizer']}" for one in rules["dataset"]["vocabularies"]}
+    return files + [file for path, file in listing.items() if path in tokenizers and file.size <= budget]
+
+
+def bring(address: Address, commit: str, files: list[RemoteFile], home: Path) -> None:
+    """The files in the folder of their commit, which appears when all are there and right."""
+    if (home / commit).is_dir():
+        return
+    stage = home / f".{commit}.partial"
+    tell(f"hub:{address.id}@{commit}: {len(files)} files, {sum(file.size for file in files) / 1e6:.1f} MB")
+    for file in files:
+        client.fetch(address.repo, commit, file, stage)
+    shutil.rmtree(stage / ".cache", ignore_errors=True)  # the client's own notes
+    os.rename(stage, home / commit)
+
+
+def lend_tokenizer(folder: Path, rules: Track, data: Path) -> None:
+    """Give data/ the track's tokenizers that it lacks: those alone whose hash the track names."""
+    for one in rules["dataset"]["vocabularies"]:
+        here, there = data / "tokenizers" / one["tokenizer"], folder / one["tokenizer"]
+        if not here.exists() and there.is_file() and file_sha256(there).hex() == one["tokenizer_sha256"]:
+            here.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(here, read_bytes(there))
+            tell(f"{here}: the track's tokenizer, which was not here")
+
+
+# --- an artifact ------------------------------------------------------------------------------------------
+
+
+def fetch_artifact(named: ArtifactAddress) -> Path:
+    """An artifact by its hash, from the cache if it is there. Raises UsageError, DataError."""
+    kept = client.cache_folder() / "artifacts" / named.sha256
+    if is_artifact(kept, named):
+        return kept
+    address = client.read_address(named.at)
+    client.hide_bars()
+    commit, listing = client.ask_listing(address.repo, address.revision)
+    stage = kept.with_name(f".{named.sha256}.partial")
+    for file in listing.values():
+        # of a small file the hub lists another hash than sha256
+        if file.size == named.bytes and (file.etag == named.sha256 or len(file.etag) == 40):
+            found = client.fetch(address.repo, commit, file, stage)
+            if is_artifact(found, named):
+                os.replace(found, kept)
+                shutil.rmtree(stage, ignore_errors=True)
+                return kept
+    raise DataError(f"{named.at} holds no file of {named.bytes} bytes and sha256 {named.sha256}")
+
+
+def publish_artifacts(text: str, place: str, artifacts: dict[int, Path]) -> str:
+    """Put a record's artifacts where records.publish would: their address. Raises UsageError, DataError."""
+    address = client.read_address(text)
+    if address.text != f"hub:{address.id}":
+        raise UsageError(f"{text}: expected hub:user/name, without a commit: there will be a new one")
+    there = client.look(address.repo)
+    there.refuse_strangers(
+        lambda path: path.startswith((f"{place}/", f"{TOKENIZERS}/")), f"the record {place}"
+    )
+    sources = {f"{place}/model_seed{seed}.ptz": path for seed, path in artifacts.items()}
+    commit, _ = client.publish(there, sources, f"artifacts of {place}")
+    return f"hub:{address.id}@{commit}"
+
+
+def is_artifact(path: Path, named: ArtifactAddress) -> bool:
+    return path.is_file() and path.stat().st_size == named.bytes and file_sha256(path).hex() == named.sha256

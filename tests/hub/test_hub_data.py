@@ -1,0 +1,94 @@
+"""data.publish, and data.download of what it published."""
+
+import json
+from pathlib import Path
+
+import pytest
+from huggingface_hub import DatasetCard
+
+from data import download, prepare
+from data import publish as data_publish
+from tests.kit import data_kit, helpers
+from tests.kit.hub_server import HubServer
+
+pytestmark = pytest.mark.slow
+
+REPO = "me/words"
+NAME = "words_sp400"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """data/ with a dataset of ours in several shards."""
+    root = tmp_path_factory.mktemp("here")
+    text = data_kit.write_jsonl(root / "words.jsonl", helpers.documents(400, 3))
+    options = ("--name", "words", "--vocab-size", 400, "--shard-tokens", 4000, "--val-docs", 20)
+    data_kit.call(prepare.main, "text", text, *options, "--root", root)
+    return root / "data"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with HubServer() as server:
+        yield server
+
+
+@pytest.fixture
+def hub(server, tmp_path):
+    server.reset()
+    server.home = tmp_path / "home"
+    yield server
+    server.closing.set()
+
+
+def publish(hub, root: Path, code: int = 0, to: str = REPO) -> str:
+    with hub.here(hub.home):
+        return data_kit.call(data_publish.main, root / "datasets" / NAME, "--to", to, code=code)
+
+
+def test_what_is_published_is_what_download_fetches(hub, root, tmp_path):
+    out = publish(hub, root)
+    assert "files were sent" in out
+    since = len(hub.requests)
+    assert "nothing to publish" in publish(hub, root)
+    assert not [one for one in hub.requests[since:] if one.method != "GET"]
+    ours = {path.name: path.read_bytes() for path in root.rglob("*.bin")}
+    count = sum("_train_" in name for name in ours)
+    assert count > 1
+    options = ("--repo-id", REPO, "--variant", "sp400", "--train-shards", count, "--root", tmp_path / "data")
+    with hub.here(hub.home, token=""):  # by anybody
+        data_kit.call(download.main, *options, "--verify")
+    assert {path.name: path.read_bytes() for path in tmp_path.rglob("*.bin")} == ours
+    name = "tokenizers/words_400_bpe.model"
+    assert (tmp_path / "data" / name).read_bytes() == (root / name).read_bytes()
+    card = DatasetCard(hub.files(REPO)["README.md"].decode())
+    assert "lossy" not in card.content.lower() and f"--variant {NAME} --train-shards {count}" in card.text
+    place = f"datasets/datasets/{NAME}/manifest.json"
+    assert hub.files(REPO)[place] == (root / "datasets" / NAME / "manifest.json").read_bytes()
+
+
+def test_refusals_and_the_card_of_a_lossy_dataset(hub, root):
+    hub.commit("me/model", {"model.bin": b""}, kind="models")
+    hub.commit("me/other", {"datasets/manifest.json": b"{}", "data.bin": b""})
+    hub.commit("me/card", {"README.md": b"mine"})
+    for repo_id, words in (
+        ("me/model", "is a model repo"),
+        ("me/other", "data.bin"),
+        ("me/card", "README.md"),
+    ):
+        assert words in data_kit.refused(publish(hub, root, code=3, to=repo_id))
+    path = root / "datasets" / NAME / "manifest.json"
+    before = path.read_text()
+    try:
+        path.write_text(json.dumps(json.loads(before) | {"lossy": True}))
+        publish(hub, root)
+        card = DatasetCard(hub.files(REPO)["README.md"].decode())
+        assert "**Lossy.**" in card.text and "lossy" in card.data.tags
+        files = json.loads(before)["files"]
+        files[0]["sha256"] = "0" * 64
+        path.write_text(json.dumps(json.loads(before) | {"files": files}))
+        assert "not the file of the manifest" in data_kit.refused(publish(hub, root, code=3))
+        path.unlink()
+        assert "holds no manifest.json" in data_kit.refused(publish(hub, root, code=3))
+    finally:
+        path.write_text(before)

@@ -1,0 +1,264 @@
+"""records.publish, hub: addresses of referee and verify, and artifacts by address."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from huggingface_hub import ModelCard
+
+from data.files import sha256
+from records import freeze as records_freeze
+from records import publish as records_publish
+from records.referee import __main__ as records_referee
+from records.verify import __main__ as records_verify
+from tests.kit import data_kit, helpers, record_kit
+from tests.kit.hub_server import HubServer
+from tests.kit.record_kit import TRUST, Author, bigram, passed_earlier
+
+pytestmark = pytest.mark.slow
+
+REPO = "me/mine"
+MODEL = "model_seed1.ptz"
+NOWHERE = "http://127.0.0.1:9"
+
+
+@pytest.fixture(scope="module")
+def author(tmp_path_factory):
+    return Author(tmp_path_factory.mktemp("author"), script=bigram(*record_kit.NUMPY))
+
+
+@pytest.fixture(scope="module")
+def server():
+    with HubServer() as server:
+        yield server
+
+
+@pytest.fixture
+def hub(server, tmp_path):
+    server.reset()
+    server.home = tmp_path / "home"
+    yield server
+    server.closing.set()
+
+
+def environment(hub, **variables: str) -> dict[str, str]:
+    env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(hub.home), "HF_TOKEN": "hf_write", "NO_PROXY": "*"}
+    return env | {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DOWNLOAD_TIMEOUT": "1"} | variables
+
+
+def call(hub, command: ModuleType, *args: object, code: int = 0, **hub_here: str) -> str:
+    """What a command says that runs in this process; its exit code is checked."""
+    with hub.here(hub.home, **hub_here):
+        return data_kit.call(command.main, *args, code=code)
+
+
+def publish(hub, folder: Path, data: Path) -> str:
+    return call(hub, records_publish, folder, "--to", REPO, "--data", data)
+
+
+def refused(hub, *args: object, **hub_here: str) -> str:
+    return data_kit.refused(call(hub, *args, code=3, **hub_here))
+
+
+def verify(hub, author: Author, place: object, *args: object, **more) -> str:
+    places = ("--data", author.data, "--track", author.track, "--second", author.data / "second.jsonl")
+    return call(hub, records_verify, place, *places, *TRUST, *args, **more)
+
+
+def put(hub, author: Author, **changes: bytes | None) -> str:
+    """A commit of a repo with the record in it, and files changed in its folder; None takes one away."""
+    place = f"{author.track.name}/{author.folder.name}"
+    files = {f"{place}/{path.name}": path.read_bytes() for path in author.folder.iterdir()}
+    for name, data in changes.items():
+        files[f"{place}/{name}"] = data
+    kept = {path: data for path, data in files.items() if data is not None}
+    return hub.commit(REPO, kept, kind="models")
+
+
+# --- publish ----------------------------------------------------------------------------------------------
+
+
+def test_a_record_that_did_not_pass_is_published_as_such_and_then_as_passed(hub, author, tmp_path):
+    root = tmp_path / "records"
+    shutil.copytree(author.track, root / "track_tiny")
+    folder = root / "track_tiny" / author.folder.name
+    out = publish(hub, folder, author.data)
+    assert "the record did not pass, and its card says so: none" in out
+    files = hub.files(REPO, "models")
+    there = {path.removeprefix(f"track_tiny/{folder.name}/"): data for path, data in files.items()}
+    for path in folder.iterdir():
+        if path.name != "README.md":
+            assert there[path.name] == path.read_bytes()
+    assert files[f"track_tiny/{folder.name}/README.md"] == (folder / "README.md").read_bytes()
+    assert files["tokenizers/tiny.model"] == (author.data / "tokenizers/tiny.model").read_bytes()
+    card = ModelCard(files["README.md"].decode())
+    (result,) = card.data.eval_results
+    scores = json.loads((folder / "submission.json").read_text())["scores"].values()
+    assert result.metric_value == pytest.approx(sum(scores) / len(scores), abs=1e-7)
+    assert result.metric_name.endswith("claimed") and card.data.license == "mit"
+    assert "**This record did not pass.**" in card.text and f"sample hub:{REPO}" in card.text
+
+    sent = len(hub.requests)
+    assert "nothing to publish: hub:me/mine@" in publish(hub, folder, author.data)
+    assert not [one for one in hub.requests[sent:] if one.method != "GET"]
+
+    passed_earlier(folder)
+    assert f": 1 of {len(files) - 1} files were sent" in publish(hub, folder, author.data)
+    card = ModelCard(hub.files(REPO, "models")["README.md"].decode())
+    assert "did not pass" not in card.text and card.data.eval_results[0].metric_name == "bits per byte"
+
+
+def test_an_upload_that_was_cut_off_goes_on(hub, author):
+    """Killed at its second artifact; the first one is not sent again."""
+    waits = threading.Event()
+    hub.part_size = 100_000  # so that the artifacts come in parts
+    first, second = (sha256((author.folder / f"model_seed{seed}.ptz").read_bytes()) for seed in (1, 2))
+    hub.fault(f"PUT /blob/{second}/2", times=1, before=waits.set)
+    hub.fault(f"PUT /blob/{second}/3", times=1, before=lambda: hub.closing.wait(20))
+    args = (author.folder, "--to", REPO, "--data", author.data)
+    process = data_kit.start("records.publish", *args, env=environment(hub))
+    assert waits.wait(60)
+    while first not in hub.blobs:
+        assert process.poll() is None
+    process.kill()
+    process.communicate()
+    hub.closing.set()
+    assert list(hub.files(REPO, "models")) == [".gitattributes"]  # nobody sees a part
+    hub.faults.clear()
+    since = len(hub.requests)
+    publish(hub, author.folder, author.data)
+    assert second in hub.sent(since) and first not in hub.sent(since)
+    assert f"track_tiny/{author.folder.name}/model_seed2.ptz" in hub.files(REPO, "models")
+
+
+def test_what_holds_something_else_is_left_as_it_is(hub, author):
+    theirs = {
+        "me/card": ({"README.md": b"mine"}, "models", "holds README.md"),
+        "me/model": ({"model.bin": b"weights", "README.md": b"mine"}, "models", "holds model.bin"),
+        "me/data": ({"a.txt": b""}, "datasets", "is a dataset repo"),
+    }
+    for repo_id, (files, kind, words) in theirs.items():
+        hub.commit(repo_id, files, kind=kind)
+        args = (records_publish, author.folder, "--data", author.data, "--to", repo_id)
+        assert words in refused(hub, *args)
+        assert hub.files(repo_id, kind) == files
+    for repo_id, token, words in (
+        ("me/x", "", "no token: set HF_TOKEN"),
+        ("me/x", "hf_wrong", "HTTP 401"),
+        ("you/x", "hf_write", "HTTP 403"),
+    ):
+        args = (records_publish, author.folder, "--data", author.data, "--to", repo_id)
+        line = refused(hub, *args, token=token)
+        assert words in line and f"may write to {repo_id}" in line
+    assert "check network" in refused(
+        hub, records_publish, author.folder, "--data", author.data, "--to", REPO, url=NOWHERE
+    )
+
+
+# --- hub: addresses ---------------------------------------------------------------------------------------
+
+
+def test_a_record_is_fetched_at_a_commit_and_judged_in_the_sandbox(hub, author, tmp_path):
+    publish(hub, author.folder, author.data)
+    commit = hub.repos[f"models/{REPO}"]["refs"]["main"]
+    out = verify(hub, author, f"hub:{REPO}", "--every-seed")
+    assert f"hub:{REPO}@{commit}, of track_tiny" in out and "1 records, 0 checks failed" in out
+    hub.commit(REPO, {"README.md": b"it has moved on"}, kind="models")
+
+    # from the cache: a commit cannot change. The tokenizer that data/ lacks came with the record.
+    data = tmp_path / "data"
+    at = (f"hub:{REPO}@{commit}", "--track", author.track, "--data", data)
+    text = tmp_path / "text.txt"
+    text.write_text("one two")
+    env = environment(hub, HF_ENDPOINT=NOWHERE)
+    process = data_kit.start("records.referee", "complete", at[0], text, *at[1:], *TRUST, env=env)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert (data / "tokenizers/tiny.model").exists() and at[0] in err and "hub:" not in out
+    assert "expected the one of a record" in refused(hub, records_referee, "sample", f"hub:{REPO}")
+
+
+def test_what_is_no_record_is_not_fetched(hub, author):
+    script = author.folder.joinpath("train_gpt.py").read_bytes()
+    cases = {
+        "has no place in a record": put(hub, author, **{"usercustomize.py": b"import os"}),
+        "has no place in a record ": put(hub, author, **{"deep/train_gpt.py": script}),
+        "400000 at most": put(hub, author, **{MODEL: bytes(400_001)}),
+        "expected the one of a record": hub.commit(REPO, {"train_gpt.py": script}, kind="models"),
+        "no revision": "0" * 40,
+    }
+    for words, commit in cases.items():
+        args = (f"hub:{REPO}@{commit}", "--track", author.track, "--static")
+        assert words.strip() in refused(hub, records_verify, *args)
+    assert not hub.fetched()
+    put(hub, author)
+    assert "--track names the track" in refused(hub, records_verify, f"hub:{REPO}", "--static")
+    assert "401" in refused(hub, records_verify, "hub:no/body", "--static")
+    hub.commit("me/data", {"a": b""})
+    assert "is a dataset repo" in refused(hub, records_verify, "hub:me/data", "--static")
+    for address in "hub:x", "hub:a/b/c", "hub:../b@main", "hub:a/b@":
+        assert "is no address" in call(hub, records_verify, address, "--static", code=2)
+    hub.fault(f"GET /cdn/.*{MODEL}", body=lambda data: data[:-1] + b"\xff")
+    line = refused(hub, records_verify, f"hub:{REPO}", "--track", author.track, "--static")
+    assert "checksum is not" in line and not [*hub.home.rglob(MODEL)]
+
+
+# --- artifacts by address ---------------------------------------------------------------------------------
+
+
+def frozen_by_address(hub, author: Author, root: Path) -> Path:
+    """The author's runs as a record that keeps one artifact; the others are on the hub."""
+    shutil.copytree(author.track, root / "track_tiny", ignore=shutil.ignore_patterns("20*"))
+    runs = [author.root / f"logs/run{seed}" for seed in author.seeds]
+    words = ["--track", "track_tiny", "--name", "Far", "--author", "Eve", "--what", "x", "--why", "y"]
+    places = ["--records", root, "--data", author.data, "--script", author.script, "--date", "2025-11-21"]
+    call(hub, records_freeze, *runs, *words, *places, *TRUST, "--artifacts", f"hub:{REPO}")
+    return root / "track_tiny/2025-11-21_Far"
+
+
+def test_artifacts_lie_on_the_hub_and_are_judged_by_their_hash(hub, author, tmp_path):
+    folder = frozen_by_address(hub, author, tmp_path / "records")
+    assert [path.name for path in folder.glob("*.ptz")] == [MODEL]
+    named = json.loads((folder / "submission.json").read_text())["artifacts"]
+    blob = hub.files(REPO, "models")["track_tiny/2025-11-21_Far/model_seed2.ptz"]
+    commit = hub.repos[f"models/{REPO}"]["refs"]["main"]
+    assert named == {"2": {"at": f"hub:{REPO}@{commit}", "sha256": sha256(blob), "bytes": len(blob)}}
+    publish(hub, folder, author.data)  # beside them, in the same repo
+    assert not hub.fetched("ptz")
+
+    out = verify(hub, author, folder, "--every-seed")
+    assert "PASS score: seed 2" in out and "0 checks failed" in out
+    assert hub.fetched("ptz") == ["model_seed2.ptz"]
+    verify(hub, author, folder, "--every-seed", url=NOWHERE)  # from the cache
+
+    shutil.rmtree(hub.home)
+    args = ("--write", "--by", "x") if not TRUST else ()
+    out = verify(hub, author, folder, "--every-seed", *args, url=NOWHERE)
+    assert "PASS score: seed 1" in out and "SKIP artifact-seed2: was not found" in out
+    if args:
+        kept = json.loads((folder.parent / "verdicts.json").read_text())[folder.name]
+        assert kept["verdict"] == "papers" and "artifact-seed2" in kept["left"]
+    hub.repos[f"models/{REPO}"]["commits"][commit] = {"track_tiny/model_seed2.ptz": blob[:-1] + b"\xff"}
+    out = verify(hub, author, folder, "--every-seed", "--proof-bytes", 0)
+    assert "SKIP artifact-seed2" in out and "holds no file of" in out
+
+    def forge(value: dict) -> None:
+        value["artifacts"]["2"]["sha256"] = "0" * 64
+
+    record_kit.edit_json(folder / "submission.json", forge)
+    assert "FAIL artifact: seed 2" in verify(hub, author, folder, "--static", code=1)
+
+
+def test_no_command_loads_the_hub_s_client_unasked():
+    modules = ("records.referee.__main__", "records.verify.__main__", "records.freeze", "records.judge")
+    code = f"import sys, {', '.join(modules)}; print({{'huggingface_hub', 'ray'}} & sys.modules.keys())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=helpers.ROOT, env=dict(os.environ), text=True, capture_output=True
+    )
+    assert done.stdout == "set()\n", done.stderr
