@@ -18,7 +18,7 @@ import math
 import shlex
 import signal
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import filelock
@@ -31,51 +31,34 @@ from records.archive.tracks import DATA, RECORDS, Track, load_track
 from records.campaign import standings
 from records.campaign.arms import (
     Arm,
-    ArmRun,
     load_arms,
     made_for_others,
     read_campaign,
     renew,
 )
+from records.campaign.runs import ArmRun, Endings, Share, run_here
 from records.referee.scoring import score_record
 from records.referee.text import Text, decode, load_tokenizer
 from records.sandbox import bubblewrap
 from records.sandbox.jobs import find_job
 from records.sandbox.predictor import SandboxError
 
-LOOK_SECONDS = 0.1  # between two looks at the runs
 STOPPED = 16  # exit code of a run, and of a campaign, with which the same command goes on
 
 # --- running ----------------------------------------------------------------------------------------------
 
 
-def run_all(runs: list[ArmRun], cores: int | None) -> set[int]:
-    """Run `cores` runs at a time and print how they end. Returns the exit codes of those that failed.
+def run_all(runs: list[ArmRun], run_them: Callable[[list[ArmRun]], Endings]) -> set[int]:
+    """Run what has not ended and print how it ends. Returns the exit codes of the runs that failed.
 
     A KeyboardInterrupt terminates the processes, so that they write checkpoints.
     """
-    waiting = [run for run in runs if not run.end()]
-    running = {}
     failed = set()
-    try:
-        while waiting or running:
-            while waiting and len(running) < (cores or 1):
-                running[waiting[0]] = waiting[0].start(one_thread=cores is not None)
-                waiting.pop(0)
-            time.sleep(LOOK_SECONDS)
-            ended = {run: process.poll() for run, process in running.items()}
-            for run, code in ended.items():
-                if code is None:
-                    continue
-                del running[run]
-                if failure := run.failure(code):
-                    failed.add(code)
-                say(f"{run}: {failure or f'{run.bpb(False):.4f} bits per byte'}")
-    finally:
-        for process in running.values():
-            process.terminate()
-        for process in running.values():
-            process.wait()
+    with contextlib.closing(run_them([run for run in runs if not run.end()])) as endings:
+        for run, code in endings:
+            if failure := run.failure(code):
+                failed.add(code)
+            say(f"{run}: {failure or f'{run.bpb(False):.4f} bits per byte'}")
     return failed
 
 
@@ -145,12 +128,17 @@ def say_made_for(value: dict, script: Path) -> None:
         say(f"{command.shown(patch)}: {other}, which {command.shown(script)} is not")
 
 
+def way_to_run(args: argparse.Namespace) -> Callable[[list[ArmRun]], Endings]:
+    """On this machine."""
+    return functools.partial(run_here, at_once=args.cores or 1, share=Share(1 if args.cores else None))
+
+
 def carry_out(arms: list[Arm], seeds: list[int], track: Track, args: argparse.Namespace) -> int:
     """Run and score all that is not done yet. The exit code. Raises DataError, UsageError."""
     for arm in arms:
         arm.make_folder(args.script)
     runs = [ArmRun(arm, seed) for seed in seeds for arm in arms]
-    codes = run_all(runs, args.cores)
+    codes = run_all(runs, way_to_run(args))
     unscored = score_all(runs, track, args.data) if args.score else 0
     if unscored or codes - {STOPPED}:
         return 1

@@ -4,7 +4,8 @@ import math
 import statistics
 
 from records.archive.statistics import p_below
-from records.campaign.arms import Arm, ArmRun
+from records.campaign.arms import Arm
+from records.campaign.runs import ArmRun
 
 ARMS = "arm | runs | bits per byte | sd | difference | sd | p | artifact bytes | steps | operations"
 BUDGETS = "budget | arms in common | rank correlation | its best arm | place of that at the largest"
