@@ -3,6 +3,7 @@
     python -m records.campaign FILE                  run what is still to be run, then report
     python -m records.campaign FILE --budget 0.1     each run with a tenth of the track's operations
     python -m records.campaign FILE --score          also score the artifacts in streams, as the referee does
+    python -m records.campaign FILE --ray auto       runs are tasks of a Ray cluster
     python -m records.campaign FILE --report         report what has been run so far
     python -m records.campaign FILE --renew          say in its patches that they are for the script of today
 
@@ -105,12 +106,27 @@ def budget(text: str) -> float:
     return value
 
 
+def seconds(text: str) -> float:
+    """The type of --keep-every."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} given, expected seconds above 0")
+    return value
+
+
 def parse_args(argv: list[str]) -> argparse.Namespace:
     parser = command.Parser(prog="python -m records.campaign", description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("file", type=Path, metavar="FILE", help="arms, seeds and dataset, in TOML")
     add("--budget", type=budget, default=1.0, metavar="F", help="share of the track's operations (1)")
     add("--cores", type=command.whole(1), metavar="N", help="N runs at a time, each with one thread")
+    add("--threads-per-run", type=command.whole(1), metavar="N", help="(1 with --ray, else torch's choice)")
+    gpus = "more than 1: under torchrun, a process for each (0; without --ray they are not shared out)"
+    add("--gpus-per-run", type=command.whole(0), default=0, metavar="N", help=gpus)
+    ray = "runs are tasks of a Ray cluster: auto, or the HOST:PORT of its head"
+    add("--ray", metavar="ADDRESS", help=ray)
+    every = "with --ray: a checkpoint comes back every so many seconds (%(default)s)"
+    add("--keep-every", type=seconds, default=180.0, metavar="S", help=every)
     add("--score", action="store_true", help="score artifacts in streams, and report these scores")
     add("--report", action="store_true", help="run nothing")
     add("--renew", action="store_true", help="run nothing; write the script's sha256 into patches that apply")
@@ -129,8 +145,16 @@ def say_made_for(value: dict, script: Path) -> None:
 
 
 def way_to_run(args: argparse.Namespace) -> Callable[[list[ArmRun]], Endings]:
-    """On this machine."""
-    return functools.partial(run_here, at_once=args.cores or 1, share=Share(1 if args.cores else None))
+    """On this machine or, with --ray, on a cluster. Raises UsageError."""
+    if args.ray is None:
+        share = Share(1 if args.cores else args.threads_per_run, args.gpus_per_run)
+        return functools.partial(run_here, at_once=args.cores or 1, share=share)
+    try:
+        from records.campaign import cluster  # Ray is needed by those who ask for it
+    except ImportError as error:
+        raise UsageError(f"--ray: {error}: pip install 'ray[default]==2.60.0'") from None
+    share = Share(args.threads_per_run or 1, args.gpus_per_run)
+    return functools.partial(cluster.run_there, address=args.ray, share=share, every=args.keep_every)
 
 
 def carry_out(arms: list[Arm], seeds: list[int], track: Track, args: argparse.Namespace) -> int:
@@ -167,6 +191,8 @@ def report(arms_at: functools.partial, value: dict, home: Path, args: argparse.N
     begun = budgets_of(home)
     if len(begun) > 1:
         said += "\n" + standings.budgets_table({each: arms_at(each) for each in begun}, seeds, args.score)
+    if places := standings.places_table(arms, seeds):
+        said += "\n" + places
     return said
 
 

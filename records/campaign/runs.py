@@ -58,6 +58,11 @@ class ArmRun:
         return self.arm.folder / f"output_{self.seed}.txt"
 
     @property
+    def places(self) -> Path:
+        """The nodes of a cluster that it was on, a JSON object a line."""
+        return self.arm.folder / f"places_{self.seed}.jsonl"
+
+    @property
     def score_file(self) -> Path:
         return self.folder / "score.json"
 
