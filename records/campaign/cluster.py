@@ -2,8 +2,8 @@
 
 A task makes a folder of its own on its node, with the script and the last checkpoint, and starts the run
 there. The desk is an actor on the machine of the command: it lends files to the nodes, and keeps checkpoints
-and results on that machine's disk. So any node may go, and where the head or the command itself went, the same
-command goes on.
+and results on that machine's disk. So any node may go, and where the head or the command itself went, the
+same command goes on.
 """
 
 import contextlib
@@ -297,8 +297,11 @@ class Cluster:
         return None
 
     def stop(self) -> None:
-        """Cancel what is at work, and wait until it has sent its checkpoints."""
-        for reference in self.working.values():
+        """Cancel what is at work, and wait until it has sent its checkpoints.
+
+        The last first: a run that waits would begin in the place of one that was cancelled.
+        """
+        for reference in reversed(self.working.values()):
             ray.cancel(reference, recursive=False)
         ray.wait([*self.working.values()], num_returns=len(self.working), timeout=PATIENCE)
 
