@@ -41,7 +41,7 @@ STAYS = {"excludes": ["/datasets", "/tokenizers", "/.spool*", "/track_*", "/camp
 
 
 @dataclass(frozen=True)
-class Kit:
+class ArmKit:
     """What a node needs for an arm's runs, beside the desk. Sent to each node once."""
 
     arm: Arm
@@ -128,7 +128,7 @@ def results(run: ArmRun) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in run.folder.iterdir() if path.is_file()}
 
 
-def unlike(kit: Kit) -> str:
+def unlike(kit: ArmKit) -> str:
     """Why this node would give other results; '' if it would not."""
     torch = metadata.version("torch")
     if torch != kit.torch:
@@ -200,7 +200,7 @@ def watch(process: subprocess.Popen, here: ArmRun, every: float, send: Callable[
         ray.get(send(results(here)))
 
 
-def carry_out(kit: Kit, seed: int, desk) -> Ending:
+def carry_out(kit: ArmKit, seed: int, desk) -> Ending:
     """The task itself. Raises DataError."""
     run = ArmRun(kit.arm, seed)
     place = here_and_now()
@@ -259,7 +259,7 @@ class Cluster:
         if arm.folder not in self.kits:
             script = read_bytes(arm.folder / SCRIPT)
             made = arm.stored()["script"]
-            kit = Kit(arm, script, made, metadata.version("torch"), self.share, self.every)
+            kit = ArmKit(arm, script, made, metadata.version("torch"), self.share, self.every)
             self.kits[arm.folder] = ray.put(kit)
         return self.kits[arm.folder]
 

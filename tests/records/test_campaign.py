@@ -497,7 +497,7 @@ def test_a_command_that_was_stopped_or_lost_its_head_goes_on_and_a_strange_node_
 def test_a_node_takes_the_script_and_data_that_were_meant(place, monkeypatch, tmp_path):
     cluster = pytest.importorskip("records.campaign.cluster", reason="ray is in tests/requirements.txt")
     script = place.script.read_bytes()
-    kit = cluster.Kit(None, script, sha256(script), cluster.metadata.version("torch"), runs.Share(1), 1)
+    kit = cluster.ArmKit(None, script, sha256(script), cluster.metadata.version("torch"), runs.Share(1), 1)
     assert cluster.unlike(kit) == ""
     assert "a script of sha256 " in cluster.unlike(dataclasses.replace(kit, script=script + b" "))
 
@@ -548,7 +548,7 @@ def of_another_script(patches: list[Path]) -> list[str]:
     """Those that name another script than today's. All of records/campaigns must name one."""
     today = sha256(helpers.SCRIPT.read_bytes())
     stamps = {path: arms.made_for(path) for path in patches}
-    assert not [path.name for path, its in stamps.items() if its is None and path.parent == CAMPAIGNS]
+    assert not [path.name for path, its in stamps.items() if its is None and CAMPAIGNS in path.parents]
     return [
         f"{path.name} is for the script {its[:12]}"
         for path, its in stamps.items()
