@@ -3,6 +3,7 @@
     python -m records.campaign FILE                  run what is still to be run, then report
     python -m records.campaign FILE --budget 0.1     each run with a tenth of the track's operations
     python -m records.campaign FILE --score          also score the artifacts in streams, as the referee does
+    python -m records.campaign FILE --ray auto       runs are tasks of a Ray cluster
     python -m records.campaign FILE --report         report what has been run so far
     python -m records.campaign FILE --renew          say in its patches that they are for the script of today
 
@@ -18,7 +19,7 @@ import math
 import shlex
 import signal
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import filelock
@@ -31,51 +32,34 @@ from records.archive.tracks import DATA, RECORDS, Track, load_track
 from records.campaign import standings
 from records.campaign.arms import (
     Arm,
-    ArmRun,
     load_arms,
     made_for_others,
     read_campaign,
     renew,
 )
+from records.campaign.runs import ArmRun, Endings, Share, run_here
 from records.referee.scoring import score_record
 from records.referee.text import Text, decode, load_tokenizer
 from records.sandbox import bubblewrap
 from records.sandbox.jobs import find_job
 from records.sandbox.predictor import SandboxError
 
-LOOK_SECONDS = 0.1  # between two looks at the runs
 STOPPED = 16  # exit code of a run, and of a campaign, with which the same command goes on
 
 # --- running ----------------------------------------------------------------------------------------------
 
 
-def run_all(runs: list[ArmRun], cores: int | None) -> set[int]:
-    """Run `cores` runs at a time and print how they end. Returns the exit codes of those that failed.
+def run_all(runs: list[ArmRun], run_them: Callable[[list[ArmRun]], Endings]) -> set[int]:
+    """Run what has not ended and print how it ends. Returns the exit codes of the runs that failed.
 
     A KeyboardInterrupt terminates the processes, so that they write checkpoints.
     """
-    waiting = [run for run in runs if not run.end()]
-    running = {}
     failed = set()
-    try:
-        while waiting or running:
-            while waiting and len(running) < (cores or 1):
-                running[waiting[0]] = waiting[0].start(one_thread=cores is not None)
-                waiting.pop(0)
-            time.sleep(LOOK_SECONDS)
-            ended = {run: process.poll() for run, process in running.items()}
-            for run, code in ended.items():
-                if code is None:
-                    continue
-                del running[run]
-                if failure := run.failure(code):
-                    failed.add(code)
-                say(f"{run}: {failure or f'{run.bpb(False):.4f} bits per byte'}")
-    finally:
-        for process in running.values():
-            process.terminate()
-        for process in running.values():
-            process.wait()
+    with contextlib.closing(run_them([run for run in runs if not run.end()])) as endings:
+        for run, code in endings:
+            if failure := run.failure(code):
+                failed.add(code)
+            say(f"{run}: {failure or f'{run.bpb(False):.4f} bits per byte'}")
     return failed
 
 
@@ -122,12 +106,27 @@ def budget(text: str) -> float:
     return value
 
 
+def seconds(text: str) -> float:
+    """The type of --keep-every."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} given, expected seconds above 0")
+    return value
+
+
 def parse_args(argv: list[str]) -> argparse.Namespace:
     parser = command.Parser(prog="python -m records.campaign", description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("file", type=Path, metavar="FILE", help="arms, seeds and dataset, in TOML")
     add("--budget", type=budget, default=1.0, metavar="F", help="share of the track's operations (1)")
     add("--cores", type=command.whole(1), metavar="N", help="N runs at a time, each with one thread")
+    add("--threads-per-run", type=command.whole(1), metavar="N", help="(1 with --ray, else torch's choice)")
+    gpus = "more than 1: under torchrun, a process for each (0; without --ray they are not shared out)"
+    add("--gpus-per-run", type=command.whole(0), default=0, metavar="N", help=gpus)
+    ray = "runs are tasks of a Ray cluster: auto, or the HOST:PORT of its head"
+    add("--ray", metavar="ADDRESS", help=ray)
+    every = "with --ray: a checkpoint comes back every so many seconds (%(default)s)"
+    add("--keep-every", type=seconds, default=180.0, metavar="S", help=every)
     add("--score", action="store_true", help="score artifacts in streams, and report these scores")
     add("--report", action="store_true", help="run nothing")
     add("--renew", action="store_true", help="run nothing; write the script's sha256 into patches that apply")
@@ -145,12 +144,25 @@ def say_made_for(value: dict, script: Path) -> None:
         say(f"{command.shown(patch)}: {other}, which {command.shown(script)} is not")
 
 
+def way_to_run(args: argparse.Namespace) -> Callable[[list[ArmRun]], Endings]:
+    """On this machine or, with --ray, on a cluster. Raises UsageError."""
+    if args.ray is None:
+        share = Share(1 if args.cores else args.threads_per_run, args.gpus_per_run)
+        return functools.partial(run_here, at_once=args.cores or 1, share=share)
+    try:
+        from records.campaign import cluster  # Ray is needed by those who ask for it
+    except ImportError as error:
+        raise UsageError(f"--ray: {error}: pip install 'ray[default]==2.60.0'") from None
+    share = Share(args.threads_per_run or 1, args.gpus_per_run)
+    return functools.partial(cluster.run_there, address=args.ray, share=share, every=args.keep_every)
+
+
 def carry_out(arms: list[Arm], seeds: list[int], track: Track, args: argparse.Namespace) -> int:
     """Run and score all that is not done yet. The exit code. Raises DataError, UsageError."""
     for arm in arms:
         arm.make_folder(args.script)
     runs = [ArmRun(arm, seed) for seed in seeds for arm in arms]
-    codes = run_all(runs, args.cores)
+    codes = run_all(runs, way_to_run(args))
     unscored = score_all(runs, track, args.data) if args.score else 0
     if unscored or codes - {STOPPED}:
         return 1
@@ -179,6 +191,8 @@ def report(arms_at: functools.partial, value: dict, home: Path, args: argparse.N
     begun = budgets_of(home)
     if len(begun) > 1:
         said += "\n" + standings.budgets_table({each: arms_at(each) for each in begun}, seeds, args.score)
+    if places := standings.places_table(arms, seeds):
+        said += "\n" + places
     return said
 
 

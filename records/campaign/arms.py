@@ -1,10 +1,9 @@
-"""The arms of a campaign and their runs: one script, one dataset and some settings for all seeds."""
+"""The arms of a campaign: one script, one dataset and some settings for all seeds."""
 
 import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import tomllib
 from dataclasses import dataclass
@@ -14,9 +13,8 @@ import jsonschema
 
 from data import command, shards
 from data.command import REPO, DataError, UsageError
-from data.files import growing_folder, parse_json, read_bytes, read_json, sha256, write_whole
+from data.files import growing_folder, read_bytes, read_json, sha256, write_whole
 from records.archive.folders import SCRIPT
-from records.archive.submission import ClaimedRun
 from records.archive.tracks import Track
 from records.referee.text import load_tokenizer
 
@@ -24,8 +22,6 @@ ABOUT = "arm.json"  # in an arm's folder: what its runs depend on, beside the sc
 MADE_FOR = re.compile(rb"^Made for train_gpt\.py of sha256 ([0-9a-f]{64})\.$", re.MULTILINE)
 OURS = {"SEED", "RUN_ID", "MAX_FLOPS", "DATA_PATH", "TOKENIZER_PATH", "VOCAB_SIZE", "DRY_RUN", "EVAL_ONLY"}
 OURS |= {"VAL_TOKENS_LIMIT"}  # 0: scores of a part of the text are no scores
-# What runs see of our environment: settings of the shell must not change them.
-KEPT = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
 # --- the file ---------------------------------------------------------------------------------------------
 
@@ -221,67 +217,3 @@ def load_arms(value: dict, track: Track, home: Path, data: Path, budget: float) 
             raise DataError(f"{dataset.folder}: its validation text is not that of {arms[0].dataset.folder}")
         arms.append(Arm(home / f"{budget:g}" / name, texts, patches, dataset))
     return arms
-
-
-# --- runs -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ArmRun:
-    """One arm, one seed."""
-
-    arm: Arm
-    seed: int
-
-    def __str__(self) -> str:
-        return f"{self.arm.name} {self.seed}"
-
-    @property
-    def folder(self) -> Path:
-        return self.arm.folder / "logs" / str(self.seed)
-
-    @property
-    def output(self) -> Path:
-        """Everything that the process of the last attempt printed."""
-        return self.arm.folder / f"output_{self.seed}.txt"
-
-    @property
-    def score_file(self) -> Path:
-        return self.folder / "score.json"
-
-    def start(self, one_thread: bool) -> subprocess.Popen:
-        """Start the run's process, which resumes an earlier one."""
-        environment = {name: os.environ[name] for name in KEPT if name in os.environ}
-        environment |= {"OMP_NUM_THREADS": "1"} if one_thread else {}
-        environment |= self.arm.settings | self.arm.dataset.settings
-        environment |= {"SEED": str(self.seed), "RUN_ID": str(self.seed)}
-        words = [sys.executable, SCRIPT]
-        with open(self.output, "wb") as out:
-            pipes = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": subprocess.STDOUT}
-            return subprocess.Popen(words, cwd=self.arm.folder, env=environment, **pipes)
-
-    def end(self) -> ClaimedRun | None:
-        """The final event; None if the run has not ended."""
-        path = self.folder / "metrics.jsonl"
-        whole = read_bytes(path).rpartition(b"\n")[0] if path.exists() else b""
-        last = whole.rpartition(b"\n")[2]
-        if not last.startswith(b'{"event": "final"'):
-            return None
-        values = {key: str(value) for key, value in parse_json(last).items()}
-        return ClaimedRun(str(self.folder), "", values, [])
-
-    def bpb(self, scored: bool) -> float | None:
-        """Bits per byte, by its predictor if `scored`, else by its log; None: not known. Raises DataError."""
-        if scored:
-            return read_json(self.score_file)["val_bpb"] if self.score_file.exists() else None
-        end = self.end()
-        if end and "partial" in end.final.get("val_bpb", ""):
-            raise DataError(f"{self.folder}: scored on a part of the text, though VAL_TOKENS_LIMIT was 0")
-        return end and end.value("val_bpb")
-
-    def failure(self, code: int) -> str:
-        """Exit code and last line of its process; empty if the run has ended."""
-        if self.end():
-            return ""
-        lines = self.output.read_text(errors="backslashreplace").split("\n")
-        return f"exit code {code}: {next(filter(str.strip, reversed(lines)), 'said nothing')}"

@@ -3,11 +3,14 @@
 import math
 import statistics
 
+from data.files import parse_json, read_bytes
 from records.archive.statistics import p_below
-from records.campaign.arms import Arm, ArmRun
+from records.campaign.arms import Arm
+from records.campaign.runs import ArmRun
 
 ARMS = "arm | runs | bits per byte | sd | difference | sd | p | artifact bytes | steps | operations"
 BUDGETS = "budget | arms in common | rank correlation | its best arm | place of that at the largest"
+PLACES = "run | nodes, in turn | processor"
 Scores = dict[int, float]  # bits per byte by seed
 
 
@@ -96,3 +99,16 @@ def budgets_table(arms_at: dict[float, list[Arm]], seeds: list[int], scored: boo
             cells += [f"{correlation:.2f}", f"`{by_small[0]}`", place]
         rows.append(cells + ["-"] * (5 - len(cells)))
     return table(BUDGETS, rows)
+
+
+def places_table(arms: list[Arm], seeds: list[int]) -> str:
+    """The nodes of a cluster that runs were on; empty if all were run here. Raises DataError."""
+    rows = []
+    for arm in arms:
+        for run in (ArmRun(arm, seed) for seed in seeds):
+            if run.places.exists():
+                places = [parse_json(line) for line in read_bytes(run.places).splitlines()]
+                nodes = [f"{place['host']} {place['node'][:8]}" for place in places]
+                processors = sorted({place["processor"] for place in places})
+                rows.append([f"`{run}`", ", ".join(nodes), ", ".join(processors)])
+    return table(PLACES, rows) if rows else ""

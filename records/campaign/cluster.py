@@ -1,0 +1,330 @@
+"""Runs of a campaign as tasks of a Ray cluster. Imported with --ray alone.
+
+A task makes a folder of its own on its node, with the script and the last checkpoint, and starts the run
+there. The desk is an actor on the machine of the command: it lends files to the nodes, and keeps checkpoints
+and results on that machine's disk. So any node may go, and where the head or the command itself went, the
+same command goes on.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import filelock
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from data.command import REPO, DataError, UsageError, say
+from data.files import growing_folder, read_bytes, read_json, sha256, write_beside
+from records.archive.folders import SCRIPT
+from records.campaign.arms import Arm, Dataset
+from records.campaign.runs import ArmRun, Endings, Share, end_with_parent
+
+METRICS = "metrics.jsonl"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "bytegolf/datasets"
+LOST_NODES = 20  # so many may go during one run before it counts as failed
+PATIENCE = 120  # seconds for runs that are stopped to write checkpoints
+TRAVELS = {"py_modules": [str(REPO / "data"), str(REPO / "records")]}
+STAYS = {"excludes": ["/datasets", "/tokenizers", "/.spool*", "/track_*", "/campaigns", "__pycache__"]}
+
+
+@dataclass(frozen=True)
+class ArmKit:
+    """What a node needs for an arm's runs, beside the desk. Sent to each node once."""
+
+    arm: Arm
+    script: bytes
+    script_sha256: str
+    torch: str  # version
+    share: Share
+    every: float  # seconds between two checkpoints that come back
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What came of a task: an exit code, or why its node was refused."""
+
+    node: str  # Ray's id
+    code: int
+    refused: str = ""
+
+
+# --- on the machine of the command ------------------------------------------------------------------------
+
+
+class Desk:
+    """Files of the command's machine for the nodes. An actor there."""
+
+    def __init__(self):
+        self.lent: dict[Path, ray.ObjectRef] = {}
+
+    def lend(self, path: Path) -> list:
+        """A reference to a file's bytes: nodes that want the same file take it from each other."""
+        if path not in self.lent:
+            self.lent[path] = ray.put(read_bytes(path))
+        return [self.lent[path]]
+
+    def begin(self, run: ArmRun, place: dict) -> dict[str, bytes]:
+        """Note where a run is now; what an earlier attempt left in its folder."""
+        with open(run.places, "a") as file:
+            file.write(json.dumps(place) + "\n")
+        return resumable(run)
+
+    def keep(self, run: ArmRun, files: dict[str, bytes], output: bytes) -> None:
+        """Write what came back. A checkpoint wants the metrics before it; a final event ends the run."""
+        write_beside(run.output, output)
+        ended = run_ended(files)
+        for name in sorted(files, key=lambda name: (name == METRICS) == ended):
+            path = run.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_beside(path, files[name])
+        if ended:
+            shutil.rmtree(run.folder / "checkpoint", ignore_errors=True)
+            return
+        for old in sorted(run.folder.glob("checkpoint/*.ckpt"))[:-2]:
+            old.unlink()
+
+
+# --- on a node --------------------------------------------------------------------------------------------
+
+
+def run_ended(files: dict[str, bytes]) -> bool:
+    return b'{"event": "final"' in files.get(METRICS, b"")
+
+
+def newest_checkpoint(run: ArmRun) -> dict[str, bytes]:
+    """Its name in the run's folder, and its bytes; empty if there is none."""
+    for path in sorted(run.folder.glob("checkpoint/*.ckpt"), reverse=True):
+        with contextlib.suppress(FileNotFoundError):  # the run keeps two, and wrote two more meanwhile
+            return {str(path.relative_to(run.folder)): path.read_bytes()}
+    return {}
+
+
+def resumable(run: ArmRun) -> dict[str, bytes]:
+    """What the run needs to go on: its newest checkpoint, then its metrics, which may hold more than that."""
+    files = newest_checkpoint(run)
+    with contextlib.suppress(FileNotFoundError):
+        files[METRICS] = (run.folder / METRICS).read_bytes()
+    return files
+
+
+def results(run: ArmRun) -> dict[str, bytes]:
+    """All files of a run that has ended, without checkpoints; of another one what it needs to go on."""
+    files = resumable(run)
+    if not run_ended(files):
+        return files
+    return {path.name: path.read_bytes() for path in run.folder.iterdir() if path.is_file()}
+
+
+def unlike(kit: ArmKit) -> str:
+    """Why this node would give other results; '' if it would not."""
+    torch = metadata.version("torch")
+    if torch != kit.torch:
+        return f"torch {torch}, expected {kit.torch}"
+    found = sha256(kit.script)
+    if found != kit.script_sha256:
+        return f"a script of sha256 {found}, expected {kit.script_sha256}"
+    return ""
+
+
+def processor() -> str:
+    """Its name; results are equal to the last bit on the same kind alone."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return os.uname().machine
+
+
+def dataset_here(dataset: Dataset, desk) -> Dataset:
+    """The dataset on this node: where the command has it, if that is here too, else fetched once.
+
+    Raises DataError.
+    """
+    manifest = dataset.folder / "manifest.json"
+    if manifest.exists() and read_json(manifest) == dataset.manifest:
+        return dataset
+    home = CACHE / sha256(json.dumps(dataset.digests).encode())
+    tokenizer = {"file": "tokenizer.model", "sha256": dataset.manifest["tokenizer"]["sha256"]}
+    paths = {"tokenizer.model": dataset.tokenizer}
+    paths |= {file["name"]: dataset.folder / file["name"] for file in dataset.manifest["files"]}
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(home.with_suffix(".lock")):  # of the runs of this node, one fetches
+        if not home.exists():
+            with growing_folder(home) as folder:
+                for digest, (name, path) in zip(dataset.digests, paths.items(), strict=True):
+                    fetch(desk, path, folder / name, digest)
+    return Dataset(home, dataset.manifest | {"tokenizer": tokenizer})
+
+
+def fetch(desk, source: Path, target: Path, digest: str) -> None:
+    """Raises DataError where the bytes are not those of the manifest."""
+    (lent,) = ray.get(desk.lend.remote(source))
+    blob = ray.get(lent)
+    if sha256(blob) != digest:
+        raise DataError(f"{source}: is not the file of its manifest; make the dataset anew")
+    target.write_bytes(blob)
+
+
+def here_and_now() -> dict:
+    """What the report says of an attempt's place."""
+    node = ray.get_runtime_context().get_node_id()
+    return {"node": node, "host": socket.gethostname(), "processor": processor()}
+
+
+def watch(process: subprocess.Popen, here: ArmRun, every: float, send: Callable[[dict], Any]) -> int:
+    """Until the process has ended: its exit code. Its files are sent every so many seconds, and at its end.
+
+    A task that is cancelled gets a KeyboardInterrupt: the process then writes a checkpoint.
+    """
+    try:
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(every)
+            send(resumable(here))
+    finally:
+        process.terminate()
+        process.wait()
+        ray.get(send(results(here)))
+
+
+def carry_out(kit: ArmKit, seed: int, desk) -> Ending:
+    """The task itself. Raises DataError."""
+    run = ArmRun(kit.arm, seed)
+    place = here_and_now()
+    if why := unlike(kit):
+        return Ending(place["node"], 0, f"node {place['node']} ({place['host']}) has {why}")
+    with tempfile.TemporaryDirectory(prefix="bytegolf-") as folder:
+        (Path(folder) / SCRIPT).write_bytes(kit.script)
+        dataset = dataset_here(kit.arm.dataset, desk)
+        here = ArmRun(replace(kit.arm, folder=Path(folder), dataset=dataset), seed)
+        for name, blob in ray.get(desk.begin.remote(run, place)).items():
+            (here.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (here.folder / name).write_bytes(blob)
+        process = here.start(kit.share, preexec_fn=end_with_parent)
+
+        def send(files: dict[str, bytes]) -> ray.ObjectRef:
+            return desk.keep.remote(run, files, here.output.read_bytes())
+
+        return Ending(place["node"], watch(process, here, kit.every, send))
+
+
+# --- the command's part -----------------------------------------------------------------------------------
+
+
+def connect(address: str) -> None:
+    """Raises UsageError."""
+    if "://" in address:
+        raise UsageError(f"--ray {address}: expected auto or HOST:PORT; from elsewhere use ray job submit")
+    try:
+        ray.init(address, runtime_env=TRAVELS | STAYS, log_to_driver=False, logging_level="ERROR")
+    except ConnectionError:
+        raise UsageError(
+            f"--ray {address}: no Ray node of it runs on this machine; ray start --head begins one, "
+            "ray start --address=HOST:PORT joins one"
+        ) from None
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray took it
+
+
+class Cluster:
+    """The runs of a campaign as tasks."""
+
+    def __init__(self, share: Share, every: float):
+        self.share = share
+        self.every = every
+        self.kits: dict[Path, ray.ObjectRef] = {}  # by the folders of arms
+        self.refused: dict[str, str] = {}  # why, by Ray's ids of nodes
+        self.working: dict[ArmRun, ray.ObjectRef] = {}
+        self.ended: queue.SimpleQueue[tuple[ArmRun, Future]] = queue.SimpleQueue()
+        mine = ray.get_runtime_context().get_node_id()
+        here = NodeAffinitySchedulingStrategy(mine, soft=False)
+        kept = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
+        self.desk = ray.remote(Desk).options(scheduling_strategy=here, **kept).remote()
+        needs = {"num_cpus": share.threads, "num_gpus": share.gpus, "max_retries": LOST_NODES}
+        self.task = ray.remote(**needs)(carry_out)
+
+    def kit(self, arm: Arm) -> ray.ObjectRef:
+        if arm.folder not in self.kits:
+            script = read_bytes(arm.folder / SCRIPT)
+            made = arm.stored()["script"]
+            kit = ArmKit(arm, script, made, metadata.version("torch"), self.share, self.every)
+            self.kits[arm.folder] = ray.put(kit)
+        return self.kits[arm.folder]
+
+    def submit(self, run: ArmRun) -> None:
+        others = {"ray.io/node-id": f"!in({','.join(self.refused)})"} if self.refused else None
+        self.working[run] = self.task.options(label_selector=others).remote(
+            self.kit(run.arm), run.seed, self.desk
+        )
+        future = self.working[run].future()
+        future.add_done_callback(lambda future: self.ended.put((run, future)))
+
+    def refuse(self, ending: Ending) -> None:
+        """Say it of a node, once. Raises DataError where no other node is left."""
+        if ending.node not in self.refused:
+            self.refused[ending.node] = ending.refused
+            say(f"refused: {ending.refused}")
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"] and self.fits(node["Resources"])}
+        if alive <= self.refused.keys():
+            raise DataError(f"{ending.refused}; no other node is left that could take a run")
+
+    def fits(self, resources: dict[str, float]) -> bool:
+        return resources.get("CPU", 0) >= self.share.threads and resources.get("GPU", 0) >= self.share.gpus
+
+    def code(self, run: ArmRun, future: Future) -> int | None:
+        """Of the run's process; None if it goes on elsewhere. Raises DataError."""
+        try:
+            ending = future.result()
+        except ray.exceptions.RayError as error:
+            run.output.write_text(str(error))
+            return 1
+        if not ending.refused:
+            return ending.code
+        self.refuse(ending)
+        self.submit(run)
+        return None
+
+    def stop(self) -> None:
+        """Cancel what is at work, and wait until it has sent its checkpoints.
+
+        The last first: a run that waits would begin in the place of one that was cancelled.
+        """
+        for reference in reversed(self.working.values()):
+            ray.cancel(reference, recursive=False)
+        ray.wait([*self.working.values()], num_returns=len(self.working), timeout=PATIENCE)
+
+
+def run_there(runs: list[ArmRun], address: str, share: Share, every: float) -> Endings:
+    """All at once, as far as nodes have room. Closed before its end, it stops those that are at work.
+
+    Raises UsageError, DataError.
+    """
+    if not runs:
+        return
+    connect(address)
+    cluster = Cluster(share, every)
+    try:
+        for run in runs:
+            cluster.submit(run)
+        while cluster.working:
+            run, future = cluster.ended.get()
+            code = cluster.code(run, future)
+            if code is not None:
+                del cluster.working[run]
+                yield run, code
+    finally:
+        if cluster.working:
+            cluster.stop()
+        ray.shutdown()
