@@ -289,15 +289,15 @@ def compare_counts(work: Path, logged: dict[int, dict], before: int) -> Counted:
     metrics = read_below(work, RUN / METRICS, MAX_METRICS)
     counts = parse_json(read_below(work, Path(room.COUNTS), MAX_METRICS))
     own = step_events(metrics)
-    found = {}  # what the counter had when each step was logged
-    for offset, operations in counts["readings"]:
-        for step in step_events(metrics[offset:].partition(b"\n")[0]):
-            found[step] = operations
+    found = {}  # what the counter had when a step was logged, by the last one of those that came together
+    ends = [offset for offset, _ in counts["readings"][1:]] + [len(metrics)]
+    for (offset, operations), end in zip(counts["readings"], ends):
+        if steps := step_events(metrics[offset:end]):
+            found[max(steps)] = operations
     end = max(logged, default=0)
-    if len(found) < min(3, end - before):
-        raise DataError(
-            f"{len(found)} steps after {before} of {end} were logged while operations were counted"
-        )
+    seen = max(found, default=before) - before
+    if seen < min(3, end - before):
+        raise DataError(f"{seen} steps after {before} of {end} were logged while operations were counted")
     total = counts["total"]
     if not found:
         return Counted("none", 0, 0, total, 0.0)

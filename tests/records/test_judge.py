@@ -362,18 +362,28 @@ def test_operations_that_torch_does_not_see_are_no_fault_and_no_merit(
 def test_counts_are_held_against_what_the_same_steps_logged(tmp_path, each, claim):
     """Three steps of 100 operations each. A step may be logged while the next one is under way, but the last
     one of a run has none after it: so two of them may lie between the readings, too."""
+    found = compare_four_steps(tmp_path, {at: each * (at + 1) for at in range(4)})
+    assert (found.steps, found.found, found.logged) == ("1 to 4", 3 * each, claim)
+
+
+def test_a_count_belongs_to_the_last_of_the_steps_that_were_logged_together(tmp_path):
+    found = compare_four_steps(tmp_path, {0: 100, 1: 200, 2: 400})
+    assert (found.steps, found.found, found.logged) == ("1 to 4", 300, 300)
+
+
+def compare_four_steps(room: Path, readings: dict[int, int]) -> retrain.Counted:
+    """Four steps of 100 operations, and what the counter had when so many of them stood in the file."""
     lines = [
         json.dumps({"event": "step", "step": step, "train_loss": 2.0, "train_flops": 100 * step}) + "\n"
         for step in range(1, 5)
     ]
-    readings = [[sum(map(len, lines[:at])), each * (at + 1)] for at in range(4)]
-    folder = tmp_path / retrain.RUN
+    sizes = [[sum(map(len, lines[:at])), operations] for at, operations in readings.items()]
+    folder = room / retrain.RUN
     folder.mkdir(parents=True)
     (folder / retrain.METRICS).write_text("".join(lines))
-    counts = {"readings": readings, "total": 4 * each, "ended": True}
-    (tmp_path / retrain.room.COUNTS).write_text(json.dumps(counts))
-    found = retrain.compare_counts(tmp_path, retrain.step_events("".join(lines).encode()), 0)
-    assert (found.steps, found.found, found.logged) == ("1 to 4", 3 * each, claim)
+    counts = {"readings": sizes, "total": max(readings.values()), "ended": True}
+    (room / retrain.room.COUNTS).write_text(json.dumps(counts))
+    return retrain.compare_counts(room, retrain.step_events("".join(lines).encode()), 0)
 
 
 @pytest.mark.slow

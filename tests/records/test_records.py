@@ -599,7 +599,9 @@ def test_the_judge_trains_the_real_script_and_ranks_it(kit, tmp_path, often):
     passed_earlier(old)
     words = [folder, "--data", kit.data, "--second", kit.data / "second.jsonl", "--work", tmp_path / "judge"]
     said = call(judge.main, *words, "--write", "--by", "Ada")
-    assert "\nverdict: ranked\n" in said and "PASS counted: " in said, said
+    assert "\nverdict: ranked\n" in said, said
+    (counted,) = re.findall(r"^NOTE counted: seed \d+: (.*)", said, re.MULTILINE)
+    assert re.match(r"[\d.e+]+ of ", counted) and "its counter does not see" not in counted, counted
     its = verdicts.read_verdicts(folder.parent)[NAME]
     assert its["judged"]["beats"] == old.name and len(its["judged"]["seeds"]) == len(SEEDS)
 
