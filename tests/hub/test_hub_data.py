@@ -9,7 +9,6 @@ from huggingface_hub import DatasetCard
 from data import download, prepare
 from data import publish as data_publish
 from tests.kit import data_kit, helpers
-from tests.kit.hub_server import HubServer
 
 pytestmark = pytest.mark.slow
 
@@ -25,20 +24,6 @@ def root(tmp_path_factory):
     options = ("--name", "words", "--vocab-size", 400, "--shard-tokens", 4000, "--val-docs", 20)
     data_kit.call(prepare.main, "text", text, *options, "--root", root)
     return root / "data"
-
-
-@pytest.fixture(scope="module")
-def server():
-    with HubServer() as server:
-        yield server
-
-
-@pytest.fixture
-def hub(server, tmp_path):
-    server.reset()
-    server.home = tmp_path / "home"
-    yield server
-    server.closing.set()
 
 
 def publish(hub, root: Path, code: int = 0, to: str = REPO) -> str:

@@ -18,7 +18,6 @@ from records import publish as records_publish
 from records.referee import __main__ as records_referee
 from records.verify import __main__ as records_verify
 from tests.kit import data_kit, helpers, record_kit
-from tests.kit.hub_server import HubServer
 from tests.kit.record_kit import TRUST, Author, bigram, passed_earlier
 
 pytestmark = pytest.mark.slow
@@ -31,20 +30,6 @@ NOWHERE = "http://127.0.0.1:9"
 @pytest.fixture(scope="module")
 def author(tmp_path_factory):
     return Author(tmp_path_factory.mktemp("author"), script=bigram(*record_kit.NUMPY))
-
-
-@pytest.fixture(scope="module")
-def server():
-    with HubServer() as server:
-        yield server
-
-
-@pytest.fixture
-def hub(server, tmp_path):
-    server.reset()
-    server.home = tmp_path / "home"
-    yield server
-    server.closing.set()
 
 
 def environment(hub, **variables: str) -> dict[str, str]:
