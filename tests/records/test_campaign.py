@@ -31,7 +31,7 @@ STAND_IN = """
 import json, os, pathlib, signal, sys, time
 import numpy as np
 
-SETTINGS = "preset seed max_flops val_tokens_limit width pace fail"
+SETTINGS = "preset seed max_flops val_tokens_limit width pace wait_for fail"
 
 
 class Predictor:
@@ -58,6 +58,8 @@ def main():
         file.write(" ".join(sorted(env)) + "\\n")
     for step in range(len(metrics.read_text().splitlines()) if metrics.exists() else 0, 10):
         time.sleep(float(env.get("PACE", 0)))
+        while "WAIT_FOR" in env and not os.path.exists(env["WAIT_FOR"]):
+            time.sleep(0.05)
         with open(metrics, "a") as file:
             file.write(json.dumps({"event": "step", "step": step}) + "\\n")
     if env.get("FAIL") == env["SEED"]:
@@ -77,7 +79,7 @@ if __name__ == "__main__":
 """
 PATCH = """--- a/train_gpt.py
 +++ b/train_gpt.py
-@@ -57,3 +57,3 @@
+@@ -59,3 +59,3 @@
      bpb = float(env["WIDTH"]) + int(env["SEED"]) / 1000
 -    final = {"val_bpb": f"{bpb:.8f}", "artifact_bytes": 5, "steps": 10, "budget": "ok"}
 +    final = {"val_bpb": f"{bpb + 1:.8f}", "artifact_bytes": 5, "steps": 10, "budget": "ok"}
@@ -458,7 +460,9 @@ def test_a_node_killed_in_the_middle_changes_no_bit_of_the_results(place, ray_no
 def test_a_command_that_was_stopped_or_lost_its_head_goes_on_and_a_strange_node_is_refused(
     place, ray_nodes, tmp_path
 ):
-    place.write(narrow="settings = {WIDTH = 1, PACE = 0.3}", seeds=[1, 2, 3])
+    go = tmp_path / "go"
+    go.touch()
+    place.write(narrow=f'settings = {{WIDTH = 1, PACE = 0.3, WAIT_FOR = "{go}"}}', seeds=[1, 2, 3])
     nodes = ray_nodes()
     process = place.start(*nodes.options)
     metrics = [place.home / f"1/narrow/logs/{seed}/metrics.jsonl" for seed in (1, 2, 3)]
@@ -484,11 +488,14 @@ def test_a_command_that_was_stopped_or_lost_its_head_goes_on_and_a_strange_node_
     other.mkdir(parents=True)
     (other / "METADATA").write_text("Name: torch\nVersion: 9.9.9\n")
     strange = nodes.add(env_vars={"PYTHONPATH": str(other.parent)})
+    go.unlink()  # a run keeps the head busy, so the next one is for the other node
     process = place.start(*nodes.options)
+    line = process.stdout.readline()
+    assert line.startswith(f"refused: node {strange.node_id} (")
+    assert ") has torch 9.9.9, expected " in line
+    go.touch()
     said, errors = process.communicate(timeout=200)
     assert process.returncode == 0, errors
-    assert f"refused: node {strange.node_id} (" in said
-    assert ") has torch 9.9.9, expected " in said
     assert rows_of(said)[1][:3] == ["narrow", "3 of 3", "1.0020"]
     assert [path.read_text().count('"step"') for path in metrics] == [20, 20, 20], "a key and a value each"
     assert "narrow 1: " not in said, "it had ended"
