@@ -149,10 +149,8 @@ def way_to_run(args: argparse.Namespace) -> Callable[[list[ArmRun]], Endings]:
     if args.ray is None:
         share = Share(1 if args.cores else args.threads_per_run, args.gpus_per_run)
         return functools.partial(run_here, at_once=args.cores or 1, share=share)
-    try:
-        from records.campaign import cluster  # Ray is needed by those who ask for it
-    except ImportError as error:
-        raise UsageError(f"--ray: {error}: pip install 'ray[default]==2.60.0'") from None
+    from records.campaign import cluster  # which loads Ray
+
     share = Share(args.threads_per_run or 1, args.gpus_per_run)
     return functools.partial(cluster.run_there, address=args.ray, share=share, every=args.keep_every)
 

@@ -11,7 +11,6 @@ import json
 import os
 import queue
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -22,22 +21,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import filelock
-import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-from data.command import REPO, DataError, UsageError, say
-from data.files import growing_folder, read_bytes, read_json, sha256, write_beside
+from data.command import DataError, say
+from data.files import read_bytes, read_json, sha256, write_beside
 from records.archive.folders import SCRIPT
 from records.campaign.arms import Arm, Dataset
 from records.campaign.runs import ArmRun, Endings, Share, end_with_parent
+from records.cluster.nodes import Lender, actor_here, connect, fetched, ray
 
 METRICS = "metrics.jsonl"
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "bytegolf/datasets"
 LOST_NODES = 20  # so many may go during one run before it counts as failed
 PATIENCE = 120  # seconds for runs that are stopped to write checkpoints
-TRAVELS = {"py_modules": [str(REPO / "data"), str(REPO / "records")]}
-STAYS = {"excludes": ["/datasets", "/tokenizers", "/.spool*", "/track_*", "/campaigns", "__pycache__"]}
 
 
 @dataclass(frozen=True)
@@ -64,17 +57,8 @@ class Ending:
 # --- on the machine of the command ------------------------------------------------------------------------
 
 
-class Desk:
-    """Files of the command's machine for the nodes. An actor there."""
-
-    def __init__(self):
-        self.lent: dict[Path, ray.ObjectRef] = {}
-
-    def lend(self, path: Path) -> list:
-        """A reference to a file's bytes: nodes that want the same file take it from each other."""
-        if path not in self.lent:
-            self.lent[path] = ray.put(read_bytes(path))
-        return [self.lent[path]]
+class Desk(Lender):
+    """Lends files to the nodes, and keeps what comes back. An actor on the command's machine."""
 
     def begin(self, run: ArmRun, place: dict) -> dict[str, bytes]:
         """Note where a run is now; what an earlier attempt left in its folder."""
@@ -156,26 +140,11 @@ def dataset_here(dataset: Dataset, desk) -> Dataset:
     manifest = dataset.folder / "manifest.json"
     if manifest.exists() and read_json(manifest) == dataset.manifest:
         return dataset
-    home = CACHE / sha256(json.dumps(dataset.digests).encode())
     tokenizer = {"file": "tokenizer.model", "sha256": dataset.manifest["tokenizer"]["sha256"]}
     paths = {"tokenizer.model": dataset.tokenizer}
     paths |= {file["name"]: dataset.folder / file["name"] for file in dataset.manifest["files"]}
-    home.parent.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(home.with_suffix(".lock")):  # of the runs of this node, one fetches
-        if not home.exists():
-            with growing_folder(home) as folder:
-                for digest, (name, path) in zip(dataset.digests, paths.items(), strict=True):
-                    fetch(desk, path, folder / name, digest)
-    return Dataset(home, dataset.manifest | {"tokenizer": tokenizer})
-
-
-def fetch(desk, source: Path, target: Path, digest: str) -> None:
-    """Raises DataError where the bytes are not those of the manifest."""
-    (lent,) = ray.get(desk.lend.remote(source))
-    blob = ray.get(lent)
-    if sha256(blob) != digest:
-        raise DataError(f"{source}: is not the file of its manifest; make the dataset anew")
-    target.write_bytes(blob)
+    wanted = {name: (paths[name], digest) for name, digest in zip(paths, dataset.digests, strict=True)}
+    return Dataset(fetched(wanted, desk), dataset.manifest | {"tokenizer": tokenizer})
 
 
 def here_and_now() -> dict:
@@ -224,20 +193,6 @@ def carry_out(kit: ArmKit, seed: int, desk) -> Ending:
 # --- the command's part -----------------------------------------------------------------------------------
 
 
-def connect(address: str) -> None:
-    """Raises UsageError."""
-    if "://" in address:
-        raise UsageError(f"--ray {address}: expected auto or HOST:PORT; from elsewhere use ray job submit")
-    try:
-        ray.init(address, runtime_env=TRAVELS | STAYS, log_to_driver=False, logging_level="ERROR")
-    except ConnectionError:
-        raise UsageError(
-            f"--ray {address}: no Ray node of it runs on this machine; ray start --head begins one, "
-            "ray start --address=HOST:PORT joins one"
-        ) from None
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray took it
-
-
 class Cluster:
     """The runs of a campaign as tasks."""
 
@@ -248,10 +203,7 @@ class Cluster:
         self.refused: dict[str, str] = {}  # why, by Ray's ids of nodes
         self.working: dict[ArmRun, ray.ObjectRef] = {}
         self.ended: queue.SimpleQueue[tuple[ArmRun, Future]] = queue.SimpleQueue()
-        mine = ray.get_runtime_context().get_node_id()
-        here = NodeAffinitySchedulingStrategy(mine, soft=False)
-        kept = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1}
-        self.desk = ray.remote(Desk).options(scheduling_strategy=here, **kept).remote()
+        self.desk = actor_here(Desk)
         needs = {"num_cpus": share.threads, "num_gpus": share.gpus, "max_retries": LOST_NODES}
         self.task = ray.remote(**needs)(carry_out)
 

@@ -3,15 +3,10 @@
 Most tests run a stand-in for train_gpt.py, which takes milliseconds; the slow ones run the script itself.
 """
 
-import dataclasses
 import json
 import os
 import signal
 import statistics
-import subprocess
-import sys
-import time
-import types
 import warnings
 from pathlib import Path
 
@@ -19,139 +14,16 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from data.command import DataError
 from data.files import sha256
-from records.campaign import __main__ as campaign
-from records.campaign import arms, runs, standings
+from records.campaign import arms, standings
 from tests.kit import helpers, record_kit
-from tests.kit.data_kit import call, refused, start
-
-# Ten steps in a folder as the real script makes it; its score is WIDTH + SEED / 1000.
-STAND_IN = """
-import json, os, pathlib, signal, sys, time
-import numpy as np
-
-SETTINGS = "preset seed max_flops val_tokens_limit width pace wait_for fail"
-
-
-class Predictor:
-    rows, vocab_size = 16, 400
-
-    def start(self, rows):
-        return np.zeros((rows, 400), np.float32)
-
-    def step(self, ids):
-        return self.start(len(ids))
-
-
-def load_predictor(artifact, device):
-    return Predictor()
-
-
-def main():
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(16))
-    env = os.environ
-    folder = pathlib.Path("logs", env["RUN_ID"])
-    folder.mkdir(parents=True, exist_ok=True)
-    metrics = folder / "metrics.jsonl"
-    with open(folder / "attempts", "a") as file:
-        file.write(" ".join(sorted(env)) + "\\n")
-    for step in range(len(metrics.read_text().splitlines()) if metrics.exists() else 0, 10):
-        time.sleep(float(env.get("PACE", 0)))
-        while "WAIT_FOR" in env and not os.path.exists(env["WAIT_FOR"]):
-            time.sleep(0.05)
-        with open(metrics, "a") as file:
-            file.write(json.dumps({"event": "step", "step": step}) + "\\n")
-    if env.get("FAIL") == env["SEED"]:
-        print("no finite numbers")
-        return 17
-    (folder / "model.ptz").write_bytes(b"model")
-    bpb = float(env["WIDTH"]) + int(env["SEED"]) / 1000
-    final = {"val_bpb": f"{bpb:.8f}", "artifact_bytes": 5, "steps": 10, "budget": "ok"}
-    final["train_flops"] = int(env["MAX_FLOPS"])
-    with open(metrics, "a") as file:
-        file.write(json.dumps({"event": "final", **final}) + "\\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
-"""
-PATCH = """--- a/train_gpt.py
-+++ b/train_gpt.py
-@@ -59,3 +59,3 @@
-     bpb = float(env["WIDTH"]) + int(env["SEED"]) / 1000
--    final = {"val_bpb": f"{bpb:.8f}", "artifact_bytes": 5, "steps": 10, "budget": "ok"}
-+    final = {"val_bpb": f"{bpb + 1:.8f}", "artifact_bytes": 5, "steps": 10, "budget": "ok"}
-     final["train_flops"] = int(env["MAX_FLOPS"])
-"""
-
-
-class Place:
-    """A folder with a tiny track, its data, a script, and a campaign's file."""
-
-    def __init__(self, root: Path):
-        self.root = root
-        self.file = root / "tiny.toml"
-        self.script = root / "stand_in.py"
-        self.script.write_text(STAND_IN)
-        self.patch = root / "more.patch"
-        self.patch.write_text(PATCH)
-        self.corpus = record_kit.make_data(root / "data")
-        record_kit.make_track(root / "records/track_tiny", self.corpus)
-        self.manifest("tiny_sp400", val_sha256="ab" * 32)
-        self.write(narrow="settings = {WIDTH = 1}", wide="settings = {WIDTH = 2.5}")
-
-    @property
-    def home(self) -> Path:
-        return self.root / "campaigns/tiny"
-
-    def manifest(self, name: str, val_sha256: str) -> None:
-        """Say what a dataset holds; only its validation text has to differ."""
-        folder = self.root / "data/datasets" / name
-        tokenizer = {"file": "../../tokenizers/tiny.model", "sha256": "cd" * 32}
-        facts = {"format": "bytegolf dataset", "corpus_sha256": "", "lossy": False, "files": []}
-        folder.mkdir(exist_ok=True)
-        facts |= {"tokenizer": tokenizer, "val_sha256": val_sha256}
-        (folder / "manifest.json").write_text(json.dumps(facts))
-
-    def write(self, head: str = "", base: str = "narrow", seeds=(1, 2), **arms: str) -> None:
-        lines = ['track = "track_tiny"', 'dataset = "tiny_sp400"', f'base = "{base}"', f"seeds = {[*seeds]}"]
-        lines += [head, *(f"[arms.{name}]\n{text}" for name, text in arms.items())]
-        self.file.write_text("\n".join(lines))
-
-    @property
-    def options(self) -> list:
-        places = {"script": self.script, "data": self.root / "data", "records": self.root / "records"}
-        places["logs"] = self.root / "campaigns"
-        return [self.file, *(word for name, path in places.items() for word in (f"--{name}", path))]
-
-    def run(self, *more: object, code: int = 0) -> str:
-        return call(campaign.main, *self.options, *more, code=code)
-
-    def start(self, *more: object, **options) -> subprocess.Popen:
-        return start("records.campaign", *self.options, *more, **options)
-
-    def attempts(self, arm: str, seed: int, budget: str = "1") -> list[str]:
-        return (self.home / budget / arm / f"logs/{seed}/attempts").read_text().splitlines()
+from tests.kit.campaign_kit import PATCH, STAND_IN, Place, rows_of, wait_until
+from tests.kit.data_kit import refused
 
 
 @pytest.fixture
 def place(tmp_path) -> Place:
     return Place(tmp_path)
-
-
-def rows_of(said: str) -> list[list[str]]:
-    """The cells of all tables."""
-    lines = [line.strip("| ").split(" | ") for line in said.splitlines() if line.startswith("|")]
-    return [[cell.strip("` ") for cell in line] for line in lines if line[0].strip("- ")]
-
-
-def wait_until(condition) -> None:
-    end = time.monotonic() + 150
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 # --- running ----------------------------------------------------------------------------------------------
@@ -375,174 +247,6 @@ def test_patches_for_another_script_are_listed_and_renewed(place):
     assert place.patch.read_text() == before
     place.patch.write_text(f"{PATCH}+Made for train_gpt.py of sha256 {old}.\n")
     assert arms.made_for(place.patch) is None, "a line of the patch is no line of its head"
-
-
-# --- a cluster --------------------------------------------------------------------------------------------
-
-
-class RayNodes:
-    """A head of one thread, and more nodes, as processes of this machine."""
-
-    def __init__(self):
-        cluster_utils = pytest.importorskip("ray.cluster_utils", reason="ray is in tests/requirements.txt")
-        self.cluster = cluster_utils.Cluster()
-        self.add(include_dashboard=False)  # the head
-
-    def add(self, **options):
-        return self.cluster.add_node(num_cpus=1, **options)
-
-    def kill(self, node) -> None:
-        self.cluster.remove_node(node, allow_graceful=False)
-
-    @property
-    def options(self) -> list:
-        return ["--ray", self.cluster.address, "--keep-every", 0.2]
-
-
-@pytest.fixture
-def ray_nodes(monkeypatch):
-    """Clusters that end with the test."""
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")  # nothing but these processes is spoken to
-    monkeypatch.setenv("RAY_worker_niceness", "0")  # not 15: beside other tests it would starve
-    made = []
-
-    def begin() -> RayNodes:
-        made.append(RayNodes())
-        return made[-1]
-
-    handler = signal.getsignal(signal.SIGTERM)
-    yield begin
-    for nodes in made:
-        nodes.cluster.shutdown()
-    signal.signal(signal.SIGTERM, handler)  # Ray took it
-
-
-def final_of(folder: Path) -> dict:
-    """The final event of a run, without what may differ between two runs that did the same."""
-    final = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
-    assert final["event"] == "final"
-    return {name: final[name] for name in ("val_bpb", "state_sha256", "artifact_sha256", "batches_crc32")}
-
-
-@pytest.mark.slow
-def test_a_node_killed_in_the_middle_changes_no_bit_of_the_results(place, ray_nodes):
-    shared = {key: value for key, value in helpers.pairs(helpers.TINY).items() if key not in arms.OURS}
-    shared |= {"ITERATIONS": "200", "CKPT_SECONDS": "0.05", "TRAIN_LOG_EVERY": "100"}
-    head = "[settings]\n" + "\n".join(f'{name} = "{value}"' for name, value in shared.items())
-    place.script = helpers.SCRIPT
-    smear = f'patches = ["{helpers.ROOT / "tests/ideas/smear_gate.patch"}"]'
-    place.write(head, plain="", smear=smear, base="plain", seeds=[1])
-    nodes = ray_nodes()
-    second = nodes.add()
-    process = place.start(*nodes.options)
-
-    def on_second() -> list[Path]:
-        """Runs that the second node sent a checkpoint of."""
-        files = [path for path in place.home.glob("1/*/places_1.jsonl") if second.node_id in path.read_text()]
-        return [path.parent for path in files if list(path.parent.glob("logs/1/checkpoint/*.ckpt"))]
-
-    wait_until(on_second)
-    (moved,) = on_second()
-    nodes.kill(second)
-    said, errors = process.communicate(timeout=200)
-    assert process.returncode == 0, errors
-    (row,) = [row for row in rows_of(said) if row[0] == f"{moved.name} 1" and len(row) == 3]
-    assert second.node_id[:8] in row[1].split(", ")[0]
-    assert nodes.cluster.head_node.node_id[:8] in row[1].split(", ")[-1]
-    assert json.loads((moved / "logs/1/metrics.jsonl").read_text().splitlines()[-1])["resumes"] == 1
-    there = {name: final_of(place.home / f"1/{name}/logs/1") for name in ("plain", "smear")}
-    place.home.rename(place.root / "there")
-    place.run("--cores", 2)
-    assert there == {name: final_of(place.home / f"1/{name}/logs/1") for name in ("plain", "smear")}
-
-
-@pytest.mark.slow
-def test_a_command_that_was_stopped_or_lost_its_head_goes_on_and_a_strange_node_is_refused(
-    place, ray_nodes, tmp_path
-):
-    go = tmp_path / "go"
-    go.touch()
-    place.write(narrow=f'settings = {{WIDTH = 1, PACE = 0.3, WAIT_FOR = "{go}"}}', seeds=[1, 2, 3])
-    nodes = ray_nodes()
-    process = place.start(*nodes.options)
-    metrics = [place.home / f"1/narrow/logs/{seed}/metrics.jsonl" for seed in (1, 2, 3)]
-
-    def has_steps(path: Path) -> bool:
-        return path.exists() and path.read_text().count("\n") > 1
-
-    wait_until(lambda: has_steps(metrics[0]))
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors.count("stopped; this goes on: ")) == (16, 1), errors
-    before = metrics[0].read_text()
-
-    process = place.start(*nodes.options)
-    wait_until(lambda: '"final"' in metrics[0].read_text() and has_steps(metrics[1]))
-    nodes.cluster.shutdown()
-    process.communicate(timeout=60)
-    assert process.returncode != 0
-    assert metrics[0].read_text().startswith(before)
-
-    nodes = ray_nodes()
-    other = tmp_path / "other/torch-9.9.9.dist-info"
-    other.mkdir(parents=True)
-    (other / "METADATA").write_text("Name: torch\nVersion: 9.9.9\n")
-    strange = nodes.add(env_vars={"PYTHONPATH": str(other.parent)})
-    go.unlink()  # a run keeps the head busy, so the next one is for the other node
-    process = place.start(*nodes.options)
-    line = process.stdout.readline()
-    assert line.startswith(f"refused: node {strange.node_id} (")
-    assert ") has torch 9.9.9, expected " in line
-    go.touch()
-    said, errors = process.communicate(timeout=200)
-    assert process.returncode == 0, errors
-    assert rows_of(said)[1][:3] == ["narrow", "3 of 3", "1.0020"]
-    assert [path.read_text().count('"step"') for path in metrics] == [20, 20, 20], "a key and a value each"
-    assert "narrow 1: " not in said, "it had ended"
-
-
-def test_a_node_takes_the_script_and_data_that_were_meant(place, monkeypatch, tmp_path):
-    cluster = pytest.importorskip("records.campaign.cluster", reason="ray is in tests/requirements.txt")
-    script = place.script.read_bytes()
-    kit = cluster.ArmKit(None, script, sha256(script), cluster.metadata.version("torch"), runs.Share(1), 1)
-    assert cluster.unlike(kit) == ""
-    assert "a script of sha256 " in cluster.unlike(dataclasses.replace(kit, script=script + b" "))
-
-    tokenizer = place.corpus.tokenizer_path
-    paths = sorted(place.corpus.data_path.glob("*.bin"))
-    named = {"file": str(tokenizer), "sha256": sha256(tokenizer.read_bytes())}
-    files = [{"name": path.name, "sha256": sha256(path.read_bytes())} for path in paths]
-    there = arms.Dataset(place.corpus.data_path, {"tokenizer": named, "files": files})
-    asked = []
-
-    def lend(path: Path) -> list[bytes]:
-        asked.append(path)
-        return [path.read_bytes()]
-
-    desk = types.SimpleNamespace(lend=types.SimpleNamespace(remote=lend))
-    monkeypatch.setattr(cluster.ray, "get", lambda value: value)
-    monkeypatch.setattr(cluster, "CACHE", tmp_path / "cache")
-    here = cluster.dataset_here(there, desk)
-    assert here.settings["VOCAB_SIZE"] == there.settings["VOCAB_SIZE"]
-    assert [path.read_bytes() for path in sorted(here.folder.glob("*.bin"))] == [
-        path.read_bytes() for path in paths
-    ]
-    assert cluster.dataset_here(there, desk) == here
-    assert asked == [tokenizer, *paths], "once"
-    files[0]["sha256"] = "ab" * 32
-    with pytest.raises(DataError, match="is not the file of its manifest"):
-        cluster.dataset_here(there, desk)
-
-
-def test_ray_is_for_those_who_ask_for_it(place, monkeypatch):
-    place.write(narrow="settings = {WIDTH = 1}", seeds=[1])
-    for name in [name for name in sys.modules if name.split(".")[0] == "ray"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "ray", None)  # an import of it fails
-    monkeypatch.delitem(sys.modules, "records.campaign.cluster", raising=False)
-    monkeypatch.delattr("records.campaign.cluster", raising=False)
-    assert "pip install 'ray[default]==" in refused(place.run("--ray", "auto", code=2))
-    place.run()
 
 
 # --- the campaigns of the repository ----------------------------------------------------------------------

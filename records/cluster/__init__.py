@@ -1,0 +1,1 @@
+"""A Ray cluster: how commands reach its nodes, and what travels there."""
