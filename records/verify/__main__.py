@@ -6,17 +6,22 @@
     python -m records.verify --all --static                  papers alone: nothing of a record runs
     python -m records.verify FOLDER --retrain any            train a seed again in a sealed room, too
     python -m records.verify hub:user/name[@commit]          a record of the Hugging Face hub
+    python -m records.verify --all --ray auto                what runs a record runs on a Ray cluster's nodes
 
 Exit code 1 if a check fails, 2 and 3 if the verification itself cannot be done: then there is no verdict.
 """
 
 import argparse
+import contextlib
+import functools
 import os
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from data import command
 from data.command import DataError, Parser, printable, say, utf8, whole
+from records.archive.checks import Check
 from records.archive.folders import is_address, record_folders
 from records.archive.record import Record
 from records.archive.tracks import DATA, RECORDS
@@ -50,6 +55,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--retrain", type=seed_or_any, metavar="SEED", help=what)
     add("--by", type=utf8, help="with --write: who trained again (default: git's user.name)")
     add("--write", action="store_true", help="keep the verdicts for records.board")
+    ray = "a record is run on a node of a Ray cluster: auto, or the HOST:PORT of its head"
+    add("--ray", metavar="ADDRESS", help=ray)
     args = parser.parse_args(argv)
     if args.proof_bytes and args.proof_bytes < LEAST_PROOF:
         parser.error(f"--proof-bytes {args.proof_bytes}: expected 0, or {LEAST_PROOF} at least")
@@ -61,6 +68,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--retrain needs the sealed room, which --trust does without: leave one of them out")
     if args.write and any(map(is_address, args.folders)):
         parser.error("--write keeps the verdicts on records of this repository: leave it out with hub:")
+    if args.ray is not None and args.static:
+        parser.error("--ray runs records on nodes, and --static runs none: leave one of them out")
     if bool(args.folders) == args.all:
         parser.error("name folders, or --all")
     return args
@@ -85,32 +94,60 @@ def find_folder(place: str, args: argparse.Namespace) -> tuple[Path, Path | None
     return found.path, found.track
 
 
-def work(args: argparse.Namespace) -> int:
-    folders = record_folders(RECORDS) if args.all else args.folders
-    failed = 0
-    left = 0
-    for place in folders:
+def cases(args: argparse.Namespace) -> Iterator[tuple[Path, str, Callable[..., Iterator[Check]]]]:
+    """Each folder, since when it has passed, and its checks. Raises DataError."""
+    for place in record_folders(RECORDS) if args.all else args.folders:
         folder, track = find_folder(place, args)
         if not folder.is_dir():
             raise DataError(f"{printable(folder)}: no such folder")
-        print(f"{printable(folder)}:")
-        lines = []
         since = passed_before(folder, args)
-        with our_errors(folder):
-            for line in verify(folder, args, since, track):
-                lines.append(line)
-                print(line, flush=True)
-        wrong = sum(line.verdict == "FAIL" for line in lines)
-        failed += wrong
-        left += bool(since) and not wrong
-        if args.write and (wrong or not since):
-            second = Record(folder).track["dataset"]["second"] is not None
-            if not write_verdict(folder, lines, args.by or who(), referee_version(), second):
-                print("the verdict that is kept rests on more, and stays")
+        yield folder, since, functools.partial(verify, folder, args, since, track)
+
+
+def checked(args: argparse.Namespace) -> Iterator[tuple[Path, str, Iterator[Check]]]:
+    """Each folder, since when it has passed, and the lines of its checks, here or from a cluster."""
+    found = cases(args)
+    if args.ray is None:
+        for folder, since, checks in found:
+            yield folder, since, checks()
+        return
+    from records.verify import cluster  # which loads Ray
+
+    found = [*found]
+    with contextlib.closing(cluster.verify_there([checks for *_, checks in found], args.ray)) as lines:
+        for (folder, since, _), its in zip(found, lines):
+            yield folder, since, its
+
+
+def work(args: argparse.Namespace) -> int:
+    count = 0
+    failed = 0
+    left = 0
+    with contextlib.closing(checked(args)) as found:
+        for folder, since, its in found:
+            print(f"{printable(folder)}:")
+            lines = []
+            with our_errors(folder):
+                for line in its:
+                    lines.append(line)
+                    print(line, flush=True)
+            wrong = sum(line.verdict == "FAIL" for line in lines)
+            count += 1
+            failed += wrong
+            left += bool(since) and not wrong
+            if args.write and (wrong or not since):
+                keep(folder, lines, args)
     if left:
         print(f"{left} records were left, as nothing has changed since they passed; --again judges all")
-    print(f"{len(folders)} records, {failed} checks failed")
+    print(f"{count} records, {failed} checks failed")
     return 1 if failed else 0
+
+
+def keep(folder: Path, lines: list[Check], args: argparse.Namespace) -> None:
+    """Write the verdict for records.board, unless the one that is kept rests on more."""
+    second = Record(folder).track["dataset"]["second"] is not None
+    if not write_verdict(folder, lines, args.by or who(), referee_version(), second):
+        print("the verdict that is kept rests on more, and stays")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -3,7 +3,7 @@
 import argparse
 import contextlib
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -115,12 +115,30 @@ def check_by_referee(record: Record, options: argparse.Namespace) -> Iterator[Ch
         yield from retrain(record, seed, options.data, job_of, text)
 
 
+def check_runs(record: Record, options: argparse.Namespace) -> Iterator[Check]:
+    """All checks that run anything of a record, on this machine. Raises NoSandbox, VerifierError."""
+    if record.track["device"] == "cuda" and not Path("/dev/nvidiactl").exists():
+        yield skip("score", "the track's machine has a CUDA GPU, this one has none")
+    elif not (record.artifacts or record.addresses) and options.retrain is None:
+        yield NO_ARTIFACT
+    else:
+        try:
+            yield from check_by_referee(record, options)
+        except DataError as error:
+            yield owner_of(record, options.data, error)
+
+
 def verify(
-    path: Path, options: argparse.Namespace, since: str = "", track: Path | None = None
+    path: Path,
+    options: argparse.Namespace,
+    since: str = "",
+    track: Path | None = None,
+    run: Callable[[Record, argparse.Namespace], Iterator[Check]] = check_runs,
 ) -> Iterator[Check]:
     """All checks of one folder. Raises NoSandbox.
 
     `since`: when it passed those that run it, if that still holds. `track`: of a folder that lies in none.
+    `run`: `check_runs`, here or elsewhere.
     """
     record = Record(path, track_folder=track)
     failed = False
@@ -134,12 +152,5 @@ def verify(
     elif since:
         words = f"passed on {since}; folder, track and referee are as they were, --again judges once more"
         yield skip("score", words)
-    elif record.track["device"] == "cuda" and not Path("/dev/nvidiactl").exists():
-        yield skip("score", "the track's machine has a CUDA GPU, this one has none")
-    elif not (record.artifacts or record.addresses) and options.retrain is None:
-        yield NO_ARTIFACT
     else:
-        try:
-            yield from check_by_referee(record, options)
-        except DataError as error:
-            yield owner_of(record, options.data, error)
+        yield from run(record, options)

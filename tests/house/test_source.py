@@ -116,11 +116,12 @@ ROOMS = {
     "sandbox": {"archive", "sandbox.inside"},
     "sandbox.inside": set(),
     "referee": {"archive", "sandbox"},
-    "verify": {"archive", "sandbox", "sandbox.inside", "referee"},
+    "cluster": set(),
+    "verify": {"archive", "sandbox", "sandbox.inside", "referee", "cluster"},
     "board": {"archive"},
     "compare": {"archive", "board"},
     "follow": {"archive"},
-    "campaign": {"archive", "sandbox", "referee"},
+    "campaign": {"archive", "sandbox", "referee", "cluster"},
 }
 
 

@@ -1,0 +1,273 @@
+"""--ray: campaigns and verifications on Ray nodes that are processes of this machine.
+
+To begin a node takes seconds of a processor, so all tests share one cluster.
+"""
+
+import dataclasses
+import json
+import shutil
+import signal
+import socket
+import sys
+import time
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from data.command import DataError
+from data.files import sha256
+from records.archive.record import Record
+from records.campaign import arms, runs
+from records.verify import __main__ as verify
+from tests.kit import helpers, record_kit
+from tests.kit.campaign_kit import Place, rows_of, wait_until
+from tests.kit.data_kit import call, refused, start
+
+cluster_utils = pytest.importorskip("ray.cluster_utils", reason="ray is in tests/requirements.txt")
+from records.campaign import cluster  # noqa: E402, which needs it
+from records.cluster import nodes  # noqa: E402
+from records.verify import cluster as verify_cluster  # noqa: E402
+
+
+@pytest.fixture
+def place(tmp_path) -> Place:
+    return Place(tmp_path)
+
+
+class RayNodes:
+    """A head, and nodes of one thread. The strange one has another torch, and a bwrap that does not work."""
+
+    def __init__(self, root: Path):
+        torch = root / "torch-9.9.9.dist-info"
+        torch.mkdir()
+        (torch / "METADATA").write_text("Name: torch\nVersion: 9.9.9\n")
+        bwrap = root / "bwrap"
+        bwrap.write_text("#!/bin/sh\nexit 1\n")
+        bwrap.chmod(0o755)
+        self.odd = root
+        self.begin()
+
+    def begin(self, **head: int) -> None:
+        """A head that runs nothing, unless it is given a thread."""
+        head = {"num_cpus": 0, **head}
+        self.cluster = cluster_utils.Cluster()
+        self.cluster.add_node(include_dashboard=False, include_log_monitor=False, no_monitor=True, **head)
+        self.ordinary = []
+        self.strange = None
+
+    def have(self, ordinary: int) -> None:
+        """So many ordinary nodes, and the strange one."""
+        while len(self.ordinary) < ordinary:
+            self.ordinary.append(self.cluster.add_node(num_cpus=1))
+        while len(self.ordinary) > ordinary:
+            self.kill(self.ordinary[-1])
+        if self.strange is None:
+            path = f"{self.odd}:{helpers.clean_environment()['PATH']}"
+            odd = {"PYTHONPATH": str(self.odd), "PATH": path}
+            self.strange = self.cluster.add_node(num_cpus=1, env_vars=odd)
+
+    def kill(self, node) -> None:
+        self.cluster.remove_node(node, allow_graceful=False)
+        self.ordinary.remove(node)
+
+    @property
+    def options(self) -> list:
+        return ["--ray", self.cluster.address, "--keep-every", 0.2]
+
+
+@pytest.fixture(scope="module")
+def ray_nodes(tmp_path_factory) -> Iterator[RayNodes]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")  # nothing but these processes is spoken to
+        patch.setenv("RAY_worker_niceness", "0")  # not 15: beside other tests it would starve
+        made = RayNodes(tmp_path_factory.mktemp("odd"))
+        yield made
+        made.cluster.shutdown()
+
+
+# --- verifications ----------------------------------------------------------------------------------------
+
+
+def verdicts_in(said: str) -> list[str]:
+    """PASS score, and so on, of all lines that say one."""
+    return [line.split(":")[0] for line in said.splitlines() if line.startswith(("PASS", "FAIL", "SKIP"))]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not record_kit.HAS_SANDBOX, reason=record_kit.NO_SANDBOX)
+def test_records_get_the_verdicts_of_one_machine_and_a_node_without_a_sandbox_is_refused(ray_nodes, tmp_path):
+    """Three records and three nodes: each node gets one, so the third is asked, too."""
+    script = record_kit.bigram(*record_kit.NUMPY)
+    author = record_kit.Author(tmp_path, script=script, imports=["numpy"])
+    copies = [author.track / f"2025-11-2{day}_Copy" for day in (2, 3)]
+    for copy in copies:
+        shutil.copytree(author.folder, copy)
+    words = ["--data", author.data, "--second", author.data / "second.jsonl"]
+    options = verify.parse_args([str(word) for word in (author.folder, *words)])
+    there = nodes.home_of(verify_cluster.kit_of(Record(author.folder), options).data)
+    shutil.rmtree(there, ignore_errors=True)
+    ray_nodes.have(ordinary=2)
+    process = start("records.verify", author.folder, *copies, *words, *ray_nodes.options[:2])
+    said, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, said + errors
+    assert f"refused: node {ray_nodes.strange.node_id} (" in said
+    assert said.count(") has no bubblewrap (bwrap) that works\n") == said.count("refused: ") == 1
+    assert said.endswith("3 records, 0 checks failed\n")
+    here = verdicts_in(call(verify.main, author.folder, *words))
+    assert {"PASS score", "PASS second-text", "PASS proof"} <= {*here}
+    assert verdicts_in(said) == 3 * here
+    assert sorted(path.name for path in there.rglob("*.bin")) == [
+        path.name for path in sorted(author.corpus.data_path.glob("*_val_*.bin"))
+    ], "the nodes fetched what they needed and nothing else"
+
+
+# --- campaigns --------------------------------------------------------------------------------------------
+
+
+def final_of(folder: Path) -> dict:
+    """The final event of a run, without what may differ between two runs that did the same."""
+    final = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert final["event"] == "final"
+    return {name: final[name] for name in ("val_bpb", "state_sha256", "artifact_sha256", "batches_crc32")}
+
+
+@pytest.mark.slow
+def test_a_node_killed_in_the_middle_changes_no_bit_of_the_results(place, ray_nodes):
+    shared = {key: value for key, value in helpers.pairs(helpers.TINY).items() if key not in arms.OURS}
+    shared |= {"ITERATIONS": "200", "CKPT_SECONDS": "0.05", "TRAIN_LOG_EVERY": "100"}
+    head = "[settings]\n" + "\n".join(f'{name} = "{value}"' for name, value in shared.items())
+    place.script = helpers.SCRIPT
+    smear = f'patches = ["{helpers.ROOT / "tests/ideas/smear_gate.patch"}"]'
+    place.write(head, smear=smear, base="smear", seeds=[1])
+    logs = place.home / "1/smear/logs/1"
+    ray_nodes.have(ordinary=2)
+    process = place.start(*ray_nodes.options)
+    wait_until(lambda: list(logs.glob("checkpoint/*.ckpt")))  # one came back
+    first = json.loads((place.home / "1/smear/places_1.jsonl").read_text())["node"]
+    (mine,) = [node for node in ray_nodes.ordinary if node.node_id == first]
+    ray_nodes.kill(mine)
+    said, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    (row,) = [row for row in rows_of(said) if row[0] == "smear 1" and len(row) == 3]
+    assert [words[-8:] for words in row[1].split(", ")] == [first[:8], ray_nodes.ordinary[0].node_id[:8]]
+    assert json.loads((logs / "metrics.jsonl").read_text().splitlines()[-1])["resumes"] == 1
+    there = final_of(logs)
+    place.home.rename(place.root / "there")
+    place.run("--cores", 1)
+    assert there == final_of(logs)
+
+
+@pytest.mark.slow
+def test_a_command_that_was_stopped_or_lost_its_head_goes_on_and_a_strange_node_is_refused(
+    place, ray_nodes, tmp_path
+):
+    """A run that waits keeps the ordinary node busy, so the next one is for the strange node."""
+    go = tmp_path / "go"
+    place.write(narrow=f'settings = {{WIDTH = 1, WAIT_FOR = "{go}"}}', seeds=[1, 2, 3])
+    arm = place.home / "1/narrow"
+    metrics = [arm / f"logs/{seed}/metrics.jsonl" for seed in (1, 2, 3)]
+
+    def begun() -> int:
+        """Attempts of all runs so far."""
+        return sum(path.read_text().count("\n") for path in arm.glob("places_*.jsonl"))
+
+    def waiting() -> list[Path]:
+        return [path for path in metrics if path.exists() and path.read_text().count("\n") == 5]
+
+    ray_nodes.have(ordinary=1)
+    process = place.start(*ray_nodes.options)
+    line = process.stdout.readline()
+    assert line.startswith(f"refused: node {ray_nodes.strange.node_id} (")
+    assert ") has torch 9.9.9, expected " in line
+    wait_until(waiting)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=100)
+    assert (process.returncode, errors.count("stopped; this goes on: ")) == (16, 1), errors
+    (first,) = waiting()
+    before = first.read_text()
+    assert begun() == 1
+
+    process = place.start(*ray_nodes.options)
+    wait_until(lambda: begun() == 2)
+    ray_nodes.cluster.shutdown()
+    process.communicate(timeout=100)
+    assert process.returncode != 0
+    assert first.read_text() == before
+
+    ray_nodes.begin(num_cpus=1)
+    go.touch()
+    process = place.start(*ray_nodes.options)
+    said, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    assert rows_of(said)[1][:3] == ["narrow", "3 of 3", "1.0020"]
+    assert [path.read_text().count('"step"') for path in metrics] == [20, 20, 20], "a key and a value each"
+    assert first.read_text().startswith(before)
+
+
+# --- without nodes ----------------------------------------------------------------------------------------
+
+
+def test_a_node_takes_the_script_and_data_that_were_meant(place, monkeypatch, tmp_path):
+    script = place.script.read_bytes()
+    kit = cluster.ArmKit(None, script, sha256(script), cluster.metadata.version("torch"), runs.Share(1), 1)
+    assert cluster.unlike(kit) == ""
+    assert "a script of sha256 " in cluster.unlike(dataclasses.replace(kit, script=script + b" "))
+
+    tokenizer = place.corpus.tokenizer_path
+    paths = sorted(place.corpus.data_path.glob("*.bin"))
+    named = {"file": str(tokenizer), "sha256": sha256(tokenizer.read_bytes())}
+    files = [{"name": path.name, "sha256": sha256(path.read_bytes())} for path in paths]
+    there = arms.Dataset(place.corpus.data_path, {"tokenizer": named, "files": files})
+    asked = []
+
+    def lend(path: Path) -> list[bytes]:
+        asked.append(path)
+        return [path.read_bytes()]
+
+    desk = types.SimpleNamespace(lend=types.SimpleNamespace(remote=lend))
+    monkeypatch.setattr(nodes.ray, "get", lambda value: value)
+    monkeypatch.setattr(nodes, "CACHE", tmp_path / "cache")
+    here = cluster.dataset_here(there, desk)
+    assert here.settings["VOCAB_SIZE"] == there.settings["VOCAB_SIZE"]
+    assert [path.read_bytes() for path in sorted(here.folder.glob("*.bin"))] == [
+        path.read_bytes() for path in paths
+    ]
+    assert cluster.dataset_here(there, desk) == here
+    assert asked == [tokenizer, *paths], "once"
+    files[0]["sha256"] = "ab" * 32
+    with pytest.raises(DataError, match="is not the file that was meant"):
+        cluster.dataset_here(there, desk)
+
+
+@pytest.mark.parametrize("command", ["campaign", "verify"])
+def test_an_address_where_nothing_answers_is_one_line(place, command):
+    place.write(narrow="settings = {WIDTH = 1}", seeds=[1])
+
+    def said(address: str) -> str:
+        if command == "campaign":
+            return refused(place.run("--ray", address, code=2))
+        return refused(call(verify.main, place.root, "--ray", address, code=2))
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        dead = f"127.0.0.1:{free.getsockname()[1]}"
+    began = time.monotonic()
+    assert f"--ray {dead}: no head answers at " in said(dead)
+    assert time.monotonic() - began < 15
+    assert "--ray nowhere: is no address" in said("nowhere")
+    assert "use ray job submit" in said("ray://127.0.0.1:10001")
+
+
+def test_ray_is_for_those_who_ask_for_it(place, monkeypatch):
+    place.write(narrow="settings = {WIDTH = 1}", seeds=[1])
+    for name in [name for name in sys.modules if name.split(".")[0] == "ray"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ray", None)  # an import of it fails
+    monkeypatch.delitem(sys.modules, "records.cluster.nodes")
+    for room in ("campaign", "verify"):
+        monkeypatch.delitem(sys.modules, f"records.{room}.cluster")
+        monkeypatch.delattr(f"records.{room}.cluster")
+    assert "pip install 'ray[default]==" in refused(place.run("--ray", "auto", code=2))
+    assert "pip install 'ray[default]==" in refused(call(verify.main, place.root, "--ray", "auto", code=2))
+    place.run()
