@@ -13,7 +13,7 @@ Missing evidence is never a pass. `pass` and `fail` are words of earlier referee
 
 import datetime
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -173,14 +173,23 @@ def write_finding(folder: Path, found: Finding, by: str, referee: str, more: dic
     return taken
 
 
-def write_verdict(folder: Path, lines: list[Check], by: str, referee: str = "", second: bool = True) -> bool:
+def write_verdict(
+    folder: Path,
+    lines: list[Check],
+    by: str,
+    referee: str = "",
+    second: bool = True,
+    machine: dict[str, str] | None = None,
+) -> bool:
     """Keep what a verification amounts to; whether it took the place of what was kept.
 
-    So is the word that somebody trained a seed again, as long as the folder is the same.
+    So is the word that somebody trained a seed again, as long as the folder is the same. `machine`: what ran
+    the record, if it was not this one.
     """
-    found = finding_of(lines, second)
+    machine = machine or this_machine()
+    found = replace(finding_of(lines, second), more={"machine": machine})
     again = {}
     for line in lines:
         if (line.name, line.verdict) == (RETRAINED, "PASS") and found.verdict != "fails":
-            again[RETRAINED] = {"what": line.text, "by": by, "date": today(), **this_machine()}
+            again[RETRAINED] = {"what": line.text, "by": by, "date": today(), **machine}
     return write_finding(folder, found, by, referee, again)

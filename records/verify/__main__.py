@@ -30,6 +30,8 @@ from records.referee.scoring import LEAST_PROOF
 from records.verify.claims import our_errors, verify
 from records.verify.version import referee_version, who
 
+Machines = dict[Path, dict[str, str]]  # of a cluster, on which folders were run
+
 
 def seed_or_any(text: str) -> str:
     """The type of --retrain."""
@@ -104,7 +106,7 @@ def cases(args: argparse.Namespace) -> Iterator[tuple[Path, str, Callable[..., I
         yield folder, since, functools.partial(verify, folder, args, since, track)
 
 
-def checked(args: argparse.Namespace) -> Iterator[tuple[Path, str, Iterator[Check]]]:
+def checked(args: argparse.Namespace, machines: Machines) -> Iterator[tuple[Path, str, Iterator[Check]]]:
     """Each folder, since when it has passed, and the lines of its checks, here or from a cluster."""
     found = cases(args)
     if args.ray is None:
@@ -114,7 +116,8 @@ def checked(args: argparse.Namespace) -> Iterator[tuple[Path, str, Iterator[Chec
     from records.verify import cluster  # which loads Ray
 
     found = [*found]
-    with contextlib.closing(cluster.verify_there([checks for *_, checks in found], args.ray)) as lines:
+    all_checks = [checks for *_, checks in found]
+    with contextlib.closing(cluster.verify_there(all_checks, args.ray, machines)) as lines:
         for (folder, since, _), its in zip(found, lines):
             yield folder, since, its
 
@@ -123,7 +126,8 @@ def work(args: argparse.Namespace) -> int:
     count = 0
     failed = 0
     left = 0
-    with contextlib.closing(checked(args)) as found:
+    machines: Machines = {}
+    with contextlib.closing(checked(args, machines)) as found:
         for folder, since, its in found:
             print(f"{printable(folder)}:")
             lines = []
@@ -136,17 +140,17 @@ def work(args: argparse.Namespace) -> int:
             failed += wrong
             left += bool(since) and not wrong
             if args.write and (wrong or not since):
-                keep(folder, lines, args)
+                keep(folder, lines, args, machines.get(folder))
     if left:
         print(f"{left} records were left, as nothing has changed since they passed; --again judges all")
     print(f"{count} records, {failed} checks failed")
     return 1 if failed else 0
 
 
-def keep(folder: Path, lines: list[Check], args: argparse.Namespace) -> None:
+def keep(folder: Path, lines: list[Check], args: argparse.Namespace, machine: dict | None) -> None:
     """Write the verdict for records.board, unless the one that is kept rests on more."""
     second = Record(folder).track["dataset"]["second"] is not None
-    if not write_verdict(folder, lines, args.by or who(), referee_version(), second):
+    if not write_verdict(folder, lines, args.by or who(), referee_version(), second, machine):
         print("the verdict that is kept rests on more, and stays")
 
 

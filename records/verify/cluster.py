@@ -17,6 +17,7 @@ from data.command import say
 from data.files import file_sha256, read_bytes
 from records.archive.checks import Check, VerifierError
 from records.archive.record import Record
+from records.archive.submission import this_machine
 from records.archive.tracks import tokenizer_path
 from records.cluster.nodes import (
     Lender,
@@ -46,6 +47,14 @@ class RecordKit:
     options: argparse.Namespace
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a node says of a record."""
+
+    lines: list[Check]
+    machine: dict[str, str]
+
+
 def kit_of(record: Record, options: argparse.Namespace) -> RecordKit:
     """Raises DataError."""
     dataset = Path("datasets", record.track.dataset["name"])
@@ -63,8 +72,8 @@ def kit_of(record: Record, options: argparse.Namespace) -> RecordKit:
 # --- on a node --------------------------------------------------------------------------------------------
 
 
-def run_record(kit: RecordKit, lender) -> list[Check] | str:
-    """The lines of `check_runs`, or why this node is refused. Raises VerifierError, DataError."""
+def run_record(kit: RecordKit, lender) -> Answer | str:
+    """What `check_runs` says here, or why this node is refused. Raises VerifierError, DataError."""
     if not kit.options.trust and bubblewrap.find() is None:
         return "has no bubblewrap (bwrap) that works"
     os.environ.pop("OMP_NUM_THREADS", None)  # which Ray set: bits depend on it, and without Ray it is not set
@@ -81,7 +90,7 @@ def run_record(kit: RecordKit, lender) -> list[Check] | str:
             options.second.write_bytes(kit.second)
         with our_errors(path):
             options.data = fetched(kit.data, lender)
-            return list(check_runs(Record(path), options))
+            return Answer(list(check_runs(Record(path), options)), this_machine())
 
 
 # --- the command's part -----------------------------------------------------------------------------------
@@ -90,7 +99,8 @@ def run_record(kit: RecordKit, lender) -> list[Check] | str:
 class NodePool:
     """The nodes, each of which runs one record at a time."""
 
-    def __init__(self):
+    def __init__(self, machines: dict[Path, dict[str, str]]):
+        self.machines = machines
         self.lender = actor_here(Lender)
         self.changed = threading.Condition()
         nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
@@ -133,10 +143,11 @@ class NodePool:
 
         Raises VerifierError, DataError.
         """
+        kit = kit_of(record, options)
         while True:
             one = self.take(record.track["device"] == "cuda")
             try:
-                found = self.ask(one, kit_of(record, options))
+                found = self.ask(one, kit)
             except ray.exceptions.RayTaskError as error:
                 self.give_back(one)
                 raise error.cause from error
@@ -147,10 +158,11 @@ class NodePool:
                 self.drop(one, found)
                 continue
             self.give_back(one)
-            yield from found
+            self.machines[record.path] = found.machine
+            yield from found.lines
             return
 
-    def ask(self, one: str, kit: RecordKit) -> list[Check] | str:
+    def ask(self, one: str, kit: RecordKit) -> Answer | str:
         """The answer of a node, all of whose processors and GPUs are ours until it comes."""
         resources = self.left[one]["Resources"]
         needs = {"num_cpus": resources["CPU"], "num_gpus": resources.get("GPU", 0), "max_retries": 0}
@@ -168,14 +180,16 @@ class NodePool:
             ray.cancel(reference, force=True)
 
 
-def verify_there(all_checks: list[Checks], address: str) -> Iterator[Iterator[Check]]:
+def verify_there(
+    all_checks: list[Checks], address: str, machines: dict[Path, dict[str, str]]
+) -> Iterator[Iterator[Check]]:
     """The lines of each, at once as far as there are nodes. Closed before its end, it ends what is at work.
 
-    Raises UsageError.
+    `machines`: gets the machine on which each folder was run. Raises UsageError.
     """
     connect(address)
-    nodes = NodePool()
-    threads = ThreadPoolExecutor(len(all_checks) or 1)
+    nodes = NodePool(machines)
+    threads = ThreadPoolExecutor(len(nodes.left) or 1)
 
     def lines_of(checks: Checks) -> list[Check]:
         return list(checks(run=nodes.run))
