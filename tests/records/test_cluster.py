@@ -19,6 +19,7 @@ import pytest
 from data.command import DataError
 from data.files import sha256
 from records.archive.record import Record
+from records.archive.verdicts import read_verdicts
 from records.campaign import arms, runs
 from records.verify import __main__ as verify
 from tests.kit import helpers, record_kit
@@ -109,12 +110,15 @@ def test_records_get_the_verdicts_of_one_machine_and_a_node_without_a_sandbox_is
     there = nodes.home_of(verify_cluster.kit_of(Record(author.folder), options).data)
     shutil.rmtree(there, ignore_errors=True)
     ray_nodes.have(ordinary=2)
-    process = start("records.verify", author.folder, *copies, *words, *ray_nodes.options[:2])
+    more = [*ray_nodes.options[:2], "--write", "--by", "Ada"]
+    process = start("records.verify", author.folder, *copies, *words, *more)
     said, errors = process.communicate(timeout=300)
     assert process.returncode == 1, said + errors
     assert f"refused: node {ray_nodes.strange.node_id} (" in said
     assert said.count(") has no bubblewrap (bwrap) that works\n") == said.count("refused: ") == 1
     assert said.endswith("3 records, 3 checks failed\n")
+    kept = read_verdicts(author.track)
+    assert [its["failed"] for its in kept.values()] == 3 * [["counted"]]
     here = verdicts_in(call(verify.main, author.folder, *words, code=1))
     assert {"PASS score", "PASS second-text", "PASS proof", "PASS retrained", "FAIL counted"} <= {*here}
     assert verdicts_in(said) == 3 * here
