@@ -1,7 +1,7 @@
-"""The two pictures of the README, from the records that are committed: the ladder, and two curves of loss.
+"""The pictures of the README, from what is committed: the ladder, two curves of loss, and the law.
 
-python -m records.pictures            write records/images/ladder.svg and records/images/curves.svg
-python -m records.pictures --check    exit 1 if the records have changed since
+python -m records.pictures            write them to records/images/
+python -m records.pictures --check    exit 1 if what they show has changed since
 """
 
 import argparse

@@ -1,6 +1,8 @@
-"""The two pictures of the README, from the records that are committed: the ladder, and two curves of loss."""
+"""The pictures of the README, from what is committed: the ladder, two curves of loss, and the law."""
 
 import json
+import math
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -8,7 +10,7 @@ import altair as alt
 import numpy as np
 
 from data.command import DataError
-from data.files import sha256
+from data.files import read_json, sha256
 from records.archive.metrics import find_runs
 from records.archive.tracks import NOTHING, Track, Yardstick, read_yardsticks
 from records.board.entries import Entry, best_and_path, load_entries
@@ -25,6 +27,7 @@ from records.board.ladder import (
 )
 from records.board.look import PICTURE, finished
 
+LAW = "campaigns/scaling.json"  # written by records.campaign --law
 PAR = "Par"  # what every record has to beat
 WIDTH, HEIGHT = 620, 260  # pixels
 POINTS = 150  # of a curve's means
@@ -132,6 +135,52 @@ def draw_curves(data: dict) -> dict:
     return {**finished(alt.layer(chart), PICTURE, "sans-serif"), "datasets": {RECORDS: rows}}
 
 
+def law_data(law: dict) -> dict:
+    """Of each arm the means, [operations, bits per byte], and the ends of its line."""
+    shown = {}
+    for name, arm in law["arms"].items():
+        means = [
+            [float(budget) * law["flops"], float(f"{statistics.mean(scores.values()):.4f}")]
+            for budget, scores in arm["scores"].items()
+        ]
+        ends = []
+        if fall := arm["fall"]:
+            for flops, _ in (means[0], means[-1]):
+                at = fall["bpb"] * math.exp(fall["slope"] * math.log10(flops / law["flops"]))
+                ends.append([flops, float(f"{at:.4f}")])
+        shown[name] = {"means": means, "line": ends}
+    return shown
+
+
+def draw_law(data: dict) -> dict:
+    """Scores over operations, both in logarithms: a point for each mean, a line for each arm."""
+    names = [*data]
+    rows = {
+        kind: [
+            {"name": name, "flops": flops, "bpb": bpb}
+            for name, arm in data.items()
+            for flops, bpb in arm[kind]
+        ]
+        for kind in ("means", "line")
+    }
+    colours = alt.Scale(domain=names, range=[PICTURE.quiet, PICTURE.other, PICTURE.mark, PICTURE.ink])
+    legend = alt.Legend(title=None, orient="top-right", labelColor=PICTURE.quiet, labelFontSize=12)
+    operations = alt.Axis(format="~e", tickCount=3, grid=False)
+    low, high = (pick(row["bpb"] for row in rows["means"]) for pick in (min, max))
+    bits = alt.Scale(type="log", domain=[low / 1.05, high * 1.05])
+    places = {
+        "x": alt.X("flops:Q", title="operations of training", scale=alt.Scale(type="log"), axis=operations),
+        "y": alt.Y("bpb:Q", title="bits per byte", scale=bits, axis=alt.Axis(format=".1f")),
+        "color": alt.Color("name:N", scale=colours, legend=legend),
+    }
+    layers = [
+        alt.Chart(alt.NamedData(name="line")).mark_line(strokeWidth=1.5, opacity=0.8).encode(**places),
+        alt.Chart(alt.NamedData(name="means")).mark_point(filled=True, size=45, opacity=1).encode(**places),
+    ]
+    chart = alt.layer(*layers).properties(width=WIDTH, height=HEIGHT)
+    return {**finished(chart, PICTURE, "sans-serif"), "datasets": rows}
+
+
 @dataclass(frozen=True)
 class Picture:
     """What is drawn, and how."""
@@ -158,9 +207,13 @@ def pictures(track: Track) -> dict[str, Picture]:
     if not entries:
         raise DataError(f"{track.folder}: holds no record to draw")
     ladder = ladder_data(entries, read_yardsticks(track))
-    return {
+    drawn = {
         "ladder.svg": Picture(
             "Bits per byte of the floppy track's records and of compressors", ladder, draw_ladder
         ),
         "curves.svg": Picture("Train loss of par and of the best record", curves_data(entries), draw_curves),
     }
+    if (path := track.folder.parent / LAW).exists():
+        title = "Bits per byte over operations of training, with a line for each arm of a campaign"
+        drawn["law.svg"] = Picture(title, law_data(read_json(path)), draw_law)
+    return drawn

@@ -5,6 +5,7 @@
     python -m records.campaign FILE --score          also score the artifacts in streams, as the referee does
     python -m records.campaign FILE --ray auto       runs are tasks of a Ray cluster
     python -m records.campaign FILE --report         report what has been run so far
+    python -m records.campaign FILE --law            report how scores fall with operations, and write it down
     python -m records.campaign FILE --renew          say in its patches that they are for the script of today
 
 records/campaign/README.md says what FILE holds. Exit codes: 0 done, 1 a run failed, 2 a bad FILE, 3 bad data
@@ -29,7 +30,7 @@ from data.command import REPO, UsageError, say
 from data.files import read_bytes, sha256, write_whole
 from records.archive.folders import SCRIPT, run_artifact
 from records.archive.tracks import DATA, RECORDS, Track, load_track
-from records.campaign import standings
+from records.campaign import law, standings
 from records.campaign.arms import (
     Arm,
     load_arms,
@@ -129,6 +130,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     add("--keep-every", type=seconds, default=180.0, metavar="S", help=every)
     add("--score", action="store_true", help="score artifacts in streams, and report these scores")
     add("--report", action="store_true", help="run nothing")
+    add("--law", action="store_true", help="run nothing; fit lines to all budgets, write FILE's .json")
     add("--renew", action="store_true", help="run nothing; write the script's sha256 into patches that apply")
     add("--script", type=Path, default=REPO / SCRIPT, help="that patches are applied to (%(default)s)")
     add("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/")
@@ -194,6 +196,16 @@ def report(arms_at: functools.partial, value: dict, home: Path, args: argparse.N
     return said
 
 
+def write_law(arms_at: functools.partial, value: dict, home: Path, args: argparse.Namespace) -> str:
+    """Write the law beside the campaign's file; its tables. Raises DataError."""
+    found = law.points_of({each: arms_at(each) for each in budgets_of(home)}, value["seeds"], args.score)
+    same = shlex.join(["python", "-m", "records.campaign", command.shown(args.file), "--law"])
+    same += " --score" if args.score else ""
+    facts = law.law(found, value["base"], load_track(args.records / value["track"]), same)
+    write_whole(args.file.with_suffix(".json"), (json.dumps(facts, indent=1) + "\n").encode())
+    return law.law_tables(facts)
+
+
 def work(args: argparse.Namespace) -> int:
     """Do what the arguments ask for; the exit code."""
     value = read_campaign(args.file)
@@ -207,6 +219,9 @@ def work(args: argparse.Namespace) -> int:
     home = args.logs / args.file.stem
     arms_at = functools.partial(load_arms, value, track, home, args.data)
     arms = arms_at(args.budget)
+    if args.law:
+        say(write_law(arms_at, value, home, args))
+        return 0
     code = 0
     if not args.report:
         say_made_for(value, args.script)

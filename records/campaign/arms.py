@@ -28,14 +28,25 @@ OURS |= {"VAL_TOKENS_LIMIT"}  # 0: scores of a part of the text are no scores
 NAME = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_-]{0,59}$"}
 SETTINGS = {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}}
 PATCHES = {"type": "array", "items": {"type": "string"}}
-ARM = {"settings": SETTINGS, "patches": PATCHES, "dataset": NAME}
+RULE = {  # value * budget^power, as a whole multiple
+    "type": "object",
+    "properties": {
+        "value": {"type": "integer", "minimum": 1},
+        "power": {"type": "number"},
+        "multiple": {"type": "integer", "minimum": 1},
+    },
+    "required": ["value", "power", "multiple"],
+    "additionalProperties": False,
+}
+SCALE = {"type": "object", "additionalProperties": RULE}
+ARM = {"settings": SETTINGS, "scale": SCALE, "patches": PATCHES, "dataset": NAME}
 ARMS = {
     "type": "object",
     "propertyNames": NAME,
     "additionalProperties": {"type": "object", "properties": ARM, "additionalProperties": False},
 }
 SEEDS = {"type": "array", "items": {"type": "integer"}, "minItems": 1, "uniqueItems": True}
-SHARED = {"settings": SETTINGS, "patches": PATCHES}
+SHARED = {"settings": SETTINGS, "scale": SCALE, "patches": PATCHES}
 PARTS = {"track": NAME, "dataset": NAME, "base": NAME, "seeds": SEEDS, **SHARED, "arms": ARMS}
 SCHEMA = {
     "type": "object",
@@ -57,7 +68,7 @@ def read_campaign(path: Path) -> dict:
     if value["base"] not in value["arms"]:
         raise UsageError(f"{path}: base is {value['base']!r}, expected one of {', '.join(value['arms'])}")
     for table in (value, *value["arms"].values()):
-        for name in sorted(OURS & table.get("settings", {}).keys()):
+        for name in sorted(OURS & (table.get("settings", {}) | table.get("scale", {})).keys()):
             raise UsageError(f"{path}: settings hold {name}, which the campaign sets for every run")
     return value
 
@@ -203,12 +214,20 @@ def patches_of(value: dict, arm: dict) -> list[Path]:
     return [REPO / path for path in value.get("patches", []) + arm.get("patches", [])]
 
 
+def scaled(rule: dict, budget: float) -> int:
+    """A setting at a share of the operations: the multiple next to value * budget^power, one at least."""
+    multiple = rule["multiple"]
+    return multiple * max(1, round(rule["value"] * budget ** rule["power"] / multiple))
+
+
 def load_arms(value: dict, track: Track, home: Path, data: Path, budget: float) -> list[Arm]:
     """The arms of a campaign's file at a share of the track's operations. Raises DataError."""
     shared = {"PRESET": "floppy", **value.get("settings", {})}
     arms = []
     for name, arm in value["arms"].items():
         settings = {**shared, **arm.get("settings", {}), "VAL_TOKENS_LIMIT": 0}
+        rules = value.get("scale", {}) | arm.get("scale", {})
+        settings |= {key: scaled(rule, budget) for key, rule in rules.items()}
         settings["MAX_FLOPS"] = round(budget * track["train_flops"])
         texts = {key: setting_text(each) for key, each in settings.items()}
         patches = patches_of(value, arm)
