@@ -152,7 +152,7 @@ def test_what_holds_something_else_is_left_as_it_is(hub, author):
 def test_a_record_is_fetched_at_a_commit_and_judged_in_the_sandbox(hub, author, tmp_path):
     publish(hub, author.folder, author.data)
     commit = hub.repos[f"models/{REPO}"]["refs"]["main"]
-    out = verify(hub, author, f"hub:{REPO}", "--every-seed")
+    out = verify(hub, author, f"hub:{REPO}")
     assert f"hub:{REPO}@{commit}, of track_tiny" in out and "1 records, 0 checks failed" in out
     hub.commit(REPO, {"README.md": b"it has moved on"}, kind="models")
 
@@ -217,10 +217,11 @@ def test_artifacts_lie_on_the_hub_and_are_judged_by_their_hash(hub, author, tmp_
     publish(hub, folder, author.data)  # beside them, in the same repo
     assert not hub.fetched("ptz")
 
-    out = verify(hub, author, folder, "--every-seed")
+    quick = ("--every-seed", "--proof-bytes", 0)
+    out = verify(hub, author, folder, *quick)
     assert "PASS score: seed 2" in out and "0 checks failed" in out
     assert hub.fetched("ptz") == ["model_seed2.ptz"]
-    verify(hub, author, folder, "--every-seed", url=NOWHERE)  # from the cache
+    verify(hub, author, folder, *quick, url=NOWHERE)  # from the cache
 
     shutil.rmtree(hub.home)
     args = ("--write", "--by", "x") if not TRUST else ()
@@ -230,7 +231,7 @@ def test_artifacts_lie_on_the_hub_and_are_judged_by_their_hash(hub, author, tmp_
         kept = json.loads((folder.parent / "verdicts.json").read_text())[folder.name]
         assert kept["verdict"] == "papers" and "artifact-seed2" in kept["left"]
     hub.repos[f"models/{REPO}"]["commits"][commit] = {"track_tiny/model_seed2.ptz": blob[:-1] + b"\xff"}
-    out = verify(hub, author, folder, "--every-seed", "--proof-bytes", 0)
+    out = verify(hub, author, folder, *quick)
     assert "SKIP artifact-seed2" in out and "holds no file of" in out
 
     def forge(value: dict) -> None:
