@@ -595,7 +595,7 @@ def test_the_judge_trains_the_real_script_and_ranks_it(kit, tmp_path, often):
     folder = kit.copy(tmp_path)
     edit_json(folder.parent / "track.json", lambda rules: rules.update(seeds=[1, 2]))  # of three runs
     old = kit.copy(tmp_path, "2025-11-20_Old")
-    scale_scores(old, 1.3)
+    scale_scores(old, 2)
     reseal(old)
     passed_earlier(old)
     words = [folder, "--data", kit.data, "--second", kit.data / "second.jsonl", "--work", tmp_path / "judge"]
