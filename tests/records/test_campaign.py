@@ -15,6 +15,7 @@ import pytest
 import scipy.stats
 
 from data.files import sha256
+from records.board import pictures
 from records.campaign import arms, standings
 from tests.kit import helpers, record_kit
 from tests.kit.campaign_kit import PATCH, STAND_IN, Place, rows_of, wait_until
@@ -200,6 +201,25 @@ def test_smaller_budgets_are_held_against_the_largest(place):
     assert " | ".join(head) == standings.BUDGETS
     by_hand = 1 - 6 * (1 + 1) / (4 * 15)
     assert row == ["0.25", "4", f"{by_hand:.2f}", "b", "2 of 4"]
+
+
+def test_settings_grow_with_the_operations_and_the_law_is_that_of_the_scores(place):
+    """Scores are WIDTH, a power of the budget; the gain of `half` is half of the base's score."""
+    rule = "scale.WIDTH = {{value = {}, power = {}, multiple = 1}}"
+    widths = {"whole": (10000, -0.25), "half": (5000, -0.25), "rising": (50000, 0.05)}
+    place.write(base="whole", seeds=[1], **{name: rule.format(*width) for name, width in widths.items()})
+    budgets = [0.01, 0.03, 0.1, 0.3, 1]
+    for budget in budgets:
+        place.run("--budget", budget)
+    rows = rows_of(place.run("--law"))
+    falls = {row[0]: row[2] for row in rows if row[3].startswith("0.01")}
+    assert falls == {name: f"{1 - 10**power:.1%} ± 0.0%" for name, (_, power) in widths.items()}
+    gains = {row[0]: row[3] for row in rows if row[3] in ("grows", "holds", "fades")}
+    assert gains == {"half": "fades", "rising": "fades"}
+    written = json.loads(place.file.with_suffix(".json").read_text())
+    assert written["arms"]["half"]["scores"]["0.01"] == {"1": round(5000 * 10**0.5) + 0.001}
+    drawn = pictures.law_data(written)
+    assert [flops for flops, _ in drawn["half"]["means"]] == [written["flops"] * share for share in budgets]
 
 
 # --- the script itself ------------------------------------------------------------------------------------
