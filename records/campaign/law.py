@@ -56,8 +56,11 @@ def gain(points: Points, base: Points) -> dict:
     if len(gains) < LEAST:
         return {}
     _, (slope, error) = line([(math.log10(budget), value) for budget, value in gains.items()])
-    word = "holds" if abs(slope) <= error else "grows" if slope > 0 else "fades"
     facts = {"first": gains[min(gains)], "last": gains[max(gains)], "slope": slope, "slope_error": error}
+    if abs(slope) > error:
+        word = "grows" if slope > 0 else "fades"
+    else:
+        word = "holds" if error < abs(facts["last"]) else "is not known"  # an error as large as the gain
     return facts | {"so": word}
 
 
