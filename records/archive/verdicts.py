@@ -187,7 +187,8 @@ def write_verdict(
     the record, if it was not this one.
     """
     machine = machine or this_machine()
-    found = replace(finding_of(lines, second), more={"machine": machine})
+    found = finding_of(lines, second)
+    found = replace(found, more=found.more | {"machine": machine})
     again = {}
     for line in lines:
         if (line.name, line.verdict) == (RETRAINED, "PASS") and found.verdict != "fails":

@@ -30,7 +30,8 @@ from records.cluster.nodes import Lender, actor_here, connect, fetched, ray
 
 METRICS = "metrics.jsonl"
 LOST_NODES = 20  # so many may go during one run before it counts as failed
-PATIENCE = 120  # seconds for runs that are stopped to write checkpoints
+PATIENCE = 40  # seconds for runs that are stopped to write checkpoints
+ATTEMPTS = 3  # to stop them
 
 
 @dataclass(frozen=True)
@@ -251,11 +252,16 @@ class Cluster:
     def stop(self) -> None:
         """Cancel what is at work, and wait until it has sent its checkpoints.
 
-        The last first: a run that waits would begin in the place of one that was cancelled.
+        The last first: a run that waits would begin in the place of one that was cancelled. Those that are
+        still at work are told again, since an interrupt in the midst of Ray's own code is lost.
         """
-        for reference in reversed(self.working.values()):
-            ray.cancel(reference, recursive=False)
-        ray.wait([*self.working.values()], num_returns=len(self.working), timeout=PATIENCE)
+        working = [*reversed(self.working.values())]
+        for _ in range(ATTEMPTS):
+            for reference in working:
+                ray.cancel(reference, recursive=False)
+            _, working = ray.wait(working, num_returns=len(working), timeout=PATIENCE)
+            if not working:
+                return
 
 
 def run_there(runs: list[ArmRun], address: str, share: Share, every: float) -> Endings:

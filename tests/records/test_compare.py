@@ -95,7 +95,7 @@ def test_single_runs_of_two_seeds_may_lie_as_far_apart_as_those_of_a_record(tmp_
     assert noise_bpb(runs[:2]) == 0.02
     assert 0.03 < noise_bpb(runs[1:]) < 0.06
     for record in sorted(PAR.parent.glob("*_Rung*")):
-        one, *others = sorted(record.glob("metrics_seed*.jsonl"))
+        one, *others = sorted(record.glob("metrics_seed*.jsonl*"))
         for another in others:
             assert verdicts([one], [another])["bpb"] == "same", another
 
