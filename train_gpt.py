@@ -73,8 +73,8 @@ class Stopped(Exception):  # by a signal or a lost rank: the run can go on, as a
 FLOPPY = (
     {"data_path": "./data/datasets/demo_sp1024", "tokenizer_path": "./data/tokenizers/demo_1024_bpe.model"}
     | {"num_layers": 4, "model_dim": 192, "num_heads": 3, "num_kv_heads": 1, "key_shift": 1.0}
-    | {"qk_gain_init": 4.0, "doc_tokens": 16384, "eval_sliding": True, "val_batch_size": 65536}
-    | {"train_seq_len": 512, "train_batch_tokens": 8192, "batch_slots": 16, "iterations": 100000}
+    | {"qk_gain_init": 4.0, "doc_tokens": 16384, "short_window": 128, "val_batch_size": 65536}
+    | {"train_seq_len": 1024, "train_batch_tokens": 8192, "batch_slots": 8, "iterations": 100000}
     | {"max_wallclock_seconds": 0.0, "max_flops": 1e14, "budget_bytes": 1474560, "code_bytes": "zlib"}
     | {"warmdown_iters": 0.6, "warmup_steps": 2, "lr_warmup_steps": 20, "matrix_lr": 0.06}
     | {"muon_momentum": 0.95, "muon_momentum_warmup_start": 0.85, "muon_momentum_warmup_steps": 300}
@@ -82,7 +82,7 @@ FLOPPY = (
 SMOKE = (
     {"num_layers": 3, "model_dim": 64, "num_heads": 2, "qk_gain_init": 1.5, "compile": False}
     | {"train_seq_len": 128, "train_batch_tokens": 4096, "batch_slots": 8, "doc_tokens": 0}
-    | {"val_loss_every": 0, "val_tokens_limit": 65536, "eval_sliding": False, "train_log_every": 10}
+    | {"short_window": 0, "val_loss_every": 0, "val_tokens_limit": 65536, "train_log_every": 10}
     | {"iterations": 60, "max_wallclock_seconds": 60.0, "max_flops": 0.0, "warmdown_iters": 0.5}
     | {"warmup_steps": 1, "lr_warmup_steps": 5, "matrix_lr": 0.02, "muon_momentum_warmup_steps": 30}
 )
@@ -118,7 +118,6 @@ class Settings:
     val_loss_every: int = free(1000, "steps between validations on the first eight batches; 0: at the end", 0)
     val_tokens_limit: int = var(0, "score only so many tokens and mark the result partial; 0: all", 0)
     eval_seq_len: int = var(0, "window of the evaluation in tokens; 0: TRAIN_SEQ_LEN", 0)
-    eval_sliding: bool = var(False, "in streams a token's window ends with it, not where the next begins")
     eval_only: str = free("", "path of an artifact to score; nothing is trained or written")
     train_log_every: int = free(200, "steps between log lines; the first ten steps are logged too", 1)
     ckpt_seconds: float = free(60.0, "between checkpoints; 0: at the end and on a signal only", 0)
@@ -131,14 +130,15 @@ class Settings:
     warmup_steps: int = free(20, "untimed steps on dummy tokens before the start, then forgotten", 0)
     lr_warmup_steps: int = var(10, "steps over which the learning rate rises linearly", 0)
     train_batch_tokens: int = var(393216, "tokens of one optimizer step over all ranks", 1)
-    train_seq_len: int = var(4096, "tokens of one training sequence", 1)
+    train_seq_len: int = var(4096, "tokens of one training sequence", 1, 262144)
     batch_slots: int = var(8, "parts of a step's batch; the number of ranks must divide it", 1)
     vocab_size: int = var(1024, "pieces of the tokenizer", 2, 65536)
-    num_layers: int = var(9, "blocks", 1)
+    num_layers: int = var(9, "blocks", 1, 1024)
     model_dim: int = var(512, "width of the residual stream", 1)
     num_heads: int = var(8, "query heads", 1)
     num_kv_heads: int = var(4, "key and value heads", 1)
     key_shift: float = var(0.0, "start of the share of the token before in the last keys; 0: none", 0, 1)
+    short_window: int = var(0, "tokens that all layers but the last attend to; 0: all", 0)
     mlp_mult: int = var(2, "hidden width of the MLP in model widths", 1)
     tie_embeddings: bool = var(True, "the output matrix is the token embedding")
     rope_base: float = var(10000.0, "longest wavelength of the rotary positions over 2 pi", 1)
@@ -164,6 +164,7 @@ class Settings:
     slot_tokens = property(lambda s: s.train_batch_tokens // s.batch_slots)
     head_dim = property(lambda s: s.model_dim // s.num_heads)
     eval_window = property(lambda s: s.eval_seq_len or s.train_seq_len)
+    windows = property(lambda s: [s.short_window or math.inf] * (s.num_layers - 1) + [math.inf])
     plan = functools.cached_property(lambda s: Plan(s))
 
 
@@ -348,11 +349,11 @@ def step_flops(s: Settings, seq_len: int, slots: int) -> int:
                 low, high = sorted((rows, param.shape[2]))
                 products = 4 * low * low * high + 2 * low**3  # of the short side, [low, high]
                 newton_schulz += s.num_layers * products
-    # A block of queries meets the keys up to its own last one: size, 2 size, 3 size ...; the rest meets all.
-    size = query_block(s.num_heads // s.num_kv_heads)
-    blocks, rest = divmod(seq_len, size)
-    pairs = size * size * blocks * (blocks + 1) // 2 + rest * seq_len
-    sequence = 6 * weights * seq_len + 12 * s.num_layers * s.model_dim * pairs
+    # A block of queries meets its own keys, and those before it that are in its first query's window.
+    starts = np.arange(0, seq_len, query_block(s.num_heads // s.num_kv_heads))
+    sizes = np.diff(starts, append=seq_len)
+    pairs = sum(int(sizes @ (sizes + np.minimum(starts, window))) for window in s.windows)
+    sequence = 6 * weights * seq_len + 12 * s.model_dim * pairs
     sequences = slots * s.slot_tokens // seq_len
     return sequences * sequence + s.muon_backend_steps * newton_schulz
 
@@ -389,13 +390,12 @@ def norm_and_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + swapped * sin
 
 
-def attention(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
-    """Causal grouped-query softmax attention at scale 1 / sqrt(K): [B, T, H * K] (Ainslie et al. 2023)."""
-    if q_BTGRK.device.type == "cpu":
-        return attention_by_blocks(q_BTGRK, k_BTGK, v_BTGK)
-    q = q_BTGRK.flatten(2, 3).transpose(1, 2)
-    k = k_BTGK.transpose(1, 2)
-    v = v_BTGK.transpose(1, 2)
+def attention(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, window: float) -> Tensor:
+    """Causal softmax attention of a query to its last `window` keys, at scale 1 / sqrt(K): [B, T, H * K]."""
+    # A group of queries shares a key (Ainslie et al. 2023); a window is short or all (Beltagy et al. 2020).
+    if q_BTGRK.device.type == "cpu" or window < q_BTGRK.size(1):
+        return attention_by_blocks(q_BTGRK, k_BTGK, v_BTGK, window)
+    q, k, v = (x.transpose(1, 2) for x in (q_BTGRK.flatten(2, 3), k_BTGK, v_BTGK))
     shared = q.dtype != torch.float32  # the fused kernel for float32 wants keys and values for each head
     if not shared:
         k = k.repeat_interleave(q_BTGRK.size(3), dim=1)
@@ -404,8 +404,8 @@ def attention(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
     return out.transpose(1, 2).flatten(2)
 
 
-def attention_by_blocks(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
-    """attention for CPUs: blocks of queries, the R heads of a group as rows, on the keys up to their last."""
+def attention_by_blocks(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, window: float) -> Tensor:
+    """attention by blocks of queries, the R heads of a group as rows, on the keys that one of them meets."""
     scale = q_BTGRK.size(-1) ** -0.5 * math.log2(math.e)  # softmax to base 2: exp2 is quicker than exp
     q = (q_BTGRK * scale).transpose(1, 2).contiguous()  # else bmm copies a slice of each
     k = k_BTGK.transpose(1, 2).contiguous()
@@ -415,13 +415,17 @@ def attention_by_blocks(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tens
         start = end
         end = start + block_BGtRK.size(2)
         queries = block_BGtRK.flatten(2, 3).flatten(0, 1)
-        keys = k[:, :, :end].flatten(0, 1)
-        values = v[:, :, :end].flatten(0, 1)
+        begin = max(0, start - window)
+        keys = k[:, :, begin:end].flatten(0, 1)
+        values = v[:, :, begin:end].flatten(0, 1)
         # Row i of the queries is head i % R at position start + i // R, and sees the keys up to there.
         rows = torch.arange(queries.size(1), dtype=torch.int32, device=q.device)[:, None]
-        places = torch.arange(end, dtype=torch.int32, device=q.device)
-        causal = places <= rows // q.size(3) + start
-        scores = torch.bmm(queries, keys.mT).float().where(causal, -math.inf)
+        places = torch.arange(begin, end, dtype=torch.int32, device=q.device)
+        own = rows // q.size(3) + start
+        seen = places <= own
+        if window < end - begin:
+            seen = seen & (places > own - window)
+        scores = torch.bmm(queries, keys.mT).float().where(seen, -math.inf)
         largest = scores.detach().amax(-1, keepdim=True)
         weight = torch.exp2(scores - largest).to(v.dtype)
         total = weight.sum(-1, keepdim=True, dtype=torch.float32)
@@ -433,8 +437,8 @@ def attention_by_blocks(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tens
 class Cache:
     """What one layer keeps of the tokens before: their keys and values, a ring of the last T positions."""
 
-    def __init__(self, s: Settings, rows: int, machine: Machine):
-        shape = rows, s.num_kv_heads, s.eval_window, s.head_dim  # [B, G, T, K]
+    def __init__(self, s: Settings, rows: int, machine: Machine, window: float):
+        shape = rows, s.num_kv_heads, min(window, s.eval_window), s.head_dim  # [B, G, T, K]
         self.keys = torch.empty(shape, dtype=machine.dtype, device=machine.device)
         self.values = torch.empty_like(self.keys)
         self.last_key = None  # [B, 1, G, K] of the token before, as it was before it was mixed
@@ -463,11 +467,12 @@ def mix_before(k_BTGK: Tensor, share_GK: Tensor, cache: Cache | None) -> Tensor:
     return torch.lerp(k_BTGK.float(), before.float(), share_GK)
 
 
-def block(x: Tensor, x0: Tensor, rope: Rope, w: Weights, head_dim: int, cache: Cache | None = None) -> Tensor:
+def block(x: Tensor, x0: Tensor, rope: Rope, w: Weights, window: float, cache: Cache | None = None) -> Tensor:
     """One pre-norm transformer block, [B, T, D] to the same; vectors among its weights act in float32."""
     dtype = x.dtype
-    heads = x.size(2) // head_dim
     cos, sin = rope
+    head_dim = cos.size(-1)
+    heads = x.size(2) // head_dim
     x = w["mix_x"] * x + w["mix_x0"] * x0  # each block may look at the embedding (modded-nanogpt, 2024)
     qkv = F.linear(rms_norm(x).to(dtype), w["qkv"])
     qkv = qkv.unflatten(2, (-1, head_dim))
@@ -481,7 +486,7 @@ def block(x: Tensor, x0: Tensor, rope: Rope, w: Weights, head_dim: int, cache: C
         k = mix_before(k, w["key_shift"].view(groups, head_dim), cache)
     k = norm_and_rotate(k, cos, sin)
     q, k = q.to(dtype), k.to(dtype)
-    y = cached_attention(q, k, v, cache) if cache else attention(q, k, v)
+    y = cached_attention(q, k, v, cache) if cache else attention(q, k, v, window)
     x = x + w["attn_scale"] * F.linear(y, w["attn_out"])
     y = F.linear(rms_norm(x).to(dtype), w["mlp_up"])
     y = F.relu(y).square()  # So et al. 2021
@@ -546,12 +551,12 @@ class GPT:
         x = x0.view_as(x0)  # were it x0 itself, the block would be compiled once more for that case
         half = len(layers) // 2
         outputs = []
-        for i, layer in enumerate(layers):
+        for i, (layer, window) in enumerate(zip(layers, self.s.windows)):
             if i >= half and outputs:  # the second half takes up what the first left, last in first out:
                 skip = once["skip_weight"][i - half] * outputs.pop()  # U-Net (Ronneberger et al. 2015)
                 x = x + skip.to(x.dtype)
             cache = caches[i] if caches else None
-            x = self.block(x, x0, rope, layer, self.s.head_dim, cache)
+            x = self.block(x, x0, rope, layer, window, cache)
             if i < half:
                 outputs.append(x)
         return x, once.get("head", once["tok_emb"])
@@ -1349,24 +1354,19 @@ class Predictor:
     rows = 256  # streams: enough of them to fill a product's tiles, few enough for the memory
 
     def __init__(self, model: GPT):
-        self.model, self.vocab_size = model, model.s.vocab_size
+        self.model, self.s, self.vocab_size = model, model.s, model.s.vocab_size
 
     def start(self, rows: int) -> np.ndarray:
         """float32[rows, V]: logits of the first token of every stream, of which nothing is known."""
-        s = self.model.s
-        self.caches = [Cache(s, rows, self.model.machine) for _ in range(s.num_layers)]
-        return np.zeros((rows, s.vocab_size), np.float32)
+        self.caches = [Cache(self.s, rows, self.model.machine, window) for window in self.s.windows]
+        return np.zeros((rows, self.vocab_size), np.float32)
 
     @torch.no_grad()
     def step(self, ids: np.ndarray) -> np.ndarray:
         """Given the next token of every stream, int64[rows]: logits of the one after, float32[rows, V]."""
-        s = self.model.s
-        if not s.eval_sliding and self.caches[0].position == s.eval_window:
-            for cache in self.caches:
-                cache.position = 0
         column = torch.from_numpy(ids).to(self.model.machine.device)[:, None]
         x, head = self.model.trunk(column, self.caches)
-        return head_logits(x[:, -1], head, s.logit_softcap, torch.float32).cpu().numpy()
+        return head_logits(x[:, -1], head, self.s.logit_softcap, torch.float32).cpu().numpy()
 
 
 def load_predictor(artifact: Path, device: str = "cpu") -> Predictor:

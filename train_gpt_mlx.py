@@ -53,11 +53,16 @@ def norm_and_rotate(x, cos, sin):
     return x * cos + swapped * sin
 
 
-def attention(q_BTHK, k_BTGK, v_BTGK):
-    """Causal grouped-query softmax attention at scale 1 / sqrt(K): [B, T, H * K]."""
+def attention(q_BTHK, k_BTGK, v_BTGK, window):
+    """Causal softmax attention of a query to its last `window` keys, at scale 1 / sqrt(K): [B, T, H * K]."""
     q, k, v = (x.swapaxes(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
+    mask = "causal"
+    if window < q.shape[2]:
+        places = mx.arange(q.shape[2])
+        own = places[:, None]
+        mask = (places <= own) & (places > own - window)
     scale = q.shape[-1] ** -0.5
-    out = mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask="causal")
+    out = mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
     return out.swapaxes(1, 2).flatten(2)
 
 
@@ -68,9 +73,10 @@ def mix_before(k_BTGK, share_GK):
     return k + share_GK * (before - k)
 
 
-def block(x, x0, cos, sin, w, head_dim):
+def block(x, x0, cos, sin, w, window):
     """One pre-norm transformer block, [B, T, D] to the same; vectors among its weights act in float32."""
     dtype = x.dtype
+    head_dim = cos.shape[-1]
     heads = x.shape[2] // head_dim
     x = w["mix_x"] * x + w["mix_x0"] * x0
     qkv = rms_norm(x).astype(dtype) @ w["qkv"].T
@@ -81,7 +87,7 @@ def block(x, x0, cos, sin, w, head_dim):
     if "key_shift" in w:
         k = mix_before(k, w["key_shift"].reshape(groups, head_dim))
     k = norm_and_rotate(k, cos, sin)
-    y = attention(q.astype(dtype), k.astype(dtype), v)
+    y = attention(q.astype(dtype), k.astype(dtype), v, window)
     x = x + w["attn_scale"] * (y @ w["attn_out"].T)
     y = rms_norm(x).astype(dtype) @ w["mlp_up"].T
     y = mx.maximum(y, 0).square()  # relu squared: So et al. 2021
@@ -150,11 +156,11 @@ class GPT:
         x = x0
         half = len(layers) // 2
         outputs = []
-        for i, layer in enumerate(layers):
+        for i, (layer, window) in enumerate(zip(layers, self.s.windows)):
             if i >= half and outputs:  # the second half takes up what the first left, last in first out
                 skip = once["skip_weight"][i - half] * outputs.pop()
                 x = x + skip.astype(x.dtype)
-            x = block(x, x0, cos, sin, layer, self.s.head_dim)
+            x = block(x, x0, cos, sin, layer, window)
             if i < half:
                 outputs.append(x)
         return x, once.get("head", once["tok_emb"])

@@ -135,8 +135,8 @@ def batch_reader(s: train_gpt.Settings, stream: train_gpt.TokenStream) -> train_
     return train_gpt.BatchReader(s, stream, train_gpt.Machine(torch.device("cpu")), 0)
 
 
-def plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """scaled_dot_product_attention, whatever the device; takes and gives what train_gpt.attention does."""
+def plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: float = 0) -> torch.Tensor:
+    """scaled_dot_product_attention to all keys, whatever the device; else as train_gpt.attention."""
     q, k, v = (x.transpose(1, 2) for x in (q.flatten(2, 3), k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2).flatten(2)
 

@@ -70,12 +70,16 @@ def rotate(x: Array, base: float) -> tuple[Array, Callable]:
     return turn(x, sin), lambda dy: turn(dy, -sin)  # the inverse of a rotation is its transpose
 
 
-def attention(q: Array, k: Array, v: Array) -> tuple[Array, Callable]:
-    """Causal softmax attention, q [B, T, H, K], k and v [B, T, G, K]: head h reads key-value head h // R."""
+def attention(q: Array, k: Array, v: Array, window: int) -> tuple[Array, Callable]:
+    """Causal softmax attention, q [B, T, H, K], k and v [B, T, G, K]: head h reads key-value head h // R.
+
+    A position sees the last `window` ones, itself among them.
+    """
     (B, T, H, K), G = q.shape, k.shape[2]
     grouped = q.reshape(B, T, G, H // G, K)
     scores = np.einsum("btgrk,bsgk->bgrts", grouped, k) / np.sqrt(K)
-    scores = np.where(np.tril(np.ones((T, T), bool)), scores, -np.inf)
+    distance = np.arange(T)[:, None] - np.arange(T)
+    scores = np.where((distance >= 0) & (distance < window), scores, -np.inf)
     p = np.exp(scores - scores.max(-1, keepdims=True))
     p /= p.sum(-1, keepdims=True)
 
@@ -121,7 +125,7 @@ def cross_entropy(logits: Array, targets: Array) -> tuple[float, Array]:
 # --- model ------------------------------------------------------------------------------------------------
 
 
-def self_attention(s: Any, w: Weights, x: Array) -> tuple[Array, Callable]:
+def self_attention(s: Any, w: Weights, x: Array, window: int) -> tuple[Array, Callable]:
     """The attention half of a block, [B, T, D], without its residual."""
     B, T, D = x.shape
     K = D // s.num_heads
@@ -134,7 +138,7 @@ def self_attention(s: Any, w: Weights, x: Array) -> tuple[Array, Callable]:
     (q, q_norm_back), (k, k_norm_back) = norm(q), norm(k)
     (q, q_turn_back), (k, k_turn_back) = rotate(q, s.rope_base), rotate(k, s.rope_base)
     q, gain_back = scale(q, w["q_gain"][:, None])
-    y, attend_back = attention(q, k, v)
+    y, attend_back = attention(q, k, v, window)
     out, out_back = linear(y.reshape(B, T, D), w["attn_out"])
 
     def back(dout: Array) -> tuple[Array, Weights]:
@@ -170,11 +174,11 @@ def mlp(w: Weights, x: Array) -> tuple[Array, Callable]:
     return down, back
 
 
-def block(s: Any, w: Weights, x: Array, x0: Array) -> tuple[Array, Callable]:
+def block(s: Any, w: Weights, x: Array, x0: Array, window: int) -> tuple[Array, Callable]:
     """Mix with x0, add attention, add MLP. Back: gradients of x, x0 and, by name, of the weights."""
     (kept, kept_back), (again, again_back) = scale(x, w["mix_x"]), scale(x0, w["mix_x0"])
     mixed = kept + again
-    y, attention_back = self_attention(s, w, mixed)
+    y, attention_back = self_attention(s, w, mixed, window)
     scaled, attn_scale_back = scale(y, w["attn_scale"])
     middle = mixed + scaled
     z, mlp_back = mlp(w, middle)
@@ -206,7 +210,9 @@ def trunk(s: Any, w: Weights, ids: Array) -> tuple[Array, Callable]:
             skips[i] = pushed_by, skip_back
             x = x + skipped
         own = {name: w[name][i] for name in w if name not in ("tok_emb", "head", "skip_weight")}
-        x, back_of_block = block(s, own, x, x0)
+        last = i == s.num_layers - 1
+        window = s.train_seq_len if last or not s.short_window else s.short_window
+        x, back_of_block = block(s, own, x, x0, window)
         block_backs.append(back_of_block)
         if i < half:
             stack.append((i, x))
@@ -321,7 +327,7 @@ class Optimizer:
 
 SHAPE = """
     VOCAB_SIZE=40 NUM_LAYERS=3 MODEL_DIM=16 NUM_HEADS=4 NUM_KV_HEADS=2 KEY_SHIFT=0.5 MLP_MULT=2
-    TIE_EMBEDDINGS=1 ROPE_BASE=100 LOGIT_SOFTCAP=4 QK_GAIN_INIT=1.5
+    SHORT_WINDOW=5 TIE_EMBEDDINGS=1 ROPE_BASE=100 LOGIT_SOFTCAP=4 QK_GAIN_INIT=1.5
     TRAIN_SEQ_LEN=12 BATCH_SLOTS=2 TRAIN_BATCH_TOKENS=48
 """
 # Every schedule is in motion within the ten steps.
@@ -332,6 +338,7 @@ TRAINING = """
 """
 UNTIED = """
     TIE_EMBEDDINGS=0 NUM_LAYERS=4 MODEL_DIM=12 NUM_HEADS=6 NUM_KV_HEADS=1 KEY_SHIFT=0 MLP_MULT=3 VOCAB_SIZE=33
+    SHORT_WINDOW=0
     GRAD_CLIP_NORM=0.2 MUON_BACKEND_STEPS=3 ADAM_EPS=1e-4 WARMDOWN_ITERS=5 ROPE_BASE=10000 LOGIT_SOFTCAP=30
 """
 FRESH = "NUM_LAYERS=2 MODEL_DIM=8 NUM_HEADS=2 NUM_KV_HEADS=2 LOGIT_SOFTCAP=30"

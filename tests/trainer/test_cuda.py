@@ -63,10 +63,11 @@ def test_the_gpu_gives_the_same_losses_twice(runs):
 
 @pytest.mark.parametrize("dtype, error", [(torch.float32, 4e-3), (torch.bfloat16, 0.04)])
 @pytest.mark.parametrize("case", [(2, 256, 4, 2, 16), (2, 130, 4, 4, 64), (1, 1000, 8, 2, 64)], ids=str)
-def test_attention_on_the_gpu_is_pytorchs_in_float64(case, dtype, error):
+@pytest.mark.parametrize("window", [math.inf, 60])
+def test_attention_on_the_gpu_is_pytorchs_in_float64(case, dtype, error, window):
     parts = [part.detach().cuda().requires_grad_() for part in attention_case(*case, dtype, gain=1.5)]
-    out = train_gpt.attention(*parts)
-    reference = math_attention(*parts)
+    out = train_gpt.attention(*parts, window)
+    reference = math_attention(*parts, window)
     largest = reference.abs().max()
     assert (out.double() - reference).abs().max() < error / 2 * largest
     weight = torch.randn(reference.shape, generator=torch.Generator().manual_seed(0)).cuda()

@@ -124,11 +124,14 @@ def attention_case(B, T, H, G, K, dtype=torch.float32, gain=1.0):
     return [part.to(dtype).requires_grad_() for part in parts]
 
 
-def math_attention(q, k, v):
-    """PyTorch's own, in float64."""
+def math_attention(q, k, v, window=math.inf):
+    """PyTorch's own, in float64; a position sees the last `window` ones, itself among them."""
     q, k, v = (x.double().transpose(1, 2) for x in (q.flatten(2, 3), k, v))
+    places = torch.arange(q.size(2), device=q.device)
+    distance = places[:, None] - places
+    seen = (distance >= 0) & (distance < window)
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        out = F.scaled_dot_product_attention(q, k, v, seen, enable_gqa=True)
     return out.transpose(1, 2).flatten(2)
 
 
@@ -139,10 +142,11 @@ CASES = """
 
 @pytest.mark.parametrize("dtype, error", [(torch.float32, 1e-5), (torch.bfloat16, 0.04)])
 @pytest.mark.parametrize("case", CASES.split())
-def test_attention_is_pytorchs_with_its_gradients(case, dtype, error):
+@pytest.mark.parametrize("window", [math.inf, 300, 128, 100, 1])
+def test_attention_is_pytorchs_with_its_gradients(case, dtype, error, window):
     parts = attention_case(*map(int, case.split("x")), dtype)
-    out = train_gpt.attention(*parts)
-    reference = math_attention(*parts)
+    out = train_gpt.attention(*parts, window)
+    reference = math_attention(*parts, window)
     assert out.shape == reference.shape
     assert out.dtype == dtype
     assert (out.double() - reference).abs().max() < error / 2 * reference.abs().max()
@@ -163,7 +167,7 @@ def test_fused_attention_shares_keys_only_where_its_kernels_can(monkeypatch, dty
         F, "scaled_dot_product_attention", lambda *x, **named: calls.append((x, named)) or x[0]
     )
     q, k, v = attention_case(2, 30, 8, 2, 16, dtype)
-    train_gpt.attention(*(part.detach().to("meta") for part in (q, k, v)))
+    train_gpt.attention(*(part.detach().to("meta") for part in (q, k, v)), window=30)
     (found_q, found_k, found_v), named = calls[0]
     assert named == {"is_causal": True, "enable_gqa": heads == 2}
     assert [x.shape for x in (found_q, found_k, found_v)] == [(2, 8, 30, 16), *[(2, heads, 30, 16)] * 2]
@@ -174,14 +178,14 @@ def test_attention_is_exact_for_any_gain_it_may_learn(gain):
     """A gain of 200 at width 16 makes scores of +-800 nats."""
     parts = attention_case(1, 200, 4, 2, 16, gain=gain)
     reference = math_attention(*parts)
-    assert (train_gpt.attention(*parts) - reference).abs().max() < 1e-4 * reference.abs().max()
+    assert (train_gpt.attention(*parts, math.inf) - reference).abs().max() < 1e-4 * reference.abs().max()
 
 
 @pytest.mark.parametrize("gain", [-30.0, 100.0, 1e4])
 def test_a_runaway_gain_gives_no_nan(gain):
     """Where a query is the key times -30, all that the first token sees has a score of -120 nats."""
     _, k, v = attention_case(1, 200, 2, 2, 16)
-    assert train_gpt.attention(k.unsqueeze(3) * gain, k, v).isfinite().all()
+    assert train_gpt.attention(k.unsqueeze(3) * gain, k, v, math.inf).isfinite().all()
 
 
 # --- operations -------------------------------------------------------------------------------------------
@@ -199,6 +203,9 @@ COUNTED = """
     BATCH_SLOTS=1,TRAIN_SEQ_LEN=127,TRAIN_BATCH_TOKENS=127
     BATCH_SLOTS=1,TRAIN_SEQ_LEN=257,TRAIN_BATCH_TOKENS=514
     BATCH_SLOTS=1,TRAIN_SEQ_LEN=700,TRAIN_BATCH_TOKENS=700,NUM_KV_HEADS=6
+    BATCH_SLOTS=1,TRAIN_SEQ_LEN=700,TRAIN_BATCH_TOKENS=700,SHORT_WINDOW=128
+    BATCH_SLOTS=1,TRAIN_SEQ_LEN=700,TRAIN_BATCH_TOKENS=700,SHORT_WINDOW=300,NUM_KV_HEADS=6
+    TRAIN_SEQ_LEN=20,SHORT_WINDOW=7
     BATCH_SLOTS=2,TRAIN_SEQ_LEN=300,TRAIN_BATCH_TOKENS=600,MODEL_DIM=192,NUM_HEADS=3,NUM_KV_HEADS=3
 """
 
@@ -402,54 +409,31 @@ def nats_of_windows(model, ids: np.ndarray, window: int) -> np.ndarray:
     return np.concatenate([first, *(model.nll(ids[:, at : at + window + 1]) for at in starts)], 1)
 
 
-def sliding_attention(window: int):
-    """Softmax attention in which a position sees `window` positions, itself the last of them."""
-
-    def attention(q_BTGRK, k_BTGK, v_BTGK):
-        q, k, v = q_BTGRK.permute(0, 2, 3, 1, 4), k_BTGK.transpose(1, 2)[:, :, None], v_BTGK.transpose(1, 2)
-        at = torch.arange(q.size(3))
-        seen = (at <= at[:, None]) & (at > at[:, None] - window)
-        scores = (q @ k.mT / q.size(4) ** 0.5).where(seen, -math.inf)
-        return (scores.softmax(-1) @ v[:, :, None]).permute(0, 3, 1, 2, 4).flatten(2)
-
-    return attention
-
-
-VARIANTS = pytest.mark.parametrize("more", [{}, {"KEY_SHIFT": 0}])
-
-
-@VARIANTS
-@pytest.mark.parametrize("window", [7, 20, 150])
-def test_a_predictor_says_what_windows_side_by_side_say(window, more):
+@pytest.mark.parametrize("more", [{}, {"KEY_SHIFT": 0}, {"SHORT_WINDOW": 9}, {"SHORT_WINDOW": 200}])
+@pytest.mark.parametrize("window", [7, 20, 250])
+def test_a_predictor_says_what_attention_in_a_sliding_window_says(window, more, monkeypatch):
+    """The window ends with the token: whoever trains it sees no more, and the last layer no less."""
     s = tiny(EVAL_SEQ_LEN=window, **more)
     model = random_trainer(s).model
     ids = random_ids(s, 3, 190)
     found = nats_of_steps(Predictor(model), ids)
-    assert np.abs(found - nats_of_windows(model, ids, window)).max() < 1e-5
-
-
-@VARIANTS
-def test_a_predictor_says_what_attention_in_a_sliding_window_says(more, monkeypatch):
-    s = tiny(EVAL_SLIDING=1, **more)
-    model = random_trainer(s).model
-    ids = random_ids(s, 3, 190)
-    found = nats_of_steps(Predictor(model), ids)
-    monkeypatch.setattr(train_gpt, "attention", sliding_attention(20))
+    whole = train_gpt.attention
+    monkeypatch.setattr(train_gpt, "attention", lambda q, k, v, short: whole(q, k, v, min(short, window)))
     assert np.abs(found - nats_of_windows(model, ids, 190)).max() < 1e-5
 
 
 def test_a_predictor_in_bfloat16_is_near_the_windows_in_bfloat16():
-    s = tiny()
+    s = tiny(EVAL_SEQ_LEN=60)
     model = random_trainer(s, Machine(torch.device("cpu"), dtype=torch.bfloat16)).model
     ids = random_ids(s, 3, 60)
-    difference = nats_of_steps(Predictor(model), ids) - nats_of_windows(model, ids, 20)
+    difference = nats_of_steps(Predictor(model), ids) - nats_of_windows(model, ids, 60)
     assert np.abs(difference).max() < 0.2
     assert abs(difference.mean()) < 0.01
 
 
 def test_a_predictor_begins_anew_with_any_number_of_rows():
     """What one text was, and in how many streams, shows in no other."""
-    s = tiny(EVAL_SLIDING=1)
+    s = tiny()
     predictor = Predictor(random_trainer(s).model)
     ids = random_ids(s, 5, 50)
     first = nats_of_steps(predictor, ids)
