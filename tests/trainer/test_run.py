@@ -233,11 +233,11 @@ def test_eval_only_gives_exactly_the_score_of_the_run_and_writes_nothing(base_ru
 def test_load_predictor_scores_the_artifact_as_the_run_did(base_run, corpus):
     """The referee's way in, over the raw bytes, in the number format of the run, which the artifact carries.
 
-    The streams begin where windows do, a token early: that token is charged to the stream before.
+    Each window is a stream. It begins a token early: that token is charged to the stream before.
     """
     predictor = train_gpt.load_predictor(base_run.folder / "model.ptz", "cpu")
     tokens = corpus.tokens["val"].astype(np.int64)
-    length = 10 * 32
+    length = 32
     rows = (len(tokens) - 1) // length
     whole = tokens[np.arange(rows)[:, None] * length + np.arange(length + 1)]
     assert predictor.vocab_size == 400
