@@ -135,10 +135,18 @@ def batch_reader(s: train_gpt.Settings, stream: train_gpt.TokenStream) -> train_
     return train_gpt.BatchReader(s, stream, train_gpt.Machine(torch.device("cpu")), 0)
 
 
-def plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: float = 0) -> torch.Tensor:
-    """scaled_dot_product_attention to all keys, whatever the device; else as train_gpt.attention."""
+def plain_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: float = math.inf
+) -> torch.Tensor:
+    """scaled_dot_product_attention, whatever the device; scripts until a335bb6 give it no window."""
     q, k, v = (x.transpose(1, 2) for x in (q.flatten(2, 3), k, v))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2).flatten(2)
+    mask = None
+    if window < q.size(2):
+        places = torch.arange(q.size(2), device=q.device)
+        distance = places[:, None] - places
+        mask = (distance >= 0) & (distance < window)
+    out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=True)
+    return out.transpose(1, 2).flatten(2)
 
 
 def step_flops(s: train_gpt.Settings) -> float:

@@ -412,7 +412,7 @@ def nats_of_windows(model, ids: np.ndarray, window: int) -> np.ndarray:
 @pytest.mark.parametrize("more", [{}, {"KEY_SHIFT": 0}, {"SHORT_WINDOW": 9}, {"SHORT_WINDOW": 200}])
 @pytest.mark.parametrize("window", [7, 20, 250])
 def test_a_predictor_says_what_attention_in_a_sliding_window_says(window, more, monkeypatch):
-    """The window ends with the token: whoever trains it sees no more, and the last layer no less."""
+    """A layer with a short window sees that or the evaluation's, whichever is shorter."""
     s = tiny(EVAL_SEQ_LEN=window, **more)
     model = random_trainer(s).model
     ids = random_ids(s, 3, 190)
