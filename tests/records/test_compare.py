@@ -50,19 +50,26 @@ def keys(base, new, verdict) -> set[str]:
 def test_two_sides_of_one_commit_are_grey(sides, capsys):
     code, out, _ = run(capsys, sides[0], sides[1])
     assert code == 0
-    assert "worse by more than noise: nothing" in out and "settings: the same" in out
-    assert {key for key, found in verdicts(*sides).items() if found != "same"} == {"train_seconds"}
+    assert "worse by more than noise: nothing" in out
+    assert "settings: the same" in out
+    found = verdicts(*sides)
+    assert {key for key in found if found[key] != "same"} == {"train_seconds"}
 
 
 @pytest.mark.parametrize(
-    "change, red", [(repeats.slow, repeats.SPEED), (repeats.loss, repeats.LOSSES), (repeats.stall, set())]
+    "change, red, stalls",
+    [
+        (repeats.slow, repeats.SPEED, []),
+        (repeats.loss, repeats.LOSSES, []),
+        (repeats.stall, set(), [repeats.STALL_STEP]),
+    ],
 )
-@pytest.mark.parametrize("where", ["copies", "others"])
-def test_a_change_reddens_its_rows_and_no_others(sides, tmp_path, change, red, where):
-    runs = repeats.changed(sides[0] if where == "copies" else sides[1], change, tmp_path / "changed")
+@pytest.mark.parametrize("side", [0, 1], ids=["copies", "others"])
+def test_a_change_reddens_its_rows_and_no_others(sides, tmp_path, change, red, stalls, side):
+    runs = repeats.changed(sides[side], change, tmp_path / "changed")
     its = load(sides[0], runs)
     assert repeats.colours(its) == (red, set())
-    assert [one["step"] for one in its.stalls] == ([repeats.STALL_STEP] if change is repeats.stall else [])
+    assert [one["step"] for one in its.stalls] == stalls
 
 
 def test_a_gain_is_green_and_the_exit_code_says_only_what_is_worse(sides, tmp_path, capsys):
@@ -80,8 +87,10 @@ def test_one_run_a_side_is_held_against_the_known_noise(tmp_path):
     slower = [write_run(tmp_path / "c", 2, step_seconds=0.30)]
     assert keys(base, quicker, "better") == set()
     assert keys(base, slower, "worse") == repeats.SPEED
-    assert keys(base, [write_run(tmp_path / "d", 2, loss=2.02)], "worse") == set()  # noise_bpb is 0.02
-    assert keys(base, [write_run(tmp_path / "e", 2, loss=2.10)], "worse") == repeats.LOSSES
+    near = [write_run(tmp_path / "d", 2, loss=2.02)]  # noise_bpb is 0.02
+    far = [write_run(tmp_path / "e", 2, loss=2.10)]
+    assert keys(base, near, "worse") == set()
+    assert keys(base, far, "worse") == repeats.LOSSES
 
 
 @pytest.mark.slow
@@ -101,8 +110,11 @@ def test_single_runs_of_two_seeds_may_lie_as_far_apart_as_those_of_a_record(tmp_
 
 
 def test_a_run_against_several_is_held_against_their_spread(tmp_path):
-    base = [write_run(tmp_path / f"a{seed}", seed, loss=2 + seed / 20) for seed in range(1, 6)]
-    assert keys(base, [write_run(tmp_path / "b", 1, loss=2.05)], "better") == set()
+    base = []
+    for seed in range(1, 6):
+        base.append(write_run(tmp_path / f"a{seed}", seed, loss=2 + seed / 20))
+    new = [write_run(tmp_path / "b", 1, loss=2.05)]
+    assert keys(base, new, "better") == set()
 
 
 def test_repeats_of_one_seed_are_no_evidence_about_another(tmp_path):
@@ -120,25 +132,34 @@ def test_repeats_of_one_seed_are_no_evidence_about_another(tmp_path):
 )
 def test_a_colour_is_where_the_difference_is_beyond_the_band_that_is_told(tmp_path, seconds, verdict):
     def drift(event):
-        return event | {"train_seconds": event["train_seconds"] ** 1.1} if "train_seconds" in event else event
+        if "train_seconds" not in event:
+            return event
+        return event | {"train_seconds": event["train_seconds"] ** 1.1}
 
-    base = [edit_events(write_run(tmp_path / "a", 1, spread=0.0), drift)]
-    found = {one.measure.key: one for one in load(base, [write_run(tmp_path / "b", 1, 60, seconds)]).rows}
-    for key in repeats.SPEED:
-        assert found[key].verdict == verdict
-        assert (abs(found[key].difference) > found[key].band) == (verdict != "same")
+    base = edit_events(write_run(tmp_path / "a", 1, spread=0.0), drift)
+    new = write_run(tmp_path / "b", 1, 60, seconds)
+    for row in load([base], [new]).rows:
+        if row.measure.key in repeats.SPEED:
+            beyond = abs(row.difference) > row.band
+            assert row.verdict == verdict
+            assert beyond == (verdict != "same")
 
 
 def test_a_few_steps_say_nothing_of_a_speed(tmp_path):
-    base, slow = write_run(tmp_path / "a", 1, 5), write_run(tmp_path / "b", 1, 5, step_seconds=0.5)
-    assert {verdicts([base], [slow])[key] for key in repeats.SPEED} == {"-"}
+    base = write_run(tmp_path / "a", 1, 5)
+    slow = write_run(tmp_path / "b", 1, 5, step_seconds=0.5)
+    found = verdicts([base], [slow])
+    assert {found[key] for key in repeats.SPEED} == {"-"}
 
 
 def test_a_run_whose_numbers_failed_says_so(tmp_path, capsys):
     def fail(event):
-        return event | {"grad_norm": "nan"} if event.get("step", 0) > 57 else event
+        if event.get("step", 0) <= 57:
+            return event
+        return event | {"grad_norm": "nan"}
 
-    good, failed = write_run(tmp_path / "good"), edit_events(write_run(tmp_path / "failed"), fail)
+    good = write_run(tmp_path / "good")
+    failed = edit_events(write_run(tmp_path / "failed"), fail)
     edit_lines(failed, lambda lines: lines[:-1])
     words = "failed has not ended: 60 steps so far; the last 3 changed nothing"
     page = tmp_path / "page.html"
@@ -171,10 +192,13 @@ def test_a_machine_that_wanders_is_told_from_a_slower_script(tmp_path):
     base = [write_run(tmp_path / "a", 1, steps=200)]
 
     def drift(event):
-        more = 0.3 * max(0.0, event.get("train_seconds", 0.0) - 25)  # the second half is slower
-        return event | {"train_seconds": event["train_seconds"] + more} if "train_seconds" in event else event
+        if "train_seconds" not in event:
+            return event
+        more = 0.3 * max(0.0, event["train_seconds"] - 25)  # the second half is slower
+        return event | {"train_seconds": event["train_seconds"] + more}
 
-    assert keys(base, [edit_events(write_run(tmp_path / "b", 2, steps=200), drift)], "worse") == set()
+    wanders = edit_events(write_run(tmp_path / "b", 2, steps=200), drift)
+    assert keys(base, [wanders], "worse") == set()
 
 
 @pytest.mark.slow
@@ -189,10 +213,10 @@ def test_false_alarms_are_rare(spread):
 
 
 def test_a_band_of_known_numbers():
-    base, new = [1.0, 2.0, 3.0, 4.0, 5.0], [2.0, 2.0, 3.0, 4.0, 4.0]
-    width = (
-        t.isf(LEVEL / 2, 0.7**2 / (0.5**2 / 4 + 0.2**2 / 4)) * (2.5 / 5 + 1.0 / 5) ** 0.5
-    )  # Welch and Satterthwaite by hand
+    base = [1.0, 2.0, 3.0, 4.0, 5.0]
+    new = [2.0, 2.0, 3.0, 4.0, 4.0]
+    freedom = 0.7**2 / (0.5**2 / 4 + 0.2**2 / 4)  # Welch and Satterthwaite by hand
+    width = t.isf(LEVEL / 2, freedom) * (2.5 / 5 + 1.0 / 5) ** 0.5
     assert welch(base, new, LEVEL) == pytest.approx(width, rel=1e-9)
     assert band(base, new, None, 0.0) == pytest.approx(width, rel=0.01)
     assert band(base, [one + 0.5 for one in base], [*range(5)], 0.0) == 0.0  # all pairs differ alike
@@ -208,14 +232,15 @@ def test_a_band_of_known_numbers():
 def test_the_example_of_the_page_is_what_compare_says(capsys):
     page = (ROOT / "records/compare/README.md").read_text()
     records = [PAR.with_name(f"2026-11-22_{name}") for name in ("Rung5-Pointer", "Rung6-Memory")]
-    shown = run(capsys, records[:1], records[1:])[1].splitlines()
-    assert (
-        next(line for line in page.splitlines() if line.startswith("bits per byte by the referee")) in shown
-    )
-    (row,) = [found for found in load(records[:1], records[1:]).rows if found.measure.key == "score"]
-    gains = [base - new for base, new in zip(row.base, row.new)]
-    numbers = (welch(row.base, row.new, LEVEL / 2), paired(row.base, row.new, LEVEL / 2), row.band)
-    for value in (*numbers, min(gains), max(gains)):
+    base, new = records[:1], records[1:]
+    shown = run(capsys, base, new)[1].splitlines()
+    lines = [line for line in page.splitlines() if line.startswith("bits per byte by the referee")]
+    assert lines[0] in shown
+    (row,) = [found for found in load(base, new).rows if found.measure.key == "score"]
+    gains = np.subtract(row.base, row.new)
+    of_all = welch(row.base, row.new, LEVEL / 2)
+    of_pairs = paired(row.base, row.new, LEVEL / 2)
+    for value in (of_all, of_pairs, row.band, gains.min(), gains.max()):
         assert f"{value:.4f}" in page
 
 
@@ -238,11 +263,16 @@ def test_what_is_not_above_zero_has_no_verdict(tmp_path, capsys):
 
 @pytest.mark.parametrize("at", [1, 2, 30, 59, 60])
 def test_a_stall_is_found_wherever_it_is(tmp_path, at):
-    late = lambda event: event.get("step", 60) >= at and "train_seconds" in event
-    more = lambda event: event | {"train_seconds": event["train_seconds"] + 40} if late(event) else event
-    stalled = edit_events(write_run(tmp_path / "b", 1), more)
-    its = load([write_run(tmp_path / "a", 1)], [stalled])
-    assert [one["step"] for one in its.stalls] == [at] and repeats.colours(its) == (set(), set())
+    def delay(event):
+        if "train_seconds" not in event or event.get("step", 60) < at:
+            return event
+        return event | {"train_seconds": event["train_seconds"] + 40}
+
+    base = write_run(tmp_path / "a", 1)
+    stalled = edit_events(write_run(tmp_path / "b", 1), delay)
+    its = load([base], [stalled])
+    assert [one["step"] for one in its.stalls] == [at]
+    assert repeats.colours(its) == (set(), set())
 
 
 def test_a_run_is_no_repeat_of_itself(tmp_path, capsys):
@@ -261,12 +291,14 @@ def test_no_name_of_a_setting_looks_like_a_line_of_ours(tmp_path, capsys):
 
 
 def test_a_run_that_diverged_is_worse(tmp_path, capsys):
-    base, other = [write_run(tmp_path / "a", 1)], write_run(tmp_path / "b", 1, val_loss="nan", val_bpb="nan")
+    base = [write_run(tmp_path / "a", 1)]
+    other = write_run(tmp_path / "b", 1, val_loss="nan", val_bpb="nan")
     assert keys(base, [other], "worse") == {"val_loss", "bpb"}
     edit_events(other, lambda event: event | {"train_loss": "nan"} if event["event"] == "step" else event)
     assert keys(base, [other], "worse") == {"val_loss", "bpb", "train_loss"}
     code, out, _ = run(capsys, base, [other], "--html", tmp_path / "page.html")
-    assert code == 1 and "not finite" in out
+    assert code == 1
+    assert "not finite" in out
 
 
 def test_settings_and_the_first_step_where_losses_part(tmp_path, capsys):
