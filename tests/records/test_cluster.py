@@ -187,7 +187,8 @@ def test_a_command_that_was_stopped_or_lost_its_head_goes_on_and_a_strange_node_
     assert ") has torch 9.9.9, expected " in line
     wait_until(waiting)
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=100)
+    told = cluster.ATTEMPTS * cluster.PATIENCE  # an interrupt may be lost: seconds in which it is told again
+    _, errors = process.communicate(timeout=told + 60)
     assert (process.returncode, errors.count("stopped; this goes on: ")) == (16, 1), errors
     (first,) = waiting()
     before = first.read_text()
