@@ -280,39 +280,69 @@ def step_events(metrics: bytes) -> dict[int, dict]:
     return {event["step"]: event for event in events if event["event"] == "step"}
 
 
+@dataclass(frozen=True)
+class Readings:
+    """What the counter had at steps of a room. Of steps that were logged together it names the last one."""
+
+    steps: dict[int, dict]  # by number, as the room logged them
+    first: int  # the first step that was logged while operations were counted; 0: none was
+    at: dict[int, int]  # operations by step
+    ended: bool  # the whole run did
+    total: int  # operations at the end
+
+
+def read_counts(work: Path) -> Readings:
+    """What a room left. Raises DataError."""
+    metrics = read_below(work, RUN / METRICS, MAX_METRICS)
+    counts = parse_json(read_below(work, Path(room.COUNTS), MAX_METRICS))
+    readings, seen = counts["readings"], []
+    lasts = {}  # the last step that was logged with so many operations
+    ends = [offset for offset, _ in readings[1:]] + [len(metrics)]
+    for (offset, operations), end in zip(readings, ends):
+        if steps := step_events(metrics[offset:end]):
+            lasts[operations] = max(steps)
+            seen += steps
+    if readings and not counts["ended"]:
+        lasts.pop(readings[-1][1], None)  # more steps may have been about to be logged with these
+    at = {step: operations for operations, step in lasts.items()}
+    return Readings(step_events(metrics), min(seen, default=0), at, counts["ended"], counts["total"])
+
+
 def compare_counts(work: Path, logged: dict[int, dict], before: int) -> Counted:
     """Counted operations of a room beside those that the whole run logged. Raises DataError.
 
     `before`: steps that had been logged before. A step may be logged while the next one is under way, so a
     count may stand for one step more than was logged.
     """
-    metrics = read_below(work, RUN / METRICS, MAX_METRICS)
-    counts = parse_json(read_below(work, Path(room.COUNTS), MAX_METRICS))
-    own = step_events(metrics)
-    found = {}  # what the counter had when a step was logged, by the last one of those that came together
-    ends = [offset for offset, _ in counts["readings"][1:]] + [len(metrics)]
-    for (offset, operations), end in zip(counts["readings"], ends):
-        if steps := step_events(metrics[offset:end]):
-            found[max(steps)] = operations
-    end = max(logged, default=0)
-    seen = max(found, default=before) - before
-    if seen < min(3, end - before):
+    its = read_counts(work)
+    end, last_logged = max(logged, default=0), max(its.steps, default=0)
+    if last_logged - before < min(3, end - before):
+        seen = last_logged - before
         raise DataError(f"{seen} steps after {before} of {end} were logged while operations were counted")
-    total = counts["total"]
-    if not found:
-        return Counted("none", 0, 0, total, 0.0)
-    first, last = min(found), max(found)
-    offs = [abs(float(own[step]["train_loss"]) / float(logged[step]["train_loss"]) - 1) for step in found]
 
     def flops(step: int) -> int:
         return logged[min(step, end)]["train_flops"] if step > 0 else 0
 
-    operations = found[last] - found[first]
-    claims = [flops(last + by) - flops(first + by) for by in (0, 1)]
-    claim = next((claim for claim in claims if near(claim, operations)), max(claims))
-    start = max(0, found[first] - (flops(first + 1) - flops(first - 1)))
-    rest = total - found[last] if counts["ended"] else 0
-    return Counted(f"{first} to {last}", operations, claim, start + rest, float(np.max(offs)))
+    def loss_off(step: int) -> float:
+        return abs(float(its.steps[step]["train_loss"]) / float(logged[step]["train_loss"]) - 1)
+
+    first, last = min(its.at, default=last_logged), max(its.at, default=last_logged)
+    counted = its.at.get(last, 0)
+    if not its.first:
+        return Counted("none", 0, 0, its.total, 0.0)
+    if first == last:  # nothing lies between two readings: what is more than the steps logged was beside them
+        first = its.first
+        claim = flops(last) - flops(first - 1)
+        operations = min(counted, claim)
+        start = counted - operations
+    else:
+        operations = counted - its.at[first]
+        claims = [flops(last + by) - flops(first + by) for by in (0, 1)]
+        claim = next((claim for claim in claims if near(claim, operations)), max(claims))
+        start = max(0, its.at[first] - (flops(first + 1) - flops(its.first - 1)))
+    rest = its.total - counted if its.ended else 0
+    off = max(map(loss_off, its.at), default=0.0)
+    return Counted(f"{first} to {last}", operations, claim, start + rest, off)
 
 
 # --- verdict ----------------------------------------------------------------------------------------------

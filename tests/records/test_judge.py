@@ -366,12 +366,36 @@ def test_counts_are_held_against_what_the_same_steps_logged(tmp_path, each, clai
     assert (found.steps, found.found, found.logged) == ("1 to 4", 3 * each, claim)
 
 
-def test_a_count_belongs_to_the_last_of_the_steps_that_were_logged_together(tmp_path):
-    found = compare_four_steps(tmp_path, {0: 100, 1: 200, 2: 400})
-    assert (found.steps, found.found, found.logged) == ("1 to 4", 300, 300)
+TOGETHER = [
+    ({0: 100, 1: 200, 2: 400}, "1 to 4", 300),  # the last two in one write
+    ({0: 100, 1: 200, 2: 400, 3: 400}, "1 to 4", 300),  # one by one, after both were done
+    ({0: 200, 1: 200, 2: 300, 3: 400}, "2 to 4", 200),
+    ({0: 400, 1: 400, 2: 400, 3: 400}, "1 to 4", 400),
+]
 
 
-def compare_four_steps(room: Path, readings: dict[int, int]) -> retrain.Counted:
+@pytest.mark.parametrize(("readings", "steps", "operations"), TOGETHER)
+def test_a_count_belongs_to_the_last_of_the_steps_that_were_logged_together(
+    tmp_path, readings, steps, operations
+):
+    found = compare_four_steps(tmp_path, readings)
+    assert (found.steps, found.found, found.logged, found.beside) == (steps, operations, operations, 0)
+
+
+def test_steps_of_a_count_that_was_cut_off_say_nothing(tmp_path):
+    """The room ended when the third of four steps was about to be logged, and the fourth was done."""
+    found = compare_four_steps(tmp_path, {0: 100, 1: 200, 2: 400}, ended=False, logged=3)
+    assert (found.steps, found.found, found.logged) == ("1 to 2", 100, 100)
+
+
+def test_operations_beside_steps_that_were_all_logged_together(tmp_path):
+    found = compare_four_steps(tmp_path, {0: 700, 1: 700, 2: 700, 3: 700})
+    assert (found.found, found.logged, found.beside) == (400, 400, 300)
+
+
+def compare_four_steps(
+    room: Path, readings: dict[int, int], ended: bool = True, logged: int = 4
+) -> retrain.Counted:
     """Four steps of 100 operations, and what the counter had when so many of them stood in the file."""
     lines = [
         json.dumps({"event": "step", "step": step, "train_loss": 2.0, "train_flops": 100 * step}) + "\n"
@@ -380,8 +404,8 @@ def compare_four_steps(room: Path, readings: dict[int, int]) -> retrain.Counted:
     sizes = [[sum(map(len, lines[:at])), operations] for at, operations in readings.items()]
     folder = room / retrain.RUN
     folder.mkdir(parents=True)
-    (folder / retrain.METRICS).write_text("".join(lines))
-    counts = {"readings": sizes, "total": max(readings.values()), "ended": True}
+    (folder / retrain.METRICS).write_text("".join(lines[:logged]))
+    counts = {"readings": sizes, "total": max(readings.values()), "ended": ended}
     (room / retrain.room.COUNTS).write_text(json.dumps(counts))
     return retrain.compare_counts(room, retrain.step_events("".join(lines).encode()), 0)
 
