@@ -349,8 +349,10 @@ def compare_counts(work: Path, logged: dict[int, dict], before: int) -> Counted:
         first = first_read
     else:  # a single count: what came since the first reading is theirs, or nobody knows whose it is
         claim = flops(last) - flops(first - 1)
+        beside = counted - claim
         operations = claim if its.at and near(counted - its.begun, claim) else 0
-        beside = counted - max(operations, claim)
+        if its.ended and last - first < STEPS:  # a run's last steps may come together: others are compared
+            claim = operations
     if its.ended:
         beside = max(0, beside) + its.total - counted
     return Counted(f"{first} to {last}", operations, claim, max(0, beside), loss_off(its, logged))
