@@ -50,7 +50,8 @@ SETUP_SECONDS = 600  # beside the track's: to start, compile and write the artif
 CHECKPOINT_SECONDS = 2.0  # between checkpoints of the run
 POINTS = 3  # checkpoints from which operations are counted, beside the start
 LAST = POINTS  # place of the last checkpoint
-STEPS, TO_THE_END = 6, 1 << 30  # counted from each, and from the last
+STEPS, TO_THE_END = 6, 1 << 30  # counted from each, or more, and from the last
+COMPARED = 9  # of them, by their losses
 SLACK = 0.01  # of operations
 LOSS_SLACK = {"float32": 0.005, "bfloat16": 0.03}  # of a loss, between compiled and uncompiled steps
 MAX_FILE, MAX_WORK = 1 << 30, 8 << 30  # bytes that a run may leave in one file, and in all
@@ -268,7 +269,7 @@ class Counted:
     """Operations of a few steps of a run that was resumed in a room of its own."""
 
     steps: str
-    found: int  # by torch
+    found: int  # by torch; 0: what it counted is not known to be theirs
     logged: int  # by the metrics of the whole run
     beside: int  # by torch, before and after all steps
     loss_off: float  # largest difference to the whole run, as a part of the loss
@@ -282,11 +283,12 @@ def step_events(metrics: bytes) -> dict[int, dict]:
 
 @dataclass(frozen=True)
 class Readings:
-    """What the counter had at steps of a room. Of steps that were logged together it names the last one."""
+    """What the counter had when a room's steps were logged."""
 
-    steps: dict[int, dict]  # by number, as the room logged them
-    first: int  # the first step that was logged while operations were counted; 0: none was
-    at: dict[int, int]  # operations by step
+    steps: dict[int, dict]  # those that were logged while operations were counted, by number
+    at: dict[int, int]  # operations by step; steps that were logged together have one count, the last one's
+    begun: int  # operations at the first reading
+    last: int  # at the last one
     ended: bool  # the whole run did
     total: int  # operations at the end
 
@@ -295,17 +297,30 @@ def read_counts(work: Path) -> Readings:
     """What a room left. Raises DataError."""
     metrics = read_below(work, RUN / METRICS, MAX_METRICS)
     counts = parse_json(read_below(work, Path(room.COUNTS), MAX_METRICS))
-    readings, seen = counts["readings"], []
+    readings, found = counts["readings"], {}
     lasts = {}  # the last step that was logged with so many operations
     ends = [offset for offset, _ in readings[1:]] + [len(metrics)]
     for (offset, operations), end in zip(readings, ends):
         if steps := step_events(metrics[offset:end]):
+            found |= steps
             lasts[operations] = max(steps)
-            seen += steps
-    if readings and not counts["ended"]:
-        lasts.pop(readings[-1][1], None)  # more steps may have been about to be logged with these
+    if [*found] != [*range(min(found, default=1), max(found, default=0) + 1)] or min(found, default=1) < 1:
+        raise DataError("steps were logged out of order while operations were counted")
+    begun, last = (readings[at][1] if readings else 0 for at in (0, -1))
+    if not counts["ended"]:
+        lasts.pop(last, None)  # more steps may have been about to be logged with these
     at = {step: operations for operations, step in lasts.items()}
-    return Readings(step_events(metrics), min(seen, default=0), at, counts["ended"], counts["total"])
+    return Readings(found, at, begun, last, counts["ended"], counts["total"])
+
+
+def loss_off(its: Readings, logged: dict[int, dict]) -> float:
+    """The largest difference to the losses that the whole run logged, as a part of the loss.
+
+    Uncompiled steps drift away from the compiled ones, so only the first of a room that was ended count.
+    """
+    steps = [*its.steps][: None if its.ended else COMPARED]
+    pairs = [(its.steps[step]["train_loss"], logged[step]["train_loss"]) for step in steps if step in logged]
+    return float(np.max([abs(float(one) / float(other) - 1) for one, other in pairs], initial=0.0))
 
 
 def compare_counts(work: Path, logged: dict[int, dict], before: int) -> Counted:
@@ -315,34 +330,32 @@ def compare_counts(work: Path, logged: dict[int, dict], before: int) -> Counted:
     count may stand for one step more than was logged.
     """
     its = read_counts(work)
-    end, last_logged = max(logged, default=0), max(its.steps, default=0)
-    if last_logged - before < min(3, end - before):
-        seen = last_logged - before
-        raise DataError(f"{seen} steps after {before} of {end} were logged while operations were counted")
+    end, first, last = max(logged, default=0), min(its.steps, default=before), max(its.steps, default=before)
+    if last - before < min(3, end - before) or first > before + 1:
+        raise DataError(f"steps {first} to {last} were logged while operations were counted, after {before}")
+    if not its.steps:
+        return Counted("none", 0, 0, its.total, 0.0)
 
     def flops(step: int) -> int:
         return logged[min(step, end)]["train_flops"] if step > 0 else 0
 
-    def loss_off(step: int) -> float:
-        return abs(float(its.steps[step]["train_loss"]) / float(logged[step]["train_loss"]) - 1)
-
-    first, last = min(its.at, default=last_logged), max(its.at, default=last_logged)
-    counted = its.at.get(last, 0)
-    if not its.first:
-        return Counted("none", 0, 0, its.total, 0.0)
-    if first == last:  # nothing lies between two readings: what is more than the steps logged was beside them
-        first = its.first
-        claim = flops(last) - flops(first - 1)
-        operations = min(counted, claim)
-        start = counted - operations
-    else:
-        operations = counted - its.at[first]
-        claims = [flops(last + by) - flops(first + by) for by in (0, 1)]
+    first_read, last = min(its.at, default=last), max(its.at, default=last)
+    counted = its.at.get(last, its.last)
+    if first_read < last:
+        operations = counted - its.at[first_read]
+        claims = [flops(last + by) - flops(first_read + by) for by in (0, 1)]
         claim = next((claim for claim in claims if near(claim, operations)), max(claims))
-        start = max(0, its.at[first] - (flops(first + 1) - flops(its.first - 1)))
-    rest = its.total - counted if its.ended else 0
-    off = max(map(loss_off, its.at), default=0.0)
-    return Counted(f"{first} to {last}", operations, claim, start + rest, off)
+        beside = its.at[first_read] - (flops(first_read + 1) - flops(first - 1))
+        first = first_read
+    else:  # a single count: what came since the first reading is theirs, or nobody knows whose it is
+        claim = flops(last) - flops(first - 1)
+        beside = counted - claim
+        operations = claim if its.at and near(counted - its.begun, claim) else 0
+        if its.ended and last - first < STEPS:  # a run's last steps may come together: others are compared
+            claim = operations
+    if its.ended:
+        beside = max(0, beside) + its.total - counted
+    return Counted(f"{first} to {last}", operations, claim, max(0, beside), loss_off(its, logged))
 
 
 # --- verdict ----------------------------------------------------------------------------------------------

@@ -223,7 +223,7 @@ def run_script(
         [*prefix, *command(ranks, script)],
         cwd=cwd,
         env=clean_environment(**env),
-        timeout=280,
+        timeout=900,  # compilers beside other tests take minutes
         capture_output=True,
         text=True,
         encoding="utf-8",

@@ -388,26 +388,62 @@ def test_steps_of_a_count_that_was_cut_off_say_nothing(tmp_path):
     assert (found.steps, found.found, found.logged) == ("1 to 2", 100, 100)
 
 
-def test_operations_beside_steps_that_were_all_logged_together(tmp_path):
-    found = compare_four_steps(tmp_path, {0: 700, 1: 700, 2: 700, 3: 700})
-    assert (found.found, found.logged, found.beside) == (400, 400, 300)
+@pytest.mark.parametrize(("ended", "logged"), [(False, 400), (True, 0)])
+def test_a_single_count_that_may_not_be_of_the_steps_is_beside_them(tmp_path, ended, logged):
+    """The last steps of a run may have no other, so they are not held against it."""
+    found = compare_four_steps(tmp_path, dict.fromkeys(range(4), 700), ended)
+    assert (found.steps, found.found, found.logged, found.beside) == ("1 to 4", 0, logged, 300)
+
+
+def test_operations_before_the_first_line_are_beside_the_steps(tmp_path):
+    found = compare_four_steps(tmp_path, dict.fromkeys(range(4), 700), begun=300)
+    assert (found.steps, found.found, found.logged, found.beside) == ("1 to 4", 400, 400, 300)
+
+
+@pytest.mark.parametrize("loss", [99.0, "nan"])
+def test_losses_are_compared_where_nothing_was_counted(tmp_path, loss):
+    found = compare_four_steps(
+        tmp_path, dict.fromkeys(range(4), 0), ended=False, losses=(2.0, loss, 2.0, 2.0)
+    )
+    assert found.found == 0 and not found.loss_off <= 0.03
+
+
+def test_without_steps_nothing_was_counted(tmp_path):
+    with pytest.raises(DataError, match="steps 0 to 0 were logged while operations were counted"):
+        compare_four_steps(tmp_path, {}, logged=0)
+
+
+@pytest.mark.parametrize("steps", [(0, 1, 2, 3), (1, 2, 4, 5), (4, 3, 2, 1)])
+def test_steps_come_one_after_the_other(tmp_path, steps):
+    with pytest.raises(DataError, match="out of order"):
+        compare_four_steps(tmp_path, {at: 100 * at for at in range(4)}, steps=steps)
 
 
 def compare_four_steps(
-    room: Path, readings: dict[int, int], ended: bool = True, logged: int = 4
+    room: Path,
+    readings: dict[int, int],
+    ended: bool = True,
+    begun: int = 0,
+    logged: int = 4,
+    losses: tuple = (2.0,) * 4,
+    steps: tuple[int, ...] = (1, 2, 3, 4),
 ) -> retrain.Counted:
-    """Four steps of 100 operations, and what the counter had when so many of them stood in the file."""
-    lines = [
-        json.dumps({"event": "step", "step": step, "train_loss": 2.0, "train_flops": 100 * step}) + "\n"
-        for step in range(1, 5)
-    ]
-    sizes = [[sum(map(len, lines[:at])), operations] for at, operations in readings.items()]
+    """Four steps of 100 operations, and what the counter had when so many of them stood in the file.
+
+    `begun`: what it had before them, at a line that is none.
+    """
+    facts = zip(steps, losses)
+    lines = [json.dumps({"event": "step", "step": step, "train_loss": loss}) + "\n" for step, loss in facts]
+    lines.insert(0, '{"event": "begin"}\n')
+    sizes = [[sum(map(len, lines[: at + 1])), operations] for at, operations in readings.items()]
+    sizes.insert(0, [0, begun])
     folder = room / retrain.RUN
     folder.mkdir(parents=True)
-    (folder / retrain.METRICS).write_text("".join(lines[:logged]))
-    counts = {"readings": sizes, "total": max(readings.values()), "ended": ended}
+    (folder / retrain.METRICS).write_text("".join(lines[: logged + 1]))
+    counts = {"readings": sizes, "total": max(readings.values(), default=0), "ended": ended}
     (room / retrain.room.COUNTS).write_text(json.dumps(counts))
-    return retrain.compare_counts(room, retrain.step_events("".join(lines).encode()), 0)
+    whole = {step: {"train_loss": 2.0, "train_flops": 100 * step} for step in range(1, 5)}
+    return retrain.compare_counts(room, whole, 0)
 
 
 @pytest.mark.slow

@@ -533,7 +533,7 @@ VARIANTS = {
     "bfloat16": {"DTYPE": "bfloat16"},
     "window": {"EVAL_SEQ_LEN": 16},
     "partial": {"VAL_TOKENS_LIMIT": 1000},
-    "capped": {"MAX_WALLCLOCK_SECONDS": 1.5, "ITERATIONS": 10**6},
+    "capped": {"MAX_WALLCLOCK_SECONDS": 4, "ITERATIONS": 10**6},
     "counted": {"MAX_FLOPS": 24.9 * TINY_FLOPS, "ITERATIONS": 10**6},
     "slots": {"BATCH_SLOTS": 4},
     "softcap": {"LOGIT_SOFTCAP": 3},
@@ -551,7 +551,7 @@ def variants(tmp_path_factory, corpus) -> dict[str, ScriptRun]:
         [sys.executable, "-c", REPEATED, json.dumps(envs)],
         cwd=cwd,
         text=True,
-        timeout=280,
+        timeout=900,  # compilers beside other tests take minutes
         env=helpers.clean_environment(PYTHONPATH=str(helpers.ROOT)),
         capture_output=True,
     )
@@ -598,7 +598,8 @@ def test_a_partial_score_says_so_in_every_line(variants):
 def test_the_clock_ends_a_run_at_a_rate_near_zero(variants):
     run = variants["capped"]
     steps = run.events("step")
-    assert 1.5 <= float(run.final["train_seconds"]) < 3 and len(steps) == int(run.final["steps"]) > 10
+    assert steps[-2]["train_seconds"] < 4 <= float(run.final["train_seconds"])
+    assert len(steps) == int(run.final["steps"])
     assert max(event["lr_mul"] for event in steps) == 1.0 and steps[-1]["lr_mul"] < 0.2
     assert run.events("val")[-1]["step"] == steps[-1]["step"]
 

@@ -1,8 +1,8 @@
 """Runs inside the sealed room: a record's script, as it is or while torch counts its operations.
 
     python room.py SETTINGS train DEVICES    run it in the folder /room/work, a process for each device
-    python room.py SETTINGS count STEPS      count until so many steps were logged, in one process; write what
-                                             was counted to COUNTS
+    python room.py SETTINGS count STEPS      count until so many steps were logged or more, in one process;
+                                             write what was counted to COUNTS
 
 SETTINGS is the script's environment as a JSON object. records/verify/retrain.py starts it. What is written
 here is as honest as the script that runs in the same process.
@@ -13,12 +13,14 @@ import logging
 import os
 import runpy
 import sys
+import time
 
 SCRIPT = "/room/train_gpt.py"
 COUNTS = "counts.json"  # {"readings": [[bytes of METRICS so far, operations so far]...], "total", "ended"}
 METRICS = "metrics.jsonl"
 BEFORE = 3  # lines that may be logged before the first step
-TOGETHER = 20  # times as many steps may be logged before one is whose count has grown
+COUNTS_SEEN = 4  # of the start, of two groups of steps that were logged together, and of what followed
+PATIENCE = 60.0  # seconds in which the count has not grown: a script that torch does not see
 
 
 def train(devices: int) -> None:
@@ -41,6 +43,7 @@ def count(steps: int) -> None:
 
     counter = FlopCounterMode(display=False)
     readings = []
+    seen = {}  # when the counter first had each of the counts
 
     def write(ended: bool) -> None:
         found = {"readings": readings, "total": counter.get_total_flops(), "ended": ended}
@@ -51,11 +54,10 @@ def count(steps: int) -> None:
         if event != "open" or "a" not in str(args[1]) or os.path.basename(str(args[0])) != METRICS:
             return
         size = os.path.getsize(args[0]) if os.path.exists(args[0]) else 0  # the first line makes the file
-        operations = counter.get_total_flops()
-        # steps that are logged together have one count, which belongs to the last of them
-        between = operations == readings[-1][1] > 0 if readings else False
+        operations, now = counter.get_total_flops(), time.monotonic()
         readings.append([size, operations])
-        if len(readings) > BEFORE + steps * (TOGETHER if between else 1):
+        waited = now - seen.setdefault(operations, now)
+        if len(readings) > BEFORE + steps and (len(seen) >= COUNTS_SEEN or waited > PATIENCE):
             write(ended=False)
             os._exit(0)
 
