@@ -8,6 +8,8 @@ import math
 import statistics
 from functools import partial
 
+import numpy as np
+
 from data.command import DataError
 from records.archive.metrics import Metrics, count
 from records.archive.record import Record
@@ -16,6 +18,7 @@ from records.compare.bands import Measure
 
 NOISE_BPB = 0.02  # where no track is known
 BEYOND = 2.576 * math.sqrt(2)  # standard deviations; two runs lie further apart once in a hundred times
+UPPER_QUARTILE = 0.75
 
 
 def find_track(runs: list[Metrics]) -> Track | None:
@@ -35,7 +38,10 @@ def noise_again(runs: list[Metrics]) -> float:
 
 
 def noise_bpb(runs: list[Metrics]) -> float:
-    """The same of any seeds: those of the track's records lie apart by the median of what theirs do."""
+    """The same of any seeds: three of four records of the track have seeds that lie closer together.
+
+    The median would be too narrow: as calm records join, runs of wilder ones would look changed.
+    """
     again, track = noise_again(runs), find_track(runs)
     if track is None or len({run.seed for run in runs}) == 1:
         return again
@@ -45,7 +51,9 @@ def noise_bpb(runs: list[Metrics]) -> float:
             record = Record(folder)
             if not schema_errors(record.submission, "submission") and len(record.scores) > 1:
                 spreads.append(statistics.stdev(record.scores.values()))
-    return max(again, BEYOND * statistics.median(spreads)) if spreads else again
+    if not spreads:
+        return again
+    return max(again, BEYOND * float(np.quantile(spreads, UPPER_QUARTILE)))
 
 
 def in_nats(runs: list[Metrics], bits: float) -> float:

@@ -103,10 +103,11 @@ def test_single_runs_of_two_seeds_may_lie_as_far_apart_as_those_of_a_record(tmp_
         runs += find_runs(folder)
     assert noise_bpb(runs[:2]) == 0.02
     assert 0.03 < noise_bpb(runs[1:]) < 0.06
+    found = []
     for record in sorted(PAR.parent.glob("*_Rung*")):
         one, *others = sorted(record.glob("metrics_seed*.jsonl*"))
-        for another in others:
-            assert verdicts([one], [another])["bpb"] == "same", another
+        found += [verdicts([one], [another])["bpb"] for another in others]
+    assert len(found) > 30 and found.count("same") > 0.95 * len(found)
 
 
 def test_a_run_against_several_is_held_against_their_spread(tmp_path):
