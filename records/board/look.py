@@ -23,6 +23,7 @@ class Look:
 PAGE = Look("var(--paper)", "var(--quiet)", "var(--line)", "var(--ink)", "var(--link)", "var(--worse)")
 # a picture does not know its page: these have a contrast of about 4.3 with white and with black
 PICTURE = Look("none", "#737c87", "#737c8740", "#737c87", "#3374dd", "#bf6a12")
+MANY = PICTURE.quiet, PICTURE.other, "#2a8a3e", PICTURE.mark, "#b0509f"  # as many lines of a picture
 
 
 def finished(chart: alt.LayerChart, look: Look = PAGE, font: str = FONT) -> dict:

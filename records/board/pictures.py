@@ -25,7 +25,7 @@ from records.board.ladder import (
     together,
     value,
 )
-from records.board.look import PICTURE, finished
+from records.board.look import MANY, PICTURE, finished
 
 LAW = "campaigns/scaling.json"  # written by records.campaign --law
 PAR = "Par"  # what every record has to beat
@@ -163,7 +163,7 @@ def draw_law(data: dict) -> dict:
         ]
         for kind in ("means", "line")
     }
-    colours = alt.Scale(domain=names, range=[PICTURE.quiet, PICTURE.other, PICTURE.mark, PICTURE.ink])
+    colours = alt.Scale(domain=names, range=[*MANY])
     legend = alt.Legend(title=None, orient="top-right", labelColor=PICTURE.quiet, labelFontSize=12)
     operations = alt.Axis(format="~e", tickCount=3, grid=False)
     low, high = (pick(row["bpb"] for row in rows["means"]) for pick in (min, max))

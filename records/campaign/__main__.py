@@ -198,11 +198,13 @@ def report(arms_at: functools.partial, value: dict, home: Path, args: argparse.N
 
 def write_law(arms_at: functools.partial, value: dict, home: Path, args: argparse.Namespace) -> str:
     """Write the law beside the campaign's file; its tables. Raises DataError."""
-    found = law.points_of({each: arms_at(each) for each in budgets_of(home)}, value["seeds"], args.score)
+    path = args.file.with_suffix(".json")
+    newer = law.points_of({each: arms_at(each) for each in budgets_of(home)}, value["seeds"], args.score)
+    found = law.joined([*value["arms"]], law.earlier(path), newer)
     same = shlex.join(["python", "-m", "records.campaign", command.shown(args.file), "--law"])
     same += " --score" if args.score else ""
     facts = law.law(found, value["base"], load_track(args.records / value["track"]), same)
-    write_whole(args.file.with_suffix(".json"), (json.dumps(facts, indent=1) + "\n").encode())
+    write_whole(path, (json.dumps(facts, indent=1) + "\n").encode())
     return law.law_tables(facts)
 
 

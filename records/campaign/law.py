@@ -5,7 +5,10 @@ Kaplan et al. 2020 (arXiv:2001.08361): loss = a C^-b. In logarithms that is a li
 
 import math
 import statistics
+from pathlib import Path
 
+from data.command import DataError
+from data.files import read_json
 from records.archive.tracks import Track
 from records.campaign.arms import Arm
 from records.campaign.standings import Scores, scores_of, table
@@ -33,6 +36,28 @@ def points_of(arms_at: dict[float, list[Arm]], seeds: list[int], scored: bool) -
             if scores := scores_of(arm, seeds, scored):
                 found.setdefault(arm.name, {})[budget] = scores
     return found
+
+
+def earlier(path: Path) -> dict[str, Points]:
+    """The points that `law` wrote before: those runs may lie on another machine. Raises DataError."""
+    if not path.exists():
+        return {}
+    try:
+        return {name: points_from(arm["scores"]) for name, arm in read_json(path)["arms"].items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: no law: {error!r}; move it away, and --law writes a new one") from None
+
+
+def points_from(scores: dict[str, dict[str, float]]) -> Points:
+    return {
+        float(budget): {int(seed): float(bpb) for seed, bpb in its.items()} for budget, its in scores.items()
+    }
+
+
+def joined(names: list[str], older: dict[str, Points], newer: dict[str, Points]) -> dict[str, Points]:
+    """The points of the arms of these names. At a budget that both have, the newer ones count."""
+    found = {name: older.get(name, {}) | newer.get(name, {}) for name in names}
+    return {name: dict(sorted(points.items())) for name, points in found.items() if points}
 
 
 def fall(points: Points) -> dict:

@@ -5,6 +5,7 @@ Most tests run a stand-in for train_gpt.py, which takes milliseconds; the slow o
 
 import json
 import os
+import shutil
 import signal
 import statistics
 import warnings
@@ -218,6 +219,11 @@ def test_settings_grow_with_the_operations_and_the_law_is_that_of_the_scores(pla
     assert gains == {"half": "fades", "rising": "fades"}
     written = json.loads(place.file.with_suffix(".json").read_text())
     assert written["arms"]["half"]["scores"]["0.01"] == {"1": round(5000 * 10**0.5) + 0.001}
+    shutil.rmtree(place.home / "0.03")  # runs that lie on another machine
+    place.run("--law")
+    assert json.loads(place.file.with_suffix(".json").read_text()) == written
+    place.file.with_suffix(".json").write_text('{"arms": {"half": {}}}')
+    assert "no law" in refused(place.run("--law", code=3))
     drawn = pictures.law_data(written)
     assert [flops for flops, _ in drawn["half"]["means"]] == [written["flops"] * share for share in budgets]
 
