@@ -4,6 +4,7 @@
     python -m tests.bench step --reference    the same with torch's scaled_dot_product_attention
     python -m tests.bench eval                evaluation against training
     python -m tests.bench predictor           a text fed token by token against its evaluation in windows
+    python -m tests.bench passes FOLDER ...   records fed token by token, in turns
     python -m tests.bench export              quantise, compress and read back the 17 M parameters
     python -m tests.bench loader              reading batches: its rate, and what a step waits for it
     python -m tests.bench start               seconds from the command to the first step
@@ -25,6 +26,7 @@ import argparse
 import dataclasses
 import functools
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -43,6 +45,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+
+from data import shards
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "train_gpt.py"
@@ -267,6 +271,36 @@ def predictor(args: argparse.Namespace) -> dict[str, Any]:
         "one_stream_tokens_per_second": round(tokens[1] / spent[1][0]),
         "one_stream_tokens_per_processor_second": round(tokens[1] / spent[1][1]),
         "peak_memory_mib": peak_memory_mib(),
+    }
+
+
+TURN = 64  # tokens of each stream that one record is fed before the next one's turn
+
+
+def passes(args: argparse.Namespace) -> dict[str, Any]:
+    """The demo's validation text, fed to records token by token. They take turns of TURN tokens.
+
+    Each learns from what it was fed, so a turn holds its share of lessons. Quotients are to the first record.
+    """
+    ids = shards.read_split(ROOT / "data/datasets/demo_sp1024", "val")
+    steps, spent = {}, {}
+    for folder in args.records:
+        artifact = min(folder.glob("model_seed*.ptz"))
+        its = load_script(folder / "train_gpt.py").load_predictor(artifact)
+        its.start(its.rows)
+        streams = ids[: len(ids) // its.rows * its.rows].reshape(its.rows, -1)
+        steps[folder.name] = map(its.step, streams.T.astype(np.int64))
+        spent[folder.name] = np.zeros(2)
+    for _ in range(args.repeats):
+        for name, each in steps.items():
+            spent[name] += wall_and_processor(functools.partial(list, itertools.islice(each, TURN)))
+    seconds = {name: float(processor) for name, (_, processor) in spent.items()}
+    base, tokens = next(iter(seconds.values())), args.repeats * TURN
+    return {
+        "figure": {name: round(one / base, 3) for name, one in seconds.items()},
+        "unit": "processor seconds / those of the first record",
+        "tokens_of_each_stream": tokens,
+        "processor_ms_a_token": {name: round(1e3 * one / tokens, 1) for name, one in seconds.items()},
     }
 
 
@@ -641,6 +675,7 @@ WHAT = {
     "step": step,
     "eval": evaluation,
     "predictor": predictor,
+    "passes": passes,
     "export": export,
     "loader": loader,
     "start": start,
@@ -654,6 +689,7 @@ def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("what", choices=WHAT)
+    parser.add_argument("records", nargs="*", type=Path, help="passes: their folders")
     parser.add_argument("--repeats", type=int, default=10, help="how often, for the median")
     parser.add_argument("--reference", action="store_true", help="step, profile: torch's attention")
     parser.add_argument("--preset-shape", action="store_true", help="step, profile: the shape of PRESET")
