@@ -200,7 +200,7 @@ def write_law(arms_at: functools.partial, value: dict, home: Path, args: argpars
     """Write the law beside the campaign's file; its tables. Raises DataError."""
     path = args.file.with_suffix(".json")
     newer = law.points_of({each: arms_at(each) for each in budgets_of(home)}, value["seeds"], args.score)
-    found = law.joined([*value["arms"]], law.earlier(path), newer)
+    found = law.joined([*value["arms"]], law.earlier(path, args.score), newer)
     same = shlex.join(["python", "-m", "records.campaign", command.shown(args.file), "--law"])
     same += " --score" if args.score else ""
     facts = law.law(found, value["base"], load_track(args.records / value["track"]), same)

@@ -38,12 +38,18 @@ def points_of(arms_at: dict[float, list[Arm]], seeds: list[int], scored: bool) -
     return found
 
 
-def earlier(path: Path) -> dict[str, Points]:
-    """The points that `law` wrote before: those runs may lie on another machine. Raises DataError."""
+def earlier(path: Path, scored: bool) -> dict[str, Points]:
+    """The points that `law` wrote before, if they were scored alike: those runs may lie on another machine.
+
+    Raises DataError.
+    """
     if not path.exists():
         return {}
+    facts = read_json(path)
     try:
-        return {name: points_from(arm["scores"]) for name, arm in read_json(path)["arms"].items()}
+        if facts["command"].endswith("--score") != scored:
+            return {}
+        return {name: points_from(arm["scores"]) for name, arm in facts["arms"].items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path}: no law: {error!r}; move it away, and --law writes a new one") from None
 
