@@ -60,14 +60,6 @@ class DataError(ValueError):  # shard, tokenizer, artifact or checkpoint damaged
     exit_code = 3
 
 
-class NumericalError(ArithmeticError):  # no finite numbers, or replicas that differ
-    exit_code = 17
-
-
-class Stopped(Exception):  # by a signal or a lost rank: the run can go on, as after an OSError
-    exit_code = 16
-
-
 # --- settings: one table of environment variables; a preset is a row of other defaults --------------------
 
 FLOPPY = (
@@ -393,14 +385,15 @@ def norm_and_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def attention(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, window: float) -> Tensor:
     """Causal softmax attention of a query to its last `window` keys, at scale 1 / sqrt(K): [B, T, H * K]."""
     # A group of queries shares a key (Ainslie et al. 2023); a window is short or all (Beltagy et al. 2020).
-    if q_BTGRK.device.type == "cpu" or window < q_BTGRK.size(1):
+    if q_BTGRK.device.type == "cpu" or q_BTGRK.dtype == torch.float32 or q_BTGRK.size(-1) % 8:
         return attention_by_blocks(q_BTGRK, k_BTGK, v_BTGK, window)
-    q, k, v = (x.transpose(1, 2) for x in (q_BTGRK.flatten(2, 3), k_BTGK, v_BTGK))
-    shared = q.dtype != torch.float32  # the fused kernel for float32 wants keys and values for each head
-    if not shared:
-        k = k.repeat_interleave(q_BTGRK.size(3), dim=1)
-        v = v.repeat_interleave(q_BTGRK.size(3), dim=1)
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=shared)  # Dao et al. 2022
+    q, tokens = q_BTGRK.flatten(2, 3), q_BTGRK.size(1)
+    if window < tokens:  # FlashAttention 2 (Dao 2023) knows windows, no public function of torch 2.11 does
+        causal = k_BTGK, v_BTGK, None, None, tokens, tokens, 0.0, True, False
+        flash = torch.ops.aten._flash_attention_forward
+        return flash(q, *causal, window_size_left=window - 1, window_size_right=0)[0].flatten(2)
+    q, k, v = (x.transpose(1, 2) for x in (q, k_BTGK, v_BTGK))
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     return out.transpose(1, 2).flatten(2)
 
 
@@ -412,8 +405,7 @@ def attention_by_blocks(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, window:
     v = v_BTGK.transpose(1, 2).contiguous()
     outs, end = [], 0
     for block_BGtRK in q.split(query_block(q.size(3)), dim=2):
-        start = end
-        end = start + block_BGtRK.size(2)
+        start, end = end, end + block_BGtRK.size(2)
         queries = block_BGtRK.flatten(2, 3).flatten(0, 1)
         begin = max(0, start - window)
         keys = k[:, :, begin:end].flatten(0, 1)
@@ -453,9 +445,8 @@ def cached_attention(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, cache: Cac
     cache.values[:, :, place] = v_BTGK[:, 0]
     cache.position += 1
     filled = min(cache.position, length)
-    keys, values = cache.keys[:, :, :filled], cache.values[:, :, :filled]
-    out_BGRK = F.scaled_dot_product_attention(q_BTGRK[:, 0], keys, values)
-    return out_BGRK.flatten(1)[:, None]
+    held = cache.keys[:, :, :filled], cache.values[:, :, :filled]
+    return F.scaled_dot_product_attention(q_BTGRK[:, 0], *held).flatten(1)[:, None]
 
 
 def mix_before(k_BTGK: Tensor, share_GK: Tensor, cache: Cache | None) -> Tensor:
@@ -520,6 +511,7 @@ class GPT:
         self.flat = torch.zeros(sum(self.sizes), device=machine.device, requires_grad=True)
         self.positions = functools.cache(functools.partial(rope_tables, s, machine.device))
         self.block = machine.compiled(block)
+        self.add = machine.compiled(lambda x, weight, skip: (x + weight * skip).to(x.dtype))
         self.head_nll = machine.compiled(head_nll)
 
     def views(self, flat: Tensor) -> Weights:
@@ -553,10 +545,8 @@ class GPT:
         outputs = []
         for i, (layer, window) in enumerate(zip(layers, self.s.windows)):
             if i >= half and outputs:  # the second half takes up what the first left, last in first out:
-                skip = once["skip_weight"][i - half] * outputs.pop()  # U-Net (Ronneberger et al. 2015)
-                x = x + skip.to(x.dtype)
-            cache = caches[i] if caches else None
-            x = self.block(x, x0, rope, layer, window, cache)
+                x = self.add(x, once["skip_weight"][i - half], outputs.pop())  # Ronneberger et al. 2015
+            x = self.block(x, x0, rope, layer, window, caches[i] if caches else None)
             if i < half:
                 outputs.append(x)
         return x, once.get("head", once["tok_emb"])
@@ -612,6 +602,7 @@ class Optimizer:
         self.state |= {"moment1": torch.zeros_like(rest), "moment2": torch.zeros_like(rest)}
         rates = torch.tensor([p.lr for p in model.table])
         self.rates = rates.repeat_interleave(torch.tensor(model.sizes)).to(machine.device)
+        self.orthogonalize = machine.recorded(self.orthogonalize)
 
     def orthogonalize(self, flat: Tensor) -> Tensor:
         """Newton-Schulz on each of the matrices in a flat tensor, times sqrt(max(1, out / in))."""
@@ -630,8 +621,7 @@ class Optimizer:
         beta = self.s.plan.muon_momentum(step)
         momentum = self.state["momentum"]
         momentum.mul_(torch.where(take > 0, beta, 1.0)).add_(grad)
-        nesterov = grad.add(momentum, alpha=beta)
-        weights.sub_(self.orthogonalize(nesterov) * rate)
+        weights.sub_(self.orthogonalize(grad.add(momentum, alpha=beta)) * rate)
 
     def adam(self, weights: Tensor, grad: Tensor, rate: Tensor, step: int, take: Tensor):
         """Kingma and Ba 2015."""
@@ -648,20 +638,9 @@ class Optimizer:
     def step(self, grad: Tensor, step: int, multiplier: float, take: Tensor):
         """Update the weights from the flat gradient, float32; where take is 0, and it too, they stay."""
         rates = self.rates * (take * multiplier)
-        matrices, rest = self.state["weights"].split(self.sizes)
-        matrix_grad, rest_grad = grad.split(self.sizes)
-        matrix_rate, rest_rate = rates.split(self.sizes)
-        self.muon(matrices, matrix_grad, matrix_rate, step, take)
-        self.adam(rest, rest_grad, rest_rate, step, take)
-
-
-class Stats(NamedTuple):
-    """What a step reports, each float32[], on the device; in the log, numbers."""
-
-    loss: Any  # mean nats of a token
-    norm: Any  # of the whole gradient
-    taken: Any  # 1 where all numbers were finite, else 0: the step changed nothing
-    bad: Any  # 1 where those of this rank were not
+        matrices, rest = zip(*(x.split(self.sizes) for x in (self.state["weights"], grad, rates)))
+        self.muon(*matrices, step, take)
+        self.adam(*rest, step, take)
 
 
 class Trainer:
@@ -670,6 +649,7 @@ class Trainer:
     def __init__(self, s: Settings, machine: Machine):
         self.s, self.machine, self.model = s, machine, GPT(s, machine)
         self.size = sum(self.model.sizes)
+        self.gradient = machine.recorded(self.gradient)
         self.reset()
 
     def reset(self):
@@ -693,8 +673,8 @@ class Trainer:
             total[self.size] += loss.detach()
         return total
 
-    def step(self, batch: Tensor, step: int, multiplier: float) -> Stats:
-        """One optimizer step on this rank's slots, int64[n, slot_tokens + 1]."""
+    def step(self, batch: Tensor, step: int, multiplier: float) -> Tensor:
+        """One optimizer step on this rank's slots, int64[n, slot_tokens + 1]: float32[4], as in log_step."""
         total = self.gradient(batch, self.s.plan.step(step).seq_len)
         bad = ~total.sum().isfinite()
         self.machine.all(dist.all_reduce, total, group=self.machine.reducers)
@@ -704,7 +684,7 @@ class Trainer:
         if self.s.grad_clip_norm:
             grad = grad * (self.s.grad_clip_norm / (norm + 1e-6)).clamp(max=1.0)
         self.optimizer.step(grad.masked_fill(~take, 0.0), step, multiplier, take.float())
-        return Stats(loss, norm, take.float(), bad.float())
+        return torch.stack([loss, norm, take, bad])
 
     def warm_up(self):
         """Compile and touch everything with steps of every shape on dummy tokens, then forget them."""
@@ -735,27 +715,26 @@ class Trainer:
         return encode_artifact(dataclasses.replace(self.s, dtype=self.machine.facts()["dtype"]), weights)
 
     def validate(self, corpus: Corpus, run: Run, limit: int) -> float | None:
-        """Compare the replicas, score `limit` tokens, 0: all; bits per byte. Raises NumericalError."""
+        """Compare the replicas, score `limit` tokens, 0: all; bits per byte. Raises FloatingPointError."""
         s, step, seconds = self.s, run.counters.steps, run.counters.train_seconds
         hashes = self.machine.share(*self.sha256("weights")).tolist()
         odd = [rank for rank, found in enumerate(hashes) if found != max(hashes, key=hashes.count)]
         if odd:
-            raise NumericalError(f"step {step}: the weights of rank {odd} differ from the others'")
+            raise FloatingPointError(f"step {step}: the weights of rank {odd} differ from the others'")
         if not len(corpus.val_tokens):
             return None
         began = time.perf_counter()
         score = evaluate(s, self.model.nll, corpus, self.machine, limit)
         run.counters.eval_seconds += time.perf_counter() - began
-        found = f"val_loss:{score['val_loss']:.4f} val_bpb:{score['val_bpb']:.4f}"
-        if score["partial"]:
-            found += " partial"
+        mark = " partial" if score["partial"] else ""
+        found = f"val_loss:{score['val_loss']:.4f} val_bpb:{score['val_bpb']:.4f}{mark}"
         run.line(f"step:{step}/{s.plan.steps} {found} train_time:{seconds * 1e3:.0f}ms")
         run.event("val", step=step, train_seconds=seconds, **score)
         return score["val_bpb"]
 
 
 def train(trainer: Trainer, corpus: Corpus, run: Run):
-    """Step and validate until the last step, the clock's cap or a signal (Stopped)."""
+    """Step and validate until the last step, the clock's cap or a signal (InterruptedError)."""
     s, machine, counters = trainer.s, trainer.machine, run.counters
     reader = BatchReader(s, corpus.train, machine, counters.steps)
     steps, hidden = range(counters.steps, s.plan.steps + 1), machine.rank > 0 or not sys.stderr or None
@@ -795,7 +774,7 @@ def train(trainer: Trainer, corpus: Corpus, run: Run):
             logged = counters.train_seconds
     bar.close()
     if signalled:
-        raise Stopped(f"stopped by a signal after step {step} of {s.plan.steps}")
+        raise InterruptedError(f"stopped by a signal after step {step} of {s.plan.steps}")
 
 
 # --- data and score: shards of 256 little-endian int32 and uint16 tokens (format: data/README.md) ---------
@@ -1005,8 +984,7 @@ def quantize_rows(matrix: np.ndarray) -> Arrays:
     if np.all((scale == 0) | ((scale >= half.tiny) & (scale <= half.max))):
         scale = scale.astype(np.float16)
     divisor = np.where(scale > 0, scale, 1).astype(np.float32)[..., None]
-    levels = np.clip(np.rint(matrix / divisor), -127, 127)
-    return {"": levels.astype(np.int8), ".scale": scale}
+    return {"": np.clip(np.rint(matrix / divisor), -127, 127).astype(np.int8), ".scale": scale}
 
 
 SCHEMES = {  # name: (float32 array -> arrays by what is added to the tensor's name, and back)
@@ -1036,12 +1014,12 @@ def unpack_tensors(blob: bytes) -> tuple[Arrays, Facts]:
 
 
 def encode_artifact(s: Settings, weights: Arrays) -> bytes:
-    """float32 weights by name -> the artifact's bytes. Raises NumericalError."""
+    """float32 weights by name -> the artifact's bytes. Raises FloatingPointError."""
     schemes, tensors = {p.name: scheme_of(p) for p in parameter_table(s)}, {}
     for name, scheme in schemes.items():
         parts = SCHEMES[scheme][0](weights[name])
         if not all(np.isfinite(array).all() for array in parts.values()):
-            raise NumericalError(f"{name} is not finite, or too large for {scheme}: nothing was exported")
+            raise FloatingPointError(f"{name} is not finite, or too large for {scheme}: nothing was exported")
         tensors |= {name + part: array for part, array in parts.items()}
     settings = {name: getattr(s, name) for name, row in ROWS.items() if "free" not in row.metadata}
     return zlib.compress(pack_tensors(tensors, {"schemes": schemes, "settings": settings}), 9)
@@ -1167,26 +1145,27 @@ class Run:
 
     def flush(self):
         for stats, facts in self.pending:
-            self.log_step(Stats(*map(float, stats)), **facts)
+            self.log_step(*stats.tolist(), **facts)
         self.pending = []
 
-    def log_step(self, stats: Stats, **facts: Any):
-        """An event, and a line of some steps. Raises NumericalError after MAX_SKIPPED in a row."""
+    def log_step(self, loss: float, norm: float, taken: float, bad: float, **facts: Any):
+        """An event, and a line of some steps. Raises FloatingPointError after MAX_SKIPPED in a row."""
+        # taken: 0 if a number was not finite: the step changed nothing; bad: 1 if that was one of this rank's
         s, step, counters = self.s, facts["step"], self.counters
         counters.data_wait_seconds += facts["data_wait_seconds"]
-        counters.skipped_steps += not stats.taken
-        counters.skipped_in_a_row = 0 if stats.taken else counters.skipped_in_a_row + 1
-        self.event("step", train_loss=stats.loss, grad_norm=stats.norm, **facts)
-        if not stats.taken:
-            ranks = np.flatnonzero(self.machine.share(stats.bad)).tolist() or "all"
-            found = f"step {step} skipped: train_loss {stats.loss}, gradient norm {stats.norm}"
+        counters.skipped_steps += not taken
+        counters.skipped_in_a_row = 0 if taken else counters.skipped_in_a_row + 1
+        self.event("step", train_loss=loss, grad_norm=norm, **facts)
+        if not taken:
+            ranks = np.flatnonzero(self.machine.share(bad)).tolist() or "all"
+            found = f"step {step} skipped: train_loss {loss}, gradient norm {norm}"
             self.event("warning", text=f"{found}, from rank {ranks}; weights and optimizer are as before")
             if counters.skipped_in_a_row == s.max_skipped:
-                raise NumericalError(f"{found}, the last of MAX_SKIPPED; lower MATRIX_LR or SCALAR_LR")
+                raise FloatingPointError(f"{found}, the last of MAX_SKIPPED; lower MATRIX_LR or SCALAR_LR")
         seconds, at = max(facts["train_seconds"], 1e-9), s.plan.step(step)
         if step <= 10 or step % s.train_log_every == 0 or step == s.plan.steps:
             self.line(  # speeds are averages over the run
-                f"step:{step}/{s.plan.steps} train_loss:{stats.loss:.4f} lr_mul:{facts['lr_mul']:.3f} "
+                f"step:{step}/{s.plan.steps} train_loss:{loss:.4f} lr_mul:{facts['lr_mul']:.3f} "
                 f"train_time:{seconds * 1e3:.0f}ms step_avg:{seconds / step * 1e3:.2f}ms "
                 f"tok_s:{at.slots_before * s.slot_tokens / seconds:.0f} "
                 f"mfu:{at.flops_before / seconds / self.machine.peak_flops / self.machine.world:.1%} "
@@ -1229,14 +1208,14 @@ class Machine:
     signals: list[int] = dataclasses.field(default_factory=list)  # those to stop that came
 
     def all(self, operation: Callable, *args: Any, **named: Any):
-        """A collective operation. If it fails, raises Stopped, which names the ranks that are lost."""
+        """A collective operation. If it fails, raises InterruptedError, which names the lost ranks."""
         if self.world == 1:
             return
         try:
             operation(*args, **named)
         except RuntimeError as error:
             lost = ", ".join(map(str, self.lost_ranks())) or "unknown"
-            raise Stopped(f"lost rank {lost}: dead, or silent for DIST_TIMEOUT") from error
+            raise InterruptedError(f"lost rank {lost}: dead, or silent for DIST_TIMEOUT") from error
 
     def lost_ranks(self) -> list[int]:
         """Who does not answer a call on connections that the failed operation has not used."""
@@ -1278,6 +1257,26 @@ class Machine:
 
     def compiled(self, function: Callable) -> Callable:
         return torch.compile(function, dynamic=False) if self.compile else function
+
+    def recorded(self, function: Callable) -> Callable:
+        """A function of a tensor; on a GPU all its kernels are launched at once, as a CUDA graph."""
+        if self.device.type == "cpu" or not self.compile:
+            return function
+
+        @functools.cache
+        def record(shape: torch.Size, dtype: torch.dtype, *more: int) -> tuple[Tensor, Tensor, Any]:
+            given, graph = torch.zeros(shape, dtype=dtype, device=self.device), torch.cuda.CUDAGraph()
+            function(given, *more)  # compiles
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # others may work meanwhile
+                return given, function(given, *more), graph
+
+        def replay(tensor: Tensor, *more: int) -> Tensor:
+            given, made, graph = record(tensor.shape, tensor.dtype, *more)
+            given.copy_(tensor, non_blocking=True)
+            graph.replay()
+            return made  # which the next call overwrites
+
+        return replay
 
     def product_speed(self, dtype: str) -> float:
         side = 8192 if self.device.type == "cuda" else 512
@@ -1351,10 +1350,9 @@ NO_MEMORY = "DefaultCPUAllocator: can't allocate|Unable to allocate|Attempting t
 class Predictor:
     """A model that is given one token after the other, in many streams at once: what the referee calls."""
 
-    rows = 256  # streams: enough of them to fill a product's tiles, few enough for the memory
-
     def __init__(self, model: GPT):
         self.model, self.s, self.vocab_size = model, model.s, model.s.vocab_size
+        self.rows = 256 if model.machine.device.type == "cpu" else 1024  # streams: tiles full, memory not
 
     def start(self, rows: int) -> np.ndarray:
         """float32[rows, V]: logits of the first token of every stream, of which nothing is known."""
@@ -1373,13 +1371,15 @@ def load_predictor(artifact: Path, device: str = "cpu") -> Predictor:
     """An artifact's model as the referee asks for it (records/README.md). Raises DataError."""
     settings, weights = decode_artifact(read_file("", artifact), artifact)
     keep_freed_memory()
-    trainer = Trainer(Settings(**settings), Machine(torch.device(device)))  # float32: alike everywhere
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16  # float32: alike on all processors
+    torch.backends.cuda.enable_cudnn_sdp(False)  # which plans anew for each number of keys
+    trainer = Trainer(Settings(**settings), Machine(torch.device(device), dtype=dtype))
     trainer.load(weights)
     return Predictor(trainer.model)
 
 
 def score_artifact(trainer: Trainer, blob: bytes, path: Any, corpus: Corpus, run: Run) -> Facts:
-    """The result: what the weights of an artifact score. Raises NumericalError if that is no number."""
+    """The result: what the weights of an artifact score. Raises FloatingPointError if that is no number."""
     began, s = time.perf_counter(), trainer.s
     trainer.load(decode_artifact(blob, path)[1])
     rows = {"artifact_bytes": len(blob), "artifact_sha256": sha256(blob)}
@@ -1388,7 +1388,7 @@ def score_artifact(trainer: Trainer, blob: bytes, path: Any, corpus: Corpus, run
     run.line(f"scoring {path}")
     score = evaluate(s, trainer.model.nll, corpus, trainer.machine, s.val_tokens_limit)
     if not math.isfinite(score["val_loss"]):
-        raise NumericalError(f"{path}: scores {score['val_loss']} nats a token")
+        raise FloatingPointError(f"{path}: scores {score['val_loss']} nats a token")
     mark = " partial" if score.pop("partial") else ""
     score |= {name: f"{score[name]:.8f}{mark}" for name in ("val_loss", "val_bpb")}
     return score | rows | {"eval_seconds": time.perf_counter() - began}
@@ -1460,10 +1460,10 @@ def run_all(s: Settings, origins: dict[str, str], code: Facts, machine: Machine,
             run.counters.resumes += 1
         train(trainer, corpus, run)
         return finish(trainer, corpus, run, code)
-    except (Stopped, OSError, RuntimeError) as error:
+    except (OSError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not machine.signals:  # those reach the compiler, too
             raise
-        raise Stopped(f"{error}; the same command with RUN_ID={folder.name} goes on") from error
+        raise InterruptedError(f"{error}; the same command with RUN_ID={folder.name} goes on") from error
 
 
 def main(open_machine: Callable = open_machine, make: Callable = Trainer, file: str = __file__) -> int:
@@ -1479,8 +1479,8 @@ def main(open_machine: Callable = open_machine, make: Callable = Trainer, file: 
             return 0
         about_code = {"code_bytes": size, "script_sha256": sha256(script)}
         code = run_all(s, origins, about_code, open_machine(s), make)
-    except (SettingError, DataError, NumericalError, Stopped, OSError, MemoryError, RuntimeError) as error:
-        text, code = str(error), getattr(error, "exit_code", 16)
+    except (SettingError, DataError, FloatingPointError, OSError, MemoryError, RuntimeError) as error:
+        text, code = str(error), getattr(error, "exit_code", 17 if isinstance(error, ArithmeticError) else 16)
         no_memory = type(error) is RuntimeError and re.search(NO_MEMORY, text)
         if no_memory or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
             text, code = "out of memory: lower MODEL_DIM or TRAIN_BATCH_TOKENS", 2

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 import train_gpt
-from train_gpt import MICRO_TOKENS, NORM_EPS, SettingError, Stats
+from train_gpt import MICRO_TOKENS, NORM_EPS, SettingError
 
 # --- model: B batch, T tokens, D width, H heads, G key-value heads, K head width, V vocabulary ------------
 
@@ -309,7 +309,7 @@ class Trainer(train_gpt.Trainer):
         return total
 
     def step(self, batch, step, multiplier):
-        """One optimizer step on this rank's slots, int64[n, slot_tokens + 1]: train_gpt.Stats."""
+        """One optimizer step on this rank's slots, int64[n, slot_tokens + 1]: float32[4], as train_gpt's."""
         total = self.gradient(batch, self.s.plan.step(step).seq_len)
         bad = ~mx.isfinite(total.sum())
         total = self.machine.all_sum(total)
@@ -320,7 +320,7 @@ class Trainer(train_gpt.Trainer):
             grad = grad * mx.minimum(self.s.grad_clip_norm / (norm + 1e-6), 1.0)
         grad = mx.where(take, grad, 0.0)
         self.optimizer.step(grad, step, multiplier, take.astype(mx.float32))
-        stats = Stats(loss, norm, take, bad)
+        stats = mx.stack([x.astype(mx.float32) for x in (loss, norm, take, bad)])
         mx.async_eval(stats, self.optimizer.state)
         return stats
 

@@ -587,7 +587,7 @@ def losses(args: argparse.Namespace) -> dict[str, Any]:
         trainer, stream = make_trainer(s)[0], train_gpt.load_corpus(s).train
         reader = batch_reader(s, stream)
         found = [
-            float(trainer.step(reader.next()[0], i, s.plan.lr_multiplier(i, 0.0)).loss)
+            float(trainer.step(reader.next()[0], i, s.plan.lr_multiplier(i, 0.0))[0])
             for i in range(s.iterations)
         ]
         reader.thread.shutdown(cancel_futures=True)

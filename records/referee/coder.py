@@ -1,9 +1,10 @@
 """Text to nats, to bits and back by a record's own probabilities: the proof is the score.
 
 A text's tokens are cut into contiguous streams. At each step the record gives the logits of the next token
-of every stream. They are normalised here in float64, the token that comes is charged, and only then the
-record is fed it. An arithmetic coder (the package constriction) spends -log2 p bits on a token that has
-probability p. The decoder makes the same calls, so that its floats agree bit for bit.
+of every stream. Once the referee has its own copy of them, the record is fed the token that comes. The copy
+is normalised in float64, and the token charged. An arithmetic coder (the package constriction) spends
+-log2 p bits on a token that has probability p. The decoder makes the same calls, so that its floats agree bit
+for bit.
 """
 
 import bz2
@@ -13,6 +14,7 @@ import math
 import struct
 import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import constriction
 import numpy as np
@@ -38,25 +40,43 @@ def weigh(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Charge:
-    """A coder for known tokens. `nats`: what each costs. If `writing`, it also encodes them."""
+    """A coder for known tokens. If `writing`, it also encodes them.
+
+    It charges in a thread, while the record computes its next answer. So the logits that it is called with
+    must stay as they are until it was called once more.
+    """
 
     def __init__(self, tokens: np.ndarray, writing: bool = False):
         self.tokens = tokens
-        self.nats = np.zeros(len(tokens))
+        self.charged = np.zeros(len(tokens))
         self.stream = constriction.stream.queue.RangeEncoder() if writing else None
+        self.thread = ThreadPoolExecutor(1, "charge")
+        self.work = self.thread.submit(int)  # what was called for last
 
     def __call__(self, logits: np.ndarray, places: np.ndarray) -> np.ndarray:
         ids = self.tokens[places].astype(np.int64)
+        self.work.result()
+        self.work = self.thread.submit(self.charge, logits, places, ids)
+        return ids
+
+    @property
+    def nats(self) -> np.ndarray:
+        """float64[n]: what each token costs."""
+        self.work.result()
+        return self.charged
+
+    def charge(self, logits: np.ndarray, places: np.ndarray, ids: np.ndarray) -> None:
+        """Add what tokens cost, and encode them."""
         weights, top = weigh(logits)
         below = np.subtract(top[:, 0], logits[np.arange(len(ids)), ids], dtype=np.float64)
         # the two small numbers alone: beside a logit of 1e17 the logarithm would be lost
-        self.nats[places] = np.log(weights.sum(1)) + below
+        self.charged[places] = np.log(weights.sum(1)) + below
         if self.stream is not None:
             self.stream.encode(ids.astype(np.int32), CATEGORICAL, weights)
-        return ids
 
     def payload(self) -> bytes:
         """The encoded tokens; empty if not `writing`."""
+        self.work.result()
         if self.stream is None:
             return b""
         return self.stream.get_compressed().astype(">u4").tobytes().rstrip(b"\0")

@@ -52,7 +52,7 @@ def due(*kinds: str) -> list[dict[str, str]]:
     return [fault for fault in FAULTS if fault["kind"] in kinds and fault["step"] == now["step"]]
 
 
-def step(trainer: train_gpt.Trainer, batch: torch.Tensor, number: int, multiplier: float) -> train_gpt.Stats:
+def step(trainer: train_gpt.Trainer, batch: torch.Tensor, number: int, multiplier: float) -> torch.Tensor:
     """Trainer.step after what happens before it."""
     now["step"] = number + 1
     for fault in due("sleep"):

@@ -354,7 +354,7 @@ def test_a_batch_may_grow_and_every_slot_is_read_once(corpus, tmp_path):
     assert slots == (windows * 9)[: len(slots)]
     trainer = module.Trainer(s, module.Machine(torch.device("cpu")))
     for number in (2, 3):
-        assert float(trainer.step(reader.read(number)[0], number, 1.0).taken) == 1
+        assert float(trainer.step(reader.read(number)[0], number, 1.0)[2]) == 1
 
 
 # --- NorMuon ----------------------------------------------------------------------------------------------
@@ -413,7 +413,7 @@ def test_a_step_that_is_not_taken_leaves_normuons_rows(normuon, monkeypatch):
     bad = trainer.gradient(batch, trainer.s.train_seq_len) * float("nan")
     monkeypatch.setattr(trainer, "gradient", lambda *_: bad)
     before = trainer.sha256(*trainer.optimizer.state)
-    assert float(trainer.step(batch, 3, 1.0).taken) == 0
+    assert float(trainer.step(batch, 3, 1.0)[2]) == 0
     assert trainer.sha256(*trainer.optimizer.state) == before
 
 

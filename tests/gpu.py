@@ -1,0 +1,159 @@
+"""Measure the trainer on one GPU, by the GPU's own clock.
+
+    python -m tests.gpu peak         products and copies, the limits of all else
+    python -m tests.gpu attention    torch's kernels for a slot of 10min_16mb, forward and with gradients
+    python -m tests.gpu step         an optimizer step on random tokens
+    python -m tests.gpu step --profile 20    and its costliest kernels
+    python -m tests.gpu predictor    a token of all streams, by number of streams and format
+
+Settings are taken from the environment, as in `SHORT_WINDOW=512 python -m tests.gpu step`. Times are medians.
+"""
+
+import argparse
+import functools
+import math
+import os
+import statistics
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import DeviceType
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
+
+import train_gpt
+
+GPU = torch.device("cuda")
+VAL_TOKENS = 62_000_000  # of FineWeb's validation text
+MICRO_BATCH = 49152  # tokens of a slot of 10min_16mb
+
+
+def milliseconds(call: Callable, repeats: int = 10, warm: int = 3) -> float:
+    """Median milliseconds between two events around a call."""
+    for _ in range(warm):
+        call()
+    found = []
+    for _ in range(repeats):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        found.append(begin.elapsed_time(end))
+    return statistics.median(found)
+
+
+def peak(args: argparse.Namespace) -> None:
+    side = 8192
+    for dtype in (torch.bfloat16, torch.float32):
+        a, b = torch.randn(2, side, side, device=GPU).to(dtype)
+        speed = 2 * side**3 / milliseconds(lambda a=a, b=b: a @ b) / 1e9
+        print(f"{dtype}: {speed:.0f} TFLOP/s")
+    source = torch.randn(2**29, device=GPU)
+    target = torch.empty_like(source)
+    speed = 2 * source.nbytes / milliseconds(lambda: target.copy_(source)) / 1e6
+    print(f"copy: {speed:.0f} GB/s, read and written")
+
+
+def fused(backend: SDPBackend) -> Callable:
+    """Attention by one of the kernels behind scaled_dot_product_attention."""
+
+    def attention(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (q_BTGRK.flatten(2, 3), k_BTGK, v_BTGK))
+        with sdpa_kernel(backend):
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return out.transpose(1, 2).flatten(2)
+
+    return attention
+
+
+def with_gradients(way: Callable, parts: list[Tensor]) -> None:
+    out = way(*parts)
+    torch.autograd.grad(out, parts, torch.ones_like(out))
+
+
+def attention(args: argparse.Namespace) -> None:
+    for tokens, groups, width in ((4096, 4, 64), (4096, 2, 128), (1024, 4, 64)):
+        shape = MICRO_BATCH // tokens, tokens, groups
+        sizes = ((*shape, 2, width), (*shape, width), (*shape, width))
+        parts = [torch.randn(size, device=GPU, dtype=torch.bfloat16, requires_grad=True) for size in sizes]
+        ways = {
+            "cuDNN": fused(SDPBackend.CUDNN_ATTENTION),
+            "FlashAttention": fused(SDPBackend.FLASH_ATTENTION),
+        }
+        for window in (1024, 512, 256):
+            ways[f"window {window}"] = functools.partial(train_gpt.attention, window=window)
+        for name, way in ways.items():
+            forward = milliseconds(functools.partial(way, *parts))
+            both = milliseconds(functools.partial(with_gradients, way, parts))
+            print(f"{tokens} tokens, width {width}, {name}: {forward:.3f} ms, with gradients {both:.3f} ms")
+
+
+def step(args: argparse.Namespace) -> None:
+    s = train_gpt.load_settings(os.environ, "10min_16mb")[0]
+    machine = train_gpt.Machine(GPU, dtype=torch.bfloat16, compile=s.compile)
+    trainer = train_gpt.Trainer(s, machine)
+    tokens = np.random.default_rng(0).integers(0, s.vocab_size, (s.batch_slots, s.slot_tokens + 1))
+    batch = machine.tensor(tokens)
+    trainer.gradient(batch, s.train_seq_len)
+
+    def one_step() -> None:
+        trainer.step(batch, 1, 0.1)
+
+    found = milliseconds(one_step, args.repeats)
+    print(f"step: {found:.2f} ms, {s.train_batch_tokens / found / 1e3:.3f} million tokens a second")
+    print(f"products: {s.plan.flops[0] / found / 1e9:.0f} TFLOP/s, memory: {machine.peak_memory_mib()} MiB")
+    if not args.profile:
+        return
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
+        one_step()
+        torch.cuda.synchronize()
+    kernels = [event for event in trace.key_averages() if event.device_type == DeviceType.CUDA]
+    kernels.sort(key=lambda event: -event.self_device_time_total)
+    total = sum(event.self_device_time_total for event in kernels)
+    print(f"kernels: {total / 1e3:.2f} ms")
+    for event in kernels[: args.profile]:
+        print(f"{event.self_device_time_total / 1e3:9.3f} ms {event.count:5} x {event.key[:100]}")
+
+
+def predictor(args: argparse.Namespace) -> None:
+    """With the window full, as it is but for the first tokens of each stream."""
+    s = train_gpt.load_settings(os.environ, "10min_16mb")[0]
+    torch.backends.cuda.enable_cudnn_sdp(False)  # as load_predictor does
+    for dtype in (torch.bfloat16, torch.float32):
+        model = train_gpt.Trainer(s, train_gpt.Machine(GPU, dtype=dtype)).model
+        for rows in (256, 512, 1024):
+            its = train_gpt.Predictor(model)
+            its.start(rows)
+            ids = np.full(rows, 7)
+            its.step(ids)
+            for cache in its.caches:
+                cache.keys.normal_()
+                cache.values.normal_()
+                cache.position = math.ceil(2.5 * s.eval_window)
+            found = milliseconds(lambda its=its, ids=ids: its.step(ids))
+            seconds = VAL_TOKENS / rows * found / 1e3
+            text = f"{VAL_TOKENS / 1e6:.0f} million tokens in {seconds:.0f} s"
+            print(f"{dtype}, {rows} streams: {found:.2f} ms, {text}")
+            del its
+
+
+def main() -> None:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    whats = {"peak": peak, "attention": attention, "step": step, "predictor": predictor}
+    parser.add_argument("what", choices=whats)
+    parser.add_argument("--repeats", type=int, default=12, help="step: how often, for the median")
+    parser.add_argument("--profile", type=int, default=0, metavar="N", help="step: name so many kernels")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("tests.gpu: torch finds no GPU here; python -m tests.bench measures a CPU")
+    whats[args.what](args)
+
+
+if __name__ == "__main__":
+    main()
