@@ -9,7 +9,7 @@
 
 RECORD is a folder with an artifact and a train_gpt.py that defines load_predictor, or hub:user/name[@commit]
 for a record that python -m records.publish put on the Hugging Face hub. The record runs in a sandbox, and is
-fed each token after it gave the price of it. The referee owns the text, counts bytes and seconds, sums the nats
+fed each token after it gave its price. The referee owns the text, counts bytes and seconds, sums the nats
 and gives the verdict.
 """
 
