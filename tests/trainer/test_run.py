@@ -251,6 +251,16 @@ def test_load_predictor_scores_the_artifact_as_the_run_did(base_run, corpus):
         train_gpt.load_predictor(base_run.folder / "no-such", "cpu")
 
 
+@pytest.mark.slow
+def test_a_predictor_of_a_gpu_has_more_streams_in_bfloat16(base_run, monkeypatch):
+    """A device without numbers stands for a GPU. cuDNN would plan anew for each number of keys."""
+    chosen = []
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", chosen.append)
+    predictor = train_gpt.load_predictor(base_run.folder / "model.ptz", "meta")
+    assert (predictor.rows, predictor.model.machine.dtype) == (1024, torch.bfloat16)
+    assert chosen == [False]
+
+
 # --- without a validation text ----------------------------------------------------------------------------
 
 
