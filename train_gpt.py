@@ -388,7 +388,7 @@ def attention(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, window: float) ->
     if q_BTGRK.device.type == "cpu" or q_BTGRK.dtype == torch.float32 or q_BTGRK.size(-1) % 8:
         return attention_by_blocks(q_BTGRK, k_BTGK, v_BTGK, window)
     q, tokens = q_BTGRK.flatten(2, 3), q_BTGRK.size(1)
-    if window < tokens:  # FlashAttention 2 (Dao 2023) knows windows, no public function of torch 2.11 does
+    if window < tokens:  # FlashAttention 2 (Dao 2023) has windows, torch's function for all kernels has none
         causal = k_BTGK, v_BTGK, None, None, tokens, tokens, 0.0, True, False
         flash = torch.ops.aten._flash_attention_forward
         return flash(q, *causal, window_size_left=window - 1, window_size_right=0)[0].flatten(2)
