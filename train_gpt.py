@@ -64,10 +64,11 @@ class DataError(ValueError):  # shard, tokenizer, artifact or checkpoint damaged
 
 FLOPPY = (
     {"data_path": "./data/datasets/demo_sp1024", "tokenizer_path": "./data/tokenizers/demo_1024_bpe.model"}
-    | {"num_layers": 4, "model_dim": 192, "num_heads": 3, "num_kv_heads": 1, "key_shift": 1.0}
-    | {"qk_gain_init": 4.0, "doc_tokens": 16384, "short_window": 128, "val_batch_size": 65536}
-    | {"train_seq_len": 1024, "train_batch_tokens": 8192, "batch_slots": 8, "iterations": 100000}
-    | {"max_wallclock_seconds": 0.0, "max_flops": 1e14, "budget_bytes": 1474560, "code_bytes": "zlib"}
+    | {"num_layers": 4, "model_dim": 192, "num_heads": 3, "num_kv_heads": 1, "qk_gain_init": 4.0}
+    | {"key_shift": 1.0, "short_window": 128, "exclusive_attention": True, "mlp_leak": 0.5}
+    | {"doc_tokens": 16384, "train_seq_len": 1024, "train_batch_tokens": 8192, "batch_slots": 8}
+    | {"iterations": 100000, "max_wallclock_seconds": 0.0, "max_flops": 1e14, "val_batch_size": 65536}
+    | {"budget_bytes": 1474560, "code_bytes": "zlib"}
     | {"warmdown_iters": 0.6, "warmup_steps": 2, "lr_warmup_steps": 20, "matrix_lr": 0.06}
     | {"muon_momentum": 0.95, "muon_momentum_warmup_start": 0.85, "muon_momentum_warmup_steps": 300}
 )
@@ -130,8 +131,10 @@ class Settings:
     num_heads: int = var(8, "query heads", 1)
     num_kv_heads: int = var(4, "key and value heads", 1)
     key_shift: float = var(0.0, "start of the share of the token before in the last keys; 0: none", 0, 1)
-    short_window: int = var(0, "tokens that all layers but the last attend to; 0: all", 0)
+    short_window: int = var(0, "tokens that all layers but the last attend to; 0: all", 0, 262144)
+    exclusive_attention: bool = var(False, "leave out what attention says along a token's own value")
     mlp_mult: int = var(2, "hidden width of the MLP in model widths", 1)
+    mlp_leak: float = var(0.0, "slope of the MLP's units below zero, before the square", 0, 1)
     tie_embeddings: bool = var(True, "the output matrix is the token embedding")
     rope_base: float = var(10000.0, "longest wavelength of the rotary positions over 2 pi", 1)
     logit_softcap: float = var(30.0, "c in c tanh(z / c)", 1e-3)
@@ -383,7 +386,7 @@ def norm_and_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def attention(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, window: float) -> Tensor:
-    """Causal softmax attention of a query to its last `window` keys, at scale 1 / sqrt(K): [B, T, H * K]."""
+    """Causal softmax attention of a query to its last `window` keys, at scale 1 / sqrt(K): of q's shape."""
     # A group of queries shares a key (Ainslie et al. 2023); a window is short or all (Beltagy et al. 2020).
     if q_BTGRK.device.type == "cpu" or q_BTGRK.dtype == torch.float32 or q_BTGRK.size(-1) % 8:
         return attention_by_blocks(q_BTGRK, k_BTGK, v_BTGK, window)
@@ -391,10 +394,10 @@ def attention(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, window: float) ->
     if window < tokens:  # FlashAttention 2 (Dao 2023) has windows, torch's function for all kernels has none
         causal = k_BTGK, v_BTGK, None, None, tokens, tokens, 0.0, True, False
         flash = torch.ops.aten._flash_attention_forward
-        return flash(q, *causal, window_size_left=window - 1, window_size_right=0)[0].flatten(2)
+        return flash(q, *causal, window_size_left=window - 1, window_size_right=0)[0].view_as(q_BTGRK)
     q, k, v = (x.transpose(1, 2) for x in (q, k_BTGK, v_BTGK))
     out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    return out.transpose(1, 2).flatten(2)
+    return out.transpose(1, 2).view_as(q_BTGRK)
 
 
 def attention_by_blocks(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, window: float) -> Tensor:
@@ -423,7 +426,7 @@ def attention_by_blocks(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, window:
         total = weight.sum(-1, keepdim=True, dtype=torch.float32)
         out = torch.bmm(weight, values).float() / total
         outs.append(out.to(v.dtype).view_as(block_BGtRK))
-    return torch.cat(outs, 2).transpose(1, 2).flatten(2)
+    return torch.cat(outs, 2).transpose(1, 2)
 
 
 class Cache:
@@ -439,14 +442,12 @@ class Cache:
 
 def cached_attention(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, cache: Cache) -> Tensor:
     """attention of one token, T = 1, to itself and what its cache holds."""
-    length = cache.keys.size(2)
-    place = cache.position % length
+    place = cache.position % cache.keys.size(2)
     cache.keys[:, :, place] = k_BTGK[:, 0]
     cache.values[:, :, place] = v_BTGK[:, 0]
     cache.position += 1
-    filled = min(cache.position, length)
-    held = cache.keys[:, :, :filled], cache.values[:, :, :filled]
-    return F.scaled_dot_product_attention(q_BTGRK[:, 0], *held).flatten(1)[:, None]
+    held = cache.keys[:, :, : cache.position], cache.values[:, :, : cache.position]
+    return F.scaled_dot_product_attention(q_BTGRK[:, 0], *held)[:, None]
 
 
 def mix_before(k_BTGK: Tensor, share_GK: Tensor, cache: Cache | None) -> Tensor:
@@ -458,29 +459,29 @@ def mix_before(k_BTGK: Tensor, share_GK: Tensor, cache: Cache | None) -> Tensor:
     return torch.lerp(k_BTGK.float(), before.float(), share_GK)
 
 
-def block(x: Tensor, x0: Tensor, rope: Rope, w: Weights, window: float, cache: Cache | None = None) -> Tensor:
+def block(
+    s: Settings, x: Tensor, x0: Tensor, rope: Rope, w: Weights, window: float, cache: Cache | None
+) -> Tensor:
     """One pre-norm transformer block, [B, T, D] to the same; vectors among its weights act in float32."""
     dtype = x.dtype
     cos, sin = rope
-    head_dim = cos.size(-1)
-    heads = x.size(2) // head_dim
     x = w["mix_x"] * x + w["mix_x0"] * x0  # each block may look at the embedding (modded-nanogpt, 2024)
-    qkv = F.linear(rms_norm(x).to(dtype), w["qkv"])
-    qkv = qkv.unflatten(2, (-1, head_dim))
-    groups = (qkv.size(2) - heads) // 2
-    q, k, v = qkv.split((heads, groups, groups), dim=2)
-    q = q.unflatten(2, (groups, -1))  # (G, R): over H Inductor vectorizes no loop
+    qkv = F.linear(rms_norm(x).to(dtype), w["qkv"]).unflatten(2, (-1, s.head_dim))
+    q, k, v = qkv.split((s.num_heads, s.num_kv_heads, s.num_kv_heads), dim=2)
+    q = q.unflatten(2, (s.num_kv_heads, -1))  # (G, R): over H Inductor vectorizes no loop
     # Normed queries and keys keep logits small (Henry et al. 2020); a gain for each head sharpens them.
-    gain = w["q_gain"].view(groups, -1, 1)
-    q = norm_and_rotate(q, cos[:, None], sin[:, None]) * gain
+    gain = w["q_gain"].view(s.num_kv_heads, -1, 1)
+    q = (norm_and_rotate(q, cos[:, None], sin[:, None]) * gain).to(dtype)
     if "key_shift" in w:
-        k = mix_before(k, w["key_shift"].view(groups, head_dim), cache)
-    k = norm_and_rotate(k, cos, sin)
-    q, k = q.to(dtype), k.to(dtype)
+        k = mix_before(k, w["key_shift"].view(s.num_kv_heads, -1), cache)
+    k = norm_and_rotate(k, cos, sin).to(dtype)
     y = cached_attention(q, k, v, cache) if cache else attention(q, k, v, window)
-    x = x + w["attn_scale"] * F.linear(y, w["attn_out"])
+    if s.exclusive_attention:  # a token's own value is in the stream already: heads speak of the others
+        own_BTG1K = F.normalize(v.float(), dim=-1).unsqueeze(3)
+        y = (y - (y * own_BTG1K).sum(-1, keepdim=True) * own_BTG1K).to(dtype)
+    x = x + w["attn_scale"] * F.linear(y.flatten(2), w["attn_out"])
     y = F.linear(rms_norm(x).to(dtype), w["mlp_up"])
-    y = F.relu(y).square()  # So et al. 2021
+    y = F.leaky_relu(y, s.mlp_leak).square()  # So et al. 2021 without the leak, by which all units learn
     x = x + w["mlp_scale"] * F.linear(y, w["mlp_down"])
     return x.to(dtype)
 
@@ -510,7 +511,7 @@ class GPT:
         self.sizes = [math.prod(p.shape) for p in self.table]
         self.flat = torch.zeros(sum(self.sizes), device=machine.device, requires_grad=True)
         self.positions = functools.cache(functools.partial(rope_tables, s, machine.device))
-        self.block = machine.compiled(block)
+        self.block = machine.compiled(functools.partial(block, s))
         self.add = machine.compiled(lambda x, weight, skip: (x + weight * skip).to(x.dtype))
         self.head_nll = machine.compiled(head_nll)
 
@@ -962,10 +963,9 @@ def evaluate(s: Settings, nll: Callable, corpus: Corpus, machine: Machine, limit
         scored = places[:, 1:] <= last
         nats += float(nll(ids)[scored].sum(dtype=np.float64))
     nats = float(machine.share(nats).sum())
-    scored_bytes = int(corpus.val_bytes[1 : last + 1].sum(dtype=np.int64))
-    score = {"val_loss": nats / last, "val_bpb": nats / math.log(2) / max(scored_bytes, 1)}
-    partial = last + 1 < len(corpus.val_tokens)
-    return score | {"val_tokens": last, "val_bytes": scored_bytes, "partial": partial}
+    size = int(corpus.val_bytes[1 : len(tokens)].sum(dtype=np.int64))
+    score = {"val_loss": nats / last, "val_bpb": nats / math.log(2) / max(size, 1)}
+    return score | {"val_tokens": last, "val_bytes": size, "partial": len(tokens) < len(corpus.val_tokens)}
 
 
 # --- files: the artifact, zlib over a safetensors file (format: records/FORMAT.md), and a run's folder -----

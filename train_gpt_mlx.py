@@ -54,7 +54,7 @@ def norm_and_rotate(x, cos, sin):
 
 
 def attention(q_BTHK, k_BTGK, v_BTGK, window):
-    """Causal softmax attention of a query to its last `window` keys, at scale 1 / sqrt(K): [B, T, H * K]."""
+    """Causal softmax attention of a query to its last `window` keys, at scale 1 / sqrt(K): of q's shape."""
     q, k, v = (x.swapaxes(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
     mask = "causal"
     if window < q.shape[2]:
@@ -63,7 +63,16 @@ def attention(q_BTHK, k_BTGK, v_BTGK, window):
         mask = (places <= own) & (places > own - window)
     scale = q.shape[-1] ** -0.5
     out = mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
-    return out.swapaxes(1, 2).flatten(2)
+    return out.swapaxes(1, 2)
+
+
+def without_own(y_BTHK, v_BTGK):
+    """What attention found, without its part along each token's own value; heads of a group share that."""
+    v = v_BTGK.astype(mx.float32)
+    own_BTG1K = (v / mx.maximum(mx.linalg.norm(v, axis=-1, keepdims=True), 1e-12))[..., None, :]
+    y = mx.unflatten(y_BTHK, 2, (v.shape[2], -1))
+    y = y - (y * own_BTG1K).sum(-1, keepdims=True) * own_BTG1K
+    return y.reshape(y_BTHK.shape)
 
 
 def mix_before(k_BTGK, share_GK):
@@ -73,24 +82,23 @@ def mix_before(k_BTGK, share_GK):
     return k + share_GK * (before - k)
 
 
-def block(x, x0, cos, sin, w, window):
+def block(s, x, x0, cos, sin, w, window):
     """One pre-norm transformer block, [B, T, D] to the same; vectors among its weights act in float32."""
     dtype = x.dtype
-    head_dim = cos.shape[-1]
-    heads = x.shape[2] // head_dim
     x = w["mix_x"] * x + w["mix_x0"] * x0
     qkv = rms_norm(x).astype(dtype) @ w["qkv"].T
-    qkv = mx.unflatten(qkv, 2, (-1, head_dim))
-    groups = (qkv.shape[2] - heads) // 2
-    q, k, v = mx.split(qkv, (heads, heads + groups), axis=2)
+    qkv = mx.unflatten(qkv, 2, (-1, s.head_dim))
+    q, k, v = mx.split(qkv, (s.num_heads, s.num_heads + s.num_kv_heads), axis=2)
     q = norm_and_rotate(q, cos, sin) * w["q_gain"][:, None]
     if "key_shift" in w:
-        k = mix_before(k, w["key_shift"].reshape(groups, head_dim))
+        k = mix_before(k, w["key_shift"].reshape(s.num_kv_heads, -1))
     k = norm_and_rotate(k, cos, sin)
     y = attention(q.astype(dtype), k.astype(dtype), v, window)
-    x = x + w["attn_scale"] * (y @ w["attn_out"].T)
+    if s.exclusive_attention:  # a token's own value is in the stream already: heads speak of the others
+        y = without_own(y, v).astype(dtype)
+    x = x + w["attn_scale"] * (y.flatten(2) @ w["attn_out"].T)
     y = rms_norm(x).astype(dtype) @ w["mlp_up"].T
-    y = mx.maximum(y, 0).square()  # relu squared: So et al. 2021
+    y = mx.maximum(y, s.mlp_leak * y).square()  # So et al. 2021 without the leak, by which all units learn
     x = x + w["mlp_scale"] * (y @ w["mlp_down"].T)
     return x.astype(dtype)
 
@@ -160,7 +168,7 @@ class GPT:
             if i >= half and outputs:  # the second half takes up what the first left, last in first out
                 skip = once["skip_weight"][i - half] * outputs.pop()
                 x = x + skip.astype(x.dtype)
-            x = block(x, x0, cos, sin, layer, window)
+            x = block(self.s, x, x0, cos, sin, layer, window)
             if i < half:
                 outputs.append(x)
         return x, once.get("head", once["tok_emb"])

@@ -143,6 +143,7 @@ def plain_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: float = math.inf
 ) -> torch.Tensor:
     """scaled_dot_product_attention, whatever the device; scripts until a335bb6 give it no window."""
+    shape = q.shape if hasattr(train_gpt.Settings, "mlp_leak") else (*q.shape[:2], -1)  # as q is
     q, k, v = (x.transpose(1, 2) for x in (q.flatten(2, 3), k, v))
     mask = None
     if window < q.size(2):
@@ -150,7 +151,7 @@ def plain_attention(
         distance = places[:, None] - places
         mask = (distance >= 0) & (distance < window)
     out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=True)
-    return out.transpose(1, 2).flatten(2)
+    return out.transpose(1, 2).reshape(shape)
 
 
 def step_flops(s: train_gpt.Settings) -> float:

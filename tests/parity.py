@@ -93,9 +93,30 @@ def attention(q: Array, k: Array, v: Array, window: int) -> tuple[Array, Callabl
     return np.einsum("bgrts,bsgk->btgrk", p, v).reshape(q.shape), back
 
 
-def relu_squared(x: Array) -> tuple[Array, Callable]:
-    """So et al. 2021."""
-    return np.maximum(x, 0) ** 2, lambda dy: dy * 2 * np.maximum(x, 0)
+def without_own(y: Array, v: Array) -> tuple[Array, Callable]:
+    """y [B, T, H, K] without its part along the same token's values v [B, T, G, K], h by h // R."""
+    size = np.linalg.norm(v, axis=-1, keepdims=True)
+    own = v / size
+    repeats = y.shape[2] // v.shape[2]
+    unit = np.repeat(own, repeats, axis=2)
+    along = (y * unit).sum(-1, keepdims=True)
+
+    def back(dout: Array) -> tuple[Array, Array]:
+        dalong = (dout * unit).sum(-1, keepdims=True)
+        dunit = -dalong * y - along * dout
+        down = dunit.reshape(*v.shape[:3], repeats, -1).sum(3)
+        dv = (
+            down - (down * own).sum(-1, keepdims=True) * own
+        ) / size  # only a turn of v changes its direction
+        return dout - dalong * unit, dv
+
+    return y - along * unit, back
+
+
+def leaky_squared(x: Array, slope: float) -> tuple[Array, Callable]:
+    """So et al. 2021, whose slope below zero is 0."""
+    leaky = np.where(x > 0, x, slope * x)
+    return leaky**2, lambda dy: dy * 2 * leaky * np.where(x > 0, 1, slope)
 
 
 def mix_before(x: Array, share: Array) -> tuple[Array, Callable]:
@@ -139,11 +160,15 @@ def self_attention(s: Any, w: Weights, x: Array, window: int) -> tuple[Array, Ca
     (q, q_turn_back), (k, k_turn_back) = rotate(q, s.rope_base), rotate(k, s.rope_base)
     q, gain_back = scale(q, w["q_gain"][:, None])
     y, attend_back = attention(q, k, v, window)
+    if s.exclusive_attention:
+        y, own_back = without_own(y, v)
     out, out_back = linear(y.reshape(B, T, D), w["attn_out"])
 
     def back(dout: Array) -> tuple[Array, Weights]:
         dy, d_attn_out = out_back(dout)
+        dy, d_own = own_back(dy.reshape(y.shape)) if s.exclusive_attention else (dy, 0.0)
         dq, dk, dv = attend_back(dy)
+        dv = dv + d_own
         dq, d_gain = gain_back(dq)
         dq, dk = q_norm_back(q_turn_back(dq)), k_norm_back(k_turn_back(dk))
         grads = {}
@@ -159,11 +184,11 @@ def self_attention(s: Any, w: Weights, x: Array, window: int) -> tuple[Array, Ca
     return out, back
 
 
-def mlp(w: Weights, x: Array) -> tuple[Array, Callable]:
+def mlp(s: Any, w: Weights, x: Array) -> tuple[Array, Callable]:
     """The other half of a block, [B, T, D], without its residual."""
     normed, norm_back = norm(x)
     up, up_back = linear(normed, w["mlp_up"])
-    hidden, relu_back = relu_squared(up)
+    hidden, relu_back = leaky_squared(up, s.mlp_leak)
     down, down_back = linear(hidden, w["mlp_down"])
 
     def back(dy: Array) -> tuple[Array, Weights]:
@@ -181,7 +206,7 @@ def block(s: Any, w: Weights, x: Array, x0: Array, window: int) -> tuple[Array, 
     y, attention_back = self_attention(s, w, mixed, window)
     scaled, attn_scale_back = scale(y, w["attn_scale"])
     middle = mixed + scaled
-    z, mlp_back = mlp(w, middle)
+    z, mlp_back = mlp(s, w, middle)
     more, mlp_scale_back = scale(z, w["mlp_scale"])
 
     def back(dout: Array) -> tuple[Array, Array, Weights]:
@@ -327,7 +352,8 @@ class Optimizer:
 
 SHAPE = """
     VOCAB_SIZE=40 NUM_LAYERS=3 MODEL_DIM=16 NUM_HEADS=4 NUM_KV_HEADS=2 KEY_SHIFT=0.5 MLP_MULT=2
-    SHORT_WINDOW=5 TIE_EMBEDDINGS=1 ROPE_BASE=100 LOGIT_SOFTCAP=4 QK_GAIN_INIT=1.5
+    SHORT_WINDOW=5 EXCLUSIVE_ATTENTION=1 MLP_LEAK=0.3
+    TIE_EMBEDDINGS=1 ROPE_BASE=100 LOGIT_SOFTCAP=4 QK_GAIN_INIT=1.5
     TRAIN_SEQ_LEN=12 BATCH_SLOTS=2 TRAIN_BATCH_TOKENS=48
 """
 # Every schedule is in motion within the ten steps.
@@ -338,7 +364,7 @@ TRAINING = """
 """
 UNTIED = """
     TIE_EMBEDDINGS=0 NUM_LAYERS=4 MODEL_DIM=12 NUM_HEADS=6 NUM_KV_HEADS=1 KEY_SHIFT=0 MLP_MULT=3 VOCAB_SIZE=33
-    SHORT_WINDOW=0
+    SHORT_WINDOW=0 EXCLUSIVE_ATTENTION=0 MLP_LEAK=0
     GRAD_CLIP_NORM=0.2 MUON_BACKEND_STEPS=3 ADAM_EPS=1e-4 WARMDOWN_ITERS=5 ROPE_BASE=10000 LOGIT_SOFTCAP=30
 """
 FRESH = "NUM_LAYERS=2 MODEL_DIM=8 NUM_HEADS=2 NUM_KV_HEADS=2 LOGIT_SOFTCAP=30"

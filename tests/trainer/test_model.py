@@ -126,13 +126,14 @@ def attention_case(B, T, H, G, K, dtype=torch.float32, gain=1.0):
 
 def math_attention(q, k, v, window=math.inf):
     """PyTorch's own, in float64; a position sees the last `window` ones, itself among them."""
+    shape = q.shape
     q, k, v = (x.double().transpose(1, 2) for x in (q.flatten(2, 3), k, v))
     places = torch.arange(q.size(2), device=q.device)
     distance = places[:, None] - places
     seen = (distance >= 0) & (distance < window)
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         out = F.scaled_dot_product_attention(q, k, v, seen, enable_gqa=True)
-    return out.transpose(1, 2).flatten(2)
+    return out.transpose(1, 2).reshape(shape)
 
 
 CASES = """

@@ -186,6 +186,7 @@ def shapes(draw) -> str:
         TIE_EMBEDDINGS={draw(st.integers(0, 1))} LOGIT_SOFTCAP={draw(st.sampled_from([1, 7, 30, 60]))}
         ROPE_BASE={draw(st.sampled_from([2, 500]))} QK_GAIN_INIT=1.5
         KEY_SHIFT={draw(st.sampled_from([0, 0.5]))} SHORT_WINDOW={draw(st.integers(0, 21))}
+        EXCLUSIVE_ATTENTION={draw(st.integers(0, 1))} MLP_LEAK={draw(st.sampled_from([0, 0.5, 1]))}
         TRAIN_SEQ_LEN={length} BATCH_SLOTS={slots} TRAIN_BATCH_TOKENS={length * slots * rows}
     """
 
