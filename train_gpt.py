@@ -476,7 +476,7 @@ def block(
         k = mix_before(k, w["key_shift"].view(s.num_kv_heads, -1), cache)
     k = norm_and_rotate(k, cos, sin).to(dtype)
     y = cached_attention(q, k, v, cache) if cache else attention(q, k, v, window)
-    if s.exclusive_attention:  # a token's own value is in the stream already: heads speak of the others
+    if s.exclusive_attention:  # of 2026: what a token's own value says, the stream already holds
         own_BTG1K = F.normalize(v.float(), dim=-1).unsqueeze(3)
         y = (y - (y * own_BTG1K).sum(-1, keepdim=True) * own_BTG1K).to(dtype)
     x = x + w["attn_scale"] * F.linear(y.flatten(2), w["attn_out"])

@@ -94,7 +94,7 @@ def block(s, x, x0, cos, sin, w, window):
         k = mix_before(k, w["key_shift"].reshape(s.num_kv_heads, -1))
     k = norm_and_rotate(k, cos, sin)
     y = attention(q.astype(dtype), k.astype(dtype), v, window)
-    if s.exclusive_attention:  # a token's own value is in the stream already: heads speak of the others
+    if s.exclusive_attention:  # of 2026: what a token's own value says, the stream already holds
         y = without_own(y, v).astype(dtype)
     x = x + w["attn_scale"] * (y.flatten(2) @ w["attn_out"].T)
     y = rms_norm(x).astype(dtype) @ w["mlp_up"].T
