@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 REPO = Path(__file__).resolve().parent.parent
 OUTPUT_CLOSED = 141  # as a shell reports a program whose reader went away (128 + SIGPIPE)
@@ -82,12 +83,23 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """A signal's handler: KeyboardInterrupt, but a moment later within an import, which may swallow it."""
+    while frame:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            signal.signal(signal.SIGALRM, interrupt)
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
+            return
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
 def run(work: Callable[[], int], mend: str) -> int:
     """The exit code of `work()`. An error is one line on stderr; a system's error ends with `mend`.
 
     SIGTERM ends it as Ctrl-C does, so that nothing half-written stays behind.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, interrupt)
     try:
         code = work()
         sys.stdout.flush()

@@ -420,7 +420,7 @@ def make_job(args: argparse.Namespace) -> Job:
 
 def work(args: argparse.Namespace) -> int:
     """Do what the arguments ask for; the exit code."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs with &
+    signal.signal(signal.SIGINT, command.interrupt)  # a shell ignores it for what runs with &
     try:
         job = make_job(args)
         report(job, prepare(job))

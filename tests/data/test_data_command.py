@@ -1,6 +1,8 @@
 """What data's three commands share: numbers as arguments, errors in one line, the command that trains."""
 
 import argparse
+import subprocess
+import sys
 
 import pytest
 
@@ -50,3 +52,19 @@ def test_training_command(monkeypatch, folder):
     else:
         places = f"DATA_PATH=datasets/x TOKENIZER_PATH='tokenizers/a b.model' python {ROOT}/train_gpt.py"
     assert line == f"VOCAB_SIZE=300 {places}"
+
+
+def test_a_signal_waits_for_the_end_of_an_import(tmp_path):
+    """Python swallows an exception that is raised in a callback of its import system."""
+    (tmp_path / "signalled.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(0.1)\nprint('imported')\n"
+    )
+    program = (
+        "import importlib, sys, time\nfrom data import command\n"
+        "sys.exit(command.run(lambda: [importlib.import_module('signalled'), time.sleep(60)], 'again'))"
+    )
+    env = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=30
+    )
+    assert (done.returncode, done.stdout) == (command.INTERRUPTED, "imported\n")
