@@ -69,7 +69,8 @@ def attention(q_BTHK, k_BTGK, v_BTGK, window):
 def without_own(y_BTHK, v_BTGK):
     """What attention found, without its part along each token's own value; heads of a group share that."""
     v = v_BTGK.astype(mx.float32)
-    own_BTG1K = (v / mx.maximum(mx.linalg.norm(v, axis=-1, keepdims=True), 1e-12))[..., None, :]
+    square = mx.maximum(v.square().sum(-1, keepdims=True), 1e-24)  # a norm has no slope at 0
+    own_BTG1K = (v * mx.rsqrt(square))[..., None, :]
     y = mx.unflatten(y_BTHK, 2, (v.shape[2], -1))
     y = y - (y * own_BTG1K).sum(-1, keepdims=True) * own_BTG1K
     return y.reshape(y_BTHK.shape)

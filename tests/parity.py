@@ -105,10 +105,8 @@ def without_own(y: Array, v: Array) -> tuple[Array, Callable]:
         dalong = (dout * unit).sum(-1, keepdims=True)
         dunit = -dalong * y - along * dout
         down = dunit.reshape(*v.shape[:3], repeats, -1).sum(3)
-        dv = (
-            down - (down * own).sum(-1, keepdims=True) * own
-        ) / size  # only a turn of v changes its direction
-        return dout - dalong * unit, dv
+        turn = down - (down * own).sum(-1, keepdims=True) * own  # longer values have the same direction
+        return dout - dalong * unit, turn / size
 
     return y - along * unit, back
 
