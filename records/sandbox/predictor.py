@@ -96,10 +96,7 @@ def confined(
 ) -> list[str]:
     """The command line that runs what follows it in a sandbox; bwrap reads a filter from `filters`."""
     if bubblewrap.find() is None:
-        raise NoSandbox(
-            "bubblewrap (bwrap) is not installed or does not work here, so foreign code is refused: "
-            "apt-get install bubblewrap, or --trust the record"
-        )
+        raise NoSandbox(f"foreign code is refused: {bubblewrap.why_none()}")
     filters.write(bubblewrap.no_keys())
     filters.seek(0)
     room = bubblewrap.command(binds, imports, mode.device, limits.files, mode.hidden)
