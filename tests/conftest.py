@@ -6,6 +6,7 @@ import subprocess
 import pytest
 from hypothesis import settings
 
+from records.sandbox import bubblewrap, cgroups
 from tests.kit import helpers
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch loads; pytest -n runs files side by side
@@ -16,6 +17,16 @@ settings.load_profile("here")
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: seconds or more; left out by -m 'not slow'")
     config.addinivalue_line("markers", "cuda: needs a GPU; skipped where there is none")
+    config.addinivalue_line("markers", "sandbox: needs bubblewrap; skipped where none works")
+    config.addinivalue_line("markers", "cgroups: needs the kernel's account; skipped where there is none")
+
+
+def pytest_runtest_setup(item):
+    """Skip a test that needs what is not here, before it makes its fixtures."""
+    if item.get_closest_marker("sandbox") and bubblewrap.find() is None:
+        pytest.skip(bubblewrap.why_none())
+    if item.get_closest_marker("cgroups") and cgroups.find() is None:
+        pytest.skip("no cgroups here: they take root and version 1, or systemd, or a delegated folder")
 
 
 @pytest.fixture(scope="session")

@@ -118,8 +118,7 @@ def test_the_record_in_the_papers_scores_as_it_stands_there(tmp_path, capsys):
     (folder / "train_gpt.py").write_text(script)
     places = [f"--{name}={tmp_path / name}" for name in ("track", "data")]
     second = f"--second={tmp_path / 'data/second.jsonl'}"
-    trust = [] if record_kit.HAS_SANDBOX else ["--trust"]
-    words = ["score", str(folder), *places, second, "--dataset=tiny_sp400", *trust]
+    words = ["score", str(folder), *places, second, "--dataset=tiny_sp400", *record_kit.TRUST]
     assert referee.main(words) == 0
     score = float(re.search(r"val_bpb: (\S+)", capsys.readouterr().out)[1])
     counts = np.fromfile(folder / "model.bin", "<u2").reshape(400, 400) + 0.01

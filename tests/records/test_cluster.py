@@ -44,10 +44,7 @@ class RayNodes:
         torch = root / "torch-9.9.9.dist-info"
         torch.mkdir()
         (torch / "METADATA").write_text("Name: torch\nVersion: 9.9.9\n")
-        bwrap = root / "bwrap"
-        bwrap.write_text("#!/bin/sh\nexit 1\n")
-        bwrap.chmod(0o755)
-        self.odd = root
+        self.odd = record_kit.without_sandbox(root)
         self.begin()
 
     def begin(self, **head: int) -> None:
@@ -65,9 +62,7 @@ class RayNodes:
         while len(self.ordinary) > ordinary:
             self.kill(self.ordinary[-1])
         if self.strange is None:
-            path = f"{self.odd}:{helpers.clean_environment()['PATH']}"
-            odd = {"PYTHONPATH": str(self.odd), "PATH": path}
-            self.strange = self.cluster.add_node(num_cpus=1, env_vars=odd)
+            self.strange = self.cluster.add_node(num_cpus=1, env_vars=self.odd)
 
     def kill(self, node) -> None:
         self.cluster.remove_node(node, allow_graceful=False)
@@ -97,7 +92,7 @@ def verdicts_in(said: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not record_kit.HAS_SANDBOX, reason=record_kit.NO_SANDBOX)
+@pytest.mark.sandbox
 def test_records_get_the_verdicts_of_one_machine_and_a_node_without_a_sandbox_is_refused(ray_nodes, tmp_path):
     """Three records and three nodes: each node gets one, so the third is asked, too."""
     script = record_kit.bigram(*record_kit.NUMPY)

@@ -16,7 +16,6 @@ from records.archive.record import Record
 from records.archive.tracks import load_track
 from records.archive.verdicts import folder_sha256
 from records.board.excerpts import read_excerpts
-from records.sandbox import cgroups
 from records.verify import __main__ as verify
 from records.verify.retrain import training_shards
 from records.verify.version import referee_version
@@ -25,10 +24,8 @@ from tests.kit.data_kit import call
 from tests.kit.record_kit import MAIN, NUMPY, TRACK, Author
 
 pytestmark = pytest.mark.slow
-sandboxed = pytest.mark.skipif(not record_kit.HAS_SANDBOX, reason=record_kit.NO_SANDBOX)
-bounded = pytest.mark.skipif(
-    not record_kit.HAS_SANDBOX or cgroups.find() is None, reason="no bubblewrap or no cgroups: nothing ranks"
-)
+sandboxed = pytest.mark.sandbox
+bounded = pytest.mark.cgroups
 
 
 @pytest.fixture(scope="module")
@@ -204,6 +201,7 @@ HONEST = {
 }
 
 
+@sandboxed
 @bounded
 @pytest.mark.parametrize("kind", HONEST)
 def test_an_honest_script_is_ranked(tmp_path, kind):

@@ -48,10 +48,8 @@ from tests.kit.record_kit import (
     scale_scores,
 )
 
-sandboxed = pytest.mark.skipif(not record_kit.HAS_SANDBOX, reason=record_kit.NO_SANDBOX)
-bounded = pytest.mark.skipif(
-    not record_kit.HAS_SANDBOX or cgroups.find() is None, reason="no bubblewrap or no cgroups: nothing ranks"
-)
+sandboxed = pytest.mark.sandbox
+bounded = pytest.mark.cgroups
 slow = pytest.mark.slow
 KNOWS = """
 class Knowing(Bigram):  # by heart what stands behind the counts; training leaves nothing there
@@ -148,6 +146,7 @@ def bench(author, tmp_path):
 
 
 @pytest.mark.slow
+@sandboxed
 @bounded
 def test_a_true_record_is_ranked_by_seeds_that_were_drawn(bench, monkeypatch, capsys):
     """It is stopped in its second room, goes on there, and is not trained again once it is judged."""
@@ -202,6 +201,7 @@ def count_calls(monkeypatch, module: object, name: str) -> list[str]:
 
 
 @pytest.mark.slow
+@sandboxed
 @bounded
 def test_two_processes_share_the_seeds_of_one_judging(bench):
     """Each trains what the other does not, waits for the other, and says the same in the end."""
@@ -216,6 +216,7 @@ def test_two_processes_share_the_seeds_of_one_judging(bench):
 
 
 @pytest.mark.slow
+@sandboxed
 @bounded
 def test_texts_that_artifacts_know_by_heart_earn_no_rank(bench, capsys):
     """Both texts are public, so score, second text and proof are good. A record between claim and truth
@@ -321,6 +322,7 @@ def hide():
 
 
 @pytest.mark.slow
+@sandboxed
 @bounded
 def test_operations_that_nobody_logged_show_in_processor_seconds(bench, monkeypatch):
     """Products of numpy, in children that nobody waits for, which torch's counter cannot see."""
@@ -447,6 +449,7 @@ def compare_four_steps(
 
 
 @pytest.mark.slow
+@sandboxed
 @bounded
 def test_a_script_that_fails_in_the_room_fails_and_is_counted(bench, capsys):
     script = bench.folder / "train_gpt.py"
@@ -500,6 +503,7 @@ def test_an_unknown_seed_and_missing_shards_are_the_verifier_s(bench, tmp_path):
 
 
 @pytest.mark.slow
+@sandboxed
 @bounded
 def test_a_full_machine_is_no_verdict(bench, monkeypatch):
     before = (bench.track / "verdicts.json").read_bytes()

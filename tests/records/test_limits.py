@@ -29,9 +29,8 @@ from records.verify import __main__ as verify
 from tests.kit import helpers, record_kit
 from tests.records.test_referee import SIZE, Fixed, Stand, cheat
 
-NO_CGROUPS = "no cgroups here: they take root and version 1, or systemd, or a delegated folder"
-needs_cgroups = pytest.mark.skipif(cgroups.find() is None, reason=NO_CGROUPS)
-needs_sandbox = pytest.mark.skipif(not record_kit.HAS_SANDBOX, reason=record_kit.NO_SANDBOX)
+sandboxed = pytest.mark.sandbox
+bounded = pytest.mark.cgroups
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +61,7 @@ def test_who_knows_nothing_pays_the_vocabulary_s_logarithm(answer):
     assert len(charge.payload()) >= 400 * math.log2(50) / 8 - 4
 
 
-@needs_sandbox
+@sandboxed
 def test_a_script_that_answers_1e17_for_every_token_has_no_score(stand, tmp_path):
     body = """
 def start(self, rows):
@@ -139,8 +138,8 @@ for _ in range(40):
 
 
 @pytest.mark.slow
-@needs_sandbox
-@needs_cgroups
+@sandboxed
+@bounded
 def test_children_whose_end_nobody_waits_for_are_counted():
     """Each lives shorter than the time between two looks of a watchdog."""
     code, watchdog = run(CHILDREN)
@@ -168,8 +167,8 @@ print("alive with 1 GiB")
 }
 
 
-@needs_sandbox
-@needs_cgroups
+@sandboxed
+@bounded
 @pytest.mark.parametrize("kind", HOARDS)
 def test_memory_that_no_process_holds_is_bounded(kind):
     code, watchdog = run(HOARDS[kind])
@@ -177,8 +176,8 @@ def test_memory_that_no_process_holds_is_bounded(kind):
     assert watchdog.verdict == ("memory", "holds 512 MiB, at most 512 are allowed")
 
 
-@needs_sandbox
-@needs_cgroups
+@sandboxed
+@bounded
 def test_mapped_files_are_no_memory_of_a_record(tmp_path):
     """Their pages are caches, which the kernel takes back."""
     shard = tmp_path / "shard.bin"
@@ -193,7 +192,7 @@ print("sum", sum(int(tokens[at : at + (1 << 22)].sum()) for at in range(0, len(t
     assert code == 0 and watchdog.verdict is None and watchdog.tail == b"sum 0\n", watchdog.tail
 
 
-@needs_sandbox
+@sandboxed
 @pytest.mark.parametrize("count", [64, 600])
 def test_threads_of_a_machine_with_128_cores_are_allowed(count):
     """numpy and torch start pools of their own, and each thread reserves a stack that it does not use."""
@@ -210,15 +209,15 @@ event.set()
     assert code == 0 and watchdog.tail.decode() == f"{count + 1} 400.0\n" and watchdog.verdict is None
 
 
-@needs_sandbox
-@needs_cgroups
+@sandboxed
+@bounded
 def test_tasks_are_bounded_by_the_kernel():
     code = "import os, time\nfor _ in range(60):\n    if os.fork() == 0:\n        time.sleep(9)\n"
     code, watchdog = run(code, replace(SMALL, tasks=40))
     assert watchdog.verdict[0] == "tasks" and "at most 40 are allowed" in watchdog.verdict[1]
 
 
-@needs_cgroups
+@bounded
 def test_a_group_goes_with_its_sandbox_and_after_a_killed_referee():
     group = cgroups.make(1 << 28, 40)
     with subprocess.Popen([*group.words(), "sleep", "99"]) as process:
@@ -262,7 +261,7 @@ def test_the_files_of_version_2_are_read_and_written(tmp_path):
     assert {"--property=MemoryMax=268435456", "--property=TasksMax=40"} < set(words)
 
 
-@needs_sandbox
+@sandboxed
 def test_a_full_machine_says_nothing_of_a_record(stand, tmp_path, monkeypatch):
     job = stand.job(stand.foreign(tmp_path / "honest"))
 
@@ -283,7 +282,7 @@ def test_a_full_machine_says_nothing_of_a_record(stand, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@needs_sandbox
+@sandboxed
 def test_a_result_says_who_counted(stand, tmp_path, monkeypatch):
     job = stand.job(stand.foreign(tmp_path / "honest"))
     if cgroups.find() is not None:
@@ -294,7 +293,7 @@ def test_a_result_says_who_counted(stand, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@needs_sandbox
+@sandboxed
 def test_each_answer_has_a_deadline(stand, tmp_path):
     """Even where all seconds of a score are far from used."""
     body = """
@@ -316,7 +315,7 @@ print(sorted(os.listdir(sys.argv[1])))
 """
 
 
-@needs_sandbox
+@sandboxed
 def test_a_virtual_environment_in_the_repository_shows_neither_shards_nor_repository(tmp_path, monkeypatch):
     """As `python -m venv .` makes it."""
     root = tmp_path / "repository"
@@ -387,7 +386,7 @@ def with_tokenizer(stand: Stand, own_track, folder, model) -> PredictorJob:
     return replace(find_job(folder, own_track, **places), limits=job.limits)
 
 
-@needs_sandbox
+@sandboxed
 def test_a_stranger_s_tokenizer_is_used_in_the_sandbox_alone(stand, own_track, tmp_path, monkeypatch):
     model = helpers.train_tokenizer(tmp_path / "own.model", helpers.documents(300, 9), vocab_size=380)
     job = with_tokenizer(stand, own_track, tmp_path / "own", model)
@@ -419,7 +418,7 @@ def make_bomb(path) -> None:
     helpers.train_tokenizer(path, ["a b c d"], vocab_size=300, normalization_rule_tsv=str(rules))
 
 
-@needs_sandbox
+@sandboxed
 def test_a_parser_bomb_hits_its_own_sandbox(tmp_path):
     make_bomb(tmp_path / "bomb.model")
     theirs = texts.foreign_tokenizer(tmp_path / "bomb.model")
@@ -427,7 +426,7 @@ def test_a_parser_bomb_hits_its_own_sandbox(tmp_path):
         theirs.encode(["e" * 200])
 
 
-@needs_sandbox
+@sandboxed
 def test_a_tokenizer_that_cannot_be_used_is_the_record_s_failure(stand, own_track, tmp_path):
     (tmp_path / "none.model").write_bytes(b"no model")
     job = with_tokenizer(stand, own_track, tmp_path / "none", tmp_path / "none.model")

@@ -59,7 +59,7 @@ from tests.kit.record_kit import (
 
 RECORDS = helpers.ROOT / "records"
 slow = pytest.mark.slow
-sandboxed = pytest.mark.skipif(not record_kit.HAS_SANDBOX, reason=record_kit.NO_SANDBOX)
+sandboxed = pytest.mark.sandbox
 
 
 @pytest.fixture(scope="session")
@@ -526,7 +526,6 @@ def test_nobody_must_beat_a_disputed_record(kit, tmp_path):
 
 # --- training again ---------------------------------------------------------------------------------------
 
-sandboxed = pytest.mark.skipif(not record_kit.HAS_SANDBOX, reason=record_kit.NO_SANDBOX)
 SPY = """
 import json, os, pathlib, socket, sys
 
@@ -589,7 +588,7 @@ def test_a_seed_that_is_trained_again_comes_back_bit_for_bit(kit, tmp_path, ofte
 
 @slow
 @sandboxed
-@pytest.mark.skipif(cgroups.find() is None, reason="no cgroups: nothing is ranked")
+@pytest.mark.cgroups
 def test_the_judge_trains_the_real_script_and_ranks_it(kit, tmp_path, often):
     """The preset smoke on a copy of the floppy's track: fresh seeds, and torch's own count of one of them."""
     folder = kit.copy(tmp_path)

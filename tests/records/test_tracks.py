@@ -26,7 +26,6 @@ from records.archive.verdicts import read_verdicts
 from records.board import __main__ as board
 from records.referee import __main__ as referee
 from records.referee import compressors
-from records.sandbox import cgroups
 from records.verify import __main__ as verify
 from records.verify import judging, retrain
 from tests.kit import helpers, record_kit
@@ -36,9 +35,8 @@ from tests.kit.record_kit import edit_json
 
 HERE = [compressors.ZLIB, compressors.BZIP2, compressors.BROTLI, compressors.XZ, compressors.PPMD]
 HERE += [compressors.zstd(), compressors.zstd(b"what the reader has")]
-bounded = pytest.mark.skipif(
-    not record_kit.HAS_SANDBOX or cgroups.find() is None, reason="no bubblewrap or no cgroups: nothing ranks"
-)
+sandboxed = pytest.mark.sandbox
+bounded = pytest.mark.cgroups
 needs_zpaq = pytest.mark.skipif(not shutil.which("zpaq"), reason="no zpaq: apt-get install zpaq")
 
 
@@ -238,6 +236,7 @@ def team(tmp_path_factory):
 
 
 @pytest.mark.slow
+@sandboxed
 @bounded
 def test_a_track_of_two_devices_judges_a_record_whose_artifacts_are_not_kept(team, tmp_path, monkeypatch):
     """From nulls to a first place: filled, trained by torchrun, frozen, verified, judged, on the board."""
@@ -270,6 +269,7 @@ def test_a_track_of_two_devices_judges_a_record_whose_artifacts_are_not_kept(tea
 
 
 @pytest.mark.slow
+@sandboxed
 @bounded
 def test_a_seed_of_two_devices_comes_back_and_one_process_counts_its_operations(team, tmp_path, monkeypatch):
     monkeypatch.setattr(retrain, "CHECKPOINT_SECONDS", 0.02)
@@ -281,6 +281,7 @@ def test_a_seed_of_two_devices_comes_back_and_one_process_counts_its_operations(
 
 
 @pytest.mark.slow
+@sandboxed
 @bounded
 def test_a_script_that_fails_in_a_room_of_two_devices_has_its_own_words_in_the_verdict(team, tmp_path):
     record = team.copy(tmp_path)
