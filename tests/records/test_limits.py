@@ -263,7 +263,8 @@ def test_the_files_of_version_2_are_read_and_written(tmp_path):
 
 @sandboxed
 def test_a_full_machine_says_nothing_of_a_record(stand, tmp_path, monkeypatch):
-    job = stand.job(stand.foreign(tmp_path / "honest"))
+    slow = "import time\ntime.sleep(1)\n"  # so that the watchdog looks before it ends
+    job = stand.job(stand.foreign(tmp_path / "honest", slow))
 
     class Full:
         available = 1 << 20
