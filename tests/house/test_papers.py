@@ -103,6 +103,8 @@ def test_options_in_commands_are_options_of_our_tools(paper):
 def test_the_workflow_runs_what_the_readme_says():
     path = ".github/workflows/tests.yml"
     assert "- run: .ci/run\n" in text_of(path) and "permissions:\n  contents: read\n" in text_of(path)
+    assert "setting: user.max_user_namespaces=0\n" in text_of(path), "nobody runs the tests on a bare machine"
+    assert "install" not in text_of(path) + text_of(".ci/run"), "what the command needs stands in the command"
 
 
 # --- the bigram -------------------------------------------------------------------------------------------
