@@ -2,7 +2,7 @@
 
     python train_gpt.py                                        one process, on a GPU or a CPU
     torchrun --standalone --nproc_per_node=8 train_gpt.py      one process for each GPU
-    PRESET=smoke ITERATIONS=20 python train_gpt.py             every setting is an environment variable
+    PRESET=minute python train_gpt.py                          every setting is an environment variable
     DRY_RUN=1 python train_gpt.py                              settings, parameters and size, then stop
 
 Exit codes: 0 done, 2 bad setting, 3 bad data or tokenizer, 4 artifact over its byte budget, 16 stopped by
@@ -27,6 +27,7 @@ import resource
 import signal
 import sys
 import time
+import timeit
 import types
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -37,56 +38,51 @@ from typing import Any, NamedTuple
 import numpy as np
 import safetensors.numpy
 import sentencepiece
-
-if __name__ == "__main__":  # read when torch loads: waiting threads soon sleep, for other programs' sake
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.benchmark import Timer
+from torch.nn.attention.varlen import varlen_attn
 from tqdm import tqdm
 
-Arrays = dict[str, np.ndarray]
+Arrays = dict[str, np.ndarray]  # by tensor name
 Facts = dict[str, Any]  # that JSON can hold
-sha256 = lambda blob: hashlib.sha256(blob).hexdigest()
+Function = Callable[..., Any]
+sha256: Function = lambda blob: hashlib.sha256(blob).hexdigest()
 
 
-class SettingError(ValueError):  # does not parse, is impossible, or looks misspelt
-    exit_code = 2
+class SettingError(ValueError): ...  # does not parse, is impossible, or looks misspelt
 
 
-class DataError(ValueError):  # shard, tokenizer, artifact or checkpoint damaged, or not of one kind
-    exit_code = 3
+class DataError(ValueError): ...  # shard, tokenizer, artifact or checkpoint damaged, or not of one kind
 
 
 # --- settings: one table of environment variables; a preset is a row of other defaults --------------------
 
 FLOPPY = (
-    {"data_path": "./data/datasets/demo_sp1024", "tokenizer_path": "./data/tokenizers/demo_1024_bpe.model"}
-    | {"num_layers": 4, "model_dim": 192, "num_heads": 3, "num_kv_heads": 1, "qk_gain_init": 4.0}
-    | {"key_shift": 1.0, "short_window": 128, "exclusive_attention": True, "mlp_leak": 0.5}
-    | {"doc_tokens": 16384, "train_seq_len": 1024, "train_batch_tokens": 8192, "batch_slots": 8}
-    | {"iterations": 100000, "max_wallclock_seconds": 0.0, "max_flops": 1e14, "val_batch_size": 65536}
-    | {"budget_bytes": 1474560, "code_bytes": "zlib"}
-    | {"warmdown_iters": 0.6, "warmup_steps": 2, "lr_warmup_steps": 20, "matrix_lr": 0.06}
-    | {"muon_momentum": 0.95, "muon_momentum_warmup_start": 0.85, "muon_momentum_warmup_steps": 300}
+    dict(data_path="./data/datasets/demo_sp1024", tokenizer_path="./data/tokenizers/demo_1024_bpe.model")
+    | dict(num_layers=4, model_dim=192, num_heads=3, num_kv_heads=1, qk_gain_init=4.0, matrix_lr=0.06)
+    | dict(key_shift=1.0, short_window=128, exclusive_attention=True, mlp_leak=0.5, doc_tokens=16384)
+    | dict(train_seq_len=1024, train_batch_tokens=8192, val_batch_size=65536, iterations=100000)
+    | dict(max_wallclock_seconds=0.0, max_flops=1e14, warmup_steps=2, lr_warmup_steps=20, warmdown_iters=0.6)
+    | dict(muon_momentum=0.95, muon_momentum_warmup_start=0.85, muon_momentum_warmup_steps=300)
+    | dict(budget_bytes=1474560, code_bytes="zlib")
 )
-SMOKE = (
-    {"num_layers": 3, "model_dim": 64, "num_heads": 2, "qk_gain_init": 1.5, "compile": False}
-    | {"train_seq_len": 128, "train_batch_tokens": 4096, "batch_slots": 8, "doc_tokens": 0}
-    | {"short_window": 0, "val_loss_every": 0, "val_tokens_limit": 65536, "train_log_every": 10}
-    | {"iterations": 60, "max_wallclock_seconds": 60.0, "max_flops": 0.0, "warmdown_iters": 0.5}
-    | {"warmup_steps": 1, "lr_warmup_steps": 5, "matrix_lr": 0.02, "muon_momentum_warmup_steps": 30}
+MINUTE = FLOPPY | (
+    dict(num_layers=2, model_dim=128, num_heads=2, short_window=0, qk_gain_init=1.5, matrix_lr=0.04)
+    | dict(train_seq_len=128, train_batch_tokens=1024, eval_seq_len=320, max_flops=3e12, compile=False)
+    | dict(warmup_steps=1, lr_warmup_steps=5, warmdown_iters=0.5, muon_momentum_warmup_steps=30)
+    | dict(val_loss_every=0, train_log_every=10)
 )
-PRESETS = {"10min_16mb": {}, "floppy": FLOPPY, "smoke": FLOPPY | SMOKE}
+SMOKE = MINUTE | dict(doc_tokens=0, eval_seq_len=0, iterations=60, max_flops=0.0, val_tokens_limit=65536)
+PRESETS: dict[str, Facts] = {"10min_16mb": {}, "floppy": FLOPPY, "minute": MINUTE, "smoke": SMOKE}
 RUN_NAME = r"([\w-][\w.-]{0,99})?"
 LARGE = 1e300  # no limit; infinity is no value of a setting
 
 
 def var(default: Any, doc: str, low: float = -LARGE, high: float = LARGE, **flags: Any) -> Any:
-    """A row of the settings table. pick: all values it takes; free: a resumed run may change it."""
-    return dataclasses.field(default=default, metadata={"doc": doc, "low": low, "high": high, **flags})
+    """A row of the settings table. choices: all values it takes; free: a resumed run may change it."""
+    return dataclasses.field(default=default, metadata=dict(doc=doc, low=low, high=high, **flags))
 
 
 free = functools.partial(var, free=True)
@@ -96,16 +92,15 @@ free = functools.partial(var, free=True)
 class Settings:
     """Every setting, read once. Its environment variable is the field's name in upper case."""
 
-    preset: str = free("10min_16mb", "row of defaults; unset, without CUDA: floppy", pick=(*PRESETS,))
+    preset: str = free("10min_16mb", "row of defaults; unset, without CUDA: floppy", choices=(*PRESETS,))
     dry_run: bool = free(False, "print settings, parameters and planned bytes, then stop")
     data_path: str = free("./data/datasets/fineweb10B_sp1024", "folder of *_train_*.bin and *_val_*.bin")
     tokenizer_path: str = free("./data/tokenizers/fineweb_1024_bpe.model", "SentencePiece model file")
-    data_order: str = var("shuffled", "of training windows", pick=("shuffled", "sequential"))
     doc_tokens: int = var(0, "train on documents of at most so many tokens; 0: on all", 0)
     run_id: str = free("", "name of the run's folder under logs/; empty: date, time and process id")
     seed: int = var(1337, "draws the start weights and the data order", 0)
-    device: str = free("auto", "where to compute", pick=("auto", "cuda", "cpu"))
-    dtype: str = var("auto", "of products; auto: the faster, measured", pick=("auto", "bfloat16", "float32"))
+    device: str = free("auto", "where to compute", choices=("auto", "cuda", "cpu"))
+    dtype: str = var("auto", "of products; auto: by the hardware", choices=("auto", "bfloat16", "float32"))
     compile: bool = free(True, "compile the model where that works")
     val_batch_size: int = free(524288, "validation tokens of one forward pass over all slots", 1)
     val_loss_every: int = free(1000, "steps between validations on the first eight batches; 0: at the end", 0)
@@ -135,14 +130,11 @@ class Settings:
     exclusive_attention: bool = var(False, "leave out what attention says along a token's own value")
     mlp_mult: int = var(2, "hidden width of the MLP in model widths", 1)
     mlp_leak: float = var(0.0, "slope of the MLP's units below zero, before the square", 0, 1)
-    tie_embeddings: bool = var(True, "the output matrix is the token embedding")
     rope_base: float = var(10000.0, "longest wavelength of the rotary positions over 2 pi", 1)
     logit_softcap: float = var(30.0, "c in c tanh(z / c)", 1e-3)
     qk_gain_init: float = var(1.5, "start of the learned gain of each query head")
-    embed_lr: float = var(0.6, "Adam rate of an untied embedding", 0)
-    head_lr: float = var(0.008, "Adam rate of an untied output matrix", 0)
-    tied_embed_lr: float = var(0.03, "Adam rate of a tied embedding", 0)
-    tied_embed_init_std: float = var(0.005, "start of a tied embedding", 0)
+    tied_embed_lr: float = var(0.03, "Adam rate of the embedding", 0)
+    tied_embed_init_std: float = var(0.005, "standard deviation of the embedding at the start", 0)
     matrix_lr: float = var(0.02, "Muon rate of the blocks' matrices", 0)
     scalar_lr: float = var(0.02, "Adam rate of vectors and scalars", 0)
     muon_momentum: float = var(0.99, "momentum of Muon", 0, 0.99999)
@@ -152,74 +144,70 @@ class Settings:
     beta1: float = var(0.9, "Adam, first moment", 0, 0.99999)
     beta2: float = var(0.95, "Adam, second moment", 0, 0.99999)
     adam_eps: float = var(1e-8, "Adam, added to the root of the second moment", 0)
-    grad_clip_norm: float = var(0.0, "largest norm of the whole gradient; 0: off", 0)
     budget_bytes: int = var(16000000, "most bytes of artifact and code together", 1)
-    code_bytes: str = var("raw", "how the script counts: its size, or at zlib level 9", pick=("raw", "zlib"))
+    code_bytes: str = var("raw", "how the script counts: raw, or at zlib level 9", choices=("raw", "zlib"))
 
     slot_tokens = property(lambda s: s.train_batch_tokens // s.batch_slots)
     head_dim = property(lambda s: s.model_dim // s.num_heads)
     eval_window = property(lambda s: s.eval_seq_len or s.train_seq_len)
+    eval_rows = property(lambda s: max(1, s.val_batch_size // s.batch_slots // s.eval_window))
     windows = property(lambda s: [s.short_window or math.inf] * (s.num_layers - 1) + [math.inf])
-    plan = functools.cached_property(lambda s: Plan(s))
 
 
 ROWS = {row.name: row for row in dataclasses.fields(Settings)}
-TAKES = {"int": "a whole number", "float": "a number", "bool": "0 or 1", "str": "a text"}
+KINDS: Facts = {"int": (int, "a whole number"), "float": (float, "a number")}
+KINDS["bool"] = (["0", "1"].index, "0 or 1")
 
 
-def parse_setting(row: dataclasses.Field, text: str) -> Any:
+def parse_setting(name: str, text: str) -> Any:
     """The value of one environment variable. Raises SettingError naming what it takes."""
-    low, high, pick = (row.metadata.get(key) for key in ("low", "high", "pick"))
-    value, good = text, not pick or text in pick
-    if row.type == "bool":
-        value, good = text == "1", text in ("0", "1")
-    elif row.type != "str":
-        try:  # Python also reads 1_0, and digits of other scripts
-            value = int(text) if row.type == "int" else float(text)
-            good = low <= value <= high and text.isascii() and "_" not in text
-        except ValueError:
-            good = False
-    if not good:
-        takes = "one of " + ", ".join(pick) if pick else TAKES[row.type]
-        takes += f" from {low:g}" if low > -LARGE else ""
-        takes += f" to {high:g}" if high < LARGE else ""
-        raise SettingError(f"{row.name.upper()}={text!r}: takes {takes}")
-    return value
+    kind, about = str(ROWS[name].type), ROWS[name].metadata
+    low, high, choices = about["low"], about["high"], about.get("choices")
+    if kind == "str" and (not choices or text in choices):
+        return text
+    parse, takes = KINDS.get(kind, (float, f"one of {', '.join(choices or ())}"))
+    with contextlib.suppress(ValueError):  # Python also reads 1_0, and digits of other scripts
+        value = parse(text)
+        if low <= value <= high and re.fullmatch("[0-9.eE+-]+", text):
+            return bool(value) if kind == "bool" else value
+    takes += f" from {low:g}" if low > -LARGE else ""
+    takes += f" to {high:g}" if high < LARGE else ""
+    raise SettingError(f"{name.upper()}={text!r}: takes {takes}")
+
+
+def format_value(value: Any) -> str:
+    """A setting's value as the text that parse_setting reads."""
+    text = str(int(value) if isinstance(value, bool) else value)
+    return text.removesuffix(".0") if isinstance(value, float) else text
 
 
 def load_settings(env: Mapping[str, str], default_preset: str) -> tuple[Settings, dict[str, str]]:
     """The settings, and the origin of each: 'preset' or 'environment'. Raises SettingError."""
-    names = {name.upper() for name in ROWS}
+    names = {name.upper(): name for name in ROWS}
     for name in sorted(env.keys() - names - {"COMPILER", "MODEL_DIR"}):  # the last are other programs' own
         for meant in difflib.get_close_matches(name.upper(), names, 1, cutoff=0.85):  # ITERATION, num_layers
             raise SettingError(f"{name}={env[name]!r} is no setting, {meant} is: write that or unset it")
-    preset = parse_setting(ROWS["preset"], env.get("PRESET", default_preset))
-    given = {name: parse_setting(row, env[name.upper()]) for name, row in ROWS.items() if name.upper() in env}
-    s = Settings(**PRESETS[preset] | {"preset": preset} | given)
+    given = {name: parse_setting(name, env[upper]) for upper, name in names.items() if upper in env}
+    preset = given.get("preset", default_preset)
+    s = Settings(**(PRESETS[preset] | {"preset": preset} | given))
     check_settings(s)
     return s, {name: "environment" if name in given else "preset" for name in ROWS}
 
 
-def check_settings(s: Settings):
+def check_settings(s: Settings) -> None:
     """Refuse values that are possible alone but not together. Raises SettingError."""
     unit = s.batch_slots * s.train_seq_len
-    for name, good, takes in (
+    step = step_flops(s, s.train_seq_len, s.batch_slots)
+    for name, valid, takes in (
         ("num_heads", s.model_dim % (2 * s.num_heads) == 0, f"a divisor of half of MODEL_DIM={s.model_dim}"),
         ("num_kv_heads", s.num_heads % s.num_kv_heads == 0, f"a divisor of NUM_HEADS={s.num_heads}"),
         ("train_batch_tokens", s.train_batch_tokens % unit == 0, f"a multiple of {unit}, a sequence a slot"),
-        ("doc_tokens", not s.doc_tokens or s.data_order == "shuffled", "0 with DATA_ORDER=sequential"),
         ("run_id", re.fullmatch(RUN_NAME, s.run_id), "100 letters, digits, . _ - at most, the first no ."),
         ("val_tokens_limit", s.val_tokens_limit != 1, "0 or at least 2: the first token is not scored"),
-        ("max_flops", s.plan.steps > 0, f"0 or at least those of a step, {s.plan.flops[0]}"),
+        ("max_flops", not 0 < s.max_flops < step, f"0 or at least those of a step, {step}"),
     ):
-        if not good:
-            raise SettingError(f"{name.upper()}={show(getattr(s, name))}: takes {takes}")
-
-
-def show(value: Any) -> str:
-    if isinstance(value, float):
-        return repr(value).removesuffix(".0")
-    return str(int(value) if isinstance(value, bool) else value)
+        if not valid:
+            raise SettingError(f"{name.upper()}={format_value(getattr(s, name))}: takes {takes}")
 
 
 # --- parameters and plan: everything that is learned, and what each step consists of ----------------------
@@ -230,37 +218,45 @@ class Param(NamedTuple):
 
     name: str
     shape: tuple[int, ...]
-    init: str  # normal, uniform (by scale), constant, or last: of the last layer, else 0
+    init: str  # normal, uniform, constant, or last: of the last layer, else 0
     scale: float
     group: str  # matrix: updated by Muon, products in the compute dtype; others: by Adam
     lr: float
-    parts: tuple[int, ...] = ()  # rows of the matrices in each layer of it
+    parts: list[int] = []  # rows of the matrices in each layer of it  # noqa: RUF012
     layered: bool = True
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
 
 
 def parameter_table(s: Settings) -> list[Param]:
     """All parameters in storage order, matrices first; qkv holds three matrices, [out, in]."""
     layers, dim, hidden = s.num_layers, s.model_dim, s.mlp_mult * s.model_dim
     kv_dim = s.head_dim * s.num_kv_heads
-    qkv = (dim, kv_dim, kv_dim)
     bound = dim**-0.5  # uniform in +-1/sqrt(fan in), as usual for a linear layer
+    table = []
     # What a block adds to the stream starts at zero, so deep models train from step 0 (Zhang et al. 2019).
-    table = [
-        Param("qkv", (layers, sum(qkv), dim), "uniform", bound, "matrix", s.matrix_lr, qkv),
-        Param("attn_out", (layers, dim, dim), "constant", 0.0, "matrix", s.matrix_lr, (dim,)),
-        Param("mlp_up", (layers, hidden, dim), "uniform", bound, "matrix", s.matrix_lr, (hidden,)),
-        Param("mlp_down", (layers, dim, hidden), "constant", 0.0, "matrix", s.matrix_lr, (dim,)),
-    ]
-    vocab = (s.vocab_size, dim)
-    std, lr = (s.tied_embed_init_std, s.tied_embed_lr) if s.tie_embeddings else (1.0, s.embed_lr)
-    table.append(Param("tok_emb", vocab, "normal", std, "embed", lr, layered=False))
-    if not s.tie_embeddings:  # tied: Press and Wolf 2017
-        table.append(Param("head", vocab, "constant", 0.0, "head", s.head_lr, layered=False))
-    for name, start in {"attn_scale": 1.0, "mlp_scale": 1.0, "mix_x": 1.0, "mix_x0": 0.0}.items():
-        table.append(Param(name, (layers, dim), "constant", start, "vector", s.scalar_lr))
-    if s.key_shift:
-        table.append(Param("key_shift", (layers, kv_dim), "last", s.key_shift, "vector", s.scalar_lr))
-    table.append(Param("q_gain", (layers, s.num_heads), "constant", s.qk_gain_init, "vector", s.scalar_lr))
+    for name, init, scale, columns, rows in (
+        ("qkv", "uniform", bound, dim, (dim, kv_dim, kv_dim)),
+        ("attn_out", "constant", 0.0, dim, (dim,)),
+        ("mlp_up", "uniform", bound, dim, (hidden,)),
+        ("mlp_down", "constant", 0.0, hidden, (dim,)),
+    ):
+        shape = (layers, sum(rows), columns)
+        table.append(Param(name, shape, init, scale, "matrix", s.matrix_lr, [*rows]))
+    std, lr = s.tied_embed_init_std, s.tied_embed_lr
+    table.append(Param("tok_emb", (s.vocab_size, dim), "normal", std, "embed", lr, layered=False))
+    for name, init, scale, width in (
+        ("attn_scale", "constant", 1.0, dim),
+        ("mlp_scale", "constant", 1.0, dim),
+        ("mix_x", "constant", 1.0, dim),
+        ("mix_x0", "constant", 0.0, dim),
+        ("key_shift", "last", s.key_shift, kv_dim),  # in the last layer alone: 0.013 bits per byte better
+        ("q_gain", "constant", s.qk_gain_init, s.num_heads),
+    ):
+        if name != "key_shift" or s.key_shift:
+            table.append(Param(name, (layers, width), init, scale, "vector", s.scalar_lr))
     skips = (layers // 2, dim)
     return [*table, Param("skip_weight", skips, "constant", 1.0, "vector", s.scalar_lr, layered=False)]
 
@@ -279,85 +275,78 @@ def draw(param: Param, seed: int) -> np.ndarray:
     return unit * np.float32(param.scale)
 
 
-class Step(NamedTuple):
-    """What one optimizer step consists of, and all steps before it."""
-
+class Step(NamedTuple):  # what one optimizer step consists of, and what was before it
+    number: int  # from 0
     seq_len: int  # tokens of a sequence; divides those of a slot
     slots: int  # of the batch; the number of ranks divides it
     slots_before: int
-    flops_before: int
+    flops: int
+    progress: float  # from 0 to 1: the larger share of ITERATIONS and of MAX_FLOPS
+    momentum: float  # Muon's
 
 
 class Plan:
-    """The shape of each step, and how many there are: as many as ITERATIONS and MAX_FLOPS allow."""
+    """The steps of a run, as many as ITERATIONS and MAX_FLOPS allow, and their rates."""
 
-    def __init__(self, s: Settings):
+    def __init__(self, s: Settings) -> None:
         self.s = s
-        # Parts of the run whose steps have one shape: share of all steps at its end, seq_len, slots.
+        # Until which share of the progress, sequence length, slots: one row for each shape that a run has.
         self.stages = [(1.0, s.train_seq_len, s.batch_slots)]
-        self.flops = [step_flops(s, seq_len, slots) for _, seq_len, slots in self.stages]
-        self.steps = s.iterations
-        if s.max_flops:
-            shares = np.diff([until for until, *_ in self.stages], prepend=0.0)
-            self.steps = min(self.steps, int(s.max_flops // np.dot(shares, self.flops)))
-        while s.max_flops and self.step(self.steps).flops_before > s.max_flops:
-            self.steps -= 1  # the end of a stage was rounded up
+        self.num_steps = sum(1 for _ in self.steps()) if s.max_flops else s.iterations
 
-    def step(self, number: int) -> Step:
-        """The step of this number. The one after the last says what the whole run was."""
-        first, slots_before, flops_before = 0, 0, 0
-        for (until, seq_len, slots), flops in zip(self.stages, self.flops):
-            end = round(until * self.steps) if until < 1 else math.inf
-            done = min(number, end) - first
-            slots_before += done * slots
-            flops_before += done * flops
-            if number < end:
-                return Step(seq_len, slots, slots_before, flops_before)
-            first = end
+    def steps(self) -> Iterator[Step]:
+        s = self.s
+        slots_before, flops_before = 0, 0
+        flops_of = functools.cache(functools.partial(step_flops, s))
+        for number in range(s.iterations):
+            progress = max(number / s.iterations, flops_before / (s.max_flops or math.inf))
+            seq_len, slots = next(shape for until, *shape in self.stages if progress <= until)
+            flops = flops_of(seq_len, slots)
+            if s.max_flops and flops_before + flops > s.max_flops:
+                break
+            risen = min(1.0, number / s.muon_momentum_warmup_steps) if s.muon_momentum_warmup_steps else 1.0
+            momentum = (1 - risen) * s.muon_momentum_warmup_start + risen * s.muon_momentum
+            yield Step(number, seq_len, slots, slots_before, flops, progress, momentum)
+            slots_before += slots
+            flops_before += flops
 
-    def lr_multiplier(self, step: int, elapsed: float) -> float:
+    def lr_multiplier(self, step: Step, elapsed: float) -> float:
         """Linear rise, constant, linear fall to 0 over the last part of the run's operations or seconds."""
         s = self.s
-        by_flops = self.step(step).flops_before / self.step(self.steps).flops_before
-        progress = max(by_flops, elapsed / (s.max_wallclock_seconds or math.inf))
-        part = s.warmdown_iters if s.warmdown_iters < 1 else s.warmdown_iters / self.steps
-        rise = min(1.0, (step + 1) / max(s.lr_warmup_steps, 1))
+        progress = max(step.progress, elapsed / (s.max_wallclock_seconds or math.inf))
+        # A share of the run, so a slow machine, too, has its full rate before the fall begins.
+        part = s.warmdown_iters if s.warmdown_iters < 1 else s.warmdown_iters / s.iterations
+        rise = min(1.0, (step.number + 1) / max(s.lr_warmup_steps, 1))
         fall = min(1.0, max(0.0, 1.0 - progress) / part) if part else 1.0
         return rise * fall
 
-    def muon_momentum(self, step: int) -> float:
-        s = self.s
-        done = min(1.0, step / s.muon_momentum_warmup_steps) if s.muon_momentum_warmup_steps else 1.0
-        return (1 - done) * s.muon_momentum_warmup_start + done * s.muon_momentum
-
 
 def step_flops(s: Settings, seq_len: int, slots: int) -> int:
-    """Operations of a training step: 2 m n k for each product, forward, backward and of the optimizer.
-
-    A weight is in three products of a token, a query with a key in six. Newton-Schulz counts on one rank.
-    """
-    weights, newton_schulz = s.vocab_size * s.model_dim, 0  # of the output matrix
+    """Operations of a training step: 2 m n k for each product, forward, backward and of one optimizer."""
+    # A weight is in three products of a token, a query with a key in six.
+    weights = s.vocab_size * s.model_dim  # of the output matrix
+    newton_schulz = 0
     for param in parameter_table(s):
         if param.group == "matrix":
-            weights += math.prod(param.shape)
-            for rows in param.parts:
-                low, high = sorted((rows, param.shape[2]))
-                products = 4 * low * low * high + 2 * low**3  # of the short side, [low, high]
-                newton_schulz += s.num_layers * products
+            weights += param.size
+        for rows in param.parts:
+            short, long = sorted((rows, param.shape[2]))
+            products = 4 * short * short * long + 2 * short**3
+            newton_schulz += s.num_layers * products
     # A block of queries meets its own keys, and those before it that are in its first query's window.
     starts = np.arange(0, seq_len, query_block(s.num_heads // s.num_kv_heads))
     sizes = np.diff(starts, append=seq_len)
     pairs = sum(int(sizes @ (sizes + np.minimum(starts, window))) for window in s.windows)
     sequence = 6 * weights * seq_len + 12 * s.model_dim * pairs
-    sequences = slots * s.slot_tokens // seq_len
+    sequences: int = slots * s.slot_tokens // seq_len
     return sequences * sequence + s.muon_backend_steps * newton_schulz
 
 
 # --- model: B batch, T tokens, D width, H heads, G key-value heads, R = H / G, K head width, V vocabulary --
 
-# Queries that attention multiplies at once with the keys up to their last: 256 rows fill a product's tiles.
-query_block = lambda heads_a_key: max(128, 256 // max(heads_a_key, 1))
 NORM_EPS = 1e-6  # written down: the default of rms_norm differs between torch versions
+# Queries that attention multiplies at once: with the heads that share a key, 256 rows fill a product's tiles.
+query_block: Function = lambda heads_per_key: max(128, 256 // max(heads_per_key, 1))
 Weights = dict[str, Tensor]  # by parameter name
 Rope = tuple[Tensor, Tensor]
 
@@ -374,203 +363,222 @@ def rope_tables(s: Settings, device: torch.device, length: int) -> Rope:
     frequencies = s.rope_base ** (-pairs / s.head_dim)
     positions = torch.arange(length, dtype=torch.float64)
     angles = torch.outer(positions, frequencies)[:, None]
-    angles = torch.cat([angles, -angles], -1)
+    angles = torch.cat([angles, -angles], dim=-1)
     return angles.cos().float().to(device), angles.sin().float().to(device)
 
 
 def norm_and_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """RMS-normalise each head and turn its pairs (first half, second half) by the angle of their position."""
     x = rms_norm(x)
-    swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
+    first, second = x.chunk(2, dim=-1)
+    swapped = torch.cat([second, first], dim=-1)
     return x * cos + swapped * sin
 
 
 def attention(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, window: float) -> Tensor:
     """Causal softmax attention of a query to its last `window` keys, at scale 1 / sqrt(K): of q's shape."""
-    # A group of queries shares a key (Ainslie et al. 2023); a window is short or all (Beltagy et al. 2020).
-    if q_BTGRK.device.type == "cpu" or q_BTGRK.dtype == torch.float32 or q_BTGRK.size(-1) % 8:
+    # A group of R queries shares a key (Ainslie et al. 2023); a window is short or all (Beltagy et al. 2020).
+    batch, tokens, _, heads_per_key, _ = q_BTGRK.shape
+    if q_BTGRK.device.type != "cuda" or q_BTGRK.dtype == torch.float32:
         return attention_by_blocks(q_BTGRK, k_BTGK, v_BTGK, window)
-    q, tokens = q_BTGRK.flatten(2, 3), q_BTGRK.size(1)
-    if window < tokens:  # FlashAttention 2 (Dao 2023) has windows, torch's function for all kernels has none
-        causal = k_BTGK, v_BTGK, None, None, tokens, tokens, 0.0, True, False
-        flash = torch.ops.aten._flash_attention_forward
-        return flash(q, *causal, window_size_left=window - 1, window_size_right=0)[0].view_as(q_BTGRK)
-    q, k, v = (x.transpose(1, 2) for x in (q, k_BTGK, v_BTGK))
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    return out.transpose(1, 2).view_as(q_BTGRK)
+    if window >= tokens:
+        q, k, v = (x.transpose(1, 2) for x in (q_BTGRK.flatten(2, 3), k_BTGK, v_BTGK))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return out.transpose(1, 2).view_as(q_BTGRK)
+    # FlashAttention 2 (Dao 2023) has windows. In torch 2.11 its heads share no keys, so these are copied.
+    ends = torch.arange(0, (batch + 1) * tokens, tokens, dtype=torch.int32, device=q_BTGRK.device)
+    k, v = (x.flatten(0, 1).repeat_interleave(heads_per_key, dim=1) for x in (k_BTGK, v_BTGK))
+    q = q_BTGRK.flatten(2, 3).flatten(0, 1)
+    y = varlen_attn(q, k, v, ends, ends, tokens, tokens, window_size=(int(window) - 1, 0))
+    return y.view_as(q_BTGRK)  # type: ignore[union-attr]
 
 
 def attention_by_blocks(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, window: float) -> Tensor:
-    """attention by blocks of queries, the R heads of a group as rows, on the keys that one of them meets."""
+    """attention by blocks of queries: a step around torch's own, which has none, takes 1.4 times as long."""
     scale = q_BTGRK.size(-1) ** -0.5 * math.log2(math.e)  # softmax to base 2: exp2 is quicker than exp
-    q = (q_BTGRK * scale).transpose(1, 2).contiguous()  # else bmm copies a slice of each
-    k = k_BTGK.transpose(1, 2).contiguous()
-    v = v_BTGK.transpose(1, 2).contiguous()
-    outs, end = [], 0
-    for block_BGtRK in q.split(query_block(q.size(3)), dim=2):
-        start, end = end, end + block_BGtRK.size(2)
-        queries = block_BGtRK.flatten(2, 3).flatten(0, 1)
+    q_BGTRK = (q_BTGRK * scale).transpose(1, 2).contiguous()  # else bmm copies a slice of each
+    k_BGTK = k_BTGK.transpose(1, 2).contiguous()
+    v_BGTK = v_BTGK.transpose(1, 2).contiguous()
+    positions = torch.arange(q_BTGRK.size(1), dtype=torch.int32, device=q_BTGRK.device)
+    outs = []
+    end = 0
+    for q_BGtRK in q_BGTRK.split(query_block(q_BTGRK.size(3)), dim=2):
+        start, end = end, end + q_BGtRK.size(2)
         begin = max(0, start - window)
-        keys = k[:, :, begin:end].flatten(0, 1)
-        values = v[:, :, begin:end].flatten(0, 1)
-        # Row i of the queries is head i % R at position start + i // R, and sees the keys up to there.
-        rows = torch.arange(queries.size(1), dtype=torch.int32, device=q.device)[:, None]
-        places = torch.arange(begin, end, dtype=torch.int32, device=q.device)
-        own = rows // q.size(3) + start
-        seen = places <= own
+        own_t11, places_S = positions[start:end, None, None], positions[begin:end]
+        seen_t1S = places_S <= own_t11
         if window < end - begin:
-            seen = seen & (places > own - window)
-        scores = torch.bmm(queries, keys.mT).float().where(seen, -math.inf)
+            seen_t1S = seen_t1S & (places_S > own_t11 - window)
+        queries = q_BGtRK.flatten(2, 3).flatten(0, 1)  # the heads of a group as rows of one product
+        keys = k_BGTK[:, :, begin:end].flatten(0, 1)
+        values = v_BGTK[:, :, begin:end].flatten(0, 1)
+        scores = torch.bmm(queries, keys.mT).float().view(-1, *q_BGtRK.shape[2:4], end - begin)
+        scores = scores.where(seen_t1S, -math.inf).flatten(1, 2)
         largest = scores.detach().amax(-1, keepdim=True)
-        weight = torch.exp2(scores - largest).to(v.dtype)
+        weight = torch.exp2(scores - largest).to(values.dtype)
         total = weight.sum(-1, keepdim=True, dtype=torch.float32)
         out = torch.bmm(weight, values).float() / total
-        outs.append(out.to(v.dtype).view_as(block_BGtRK))
+        outs.append(out.to(values.dtype).view_as(q_BGtRK))
     return torch.cat(outs, 2).transpose(1, 2)
 
 
 class Cache:
     """What one layer keeps of the tokens before: their keys and values, a ring of the last T positions."""
 
-    def __init__(self, s: Settings, rows: int, machine: Machine, window: float):
-        shape = rows, s.num_kv_heads, min(window, s.eval_window), s.head_dim  # [B, G, T, K]
+    def __init__(self, s: Settings, rows: int, machine: Machine, window: float) -> None:
+        shape = (rows, s.num_kv_heads, int(min(window, s.eval_window)), s.head_dim)  # [B, G, T, K]
         self.keys = torch.empty(shape, dtype=machine.dtype, device=machine.device)
         self.values = torch.empty_like(self.keys)
-        self.last_key = None  # [B, 1, G, K] of the token before, as it was before it was mixed
+        self.last_key: Tensor | None = None  # [B, 1, G, K] of the token before, before it was mixed
         self.position = 0  # of the token that comes; at 0 all is forgotten
 
+    def attend(self, q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
+        """attention of one token, T = 1, to itself and what is kept."""
+        place = self.position % self.keys.size(2)
+        self.keys[:, :, place] = k_BTGK[:, 0]
+        self.values[:, :, place] = v_BTGK[:, 0]
+        self.position += 1
+        keys, values = self.keys[:, :, : self.position], self.values[:, :, : self.position]
+        return F.scaled_dot_product_attention(q_BTGRK[:, 0], keys, values)[:, None]
 
-def cached_attention(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, cache: Cache) -> Tensor:
-    """attention of one token, T = 1, to itself and what its cache holds."""
-    place = cache.position % cache.keys.size(2)
-    cache.keys[:, :, place] = k_BTGK[:, 0]
-    cache.values[:, :, place] = v_BTGK[:, 0]
-    cache.position += 1
-    held = cache.keys[:, :, : cache.position], cache.values[:, :, : cache.position]
-    return F.scaled_dot_product_attention(q_BTGRK[:, 0], *held)[:, None]
 
-
-def mix_before(k_BTGK: Tensor, share_GK: Tensor, cache: Cache | None) -> Tensor:
+def kv_shift(k_BTGK: Tensor, share_GK: Tensor, cache: Cache | None) -> Tensor:
     """Keys in float32, each mixed with the one before: induction (Olsson et al. 2022) in a single layer."""
+    # KV-shifting attention (Xu et al. 2024, arXiv:2411.19574), and RWKV's token shift (Peng et al. 2023).
     before = F.pad(k_BTGK, (0, 0, 0, 0, 1, -1))  # zeros before the first
     if cache:
-        before = cache.last_key if cache.position else before
+        before = before if cache.last_key is None else cache.last_key
         cache.last_key = k_BTGK
     return torch.lerp(k_BTGK.float(), before.float(), share_GK)
 
 
-def block(
-    s: Settings, x: Tensor, x0: Tensor, rope: Rope, w: Weights, window: float, cache: Cache | None
-) -> Tensor:
-    """One pre-norm transformer block, [B, T, D] to the same; vectors among its weights act in float32."""
-    dtype = x.dtype
+def remove_own_value(y_BTGRK: Tensor, v_BTGK: Tensor) -> Tensor:
+    """What attention found, float32, without its part along each token's own value."""
+    # Exclusive self-attention (Zhai 2026, arXiv:2603.09078): the residual stream already holds that value.
+    own_BTG1K = F.normalize(v_BTGK.float(), dim=-1).unsqueeze(3)
+    along = (y_BTGRK * own_BTG1K).sum(-1, keepdim=True)
+    return y_BTGRK - along * own_BTG1K
+
+
+def attend(s: Settings, x: Tensor, rope: Rope, w: Weights, window: float, cache: Cache | None) -> Tensor:
+    """The attention of a block, [B, T, D] in the compute dtype to the same."""
     cos, sin = rope
-    x = w["mix_x"] * x + w["mix_x0"] * x0  # each block may look at the embedding (modded-nanogpt, 2024)
-    qkv = F.linear(rms_norm(x).to(dtype), w["qkv"]).unflatten(2, (-1, s.head_dim))
-    q, k, v = qkv.split((s.num_heads, s.num_kv_heads, s.num_kv_heads), dim=2)
-    q = q.unflatten(2, (s.num_kv_heads, -1))  # (G, R): over H Inductor vectorizes no loop
+    qkv = F.linear(x, w["qkv"]).view(*x.shape[:2], -1, s.head_dim)
+    q, k, v = torch.split(qkv, [s.num_heads, s.num_kv_heads, s.num_kv_heads], dim=2)
+    q = q.reshape(*x.shape[:2], s.num_kv_heads, -1, s.head_dim)  # over H Inductor vectorizes no loop
     # Normed queries and keys keep logits small (Henry et al. 2020); a gain for each head sharpens them.
     gain = w["q_gain"].view(s.num_kv_heads, -1, 1)
-    q = (norm_and_rotate(q, cos[:, None], sin[:, None]) * gain).to(dtype)
+    q = norm_and_rotate(q, cos[:, None], sin[:, None]) * gain
     if "key_shift" in w:
-        k = mix_before(k, w["key_shift"].view(s.num_kv_heads, -1), cache)
-    k = norm_and_rotate(k, cos, sin).to(dtype)
-    y = cached_attention(q, k, v, cache) if cache else attention(q, k, v, window)
-    if s.exclusive_attention:  # of 2026: what a token's own value says, the stream already holds
-        own_BTG1K = F.normalize(v.float(), dim=-1).unsqueeze(3)
-        y = (y - (y * own_BTG1K).sum(-1, keepdim=True) * own_BTG1K).to(dtype)
-    x = x + w["attn_scale"] * F.linear(y.flatten(2), w["attn_out"])
-    y = F.linear(rms_norm(x).to(dtype), w["mlp_up"])
-    y = F.leaky_relu(y, s.mlp_leak).square()  # So et al. 2021 without the leak, by which all units learn
-    x = x + w["mlp_scale"] * F.linear(y, w["mlp_down"])
+        k = kv_shift(k, w["key_shift"].view(s.num_kv_heads, -1), cache)
+    k = norm_and_rotate(k, cos, sin)
+    q, k = q.to(x.dtype), k.to(x.dtype)
+    y = cache.attend(q, k, v) if cache else attention(q, k, v, window)
+    if s.exclusive_attention:
+        y = remove_own_value(y, v).to(x.dtype)
+    return F.linear(y.flatten(2), w["attn_out"])
+
+
+def mlp(s: Settings, x: Tensor, w: Weights) -> Tensor:
+    """The units of a block, [B, T, D] in the compute dtype to the same."""
+    y = F.linear(x, w["mlp_up"])
+    # Relu squared (So et al. 2021), with the leak of openai/parameter-golf (#493, #518): all units learn.
+    y = F.leaky_relu(y, s.mlp_leak).square()
+    return F.linear(y, w["mlp_down"])
+
+
+def block(s: Settings, x: Tensor, x0: Tensor, rope: Rope, w: Weights, window: float, cache: Any) -> Tensor:
+    """One pre-norm transformer block, [B, T, D] to the same; vectors among its weights act in float32."""
+    dtype = x.dtype
+    x = w["mix_x"] * x + w["mix_x0"] * x0  # each block may look at the embedding (modded-nanogpt, 2024)
+    x = x + w["attn_scale"] * attend(s, rms_norm(x).to(dtype), rope, w, window, cache)
+    x = x + w["mlp_scale"] * mlp(s, rms_norm(x).to(dtype), w)
     return x.to(dtype)
 
 
 def head_logits(x: Tensor, matrix: Tensor, softcap: float, dtype: torch.dtype) -> Tensor:
     """[..., D] -> float32[..., V]: final norm, product in dtype, softcap c tanh(z / c) (Gemma 2, 2024)."""
     z = F.linear(rms_norm(x).to(dtype), matrix.to(dtype)).float()
-    m = torch.expm1((z * (2 / softcap)).clamp(max=80.0))  # tanh = m / (m + 2): its own is slow on a CPU
+    # tanh by hand, as m / (m + 2): a CPU's own makes the floppy's step 4 % slower (AMD EPYC, two cores).
+    m = torch.expm1((z * (2 / softcap)).clamp(max=80.0))
     return softcap * (m / (m + 2))
 
 
-def head_nll(x: Tensor, matrix: Tensor, targets: Tensor, softcap: float, dtype: torch.dtype) -> Tensor:
-    """float32[B, T]: cross-entropy of each target in nats."""
+def cross_entropy(x: Tensor, matrix: Tensor, targets: Tensor, softcap: float, dtype: torch.dtype) -> Tensor:
+    """float32[B, T]: nats of each target, given the last block's output."""
     logits = head_logits(x, matrix, softcap, dtype)
-    ids = torch.arange(logits.size(-1), dtype=torch.int32, device=x.device)
-    hit = ids == targets[..., None].int()
-    top = softcap if softcap <= 40 else logits.detach().amax(-1, keepdim=True)  # exp's range in float32
-    total = (logits - top).exp().sum(-1, keepdim=True).log() + top
-    return total[..., 0] - (logits * hit).sum(-1)  # a gather's backward, a scatter, is slow
+    nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+    return nats.view_as(targets)
 
 
 class GPT:
     """A U-Net of transformer blocks, all parameters of which lie in one flat float32 tensor."""
 
-    def __init__(self, s: Settings, machine: Machine):
-        self.s, self.machine, self.table = s, machine, parameter_table(s)
-        self.sizes = [math.prod(p.shape) for p in self.table]
+    def __init__(self, s: Settings, machine: Machine) -> None:
+        self.s, self.machine = s, machine
+        self.table = parameter_table(s)
+        self.sizes = [param.size for param in self.table]
         self.flat = torch.zeros(sum(self.sizes), device=machine.device, requires_grad=True)
         self.positions = functools.cache(functools.partial(rope_tables, s, machine.device))
-        self.block = machine.compiled(functools.partial(block, s))
-        self.add = machine.compiled(lambda x, weight, skip: (x + weight * skip).to(x.dtype))
-        self.head_nll = machine.compiled(head_nll)
+        self.block = machine.compiled(functools.partial(block, s))  # one graph for all layers
+        self.add_skip = machine.compiled(lambda x, weight, skip: (x + weight * skip).to(x.dtype))
+        self.cross_entropy = machine.compiled(cross_entropy)
 
     def views(self, flat: Tensor) -> Weights:
-        """A flat tensor as tensors by parameter name."""
-        return {p.name: part.view(p.shape) for p, part in zip(self.table, flat.split(self.sizes))}
+        parts = torch.split(flat, self.sizes)
+        return {param.name: part.view(param.shape) for param, part in zip(self.table, parts)}
 
     def weights(self) -> tuple[Weights, list[Weights]]:
         """By name, what is read once and what each layer reads; matrices in the compute dtype."""
-        once = {}
-        layers = [{} for _ in range(self.s.num_layers)]
-        for param, view in zip(self.table, self.views(self.flat).values()):
+        shared: Weights = {}
+        layers: list[Weights] = [{} for _ in range(self.s.num_layers)]
+        views = self.views(self.flat)
+        for param in self.table:
+            view = views[param.name]
             if param.group == "matrix":
                 view = view.to(self.machine.dtype)
             if param.layered:
                 for layer, part in zip(layers, view.unbind(0)):
                     layer[param.name] = part
             else:
-                once[param.name] = view
-        return once, layers
+                shared[param.name] = view
+        return shared, layers
 
     def trunk(self, ids: Tensor, caches: list[Cache] | None = None) -> tuple[Tensor, Tensor]:
         """int64[B, T] -> the last block's output, [B, T, D] in the compute dtype, and the output matrix."""
-        once, layers = self.weights()
+        shared, layers = self.weights()
         start = caches[0].position if caches else 0
         end = start + ids.size(1)
         cos, sin = self.positions(1 << end.bit_length())  # powers of two, so that few tables are made
         rope = cos[start:end], sin[start:end]
-        x0 = rms_norm(F.embedding(ids, once["tok_emb"])).to(self.machine.dtype)
+        x0 = rms_norm(F.embedding(ids, shared["tok_emb"])).to(self.machine.dtype)
         x = x0.view_as(x0)  # were it x0 itself, the block would be compiled once more for that case
         half = len(layers) // 2
-        outputs = []
+        outputs: list[Tensor] = []
         for i, (layer, window) in enumerate(zip(layers, self.s.windows)):
-            if i >= half and outputs:  # the second half takes up what the first left, last in first out:
-                x = self.add(x, once["skip_weight"][i - half], outputs.pop())  # Ronneberger et al. 2015
+            if i >= half and outputs:
+                # The second half takes up what the first left, last in first out (Ronneberger et al. 2015).
+                x = self.add_skip(x, shared["skip_weight"][i - half], outputs.pop())
             x = self.block(x, x0, rope, layer, window, caches[i] if caches else None)
             if i < half:
                 outputs.append(x)
-        return x, once.get("head", once["tok_emb"])
+        return x, shared["tok_emb"]  # one matrix for input and output (Press and Wolf 2017)
 
     def token_nll(self, ids: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
         """int64[B, T] and their targets -> float32[B, T], nats; the last product in dtype."""
         x, head = self.trunk(ids)
-        return self.head_nll(x, head, targets, self.s.logit_softcap, dtype)
-
-    def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """float32[]: what training minimises."""
-        return self.token_nll(ids, targets, self.machine.dtype).mean()
+        nats: Tensor = self.cross_entropy(x, head, targets, self.s.logit_softcap, dtype)
+        return nats
 
     @torch.no_grad()
     def nll(self, ids: np.ndarray) -> np.ndarray:
         """int64[B, T+1] -> float32[B, T]: nats of ids[:, 1:], each given what stands left of it."""
         tensor = torch.from_numpy(ids).to(self.machine.device)
-        return self.token_nll(tensor[:, :-1], tensor[:, 1:], torch.float32).cpu().numpy()
+        nats = self.token_nll(tensor[:, :-1], tensor[:, 1:], torch.float32)
+        return np.asarray(nats.cpu())
 
 
-# --- optimizer and training: Muon for the block matrices, Adam for everything else ------------------------
-
-MICRO_TOKENS = 8192  # slots below it share a forward pass: fewer calls, and a CPU's cache still holds them
+# --- optimizer: Muon for the block matrices, Adam for everything else; a step ------------------------------
 
 
 def newton_schulz(stack: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
@@ -591,120 +599,124 @@ def newton_schulz(stack: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
 class Optimizer:
     """One step over the flat parameters. `state`: all that the next step depends on but for its number."""
 
-    def __init__(self, s: Settings, model: GPT, machine: Machine):
-        self.s, self.machine = s, machine
-        self.matrices = [p for p in model.table if p.group == "matrix"]
-        self.matrix_sizes = [math.prod(p.shape) for p in self.matrices]
-        num_matrix = sum(self.matrix_sizes)  # the matrices stand first
-        self.sizes = [num_matrix, len(model.flat) - num_matrix]
+    def __init__(self, s: Settings, model: GPT, machine: Machine) -> None:
+        self.s, self.dtype = s, machine.dtype
+        self.matrices = [param for param in model.table if param.group == "matrix"]
+        self.matrix_sizes = [param.size for param in self.matrices]
+        self.num_matrix = sum(self.matrix_sizes)  # the matrices stand first
         weights = model.flat.detach()
-        matrices, rest = weights.split(self.sizes)
-        self.state = {"weights": weights, "momentum": torch.zeros_like(matrices)}
-        self.state |= {"moment1": torch.zeros_like(rest), "moment2": torch.zeros_like(rest)}
-        rates = torch.tensor([p.lr for p in model.table])
+        zeros = torch.zeros_like(weights)
+        matrices, rest = zeros[: self.num_matrix], zeros[self.num_matrix :]
+        self.state = {"weights": weights, "momentum": matrices, "moment1": rest, "moment2": rest.clone()}
+        rates = torch.tensor([param.lr for param in model.table])
         self.rates = rates.repeat_interleave(torch.tensor(model.sizes)).to(machine.device)
-        self.orthogonalize = machine.recorded(self.orthogonalize)
+        self.orthogonalize = machine.recorded(self.orthogonalized)
 
-    def orthogonalize(self, flat: Tensor) -> Tensor:
+    def orthogonalized(self, flat: Tensor) -> list[Tensor]:
         """Newton-Schulz on each of the matrices in a flat tensor, times sqrt(max(1, out / in))."""
         updates = []
-        for param, part in zip(self.matrices, flat.split(self.matrix_sizes)):
+        for param, part in zip(self.matrices, torch.split(flat, self.matrix_sizes)):
             done = []
-            for stack in part.view(param.shape).split(param.parts, dim=1):
+            # Matrices of one shape, of all layers, are a stack: one product for all of them.
+            for stack in torch.split(part.view(param.shape), param.parts, dim=1):
                 factor = max(1.0, stack.size(1) / stack.size(2)) ** 0.5
-                x = newton_schulz(stack, self.s.muon_backend_steps, self.machine.dtype)
+                x = newton_schulz(stack, self.s.muon_backend_steps, self.dtype)
                 done.append(x.float() * factor)
             updates.append(torch.cat(done, dim=1).flatten())
-        return torch.cat(updates)
+        return updates
 
-    def muon(self, weights: Tensor, grad: Tensor, rate: Tensor, step: int, take: Tensor):
-        """The direction of Nesterov's momentum, orthogonalized (Jordan et al. 2024)."""
-        beta = self.s.plan.muon_momentum(step)
-        momentum = self.state["momentum"]
-        momentum.mul_(torch.where(take > 0, beta, 1.0)).add_(grad)
-        weights.sub_(self.orthogonalize(grad.add(momentum, alpha=beta)) * rate)
-
-    def adam(self, weights: Tensor, grad: Tensor, rate: Tensor, step: int, take: Tensor):
-        """Kingma and Ba 2015."""
+    def adam(self, grad: Tensor, number: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Update and moments (Kingma and Ba 2015)."""
         s = self.s
-        moment1, moment2 = self.state["moment1"], self.state["moment2"]
-        moment1.lerp_(grad, take * (1 - s.beta1))
-        moment2.lerp_(grad.square(), take * (1 - s.beta2))
-        unbiased1 = moment1 / (1 - s.beta1 ** (step + 1))
-        unbiased2 = moment2 / (1 - s.beta2 ** (step + 1))
-        root = unbiased2.sqrt_().add_(s.adam_eps)
-        weights.sub_(rate * unbiased1 / root)
+        moment1 = self.state["moment1"].lerp(grad, 1 - s.beta1)
+        moment2 = self.state["moment2"].lerp(grad.square(), 1 - s.beta2)
+        unbiased1 = moment1 / (1 - s.beta1**number)
+        unbiased2 = moment2 / (1 - s.beta2**number)
+        return unbiased1 / (unbiased2.sqrt() + s.adam_eps), moment1, moment2
 
     @torch.no_grad()
-    def step(self, grad: Tensor, step: int, multiplier: float, take: Tensor):
-        """Update the weights from the flat gradient, float32; where take is 0, and it too, they stay."""
-        rates = self.rates * (take * multiplier)
-        matrices, rest = zip(*(x.split(self.sizes) for x in (self.state["weights"], grad, rates)))
-        self.muon(*matrices, step, take)
-        self.adam(*rest, step, take)
+    def step(self, grad: Tensor, step: Step, lr_mul: float, finite: Tensor) -> None:
+        """Apply the update, unless a gradient was not finite: then nothing changes."""
+        # Muon goes along Nesterov's momentum, orthogonalized (Jordan et al. 2024).
+        matrix_grad, rest_grad = grad.tensor_split([self.num_matrix])
+        momentum = step.momentum * self.state["momentum"] + matrix_grad
+        direction = self.orthogonalize(matrix_grad + step.momentum * momentum)
+        adam_update, moment1, moment2 = self.adam(rest_grad, step.number + 1)
+        update = torch.cat([*direction, adam_update])
+        weights = self.state["weights"] - lr_mul * self.rates * update
+        for old, new in zip(self.state.values(), (weights, momentum, moment1, moment2)):
+            torch.where(finite, new, old, out=old)
+
+
+MICRO_TOKENS = 8192  # slots below it share a forward pass: fewer calls, and a CPU's cache still holds them
+
+
+class StepStats(NamedTuple):  # float32[] of the framework
+    loss: Any
+    grad_norm: Any
+    finite: Any  # 0: a number of some rank was not finite, and the step changed nothing
+    local_nonfinite: Any  # 1: one of this rank's was not
 
 
 class Trainer:
     """Model and optimizer of one run on this rank. The twin on another framework derives from it."""
 
-    def __init__(self, s: Settings, machine: Machine):
-        self.s, self.machine, self.model = s, machine, GPT(s, machine)
-        self.size = sum(self.model.sizes)
-        self.gradient = machine.recorded(self.gradient)
+    def __init__(self, s: Settings, machine: Machine) -> None:
+        self.s, self.machine = s, machine
+        self.model: Any = GPT(s, machine)
+        self.gradient = machine.recorded(self.loss_and_gradient)
         self.reset()
 
-    def reset(self):
-        self.load({p.name: draw(p, self.s.seed) for p in self.model.table})
-        self.optimizer = Optimizer(self.s, self.model, self.machine)
+    def reset(self) -> None:
+        self.load({param.name: draw(param, self.s.seed) for param in self.model.table})
+        self.optimizer: Any = Optimizer(self.s, self.model, self.machine)
 
-    def load(self, weights: Arrays):
-        flat = np.concatenate([weights[p.name].ravel() for p in self.model.table])
+    def load(self, weights: Arrays) -> None:
+        flat = np.concatenate([weights[param.name].ravel() for param in self.model.table])
         self.model.flat.data.copy_(torch.from_numpy(flat))
 
-    def gradient(self, batch: Tensor, seq_len: int) -> Tensor:
-        """float32[size + 1]: gradient of the mean loss of int64[n, slot_tokens + 1], and that loss."""
-        total = torch.zeros(self.size + 1, device=self.machine.device)
+    def restore(self, arrays: Arrays) -> None:
+        """Take over the state of a checkpoint, float32 arrays by name."""
+        for name, tensor in self.optimizer.state.items():
+            tensor.copy_(torch.from_numpy(arrays[name]))
+
+    def loss_and_gradient(self, batch: Tensor, seq_len: int) -> tuple[Tensor, Tensor]:
+        """This rank's share of the mean loss of int64[n, slot_tokens + 1], and of its flat gradient."""
+        loss = torch.zeros((), device=self.machine.device)
+        gradient = torch.zeros_like(self.model.flat)
         together = math.gcd(len(batch), max(1, MICRO_TOKENS // self.s.slot_tokens))
-        for slots in batch.to(self.machine.device, non_blocking=True).split(together):
+        for slots in torch.split(batch.to(self.machine.device, non_blocking=True), together):
             ids = slots[:, :-1].reshape(-1, seq_len)
             targets = slots[:, 1:].reshape(-1, seq_len)
             share = len(slots) / (len(batch) * self.machine.world)
-            loss = self.model.loss(ids, targets) * share
-            total[: self.size] += torch.autograd.grad(loss, self.model.flat)[0]
-            total[self.size] += loss.detach()
-        return total
+            part = self.model.token_nll(ids, targets, self.machine.dtype).mean() * share
+            gradient += torch.autograd.grad(part, self.model.flat)[0]
+            loss += part.detach()
+        return loss, gradient
 
-    def step(self, batch: Tensor, step: int, multiplier: float) -> Tensor:
-        """One optimizer step on this rank's slots, int64[n, slot_tokens + 1]: float32[4], as in log_step."""
-        total = self.gradient(batch, self.s.plan.step(step).seq_len)
-        bad = ~total.sum().isfinite()
-        self.machine.all(dist.all_reduce, total, group=self.machine.reducers)
-        grad, loss = total[: self.size], total[self.size]
-        norm = grad.norm()
-        take = (loss + norm).isfinite()  # not so on one rank is not so in the sum: all ranks skip alike
-        if self.s.grad_clip_norm:
-            grad = grad * (self.s.grad_clip_norm / (norm + 1e-6)).clamp(max=1.0)
-        self.optimizer.step(grad.masked_fill(~take, 0.0), step, multiplier, take.float())
-        return torch.stack([loss, norm, take, bad])
+    def step(self, batch: Any, step: Step, lr_mul: float) -> StepStats:
+        """One optimizer step on this rank's slots, int64[n, slot_tokens + 1]."""
+        loss, grad = self.gradient(batch, step.seq_len)
+        local_nonfinite = ~(loss + grad.sum()).isfinite()
+        for part in (loss, grad):
+            self.machine.collective(dist.all_reduce, part, group=self.machine.reducers)
+        grad_norm = grad.norm()
+        finite = (loss + grad_norm).isfinite()  # not so on one rank is not so in the sum: all skip alike
+        self.optimizer.step(grad, step, lr_mul, finite)
+        return StepStats(loss, grad_norm, finite, local_nonfinite)
 
-    def warm_up(self):
+    def warm_up(self, plan: Plan) -> None:
         """Compile and touch everything with steps of every shape on dummy tokens, then forget them."""
-        rows = max(1, self.s.val_batch_size // self.s.batch_slots // self.s.eval_window)
-        self.model.nll(np.zeros((rows, self.s.eval_window + 1), np.int64))
-        for _, seq_len, slots in self.s.plan.stages:
-            shape = slots // self.machine.world, self.s.slot_tokens + 1
+        self.model.nll(np.zeros((self.s.eval_rows, self.s.eval_window + 1), np.int64))
+        step = next(plan.steps())
+        for _, seq_len, slots in plan.stages:
+            shape = (slots // self.machine.world, self.s.slot_tokens + 1)
             batch = self.machine.tensor(np.zeros(shape, np.int64))
             self.gradient(batch, seq_len)
-        patience = datetime.timedelta(seconds=10 * self.s.dist_timeout)  # who has to compile is not lost
-        self.machine.all(dist.monitored_barrier, timeout=patience)
-        for step in range(self.s.warmup_steps):
-            self.step(batch, step, 1.0)
+        self.machine.on_rank_0(lambda: None)  # who has to compile is not lost
+        for _ in range(self.s.warmup_steps):
+            self.step(batch, step._replace(seq_len=seq_len), 1.0)
         self.reset()
-
-    def restore(self, arrays: Arrays):
-        for name, tensor in self.optimizer.state.items():
-            need("checkpoint", f"shape of {name}", np.shape(arrays.get(name)), tuple(tensor.shape), OTHER_RUN)
-            tensor.copy_(torch.from_numpy(arrays[name]))
 
     def sha256(self, *names: str) -> bytes:
         arrays = [self.machine.numpy(self.optimizer.state[name]) for name in names]
@@ -712,183 +724,10 @@ class Trainer:
 
     def export(self) -> bytes:
         views = self.model.views(self.optimizer.state["weights"])
-        weights = {name: self.machine.numpy(view) for name, view in views.items()}
-        return encode_artifact(dataclasses.replace(self.s, dtype=self.machine.facts()["dtype"]), weights)
-
-    def validate(self, corpus: Corpus, run: Run, limit: int) -> float | None:
-        """Compare the replicas, score `limit` tokens, 0: all; bits per byte. Raises FloatingPointError."""
-        s, step, seconds = self.s, run.counters.steps, run.counters.train_seconds
-        hashes = self.machine.share(*self.sha256("weights")).tolist()
-        odd = [rank for rank, found in enumerate(hashes) if found != max(hashes, key=hashes.count)]
-        if odd:
-            raise FloatingPointError(f"step {step}: the weights of rank {odd} differ from the others'")
-        if not len(corpus.val_tokens):
-            return None
-        began = time.perf_counter()
-        score = evaluate(s, self.model.nll, corpus, self.machine, limit)
-        run.counters.eval_seconds += time.perf_counter() - began
-        mark = " partial" if score["partial"] else ""
-        found = f"val_loss:{score['val_loss']:.4f} val_bpb:{score['val_bpb']:.4f}{mark}"
-        run.line(f"step:{step}/{s.plan.steps} {found} train_time:{seconds * 1e3:.0f}ms")
-        run.event("val", step=step, train_seconds=seconds, **score)
-        return score["val_bpb"]
+        return encode_artifact(self.s, {name: self.machine.numpy(view) for name, view in views.items()})
 
 
-def train(trainer: Trainer, corpus: Corpus, run: Run):
-    """Step and validate until the last step, the clock's cap or a signal (InterruptedError)."""
-    s, machine, counters = trainer.s, trainer.machine, run.counters
-    reader = BatchReader(s, corpus.train, machine, counters.steps)
-    steps, hidden = range(counters.steps, s.plan.steps + 1), machine.rank > 0 or not sys.stderr or None
-    bar = tqdm(steps, None, s.plan.steps, leave=False, initial=steps[0], disable=hidden)
-    saved, logged, crc32 = time.perf_counter(), counters.train_seconds, 0
-    began = saved - counters.train_seconds  # validation moves it: its seconds do not count
-    for step in bar:
-        now = time.perf_counter()
-        wants_checkpoint = s.ckpt_seconds > 0 and now - saved >= s.ckpt_seconds
-        shared = machine.share(now - began, wants_checkpoint, len(machine.signals), crc32)
-        counters.train_seconds, checkpoint_due, *_ = shared[0].tolist()  # rank 0's clock decides for all
-        signalled = shared[:, 2].any()  # on any rank
-        counters.batches_crc32 = (counters.batches_crc32 + int(shared[:, 3].sum())) % 2**32
-        time_is_up = s.max_wallclock_seconds > 0 and counters.train_seconds >= s.max_wallclock_seconds
-        done = step == s.plan.steps or time_is_up
-        validation_due = step > 0 and s.val_loss_every > 0 and step % s.val_loss_every == 0
-        if done or signalled or checkpoint_due or validation_due:  # the clock stands still
-            run.flush()
-            paused = time.perf_counter()
-            run.save(trainer)
-            saved = time.perf_counter()
-            if done or signalled:
-                break
-            if validation_due:
-                trainer.validate(corpus, run, min(8 * s.val_batch_size, s.val_tokens_limit or 2**63))
-            began += time.perf_counter() - paused
-        lr_mul = s.plan.lr_multiplier(step, counters.train_seconds)
-        batch, crc32, wait = reader.next()
-        stats = trainer.step(batch, step, lr_mul)
-        counters.steps += 1
-        facts = {"step": step + 1, "lr_mul": lr_mul, "data_wait_seconds": wait}
-        facts["train_seconds"] = time.perf_counter() - began
-        facts["train_flops"] = s.plan.step(step + 1).flops_before
-        run.pending.append((stats, facts))
-        if step < 10 or counters.train_seconds - logged >= 2:  # to read numbers from a GPU is to wait for it
-            run.flush()
-            logged = counters.train_seconds
-    bar.close()
-    if signalled:
-        raise InterruptedError(f"stopped by a signal after step {step} of {s.plan.steps}")
-
-
-# --- data and score: shards of 256 little-endian int32 and uint16 tokens (format: data/README.md) ---------
-
-WORDS = "magic version tokens extension extension_version vocabulary bos documents highest_id"
-INTS = [(word, "<u4") for word in WORDS.split()] + [("text_bytes", "<u8")]
-INTS += [(word, "<u4") for word in ("crc32", "index", "shards", "split", "flags")]
-HEADER = np.dtype([*INTS, ("tokenizer", "V32"), ("corpus", "V32"), ("unused", "V896")])
-GET_DATA = "python -m data.prepare demo makes the demo corpus, python -m data.download fetches FineWeb"
-OTHER_RUN = "set that or choose another RUN_ID"
-MEND = "damaged, make or fetch it again; python -m data.shards verify says more"
-
-
-def need(where: Any, what: str, found: Any, expected: Any, more: str = MEND):
-    if found != expected:
-        found, expected = (x.hex() if isinstance(x, bytes) else x for x in (found, expected))
-        raise DataError(f"{where}: {what} is {found}, expected {expected}: {more}")
-
-
-def read_file(name: str, path: Any, start: int = 0, size: int = -1) -> bytes:
-    """Bytes of a file. Raises DataError that begins with `name`."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(start)
-            return file.read(size)
-    except OSError as error:
-        raise DataError(f"{name}{path} (in {os.getcwd()}): {error.strerror}; {GET_DATA}") from None
-
-
-class TokenStream:
-    """The tokens of all shards of a split, end to end and around again. Raises DataError."""
-
-    def __init__(self, s: Settings, split: str, tokenizer_sha256: str):
-        self.vocab_size = s.vocab_size
-        self.paths = sorted(Path(s.data_path).glob(f"*_{split}_*.bin"))
-        if not self.paths:
-            raise DataError(f"DATA_PATH={s.data_path} (in {os.getcwd()}): no *_{split}_*.bin; {GET_DATA}")
-        blobs = [read_file("", path, 0, HEADER.itemsize).ljust(HEADER.itemsize, b"\0") for path in self.paths]
-        self.headers = np.frombuffer(b"".join(blobs), HEADER)
-        self.extended = bool(self.headers["extension"][0])  # else legacy: no header says more than its size
-        claims = {"magic": 20240520, "version": 1, "extension": 0x31464C47 if self.extended else 0}
-        if self.extended:
-            claims |= {"vocabulary": s.vocab_size, "tokenizer": bytes.fromhex(tokenizer_sha256)}
-            claims |= {"shards": len(self.paths), "split": int(split == "train")}
-        for path, header in zip(self.paths, self.headers):
-            for what, expected in claims.items():
-                need(path, what, header[what].item(), expected)
-            size = HEADER.itemsize + 2 * max(header["tokens"].item(), 1)
-            need(path, "file size", path.stat().st_size, size)
-        self.starts = [0, *np.cumsum(self.headers["tokens"], dtype=np.int64).tolist()]  # of shards; the end
-        self.total = self.starts[-1]
-        documents = [np.zeros(1, np.int64)]
-        for path, header, start, end in zip(self.paths, self.headers, self.starts, self.starts[1:]):
-            crc32 = 0
-            for at in range(start, end if self.extended else start, 2**24):  # whole shards may be too large
-                tokens = self.read(at, min(2**24, end - at))
-                crc32 = zlib.crc32(tokens, crc32)
-                documents.append(at + np.flatnonzero(tokens == header["bos"]))
-            need(path, "crc32 of the tokens", crc32, header["crc32"])
-        self.documents = np.concatenate(documents)  # int64[n]: where they begin; the last goes on at 0
-
-    def read(self, start: int, length: int) -> np.ndarray:
-        """uint16[length] from token `start` on, the first token following the last."""
-        parts = [np.zeros(0, np.uint16)]
-        while length:
-            start %= self.total
-            index = int(np.searchsorted(self.starts, start, "right")) - 1
-            path, at = self.paths[index], start - self.starts[index]
-            count = min(length, self.starts[index + 1] - start)
-            parts.append(np.frombuffer(read_file("", path, HEADER.itemsize + 2 * at, 2 * count), "<u2"))
-            need(path, f"number of tokens from {at} on", len(parts[-1]), count, "the file was cut")
-            if parts[-1].max() >= self.vocab_size:
-                found = f"{path}: token {parts[-1].max()} from number {at} on"
-                raise DataError(f"{found}, expected below VOCAB_SIZE={self.vocab_size}: {MEND}")
-            start, length = start + count, length - count
-        return np.concatenate(parts)
-
-
-class BatchReader:
-    """Reads a rank's part of the next batch in a thread. What a slot holds depends on its number alone."""
-
-    def __init__(self, s: Settings, stream: TokenStream, machine: Machine, step: int):
-        self.s, self.stream, self.machine, self.step = s, stream, machine, step
-        self.length = s.slot_tokens + 1  # the last is a target only
-        windows = np.arange(stream.total // self.length)
-        if s.doc_tokens:  # windows whose middle stands in a short document
-            sizes = np.diff(stream.documents, append=stream.total)
-            middles = windows * self.length + self.length // 2
-            document = np.searchsorted(stream.documents, middles, "right") - 1
-            windows = windows[sizes[document] <= s.doc_tokens]
-        if not len(windows):
-            found = f"DATA_PATH={s.data_path}: {stream.total} training tokens, no slot of {self.length}"
-            raise DataError(f"{found} in a document of DOC_TOKENS; lower TRAIN_BATCH_TOKENS")
-        self.order = np.random.Generator(np.random.Philox(key=s.seed)).permutation(windows)
-        self.thread = ThreadPoolExecutor(1, "batch reader")
-        self.coming = self.thread.submit(self.read, step)
-
-    def read(self, step: int) -> tuple[Any, int]:
-        """This rank's slots of a step, int64[n, slot_tokens + 1] of the framework, and a checksum."""
-        shape, rows, crc32 = self.s.plan.step(step), [], 0
-        for slot in range(self.machine.rank, shape.slots, self.machine.world):
-            number = shape.slots_before + slot
-            place = number if self.s.data_order == "sequential" else self.order[number % len(self.order)]
-            rows.append(self.stream.read(int(place) * self.length, self.length))
-            crc32 += zlib.crc32(rows[-1], number % 2**32)
-        return self.machine.tensor(np.stack(rows).astype(np.int64)), crc32
-
-    def next(self) -> tuple[Any, int, float]:  # batch, its checksum, seconds waited for it
-        began = time.perf_counter()
-        batch, crc32 = self.coming.result()
-        self.step += 1
-        self.coming = self.thread.submit(self.read, self.step)
-        return batch, crc32, time.perf_counter() - began
+# --- evaluation: bits per byte of the validation text -----------------------------------------------------
 
 
 def byte_table(tokenizer: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -898,83 +737,47 @@ def byte_table(tokenizer: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     silent = control | [tokenizer.is_unknown(i) for i in ids]
     first = np.array([len(text.encode()) for text in tokenizer.decode([[i] for i in ids])])
     anchor = int(np.argmax(~silent & (first > 0)))  # any piece of text: behind it no dummy prefix is dropped
-    inner = [len(text.encode()) for text in tokenizer.decode([[anchor, i] for i in ids])] - first[anchor]
+    pairs = tokenizer.decode([[anchor, i] for i in ids])
+    inner = np.array([len(text.encode()) for text in pairs]) - first[anchor]
     for sizes in (inner, first):
         sizes[[tokenizer.is_byte(i) for i in ids]] = 1
         sizes[silent] = 0
     return inner, first, control
 
 
-def token_bytes(tokenizer: Any, tokens: np.ndarray) -> np.ndarray:
+def bytes_of_tokens(tokenizer: Any, tokens: np.ndarray) -> np.ndarray:
     """Bytes of each token of a stream, int64[n]; documents begin after a control token."""
     inner, first, control = byte_table(tokenizer)
     after_control = np.concatenate([[True], control[tokens[:-1]]])
-    return np.where(after_control, first[tokens], inner[tokens])
+    return np.asarray(np.where(after_control, first[tokens], inner[tokens]))
 
 
-class Corpus(NamedTuple):
-    train: TokenStream | None
-    val_tokens: np.ndarray  # uint16[n]
-    val_bytes: np.ndarray  # int[n]: what each is worth
-    notes: list[str]
-    sha256: dict[str, str]  # of the training headers, the validation tokens, the tokenizer's file
-
-
-def load_corpus(s: Settings, with_train: bool = True) -> Corpus:
-    """The tokenizer and the shards, which must belong together. Raises DataError."""
-    where = f"TOKENIZER_PATH={s.tokenizer_path}"
-    blob = read_file("TOKENIZER_PATH=", s.tokenizer_path)
-    try:
-        tokenizer = sentencepiece.SentencePieceProcessor(model_proto=blob)
-    except RuntimeError:
-        raise DataError(f"{where} is no SentencePiece model; {GET_DATA}") from None
-    need(where, "vocabulary", tokenizer.vocab_size(), s.vocab_size, "VOCAB_SIZE must be the tokenizer's")
-    train = TokenStream(s, "train", sha256(blob)) if with_train else None
-    hashes = {"train_sha256": sha256(train.headers if train else b""), "tokenizer_sha256": sha256(blob)}
-    if train and not any(Path(s.data_path).glob("*_val_*.bin")):
-        none, notes = np.zeros(0, np.uint16), ["note: no validation text: this run is not scored"]
-        return Corpus(train, none, none, notes, hashes)
-    val = TokenStream(s, "val", sha256(blob))
-    tokens = val.read(0, val.total)
-    worth, notes = token_bytes(tokenizer, tokens), []
-    total, stated = int(worth.sum(dtype=np.int64)), int(val.headers["text_bytes"].sum())
-    if not val.extended:
-        notes.append(f"note: legacy shards: {total} validation bytes by decoding, no header vouches for them")
-    elif val.headers["flags"][0] & 1:  # the tokenizer does not give the text back: its true bytes, spread
-        worth = np.diff(np.cumsum(worth, dtype=np.int64) * stated // max(total, 1), prepend=0)
-        notes.append(f"note: lossy tokenizer: {total} bytes decoded of {stated}")
-    else:
-        need(s.data_path, "byte count of the validation tokens", total, stated)
-    return Corpus(train, tokens, worth, notes, hashes | {"val_sha256": sha256(tokens)})
-
-
-def evaluate(s: Settings, nll: Callable, corpus: Corpus, machine: Machine, limit: int) -> dict[str, Any]:
-    """val_loss (nats a token) and val_bpb of the first `limit` tokens; 0: all. Raises DataError."""
+def evaluate(s: Settings, nll: Function, corpus: Corpus, machine: Machine, limit: int) -> Facts:
+    """val_loss (nats a token) and val_bpb of the first `limit` tokens, 0: all, in windows side by side."""
     tokens = corpus.val_tokens[: limit or None]
     last = len(tokens) - 1
-    if last < 1:
-        raise DataError(f"DATA_PATH={s.data_path}: {len(tokens)} validation tokens, expected at least 2")
-    nats, window = 0.0, min(s.eval_window, last)
-    rows = max(1, s.val_batch_size // s.batch_slots // window)
-    for first in range(machine.rank * rows, math.ceil(last / window), machine.world * rows):
-        starts = (first + np.arange(rows)) * window
+    rows, window, nats = s.eval_rows, s.eval_window, 0.0
+    for first in range(0, math.ceil(last / window), machine.world * rows):
+        starts = (first + machine.rank * rows + np.arange(rows)) * window
         places = starts[:, None] + np.arange(window + 1)
         ids = tokens[np.minimum(places, last)].astype(np.int64)  # one shape, so that a model compiles once
         scored = places[:, 1:] <= last
-        nats += float(nll(ids)[scored].sum(dtype=np.float64))
-    nats = float(machine.share(nats).sum())
-    size = int(corpus.val_bytes[1 : len(tokens)].sum(dtype=np.int64))
+        found = nll(ids)[scored].sum(dtype=np.float64)
+        # All ranks speak after each pass: so a slow one is waited for, and a signal to one ends it on all.
+        everyone = machine.all_gather(float(found), len(machine.signals))
+        nats += float(everyone[:, 0].sum())
+        if everyone[:, 1].any():
+            raise InterruptedError("stopped by a signal in an evaluation")
+    size = int(corpus.bytes_per_token[1 : len(tokens)].sum(dtype=np.int64))
     score = {"val_loss": nats / last, "val_bpb": nats / math.log(2) / max(size, 1)}
     return score | {"val_tokens": last, "val_bytes": size, "partial": len(tokens) < len(corpus.val_tokens)}
 
 
-# --- files: the artifact, zlib over a safetensors file (format: records/FORMAT.md), and a run's folder -----
+# --- rounding: the artifact, zlib over a safetensors file (format: records/FORMAT.md) ---------------------
 
 INT8_ABOVE = 65536  # elements: smaller tensors are not worth a scale for each row
-TIMES = {"train_seconds": 0.0, "eval_seconds": 0.0, "data_wait_seconds": 0.0}
-COUNTERS = TIMES | {"steps": 0, "skipped_steps": 0, "skipped_in_a_row": 0, "resumes": 0, "batches_crc32": 0}
-DAMAGED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, zlib.error)
-DAMAGED += (safetensors.SafetensorError,)
+# What a scheme adds to a tensor's name, each with its bytes a weight:
+SCHEMES = {"int8 rows": {"": 1, ".scale": 0}, "float16": {"": 2}, "float32": {"": 4}}
 
 
 def quantize_rows(matrix: np.ndarray) -> Arrays:
@@ -984,60 +787,46 @@ def quantize_rows(matrix: np.ndarray) -> Arrays:
     if np.all((scale == 0) | ((scale >= half.tiny) & (scale <= half.max))):
         scale = scale.astype(np.float16)
     divisor = np.where(scale > 0, scale, 1).astype(np.float32)[..., None]
-    return {"": np.clip(np.rint(matrix / divisor), -127, 127).astype(np.int8), ".scale": scale}
-
-
-SCHEMES = {  # name: (float32 array -> arrays by what is added to the tensor's name, and back)
-    "int8 rows": (quantize_rows, lambda parts: parts[""] * np.float32(parts[".scale"])[..., None]),
-    "float16": (lambda x: {"": x.astype(np.float16)}, lambda parts: parts[""].astype(np.float32)),
-    "float32": (lambda x: {"": x}, lambda parts: parts[""]),
-}
+    rounded = np.rint(matrix / divisor)
+    return {"": np.clip(rounded, -127, 127).astype(np.int8), ".scale": scale}
 
 
 def scheme_of(param: Param) -> str:
     """Vectors stay float32: their few numbers steer whole layers. Of the rest, large tensors are int8."""
     if param.group == "vector":
         return "float32"
-    return "int8 rows" if math.prod(param.shape) > INT8_ABOVE else "float16"
-
-
-def pack_tensors(tensors: Arrays, about: Facts) -> bytes:
-    """A safetensors file. One metadata key only: safetensors writes several in no fixed order."""
-    plain = {name: np.ascontiguousarray(array) for name, array in tensors.items()}  # stored as it lies
-    return safetensors.numpy.save(plain, {"bytegolf": json.dumps(about, sort_keys=True)})
-
-
-def unpack_tensors(blob: bytes) -> tuple[Arrays, Facts]:
-    """The tensors and what pack_tensors wrote about them. Raises one of DAMAGED."""
-    header = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
-    return safetensors.numpy.load(blob), json.loads(header["__metadata__"]["bytegolf"])
+    return "int8 rows" if param.size > INT8_ABOVE else "float16"
 
 
 def encode_artifact(s: Settings, weights: Arrays) -> bytes:
     """float32 weights by name -> the artifact's bytes. Raises FloatingPointError."""
-    schemes, tensors = {p.name: scheme_of(p) for p in parameter_table(s)}, {}
+    schemes = {param.name: scheme_of(param) for param in parameter_table(s)}
+    tensors: Arrays = {}
     for name, scheme in schemes.items():
-        parts = SCHEMES[scheme][0](weights[name])
+        x = weights[name]
+        parts = quantize_rows(x) if scheme == "int8 rows" else {"": x.astype(scheme)}
         if not all(np.isfinite(array).all() for array in parts.values()):
             raise FloatingPointError(f"{name} is not finite, or too large for {scheme}: nothing was exported")
         tensors |= {name + part: array for part, array in parts.items()}
     settings = {name: getattr(s, name) for name, row in ROWS.items() if "free" not in row.metadata}
-    return zlib.compress(pack_tensors(tensors, {"schemes": schemes, "settings": settings}), 9)
+    return pack_tensors(tensors, {"schemes": schemes, "settings": settings}, level=9)
 
 
 def decode_artifact(blob: bytes, path: Any) -> tuple[Facts, Arrays]:
     """The settings and float32 weights by name in the bytes of an artifact. Raises DataError if damaged."""
     try:
-        tensors, about = unpack_tensors(zlib.decompress(blob))
-        settings = {key: parse_setting(ROWS[key], show(value)) for key, value in about["settings"].items()}
-        s, weights = Settings(**settings), {}
+        tensors, about = unpack_tensors(blob)
+        settings = {key: parse_setting(key, format_value(value)) for key, value in about["settings"].items()}
+        s = Settings(**settings)
         check_settings(s)
-        for p in parameter_table(s):
-            parts = {end: tensors.pop(p.name + end) for end in ("", ".scale") if p.name + end in tensors}
-            value = SCHEMES[about["schemes"][p.name]][1](parts)
-            if (value.shape, value.dtype) != (p.shape, np.float32) or not np.isfinite(value).all():
-                raise ValueError(f"{p.name} is {value.dtype}{value.shape}, expected finite float32{p.shape}")
-            weights[p.name] = value
+        weights = {}
+        for name, shape, *_ in parameter_table(s):
+            x, *scale = (tensors.pop(name + part) for part in SCHEMES[about["schemes"][name]])
+            weights[name] = x.astype(np.float32)
+            if scale:
+                weights[name] *= scale[0].astype(np.float32)[..., None]
+            if x.shape != shape or not np.isfinite(weights[name]).all():
+                raise ValueError(f"{name} is {x.shape}, expected finite numbers of {shape}")
         if tensors:
             raise ValueError(f"holds {min(tensors)!r}, which the model has no place for")
     except DAMAGED as error:
@@ -1045,314 +834,14 @@ def decode_artifact(blob: bytes, path: Any) -> tuple[Facts, Arrays]:
     return settings, weights
 
 
-def dry_run(s: Settings, origins: dict[str, str], code: int) -> Iterator[str]:
-    """The lines of DRY_RUN=1: all settings, all parameters, the planned size. Needs no data or device."""
-    for name, origin in origins.items():
-        yield f"{name.upper()}={show(getattr(s, name))} ({origin})"
-    params, artifact = 0, 0
-    for p in parameter_table(s):
-        way = "muon" if p.group == "matrix" else "adam"
-        yield f"{p.name} {'x'.join(map(str, p.shape))} float32 init {p.init} {p.scale:.6g} {way} {p.group}"
-        row = SCHEMES[scheme_of(p)][0](np.zeros((1, p.shape[-1]), np.float32))
-        artifact += math.prod(p.shape[:-1]) * sum(array.nbytes for array in row.values())
-        params += math.prod(p.shape)
-    yield f"params: {params}\nsteps: {s.plan.steps}\nstep_flops: {s.plan.flops[0]}"
-    yield f"planned_artifact_bytes: {artifact} (before zlib)\ncode_bytes: {code}"
-    yield f"budget: {'ok' if artifact + code <= s.budget_bytes else 'over before zlib'}"
+# --- predictor: what the referee calls (records/README.md) ------------------------------------------------
 
 
-def write_whole(path: Path, blob: bytes):  # so that a file of this name is always whole
-    beside = path.with_name(path.name + ".part")
-    try:
-        with open(beside, "wb") as file:
-            file.write(blob)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
-def newest_checkpoint(folder: Path) -> tuple[Arrays, Facts, list[str]]:
-    """Arrays, facts and notes of the newest whole one, if any. Raises DataError if all are damaged."""
-    notes, paths = [], sorted(folder.glob("step_*.ckpt"), reverse=True)
-    for at, path in enumerate(paths):
-        blob = read_file("", path)
-        if hashlib.sha256(blob[:-32]).digest() == blob[-32:]:
-            for damaged in paths[:at]:
-                damaged.rename(damaged.with_suffix(".damaged"))
-            return *unpack_tensors(blob[:-32]), [*notes, f"resumed from {path}"]
-        notes.append(f"warning: {path} is damaged; the one before is taken")
-    if paths:
-        raise DataError(f"{paths[0]} and all before it are damaged; to begin anew remove {folder.parent}")
-    return {}, {}, []
-
-
-def open_run(s: Settings, about: Facts) -> tuple[Path, Arrays, Facts, list[str]]:
-    """logs/<RUN_ID>/, locked, and its newest whole checkpoint. SettingError, DataError: not of `about`."""
-    folder = Path("logs", s.run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{s.preset}-{os.getpid()}")
-    (folder / "checkpoint").mkdir(parents=True, exist_ok=True)
-    metrics, refused = folder / "metrics.jsonl", f"RUN_ID={folder.name}: choose another, {folder}"
-    metrics.touch()
-    try:
-        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the process ends
-    except BlockingIOError:
-        raise SettingError(f"{refused} is in use by another process") from None
-    events = metrics.read_bytes()
-    if b'{"event": "final"' in events.rpartition(b"\n")[0]:
-        raise SettingError(f"{refused} is a run that has ended and is never overwritten")
-    arrays, facts, notes = newest_checkpoint(folder / "checkpoint")
-    for name, was in facts.get("settings", {}).items():
-        now, free = show(about["settings"][name]), "free" in ROWS[name].metadata
-        if now != show(was) and not free and (name, s.dtype) != ("dtype", "auto"):
-            raise SettingError(f"{name.upper()}={now}: {folder} was begun with {show(was)}; {OTHER_RUN}")
-    for name, was in facts.get("sha256", {}).items():
-        need(folder, name, about["sha256"].get(name), was, "the data that the run was begun with")
-    os.truncate(metrics, min(facts.get("metrics_bytes", 0), len(events)))  # steps beyond are done again
-    write_whole(folder / "config.json", json.dumps(about, indent=1).encode())
-    return folder, arrays, facts, notes
-
-
-class Run:
-    """What a run tells and keeps; rank 0 writes train.log for people and metrics.jsonl for programs."""
-
-    def __init__(self, machine: Machine, s: Settings, folder: Any = None, about: Any = None, was: Any = ()):
-        self.machine, self.s, self.folder, self.about = machine, s, folder, about
-        self.counters = types.SimpleNamespace(**COUNTERS | dict(was))
-        self.pending = []  # stats and facts of the steps since the last flush
-
-    def write(self, name: str, text: str):
-        if self.folder and self.machine.rank == 0:
-            with open(self.folder / name, "a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(text + "\n")
-
-    def line(self, *texts: str):
-        if self.machine.rank == 0:
-            with contextlib.suppress(OSError, AttributeError):  # a terminal that was closed: the run goes on
-                tqdm.write("\n".join(texts), file=sys.stdout)
-                sys.stdout.flush()
-        self.write("train.log", "\n".join(texts))
-
-    def event(self, event: str, **values: Any):  # floats exact, those that are not finite as text
-        plain = {k: str(v) if v in (math.inf, -math.inf) or v != v else v for k, v in values.items()}
-        self.write("metrics.jsonl", json.dumps({"event": event, **plain}))
-        if event == "warning":
-            self.line(f"warning: {values['text']}")
-
-    def final(self, rows: Facts):
-        self.line("---", *(f"{key}: {value}" for key, value in rows.items()))
-        self.event("final", **rows)  # marks the end of the run
-
-    def flush(self):
-        for stats, facts in self.pending:
-            self.log_step(*stats.tolist(), **facts)
-        self.pending = []
-
-    def log_step(self, loss: float, norm: float, taken: float, bad: float, **facts: Any):
-        """An event, and a line of some steps. Raises FloatingPointError after MAX_SKIPPED in a row."""
-        # taken: 0 if a number was not finite: the step changed nothing; bad: 1 if that was one of this rank's
-        s, step, counters = self.s, facts["step"], self.counters
-        counters.data_wait_seconds += facts["data_wait_seconds"]
-        counters.skipped_steps += not taken
-        counters.skipped_in_a_row = 0 if taken else counters.skipped_in_a_row + 1
-        self.event("step", train_loss=loss, grad_norm=norm, **facts)
-        if not taken:
-            ranks = np.flatnonzero(self.machine.share(bad)).tolist() or "all"
-            found = f"step {step} skipped: train_loss {loss}, gradient norm {norm}"
-            self.event("warning", text=f"{found}, from rank {ranks}; weights and optimizer are as before")
-            if counters.skipped_in_a_row == s.max_skipped:
-                raise FloatingPointError(f"{found}, the last of MAX_SKIPPED; lower MATRIX_LR or SCALAR_LR")
-        seconds, at = max(facts["train_seconds"], 1e-9), s.plan.step(step)
-        if step <= 10 or step % s.train_log_every == 0 or step == s.plan.steps:
-            self.line(  # speeds are averages over the run
-                f"step:{step}/{s.plan.steps} train_loss:{loss:.4f} lr_mul:{facts['lr_mul']:.3f} "
-                f"train_time:{seconds * 1e3:.0f}ms step_avg:{seconds / step * 1e3:.2f}ms "
-                f"tok_s:{at.slots_before * s.slot_tokens / seconds:.0f} "
-                f"mfu:{at.flops_before / seconds / self.machine.peak_flops / self.machine.world:.1%} "
-                f"data_wait:{counters.data_wait_seconds / step * 1e3:.1f}ms train_flops:{at.flops_before:.4e}"
-            )
-
-    def save(self, trainer: Trainer):
-        """Write a checkpoint: safetensors, and the sha256 of that behind it. The last two are kept."""
-        if self.machine.rank:
-            return
-        about = self.about | {"counters": vars(self.counters)}
-        about["metrics_bytes"] = (self.folder / "metrics.jsonl").stat().st_size
-        state = {name: self.machine.numpy(tensor) for name, tensor in trainer.optimizer.state.items()}
-        blob = pack_tensors(state, about)
-        path = self.folder / f"checkpoint/step_{self.counters.steps:08}.ckpt"
-        try:
-            write_whole(path, blob + hashlib.sha256(blob).digest())
-            for old in sorted(path.parent.glob("step_*.ckpt"))[:-2]:
-                old.unlink()
-        except OSError as error:  # the others stay, and training goes on
-            self.event("warning", text=f"no checkpoint: {error}")
-
-
-# --- machine: device, ranks, number format, compiler ------------------------------------------------------
-
-
-@dataclasses.dataclass
-class Machine:
-    """Where this process computes. rank and world are its place among the processes of the run."""
-
-    device: torch.device
-    rank: int = 0
-    world: int = 1
-    dtype: torch.dtype = torch.float32
-    peak_flops: float = math.inf  # per second, measured, of one process in dtype
-    compile: bool = False
-    timeout: float = 60.0  # DIST_TIMEOUT
-    watch: Any = None  # a process group for the search for lost ranks alone
-    reducers: Any = None  # the process group that sums gradients
-    signals: list[int] = dataclasses.field(default_factory=list)  # those to stop that came
-
-    def all(self, operation: Callable, *args: Any, **named: Any):
-        """A collective operation. If it fails, raises InterruptedError, which names the lost ranks."""
-        if self.world == 1:
-            return
-        try:
-            operation(*args, **named)
-        except RuntimeError as error:
-            lost = ", ".join(map(str, self.lost_ranks())) or "unknown"
-            raise InterruptedError(f"lost rank {lost}: dead, or silent for DIST_TIMEOUT") from error
-
-    def lost_ranks(self) -> list[int]:
-        """Who does not answer a call on connections that the failed operation has not used."""
-        calls, lost, others = {}, [], [rank for rank in range(self.world) if rank != self.rank]
-        for rank in others:
-            with contextlib.suppress(RuntimeError):  # it is dead
-                calls[rank] = [call(torch.zeros(1), rank, self.watch) for call in (dist.isend, dist.irecv)]
-        for rank in others:
-            try:
-                for call in calls[rank]:
-                    call.wait(datetime.timedelta(seconds=self.timeout / 2))
-            except (RuntimeError, KeyError):
-                lost.append(rank)
-        return lost
-
-    def note(self, number: int, frame: Any):
-        """Note a signal to stop; the second SIGINT kills, if no torchrun passes on what a terminal sent."""
-        self.signals.append(number)
-        if number == signal.SIGINT and "TORCHELASTIC_RUN_ID" not in os.environ:
-            signal.signal(number, signal.SIG_DFL)
-
-    def on_rank_0(self, function: Callable) -> Any:
-        """What a function returns on rank 0, on every rank; if it raises there, the others lose rank 0."""
-        answer = [function() if self.rank == 0 else None]
-        self.all(dist.broadcast_object_list, answer, device=torch.device("cpu"))
-        return answer[0]
-
-    def share(self, *numbers: float) -> np.ndarray:  # float64[world, n]: these numbers of every rank
-        everyone = [torch.tensor(numbers, dtype=torch.float64) for _ in range(self.world)]
-        self.all(dist.all_gather, everyone, everyone[self.rank].clone())
-        return torch.stack(everyone).numpy()
-
-    def tensor(self, array: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor.pin_memory() if self.device.type == "cuda" else tensor
-
-    def numpy(self, tensor: Tensor) -> np.ndarray:
-        return tensor.detach().cpu().numpy()
-
-    def compiled(self, function: Callable) -> Callable:
-        return torch.compile(function, dynamic=False) if self.compile else function
-
-    def recorded(self, function: Callable) -> Callable:
-        """A function of a tensor; on a GPU all its kernels are launched at once, as a CUDA graph."""
-        if self.device.type == "cpu" or not self.compile:
-            return function
-
-        @functools.cache
-        def record(shape: torch.Size, dtype: torch.dtype, *more: int) -> tuple[Tensor, Tensor, Any]:
-            given, graph = torch.zeros(shape, dtype=dtype, device=self.device), torch.cuda.CUDAGraph()
-            function(given, *more)  # compiles
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # others may work meanwhile
-                return given, function(given, *more), graph
-
-        def replay(tensor: Tensor, *more: int) -> Tensor:
-            given, made, graph = record(tensor.shape, tensor.dtype, *more)
-            given.copy_(tensor, non_blocking=True)
-            graph.replay()
-            return made  # which the next call overwrites
-
-        return replay
-
-    def product_speed(self, dtype: str) -> float:
-        side = 8192 if self.device.type == "cuda" else 512
-        a, b = torch.randn(2, side, side, device=self.device).to(getattr(torch, dtype))
-        timer = Timer("a @ b", globals={"a": a, "b": b}, num_threads=torch.get_num_threads())
-        return 2 * side**3 / min(timer.timeit(1).mean for _ in range(3))
-
-    def choose_dtype(self, wanted: str) -> str:
-        """Set dtype and peak_flops, on rank 0's word for all; returns a line for the log."""
-        names = ["bfloat16", "float32"] if wanted == "auto" else [wanted]
-        flops = dict(zip(names, self.share(*map(self.product_speed, names))[0].tolist()))
-        name = max(flops, key=flops.get)
-        self.dtype, self.peak_flops = getattr(torch, name), flops[name]
-        speeds = " ".join(f"{n}:{f / 1e9:.0f}GFLOP/s" for n, f in flops.items())
-        return f"device:{self.device} dtype:{name} compile:{self.compile:d} {speeds}"
-
-    def facts(self) -> Facts:
-        gpu = torch.cuda.get_device_name() if self.device.type == "cuda" else "none"
-        facts = {"torch": torch.__version__, "threads": torch.get_num_threads(), "gpu": gpu}
-        return facts | {"dtype": str(self.dtype).removeprefix("torch.")}
-
-    def peak_memory_mib(self) -> int:
-        if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated() // 2**20
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return most // (2**20 if sys.platform == "darwin" else 2**10)  # macOS counts bytes
-
-
-def open_machine(s: Settings) -> Machine:
-    """Device, process group and compiler. Raises SettingError for what is not there."""
-    rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
-    world = int(os.environ.get("WORLD_SIZE", "1"))  # torchrun sets the three
-    if any(slots % world for _, _, slots in s.plan.stages):
-        raise SettingError(f"WORLD_SIZE={world}: takes a divisor of BATCH_SLOTS={s.batch_slots}")
-    cuda = s.device == "cuda" or (s.device == "auto" and torch.cuda.is_available())
-    if cuda and local >= torch.cuda.device_count():
-        raise SettingError(f"DEVICE={s.device}: torch finds no GPU of number LOCAL_RANK={local}")
-    machine = Machine(torch.device(f"cuda:{local}" if cuda else "cpu"), rank, world, timeout=s.dist_timeout)
-    try:
-        machine.compile = s.compile
-        machine.compiled(torch.neg)(torch.zeros(2, device=machine.device))
-    except Exception as error:  # no C++ compiler, a broken one, no folder for what it makes: eager runs
-        machine.compile, why = False, " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        print(f"compile:0 (torch.compile fails, so eager and slower: {why})")
-    keep_freed_memory()
-    if world > 1:  # small decisions travel as CPU tensors over gloo: no GPU waits for them
-        patience = datetime.timedelta(seconds=0.45 * s.dist_timeout)  # then half for the search for the lost
-        store, *_ = next(dist.rendezvous("env://", timeout=patience))  # outlives torchrun's restarts
-        store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
-        dist.init_process_group("gloo", timeout=patience, store=store, rank=rank, world_size=world)
-        machine.watch = dist.new_group()
-        if cuda:  # NCCL's watchdog kills the process: gloo has to find a lost rank before
-            torch.cuda.set_device(local)
-            machine.reducers = dist.new_group(backend="nccl", timeout=5 * patience)
-    return machine
-
-
-def keep_freed_memory():
-    """Let glibc keep freed memory: page faults of large temporaries slow a step. Elsewhere: nothing."""
-    with contextlib.suppress(AttributeError):
-        for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 2**26)):  # mmap's use, trim's threshold, top pad
-            ctypes.CDLL(None).mallopt(option, value)
-
-
-# --- main: a whole run, an evaluation alone, and what the referee calls -----------------------------------
-
-# What torch says of a CPU's memory, and MLX of any, in a RuntimeError of no kind of its own:
-NO_MEMORY = "DefaultCPUAllocator: can't allocate|Unable to allocate|Attempting to allocate"
-
-
-class Predictor:
-    """A model that is given one token after the other, in many streams at once: what the referee calls."""
-
-    def __init__(self, model: GPT):
+class Predictor:  # a model that is given one token after the other, in many streams at once
+    def __init__(self, model: GPT) -> None:
         self.model, self.s, self.vocab_size = model, model.s, model.s.vocab_size
-        self.rows = 256 if model.machine.device.type == "cpu" else 1024  # streams: tiles full, memory not
+        # Streams: enough of them fill a product's tiles, more only need memory.
+        self.rows = 256 if model.machine.device.type == "cpu" else 1024
 
     def start(self, rows: int) -> np.ndarray:
         """float32[rows, V]: logits of the first token of every stream, of which nothing is known."""
@@ -1368,97 +857,561 @@ class Predictor:
 
 
 def load_predictor(artifact: Path, device: str = "cpu") -> Predictor:
-    """An artifact's model as the referee asks for it (records/README.md). Raises DataError."""
-    settings, weights = decode_artifact(read_file("", artifact), artifact)
+    """An artifact's model as the referee asks for it. Raises DataError."""
+    settings, weights = decode_artifact(read_file(artifact), artifact)
     keep_freed_memory()
-    dtype = torch.float32 if device == "cpu" else torch.bfloat16  # float32: alike on all processors
     torch.backends.cuda.enable_cudnn_sdp(False)  # which plans anew for each number of keys
+    # float32 on a CPU: alike on all processors. On a GPU it would take six times as long.
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
     trainer = Trainer(Settings(**settings), Machine(torch.device(device), dtype=dtype))
     trainer.load(weights)
     return Predictor(trainer.model)
 
 
+# --- data: shards of 256 little-endian int32 and uint16 tokens (format: data/README.md) -------------------
+
+FIELDS = ["magic", "version", "tokens", "extension", "extension_version", "vocabulary", "bos", "documents"]
+FIELDS += ["highest_id", "bytes_low", "bytes_high", "crc32", "index", "shards", "split", "flags"]
+HEADER = np.dtype([(field, "<u4") for field in FIELDS] + [("tokenizer", "V32"), ("rest", "V928")])
+GET_DATA = "python -m data.prepare demo makes the demo corpus, python -m data.download fetches FineWeb"
+MEND = "damaged, make or fetch it again; python -m data.shards verify says more"
+
+
+def need(where: Any, what: str, found: Any, expected: Any, more: str = MEND) -> None:
+    """Raises DataError where what was found is not what was expected."""
+    if found != expected:
+        raise DataError(f"{where}: {what} is {found}, expected {expected}: {more}")
+
+
+def read_file(path: Any, name: str = "", start: int = 0, size: int = -1) -> bytes:
+    """Bytes of a file. Raises DataError that begins with `name`, the setting that holds the path."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(start)
+            return file.read(size)
+    except OSError as error:
+        raise DataError(f"{name}{path} (in {os.getcwd()}): {error.strerror}; {GET_DATA}") from None
+
+
+class TokenStream:
+    """The tokens of all shards of a split, end to end and around again. Raises DataError."""
+
+    def __init__(self, s: Settings, split: str, tokenizer_sha256: str) -> None:
+        self.vocab_size = s.vocab_size
+        self.paths = sorted(Path(s.data_path).glob(f"*_{split}_*.bin"))
+        if not self.paths:
+            raise DataError(f"DATA_PATH={s.data_path} (in {os.getcwd()}): no *_{split}_*.bin; {GET_DATA}")
+        blobs = [read_file(path, size=HEADER.itemsize).ljust(HEADER.itemsize, b"\0") for path in self.paths]
+        self.headers = np.frombuffer(b"".join(blobs), HEADER)
+        self.extended = bool(self.headers["extension"][0])  # else legacy: no header says more than its size
+        claims: Facts = {"magic": 20240520, "version": 1, "extension": 0x31464C47 if self.extended else 0}
+        if self.extended:
+            claims |= {"vocabulary": s.vocab_size, "shards": len(self.paths), "split": int(split == "train")}
+        for path, header in zip(self.paths, self.headers):
+            for what, expected in claims.items():
+                need(path, what, header[what].item(), expected)
+            if self.extended:
+                need(path, "sha256 of the tokenizer", header["tokenizer"].item().hex(), tokenizer_sha256)
+            size = HEADER.itemsize + 2 * max(header["tokens"].item(), 1)
+            need(path, "file size", path.stat().st_size, size)
+        ends = np.cumsum(self.headers["tokens"], dtype=np.int64).tolist()
+        self.starts, self.total = [0, *ends[:-1]], ends[-1]
+        self.documents = np.zeros(1, np.int64)  # where they begin; the last goes on at 0
+        for path, header, start in zip(self.paths, self.headers if self.extended else [], self.starts):
+            tokens = self.read(start, int(header["tokens"]))
+            need(path, "crc32 of the tokens", zlib.crc32(tokens.tobytes()), header["crc32"])
+            begins = start + np.flatnonzero(tokens == header["bos"])
+            self.documents = np.union1d(self.documents, begins)
+
+    def read(self, start: int, length: int) -> np.ndarray:
+        """uint16[length] from token `start` on, the first token following the last."""
+        start %= self.total
+        shard = int(np.searchsorted(self.starts, start, "right")) - 1
+        path, at = self.paths[shard], start - self.starts[shard]
+        count = min(length, int(self.headers["tokens"][shard]) - at)
+        tokens = np.frombuffer(read_file(path, "", HEADER.itemsize + 2 * at, 2 * count), "<u2")
+        need(path, f"number of tokens from {at} on", len(tokens), count, "the file was cut")
+        if tokens.max() >= self.vocab_size:
+            found = f"{path}: token {tokens.max()} from number {at} on"
+            raise DataError(f"{found}, expected below VOCAB_SIZE={self.vocab_size}: {MEND}")
+        if count == length:
+            return tokens
+        return np.concatenate([tokens, self.read(start + count, length - count)])
+
+
+class BatchReader:
+    """Reads this rank's part of each batch. What a slot holds depends on its number alone."""
+
+    def __init__(self, s: Settings, stream: TokenStream, machine: Machine) -> None:
+        self.stream, self.machine = stream, machine
+        self.length = s.slot_tokens + 1  # the last is a target only
+        windows = np.arange(stream.total // self.length)
+        if s.doc_tokens:  # windows whose middle stands in a short document
+            sizes = np.diff(stream.documents, append=stream.total)
+            middles = windows * self.length + self.length // 2
+            document = np.searchsorted(stream.documents, middles, "right") - 1
+            windows = windows[sizes[document] <= s.doc_tokens]
+        if not len(windows):
+            found = f"DATA_PATH={s.data_path}: {stream.total} training tokens, no slot of {self.length}"
+            raise DataError(f"{found} in a document of DOC_TOKENS; lower TRAIN_BATCH_TOKENS")
+        self.order = np.random.Generator(np.random.Philox(key=s.seed)).permutation(windows)
+
+    def read(self, step: Step) -> Any:
+        """This rank's slots of a step, int64[n, slot_tokens + 1] of the framework."""
+        numbers = step.slots_before + np.arange(self.machine.rank, step.slots, self.machine.world)
+        places = self.order[numbers % len(self.order)] * self.length
+        rows = [self.stream.read(int(place), self.length) for place in places]
+        return self.machine.tensor(np.stack(rows).astype(np.int64))
+
+    def batches(self, steps: Iterator[Step]) -> Iterator[tuple[Step, Any]]:
+        """Each step with its batch, which a thread reads while the step before is computed."""
+        with ThreadPoolExecutor(1, "batch reader") as thread:
+            begun = ((step, thread.submit(self.read, step)) for step in steps)
+            ready = next(begun, None)
+            while ready:
+                coming = next(begun, None)
+                yield ready[0], ready[1].result()
+                ready = coming
+
+
+class Corpus(NamedTuple):  # what a run reads, and what the log says of it
+    train: Any  # TokenStream; None: EVAL_ONLY
+    val_tokens: np.ndarray  # uint16[n]
+    bytes_per_token: np.ndarray  # int[n]
+    notes: list[str]
+    sha256: dict[str, str]  # of the training headers, the validation tokens, the tokenizer's file
+
+
+def load_corpus(s: Settings, with_train: bool = True) -> Corpus:
+    """The tokenizer and the shards, which must belong together. Raises DataError."""
+    blob = read_file(s.tokenizer_path, "TOKENIZER_PATH=")
+    try:
+        tokenizer = sentencepiece.SentencePieceProcessor(model_proto=blob)
+    except RuntimeError:
+        raise DataError(f"TOKENIZER_PATH={s.tokenizer_path} is no SentencePiece model; {GET_DATA}") from None
+    need(s.tokenizer_path, "vocabulary", tokenizer.vocab_size(), s.vocab_size, "so VOCAB_SIZE must be")
+    train = TokenStream(s, "train", sha256(blob)) if with_train else None
+    hashes = {"train_sha256": sha256(train.headers if train else b""), "tokenizer_sha256": sha256(blob)}
+    if train and not any(Path(s.data_path).glob("*_val_*.bin")):
+        none = np.zeros(0, np.uint16)
+        return Corpus(train, none, none, ["note: no validation text: this run is not scored"], hashes)
+    val = TokenStream(s, "val", sha256(blob))
+    need(s.data_path, "whether it has two validation tokens", val.total > 1, True)
+    tokens = val.read(0, val.total)
+    sizes, notes = bytes_of_tokens(tokenizer, tokens), []
+    total = int(sizes.sum(dtype=np.int64))
+    stated = int(val.headers["bytes_low"].sum()) + (int(val.headers["bytes_high"].sum()) << 32)
+    if not val.extended:
+        notes.append(f"note: legacy shards: {total} validation bytes by decoding, no header vouches for them")
+    elif val.headers["flags"][0] & 1:  # the tokenizer does not give the text back: its true bytes, spread
+        sizes = np.diff(np.cumsum(sizes, dtype=np.int64) * stated // max(total, 1), prepend=0)
+        notes.append(f"note: lossy tokenizer: {total} bytes decoded of {stated}")
+    else:
+        need(s.data_path, "byte count of the validation tokens", total, stated)
+    return Corpus(train, tokens, sizes, notes, hashes | {"val_sha256": sha256(tokens)})
+
+
+# --- run: its folder, log, metrics and checkpoints --------------------------------------------------------
+
+DAMAGED: Any = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+DAMAGED += (zlib.error, safetensors.SafetensorError)  # what reading a damaged file may raise
+
+
+def pack_tensors(tensors: Arrays, about: Facts, level: int) -> bytes:
+    """zlib over a safetensors file. One metadata key only: safetensors writes several in no fixed order."""
+    plain = {name: np.ascontiguousarray(array) for name, array in tensors.items()}  # stored as it lies
+    blob = safetensors.numpy.save(plain, {"bytegolf": json.dumps(about, sort_keys=True)})
+    return zlib.compress(blob, level)
+
+
+def unpack_tensors(blob: bytes) -> tuple[Arrays, Facts]:
+    """The tensors and what pack_tensors wrote about them. Raises one of DAMAGED."""
+    plain = zlib.decompress(blob)  # which checks a checksum
+    header = json.loads(plain[8 : 8 + int.from_bytes(plain[:8], "little")])
+    return safetensors.numpy.load(plain), json.loads(header["__metadata__"]["bytegolf"])
+
+
+def write_whole(path: Path, blob: bytes) -> None:
+    """Write a file so that one of this name is always whole. Raises OSError."""
+    beside = path.with_name(path.name + ".part")
+    try:
+        with open(beside, "wb") as file:
+            file.write(blob)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def newest_checkpoint(folder: Path) -> tuple[Arrays, Facts, list[str]]:
+    """Arrays, facts and notes of the newest whole one, if any. Raises DataError if all are damaged."""
+    notes: list[str] = []
+    for path in sorted(folder.glob("step_*.ckpt"), reverse=True):
+        try:
+            return *unpack_tensors(read_file(path)), [*notes, f"resumed from {path}"]
+        except DAMAGED:
+            path.rename(path.with_suffix(".damaged"))
+            notes.append(f"warning: {path} is damaged and put aside; the one before is taken")
+    if notes:
+        raise DataError(f"{folder}: all checkpoints are damaged and put aside; the same command begins anew")
+    return {}, {}, []
+
+
+def open_run(s: Settings, about: Facts) -> tuple[Path, Arrays, Facts, list[str]]:
+    """logs/<RUN_ID>/, locked, and its newest whole checkpoint. SettingError, DataError: not of `about`."""
+    folder = Path("logs", s.run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{s.preset}-{os.getpid()}")
+    (folder / "checkpoint").mkdir(parents=True, exist_ok=True)
+    metrics = folder / "metrics.jsonl"
+    metrics.touch()
+    refused = f"RUN_ID={folder.name}: choose another, {folder}"
+    try:
+        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the process ends
+    except BlockingIOError:
+        raise SettingError(f"{refused} is in use by another process") from None
+    events = metrics.read_bytes()
+    if b'{"event": "final"' in events.rpartition(b"\n")[0]:
+        raise SettingError(f"{refused} is a run that has ended and is never overwritten")
+    arrays, facts, notes = newest_checkpoint(folder / "checkpoint")
+    for name, was in facts.get("settings", {}).items():
+        now = about["settings"][name]
+        if now != was and "free" not in ROWS[name].metadata:
+            found = f"{name.upper()}={format_value(now)}: {folder} was begun with {format_value(was)}"
+            raise SettingError(f"{found}; set that or choose another RUN_ID")
+    for name, was in facts.get("sha256", {}).items():
+        need(folder, name, about["sha256"].get(name), was, "the data that the run was begun with")
+    os.truncate(metrics, min(facts.get("metrics_bytes", 0), len(events)))  # steps beyond are done again
+    write_whole(folder / "config.json", json.dumps(about, indent=1).encode())
+    return folder, arrays, facts, notes
+
+
+# How far a run has come; a checkpoint holds them.
+COUNTERS = ["train_seconds", "eval_seconds", "data_wait_seconds", "steps", "tokens_seen", "train_flops"]
+COUNTERS += ["skipped_steps", "skipped_in_a_row", "resumes"]
+
+
+class Run:
+    """What a run says and keeps; rank 0 writes train.log for people and metrics.jsonl for programs."""
+
+    def __init__(self, machine: Machine, s: Settings, folder: Any = None, about: Any = None) -> None:
+        self.machine, self.s = machine, s
+        self.folder, self.about = folder, about  # without a folder nothing is written
+        self.counters = types.SimpleNamespace(**dict.fromkeys(COUNTERS, 0))
+        self.num_steps = Plan(s).num_steps
+
+    def write(self, name: str, text: str) -> None:
+        if self.folder and self.machine.rank == 0:
+            with open(self.folder / name, "a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text + "\n")
+
+    def line(self, text: str) -> None:
+        if self.machine.rank == 0:
+            with contextlib.suppress(OSError, AttributeError, ValueError):  # no terminal, or none of Unicode
+                tqdm.write(text, file=sys.stdout)
+                sys.stdout.flush()
+        self.write("train.log", text)
+
+    def event(self, event: str, **values: Any) -> None:
+        """For programs: floats exact, those that are not finite as text."""
+        odd = {k: str(v) for k, v in values.items() if isinstance(v, float) and not math.isfinite(v)}
+        self.write("metrics.jsonl", json.dumps({"event": event} | values | odd))
+        if event == "warning":
+            self.line(f"warning: {values['text']}")
+
+    def final(self, rows: Facts) -> None:
+        self.line("\n".join(["---", *(f"{key}: {value}" for key, value in rows.items())]))
+        self.event("final", **rows)
+
+    def log_step(self, stats: StepStats, lr_mul: float, waited: float) -> None:
+        """An event, and a line of some steps. Raises FloatingPointError after MAX_SKIPPED in a row."""
+        s, counters, step = self.s, self.counters, self.counters.steps
+        seconds, flops = counters.train_seconds, counters.train_flops
+        loss, grad_norm, finite, local_nonfinite = map(float, stats)
+        facts = {"step": step, "train_loss": loss, "grad_norm": grad_norm, "lr_mul": lr_mul}
+        facts |= {"train_seconds": seconds, "train_flops": flops, "data_wait_seconds": waited}
+        self.event("step", **facts)
+        counters.data_wait_seconds += waited
+        counters.skipped_in_a_row = 0 if finite else counters.skipped_in_a_row + 1
+        if not finite:
+            counters.skipped_steps += 1
+            ranks = np.flatnonzero(self.machine.all_gather(local_nonfinite)).tolist() or "all"
+            found = f"step {step} skipped: train_loss {loss}, gradient norm {grad_norm}"
+            self.event("warning", text=f"{found}, from rank {ranks}; weights and optimizer are as before")
+            if counters.skipped_in_a_row == s.max_skipped:
+                raise FloatingPointError(f"{found}, the last of MAX_SKIPPED; lower MATRIX_LR or SCALAR_LR")
+        if step <= 10 or step % s.train_log_every == 0 or step == self.num_steps:
+            self.line(  # speeds are averages over the run
+                f"step:{step}/{self.num_steps} train_loss:{loss:.4f} lr_mul:{lr_mul:.3f} "
+                f"train_time:{seconds * 1e3:.0f}ms step_avg:{seconds / step * 1e3:.2f}ms "
+                f"tok_s:{counters.tokens_seen / seconds:.0f} "
+                f"mfu:{flops / seconds / self.machine.peak_flops / self.machine.world:.1%} "
+                f"data_wait:{counters.data_wait_seconds / step * 1e3:.1f}ms train_flops:{flops:.4e}"
+            )
+
+    def save(self, trainer: Trainer) -> None:
+        """Write a checkpoint. The last two are kept. If there is no room, training goes on."""
+        about = self.about | {"counters": vars(self.counters)}
+        about["metrics_bytes"] = (self.folder / "metrics.jsonl").stat().st_size
+        state = {name: self.machine.numpy(tensor) for name, tensor in trainer.optimizer.state.items()}
+        path = self.folder / f"checkpoint/step_{self.counters.steps:08}.ckpt"
+        try:
+            write_whole(path, pack_tensors(state, about, level=0))
+            for old in sorted(path.parent.glob("step_*.ckpt"))[:-2]:
+                old.unlink()
+        except OSError as error:
+            self.event("warning", text=f"no checkpoint: {error}")
+
+
+# --- machine: device, ranks, number format, compiler ------------------------------------------------------
+
+PATIENCE = datetime.timedelta(days=1)  # with long work of one rank: compiling, or writing to a slow disk
+CPUINFO = Path("/proc/cpuinfo").read_text() if os.path.exists("/proc/cpuinfo") else ""
+BFLOAT16_UNITS = r"\b(amx_bf16|avx512_bf16|bf16)\b"  # as /proc/cpuinfo calls them, on x86-64 and on ARM
+
+
+@dataclasses.dataclass
+class Machine:
+    """Where this process computes. rank and world are its place among the processes of the run."""
+
+    device: torch.device
+    rank: int = 0
+    world: int = 1
+    dtype: torch.dtype = torch.float32  # of products
+    peak_flops: float = math.inf  # per second, measured, of one process in dtype
+    compile: bool = False
+    patient: Any = None  # the process group whose calls wait for PATIENCE
+    reducers: Any = None  # the process group that sums gradients
+    signals: list[int] = dataclasses.field(default_factory=list)  # those to stop that came
+
+    def collective(self, operation: Function, *args: Any, **named: Any) -> None:
+        """What all ranks do together. Raises InterruptedError where one is dead or silent for too long."""
+        if self.world > 1:
+            try:
+                operation(*args, **named)
+            except RuntimeError as error:
+                raise InterruptedError(f"lost a rank: dead, or silent for DIST_TIMEOUT ({error})") from error
+
+    def all_gather(self, *numbers: float) -> np.ndarray:
+        """float64[world, n]: these numbers of every rank."""
+        everyone = [torch.tensor(numbers, dtype=torch.float64) for _ in range(self.world)]
+        self.collective(dist.all_gather, everyone, everyone[self.rank].clone())
+        return torch.stack(everyone).numpy()
+
+    def on_rank_0(self, function: Function) -> Any:
+        """What a function returns on rank 0, on every rank; if it raises there, the others lose rank 0."""
+        answer = [function() if self.rank == 0 else None]
+        cpu = torch.device("cpu")
+        self.collective(dist.broadcast_object_list, answer, group=self.patient, device=cpu)
+        return answer[0]
+
+    def tensor(self, array: np.ndarray) -> Any:
+        tensor = torch.from_numpy(array)
+        return tensor.pin_memory() if self.device.type == "cuda" else tensor
+
+    def numpy(self, tensor: Any) -> Any:
+        return tensor.detach().cpu().numpy()
+
+    def compiled(self, function: Function) -> Function:
+        return torch.compile(function, dynamic=False) if self.compile else function
+
+    def recorded(self, function: Function) -> Function:
+        """Of a function that returns tensors: without it floppy's step takes 29.4 ms on an H200, not 2.1."""
+        return CudaGraphs(function) if self.device.type == "cuda" and self.compile else function
+
+    def choose_dtype(self, wanted: str) -> str:
+        """Set dtype, by a rule since a timing may differ next time, and peak_flops; returns dtype's name."""
+        if wanted == "auto":
+            fast = self.device.type != "cpu" or re.search(BFLOAT16_UNITS, CPUINFO)
+            wanted = "bfloat16" if fast else "float32"
+        self.dtype = getattr(torch, wanted)
+        side = 512 if self.device.type == "cpu" else 8192
+        a, b = torch.randn(2, side, side, device=self.device).to(self.dtype)
+        seconds = timeit.repeat(lambda: (a @ b)[0, 0].item(), number=1, repeat=3)  # item waits for a GPU
+        self.peak_flops = 2 * side**3 / min(seconds)
+        return wanted
+
+    def facts(self) -> Facts:
+        """What bits may depend on, for the log and config.json."""
+        model = re.search(r"model name\s*: (.*)", CPUINFO)
+        gpu = torch.cuda.get_device_name() if self.device.type == "cuda" else "none"
+        facts = {"torch": torch.__version__, "threads": torch.get_num_threads(), "ranks": self.world}
+        return facts | {"processor": model[1] if model else os.uname().machine, "gpu": gpu}
+
+    def peak_memory_mib(self) -> int:
+        unit = 2**20 if sys.platform == "darwin" else 2**10  # macOS counts bytes
+        host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // unit
+        return torch.cuda.max_memory_allocated() // 2**20 or host
+
+
+class CudaGraphs:
+    """A function of a tensor whose kernels a GPU launches at once, as one CUDA graph for each shape."""
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self.graphs: dict[Any, Any] = {}  # by shape: the input, the graph, what it makes
+
+    def __call__(self, tensor: Tensor, *more: int) -> Any:
+        shape = (tensor.shape, *more)
+        if shape not in self.graphs:
+            given, graph = tensor.to("cuda", copy=True), torch.cuda.CUDAGraph()
+            self.function(given, *more)  # compiles
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # others may work meanwhile
+                self.graphs[shape] = given, graph, self.function(given, *more)
+        given, graph, made = self.graphs[shape]
+        given.copy_(tensor, non_blocking=True)
+        graph.replay()
+        return [part.clone() for part in made]  # copies: the next call overwrites what the graph made
+
+
+def open_machine(s: Settings) -> Machine:
+    """Device, process group and compiler. Raises SettingError for what is not there."""
+    rank, local, world = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    world = max(world, 1)  # torchrun sets the three
+    if any(slots % world for _, _, slots in Plan(s).stages):
+        raise SettingError(f"WORLD_SIZE={world}: takes a divisor of BATCH_SLOTS={s.batch_slots}")
+    cuda = s.device == "cuda" or (s.device == "auto" and torch.cuda.is_available())
+    if cuda and local >= torch.cuda.device_count():
+        raise SettingError(f"DEVICE={s.device}: torch finds no GPU of number LOCAL_RANK={local}")
+    machine = Machine(torch.device(f"cuda:{local}" if cuda else "cpu"), rank, world, compile=s.compile)
+    try:
+        machine.compiled(torch.neg)(torch.zeros(2, device=machine.device))
+    except Exception as error:  # no C++ compiler, a broken one, no folder for what it makes: eager runs
+        machine.compile = False
+        print(f"compile:0 (torch.compile fails, so eager and slower: {' '.join(repr(error).split())[:200]})")
+    keep_freed_memory()
+    if world > 1:  # small decisions travel as CPU tensors over gloo: no GPU waits for them
+        timeout = datetime.timedelta(seconds=s.dist_timeout)
+        dist.init_process_group("gloo", timeout=timeout)
+        machine.patient = dist.new_group(timeout=PATIENCE)
+        if cuda:  # NCCL's watchdog kills the process: gloo has to notice before
+            torch.cuda.set_device(local)
+            machine.reducers = dist.new_group(backend="nccl", timeout=10 * timeout)
+    return machine
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep freed memory: page faults of large temporaries make a step 9 % slower."""
+    with contextlib.suppress(AttributeError):
+        for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 2**26)):  # mmap's use, trim's threshold, top pad
+            ctypes.CDLL(None).mallopt(option, value)
+
+
+# --- main: a whole run, or an evaluation alone ------------------------------------------------------------
+
+
+def train(trainer: Trainer, corpus: Corpus, run: Run, plan: Plan) -> None:
+    """Step and validate until the last step, the clock's cap or a signal (InterruptedError)."""
+    s, machine, counters = trainer.s, trainer.machine, run.counters
+    steps = (step for step in plan.steps() if step.number >= counters.steps)
+    batches = BatchReader(s, corpus.train, machine).batches(steps)
+    hidden = machine.rank > 0 or not sys.stderr or None  # None: in a file
+    bar = tqdm(batches, None, plan.num_steps, leave=False, initial=counters.steps, disable=hidden)
+    asked = saved = time.perf_counter()
+    began = saved - counters.train_seconds  # evaluations move it: their seconds do not count
+    signalled = False
+    for step, batch in bar:
+        now = time.perf_counter()
+        waited = now - asked
+        save_due = s.ckpt_seconds > 0 and now - saved >= s.ckpt_seconds
+        everyone = machine.all_gather(now - began, save_due, len(machine.signals))
+        elapsed, save_due, _ = everyone[0].tolist()  # rank 0's clock decides for all
+        signalled = bool(everyone[:, 2].any())  # on any rank
+        if signalled or 0 < s.max_wallclock_seconds <= elapsed:
+            break
+        validation_due = step.number > 0 and s.val_loss_every > 0 and step.number % s.val_loss_every == 0
+        if save_due or validation_due:
+            machine.on_rank_0(lambda: run.save(trainer))
+            if validation_due:
+                validate(trainer, corpus, run, min(8 * s.val_batch_size, s.val_tokens_limit or 2**63))
+            saved = time.perf_counter()
+            began += saved - now  # the clock stood still
+        lr_mul = plan.lr_multiplier(step, elapsed)
+        stats = trainer.step(batch, step, lr_mul)
+        asked = time.perf_counter()
+        counters.steps = step.number + 1
+        counters.tokens_seen += step.slots * s.slot_tokens
+        counters.train_flops += step.flops
+        counters.train_seconds = asked - began
+        run.log_step(stats, lr_mul, waited)
+    bar.close()
+    machine.on_rank_0(lambda: run.save(trainer))
+    if signalled:
+        raise InterruptedError(f"stopped by a signal after step {counters.steps} of {plan.num_steps}")
+
+
+def validate(trainer: Trainer, corpus: Corpus, run: Run, limit: int, what: str = "val") -> Facts:
+    """Score `limit` tokens, 0: all; as evaluate, but {} without text. Raises FloatingPointError."""
+    counters, began = run.counters, time.perf_counter()
+    hashes = trainer.machine.all_gather(*trainer.sha256("weights")).tolist()
+    odd = [rank for rank, found in enumerate(hashes) if found != max(hashes, key=hashes.count)]
+    if odd:
+        raise FloatingPointError(f"step {counters.steps}: the weights of rank {odd} differ from the others'")
+    if not len(corpus.val_tokens):
+        return {}
+    score = evaluate(trainer.s, trainer.model.nll, corpus, trainer.machine, limit)
+    counters.eval_seconds += time.perf_counter() - began
+    run.event(what, step=counters.steps, train_seconds=counters.train_seconds, **score)
+    mark = " partial" if score.pop("partial") else ""
+    found = f"val_loss:{score['val_loss']:.4f} val_bpb:{score['val_bpb']:.4f}{mark}"
+    place = f"step:{counters.steps}/{run.num_steps}" if what == "val" else what
+    run.line(f"{place} {found} train_time:{counters.train_seconds * 1e3:.0f}ms")
+    return score | {name: f"{score[name]:.8f}{mark}" for name in ("val_loss", "val_bpb")}
+
+
 def score_artifact(trainer: Trainer, blob: bytes, path: Any, corpus: Corpus, run: Run) -> Facts:
     """The result: what the weights of an artifact score. Raises FloatingPointError if that is no number."""
-    began, s = time.perf_counter(), trainer.s
     trainer.load(decode_artifact(blob, path)[1])
-    rows = {"artifact_bytes": len(blob), "artifact_sha256": sha256(blob)}
-    if not len(corpus.val_tokens):
-        return rows
-    run.line(f"scoring {path}")
-    score = evaluate(s, trainer.model.nll, corpus, trainer.machine, s.val_tokens_limit)
-    if not math.isfinite(score["val_loss"]):
+    score = validate(trainer, corpus, run, trainer.s.val_tokens_limit, "artifact")
+    if re.match("nan|inf", score.get("val_loss", "")):
         raise FloatingPointError(f"{path}: scores {score['val_loss']} nats a token")
-    mark = " partial" if score.pop("partial") else ""
-    score |= {name: f"{score[name]:.8f}{mark}" for name in ("val_loss", "val_bpb")}
-    return score | rows | {"eval_seconds": time.perf_counter() - began}
+    return score | {"artifact_bytes": len(blob), "artifact_sha256": sha256(blob)} | corpus.sha256
 
 
 def finish(trainer: Trainer, corpus: Corpus, run: Run, code: Facts) -> int:
     """Write the artifact, and score it: the result. Returns the exit code."""
-    s, machine, counters, path = trainer.s, trainer.machine, run.counters, run.folder / "model.ptz"
-    trained = trainer.validate(corpus, run, s.val_tokens_limit)
+    s, machine, path = trainer.s, trainer.machine, run.folder / "model.ptz"
+    unrounded = validate(trainer, corpus, run, s.val_tokens_limit)
     state_sha256 = trainer.sha256(*trainer.optimizer.state).hex()
     machine.on_rank_0(lambda: write_whole(path, trainer.export()))
     blob = machine.on_rank_0(path.read_bytes)
     rows = score_artifact(trainer, blob, path, corpus, run)
-    if trained is not None:
-        counters.eval_seconds += rows["eval_seconds"]
-        rows["val_bpb_unquantized"] = f"{trained:.8f}"
-    done, total = s.plan.step(counters.steps), len(blob) + code["code_bytes"]
+    if unrounded:
+        rows["val_bpb_unquantized"] = unrounded["val_bpb"]
+    total = len(blob) + code["code_bytes"]
     budget = "ok" if total <= s.budget_bytes else "over"
-    rows |= vars(counters) | {"batches_crc32": f"{counters.batches_crc32:08x}"}
-    rows |= {"train_flops": done.flops_before, "tokens_seen": done.slots_before * s.slot_tokens}
-    rows |= code | {"total_bytes": total, "budget_bytes": s.budget_bytes, "budget": budget}
-    rows |= {"device": str(machine.device), "preset": s.preset, "seed": s.seed, "run_id": run.folder.name}
-    rows |= {"params": trainer.size, "torch": torch.__version__, "state_sha256": state_sha256}
-    run.final(rows | {"peak_memory_mib": machine.peak_memory_mib()} | corpus.sha256)
+    rows |= vars(run.counters) | code | {"state_sha256": state_sha256}
+    rows |= {"total_bytes": total, "budget_bytes": s.budget_bytes, "budget": budget}
+    rows |= {"params": sum(trainer.model.sizes), "peak_memory_mib": machine.peak_memory_mib()}
+    rows |= {"preset": s.preset, "seed": s.seed, "run_id": run.folder.name}
+    run.final(rows | {"device": str(machine.device), "torch": torch.__version__})
     return 0 if budget == "ok" else 4
 
 
-def run_all(s: Settings, origins: dict[str, str], code: Facts, machine: Machine, make: Callable) -> int:
+def run_all(s: Settings, origins: dict[str, str], code: Facts, machine: Machine, make: Function) -> int:
     """A whole run on this rank. Returns the exit code."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # not under nohup
-            signal.signal(number, machine.note)
-    if s.eval_only:  # score an artifact of any shape, write nothing; the window can be overridden
-        blob = read_file("EVAL_ONLY=", s.eval_only)
-        carried, _ = decode_artifact(blob, s.eval_only)
-        own = {k for k in carried if k.startswith(("eval_", "val_", "dtype")) and origins[k] == "environment"}
-        s = dataclasses.replace(s, **{k: v for k, v in carried.items() if k not in own})
-        check_settings(s)
-        corpus, run = load_corpus(s, with_train=False), Run(machine, s)
-        run.line(machine.choose_dtype(s.dtype), *corpus.notes)
-        run.final(score_artifact(make(s, machine), blob, s.eval_only, corpus, run) | corpus.sha256)
-        return 0
-    corpus, speed, cpu = load_corpus(s), machine.choose_dtype(s.dtype), os.uname().machine
-    if os.path.exists("/proc/cpuinfo"):
-        cpu = re.search(r"model name\s*: (.*)|$", Path("/proc/cpuinfo").read_text())[1]
-    environment = machine.facts() | {"ranks": machine.world, "processor": cpu}
-    environment["script_sha256"] = code["script_sha256"]
-    settings = dataclasses.asdict(s) | {"dtype": environment["dtype"]}
+    s = dataclasses.replace(s, dtype=machine.choose_dtype(s.dtype))
+    environment = machine.facts() | {"dtype": s.dtype} | code
+    corpus, plan, settings = load_corpus(s), Plan(s), dataclasses.asdict(s)
     about = {"settings": settings, "sha256": corpus.sha256, "origins": origins, "environment": environment}
     folder, arrays, facts, notes = machine.on_rank_0(lambda: open_run(s, about))
-    run = Run(machine, s, folder, about, facts.get("counters", {}))
-    if facts:  # DTYPE=auto may have found another one this time
-        machine.choose_dtype(facts["settings"]["dtype"])
-    trainer = make(s, machine)
-    given = [f"{k.upper()}={show(getattr(s, k))}" for k in origins if origins[k] == "environment"]
+    run, trainer = Run(machine, s, folder, about), make(s, machine)
+    given = [f"{name.upper()}={format_value(settings[name])}" for name in ROWS if origins[name] != "preset"]
+    run.line(f"run:{folder} preset:{s.preset} {' '.join(given)}")
+    run.line(" ".join(f"{name}:{value}" for name, value in environment.items()))
     run.line(
-        f"run:{folder} preset:{s.preset} {' '.join(given)}",
-        " ".join(f"{k}:{v}" for k, v in environment.items()),
-        speed,
-        f"params:{trainer.size} batch:{s.batch_slots}x{s.slot_tokens} train_tokens:{corpus.train.total} "
-        f"val_tokens:{len(corpus.val_tokens)} val_bytes:{corpus.val_bytes.sum(dtype=np.int64)}",
-        *(corpus.notes + notes),
-        f"warming up: {s.warmup_steps} untimed steps, then forgotten",
+        f"device:{machine.device} compile:{machine.compile:d} products:{machine.peak_flops / 1e9:.0f}GFLOP/s "
+        f"params:{sum(trainer.model.sizes)} batch:{s.batch_slots}x{s.slot_tokens} "
+        f"train_tokens:{corpus.train.total} val_tokens:{len(corpus.val_tokens)} "
+        f"val_bytes:{corpus.bytes_per_token.sum(dtype=np.int64)}"
     )
+    run.line("\n".join([*corpus.notes, *notes, f"warming up: {s.warmup_steps} untimed steps"]))
     try:
-        trainer.warm_up()
+        trainer.warm_up(plan)
         if facts:
             trainer.restore(arrays)
+            vars(run.counters).update(facts["counters"])
             run.counters.resumes += 1
-        train(trainer, corpus, run)
+        train(trainer, corpus, run, plan)
         return finish(trainer, corpus, run, code)
     except (OSError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not machine.signals:  # those reach the compiler, too
@@ -1466,29 +1419,67 @@ def run_all(s: Settings, origins: dict[str, str], code: Facts, machine: Machine,
         raise InterruptedError(f"{error}; the same command with RUN_ID={folder.name} goes on") from error
 
 
-def main(open_machine: Callable = open_machine, make: Callable = Trainer, file: str = __file__) -> int:
+def score_only(s: Settings, origins: dict[str, str], machine: Machine, make: Function) -> int:
+    """EVAL_ONLY: score an artifact of any shape, write nothing; its window can be overridden."""
+    blob = read_file(s.eval_only, "EVAL_ONLY=")
+    carried, _ = decode_artifact(blob, s.eval_only)
+    own = [k for k in carried if k.startswith(("eval_", "val_", "dtype")) and origins[k] == "environment"]
+    s = dataclasses.replace(s, **(carried | {name: getattr(s, name) for name in own}))
+    check_settings(s)
+    machine.choose_dtype(s.dtype)
+    corpus, run = load_corpus(s, with_train=False), Run(machine, s)
+    run.line("\n".join(corpus.notes))
+    run.final(score_artifact(make(s, machine), blob, s.eval_only, corpus, run))
+    return 0
+
+
+def dry_run(s: Settings, origins: dict[str, str], code_bytes: int) -> int:
+    """Print all settings, all parameters and the planned size. Needs no data or device."""
+    for name, origin in origins.items():
+        print(f"{name.upper()}={format_value(getattr(s, name))} ({origin})")
+    planned = params = 0
+    for p in parameter_table(s):
+        print(f"{p.name} {p.shape} float32 init {p.init} {p.scale:.6g} {p.group} lr {p.lr:g}")
+        params, planned = params + p.size, planned + p.size * SCHEMES[scheme_of(p)][""]
+    print(f"params: {params}\nsteps: {Plan(s).num_steps}\ncode_bytes: {code_bytes}")
+    print(f"planned_artifact_bytes: {planned} (before zlib)")
+    return 0
+
+
+# What torch says of a GPU's and a CPU's memory, and MLX of any, in a RuntimeError of no kind of its own:
+NO_MEMORY = "out of memory|DefaultCPUAllocator: can't allocate|Unable to allocate|Attempting to allocate"
+EXIT_CODES = {SettingError: 2, DataError: 3, FloatingPointError: 17, OSError: 16, dist.DistError: 16}
+
+
+def run_script(open_machine: Function, make: Function, file: str) -> int:
+    """Do what the environment says. Returns the exit code."""
+    s, origins = load_settings(os.environ, "10min_16mb" if torch.cuda.is_available() else "floppy")
+    script = b"".join(Path(path).read_bytes() for path in dict.fromkeys([__file__, file]))
+    size = len(script) if s.code_bytes == "raw" else len(zlib.compress(script, 9))
+    if s.dry_run:
+        return dry_run(s, origins, size)
+    machine = open_machine(s)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup does
+            signal.signal(number, lambda number, frame: machine.signals.append(number))
+    if s.eval_only:
+        return score_only(s, origins, machine, make)
+    return run_all(s, origins, {"code_bytes": size, "script_sha256": sha256(script)}, machine, make)
+
+
+def main(open_machine: Function = open_machine, make: Function = Trainer, file: str = __file__) -> int:
     """The program, on this framework or the twin's, whose file counts, too. Returns the exit code."""
-    for stream in filter(None, (sys.stdout, sys.stderr)):  # None where who started us has closed it
-        stream.reconfigure(errors="backslashreplace")
     try:
-        s, origins = load_settings(os.environ, "10min_16mb" if torch.cuda.is_available() else "floppy")
-        script = b"".join(Path(path).read_bytes() for path in dict.fromkeys([__file__, file]))
-        size = len(script) if s.code_bytes == "raw" else len(zlib.compress(script, 9))
-        if s.dry_run:
-            print("\n".join(dry_run(s, origins, size)))
-            return 0
-        about_code = {"code_bytes": size, "script_sha256": sha256(script)}
-        code = run_all(s, origins, about_code, open_machine(s), make)
-    except (SettingError, DataError, FloatingPointError, OSError, MemoryError, RuntimeError) as error:
-        text, code = str(error), getattr(error, "exit_code", 17 if isinstance(error, ArithmeticError) else 16)
-        no_memory = type(error) is RuntimeError and re.search(NO_MEMORY, text)
-        if no_memory or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        code = run_script(open_machine, make, file)
+    except (*EXIT_CODES, MemoryError, RuntimeError) as error:
+        text, rank = str(error), os.environ.get("RANK", "0")
+        code = next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), 0)
+        if isinstance(error, MemoryError) or re.search(NO_MEMORY, text):
             text, code = "out of memory: lower MODEL_DIM or TRAIN_BATCH_TOKENS", 2
-        elif isinstance(error, RuntimeError) and not isinstance(error, dist.DistError):
+        if not code:
             raise
-        rank = os.environ.get("RANK", "0")
-        if rank == "0" or not isinstance(error, SettingError):  # a bad setting is one on all ranks
-            print(f"{Path(file).name}: {text}" + (f" (rank {rank})" if rank != "0" else ""), file=sys.stderr)
+        if rank == "0" or code != 2:  # a bad setting is one on all ranks
+            print(f"{Path(file).name}: {text}" + f" (rank {rank})" * (rank != "0"), file=sys.stderr)
     if dist.is_initialized():  # what waits for a rank which is gone would not end
         print(end="", flush=True)
         os._exit(code)
