@@ -7,7 +7,7 @@ Written matrix by matrix, for reading and not for speed. It imports neither scri
 
 The file holds, for each case of CASES, under `<case>/`: settings (text, NAME=value words), start/<parameter>
 float32, tokens uint16[steps, slots, slot tokens + 1], logits float64[rows, T, V] of the first slot of step 0,
-grad/<parameter> float64 of step 0's mean loss before it is clipped, and, each float64[steps], losses (nats),
+grad/<parameter> float64 of step 0's mean loss, and, each float64[steps], losses (nats),
 grad_norms, lr_muls and momenta.
 
 Each function of the model returns its value and a function: from the gradient of the loss by the value to
@@ -93,7 +93,7 @@ def attention(q: Array, k: Array, v: Array, window: int) -> tuple[Array, Callabl
     return np.einsum("bgrts,bsgk->btgrk", p, v).reshape(q.shape), back
 
 
-def without_own(y: Array, v: Array) -> tuple[Array, Callable]:
+def remove_own_value(y: Array, v: Array) -> tuple[Array, Callable]:
     """y [B, T, H, K] without its part along the same token's values v [B, T, G, K], h by h // R."""
     size = np.linalg.norm(v, axis=-1, keepdims=True)
     own = v / size
@@ -117,7 +117,7 @@ def leaky_squared(x: Array, slope: float) -> tuple[Array, Callable]:
     return leaky**2, lambda dy: dy * 2 * leaky * np.where(x > 0, 1, slope)
 
 
-def mix_before(x: Array, share: Array) -> tuple[Array, Callable]:
+def kv_shift(x: Array, share: Array) -> tuple[Array, Callable]:
     """x [B, T, G, K]; of the token before each comes a share [G, K]. Before the first stand zeros."""
     before = np.pad(x[:, :-1], [(0, 0), (1, 0), (0, 0), (0, 0)])
 
@@ -153,13 +153,13 @@ def self_attention(s: Any, w: Weights, x: Array, window: int) -> tuple[Array, Ca
     flat, project_back = linear(normed, w["qkv"])
     q, k, v = (part.reshape(B, T, -1, K) for part in np.split(flat, [D, D + kv_dim], -1))
     if s.key_shift:
-        k, mix_back = mix_before(k, w["key_shift"].reshape(-1, K))
+        k, mix_back = kv_shift(k, w["key_shift"].reshape(-1, K))
     (q, q_norm_back), (k, k_norm_back) = norm(q), norm(k)
     (q, q_turn_back), (k, k_turn_back) = rotate(q, s.rope_base), rotate(k, s.rope_base)
     q, gain_back = scale(q, w["q_gain"][:, None])
     y, attend_back = attention(q, k, v, window)
     if s.exclusive_attention:
-        y, own_back = without_own(y, v)
+        y, own_back = remove_own_value(y, v)
     out, out_back = linear(y.reshape(B, T, D), w["attn_out"])
 
     def back(dout: Array) -> tuple[Array, Weights]:
@@ -232,7 +232,7 @@ def trunk(s: Any, w: Weights, ids: Array) -> tuple[Array, Callable]:
             skipped, skip_back = scale(left, w["skip_weight"][i - half])
             skips[i] = pushed_by, skip_back
             x = x + skipped
-        own = {name: w[name][i] for name in w if name not in ("tok_emb", "head", "skip_weight")}
+        own = {name: w[name][i] for name in w if name not in ("tok_emb", "skip_weight")}
         last = i == s.num_layers - 1
         window = s.train_seq_len if last or not s.short_window else s.short_window
         x, back_of_block = block(s, own, x, x0, window)
@@ -259,15 +259,14 @@ def trunk(s: Any, w: Weights, ids: Array) -> tuple[Array, Callable]:
 
 def logits_and_gradient(s: Any, w: Weights, ids: Array, targets: Array) -> tuple[Array, float, Weights]:
     """float64 logits [B, T, V] of ids [B, T], the mean loss of the targets in nats, its gradient by name."""
-    matrix = "tok_emb" if s.tie_embeddings else "head"
     x, trunk_back = trunk(s, w, ids)
     normed, norm_back = norm(x)
-    z, head_back = linear(normed, w[matrix])
+    z, head_back = linear(normed, w["tok_emb"])
     logits, cap_back = softcap(z, s.logit_softcap)
     loss, dlogits = cross_entropy(logits, targets)
     dnormed, d_matrix = head_back(cap_back(dlogits))
     grads = trunk_back(norm_back(dnormed))
-    grads[matrix] += d_matrix  # of a tied embedding: what it gets as the input's table, too
+    grads["tok_emb"] += d_matrix  # beside what it gets as the input's table
     return logits, loss, grads
 
 
@@ -329,21 +328,20 @@ class Optimizer:
         self.w[name] -= rate * m / (1 - b1 ** (step + 1)) / (root + self.s.adam_eps)
 
     def step(self, grads: Weights, step: int, multiplier: float) -> float:
-        """Returns the norm of the whole gradient, before it is clipped."""
-        s, size = self.s, np.sqrt(sum((g * g).sum() for g in grads.values()))
-        shrink = min(1.0, s.grad_clip_norm / (size + 1e-6)) if s.grad_clip_norm else 1.0
-        rates = {"tok_emb": s.tied_embed_lr if s.tie_embeddings else s.embed_lr, "head": s.head_lr}
+        """Returns the norm of the whole gradient."""
+        s = self.s
         kv_dim = s.model_dim // s.num_heads * s.num_kv_heads
         for name, g in grads.items():
             if name not in MATRICES:
-                self.adam(name, g * shrink, step, multiplier * rates.get(name, s.scalar_lr))
+                rate = s.tied_embed_lr if name == "tok_emb" else s.scalar_lr
+                self.adam(name, g, step, multiplier * rate)
                 continue
             cuts = [s.model_dim, s.model_dim + kv_dim] if name == "qkv" else []  # q, k and v apart
-            for layer in zip(self.w[name], self.first[name], g * shrink):
+            for layer in zip(self.w[name], self.first[name], g):
                 parts = zip(*(np.split(stack, cuts) for stack in layer))  # views
                 for w, m, part in parts:
                     self.muon(w, m, part, step, multiplier * s.matrix_lr)
-        return size
+        return np.sqrt(sum((g * g).sum() for g in grads.values()))
 
 
 # --- golden file ------------------------------------------------------------------------------------------
@@ -351,23 +349,24 @@ class Optimizer:
 SHAPE = """
     VOCAB_SIZE=40 NUM_LAYERS=3 MODEL_DIM=16 NUM_HEADS=4 NUM_KV_HEADS=2 KEY_SHIFT=0.5 MLP_MULT=2
     SHORT_WINDOW=5 EXCLUSIVE_ATTENTION=1 MLP_LEAK=0.3
-    TIE_EMBEDDINGS=1 ROPE_BASE=100 LOGIT_SOFTCAP=4 QK_GAIN_INIT=1.5
+    ROPE_BASE=100 LOGIT_SOFTCAP=4 QK_GAIN_INIT=1.5
     TRAIN_SEQ_LEN=12 BATCH_SLOTS=2 TRAIN_BATCH_TOKENS=48
 """
 # Every schedule is in motion within the ten steps.
 TRAINING = """
-    ITERATIONS=10 WARMDOWN_ITERS=0.4 LR_WARMUP_STEPS=3 EMBED_LR=0.05 HEAD_LR=0.01 TIED_EMBED_LR=0.02
+    ITERATIONS=10 WARMDOWN_ITERS=0.4 LR_WARMUP_STEPS=3 TIED_EMBED_LR=0.02
     MATRIX_LR=0.02 SCALAR_LR=0.03 MUON_MOMENTUM=0.95 MUON_MOMENTUM_WARMUP_START=0.8
-    MUON_MOMENTUM_WARMUP_STEPS=6 MUON_BACKEND_STEPS=5 BETA1=0.85 BETA2=0.96 ADAM_EPS=1e-8 GRAD_CLIP_NORM=0
+    MUON_MOMENTUM_WARMUP_STEPS=6 MUON_BACKEND_STEPS=5 BETA1=0.85 BETA2=0.96 ADAM_EPS=1e-8
 """
-UNTIED = """
-    TIE_EMBEDDINGS=0 NUM_LAYERS=4 MODEL_DIM=12 NUM_HEADS=6 NUM_KV_HEADS=1 KEY_SHIFT=0 MLP_MULT=3 VOCAB_SIZE=33
+PLAIN = """
+    NUM_LAYERS=4 MODEL_DIM=12 NUM_HEADS=6 NUM_KV_HEADS=1 KEY_SHIFT=0 MLP_MULT=3 VOCAB_SIZE=33
     SHORT_WINDOW=0 EXCLUSIVE_ATTENTION=0 MLP_LEAK=0
-    GRAD_CLIP_NORM=0.2 MUON_BACKEND_STEPS=3 ADAM_EPS=1e-4 WARMDOWN_ITERS=5 ROPE_BASE=10000 LOGIT_SOFTCAP=30
+    MATRIX_LR=0.01 TIED_EMBED_LR=0.01 MUON_BACKEND_STEPS=3 ADAM_EPS=1e-4 WARMDOWN_ITERS=5
+    ROPE_BASE=10000 LOGIT_SOFTCAP=30
 """
 FRESH = "NUM_LAYERS=2 MODEL_DIM=8 NUM_HEADS=2 NUM_KV_HEADS=2 LOGIT_SOFTCAP=30"
 # A later word counts. In `fresh` the weights are as at a run's start: zero or one where they begin so.
-CASES = {"tied": SHAPE + TRAINING, "untied": SHAPE + TRAINING + UNTIED, "fresh": SHAPE + TRAINING + FRESH}
+CASES = {"full": SHAPE + TRAINING, "plain": SHAPE + TRAINING + PLAIN, "fresh": SHAPE + TRAINING + FRESH}
 
 
 def read_settings(text: str) -> SimpleNamespace:
@@ -385,7 +384,6 @@ def shapes(s: Any) -> dict[str, tuple[int, ...]]:
         "mlp_up": (L, s.mlp_mult * D, D),
         "mlp_down": (L, D, s.mlp_mult * D),
         "tok_emb": (s.vocab_size, D),
-        "head": (s.vocab_size, D),
         "attn_scale": (L, D),
         "mlp_scale": (L, D),
         "mix_x": (L, D),
@@ -394,8 +392,6 @@ def shapes(s: Any) -> dict[str, tuple[int, ...]]:
         "q_gain": (L, s.num_heads),
         "skip_weight": (L // 2, D),
     }
-    if s.tie_embeddings:
-        del named["head"]
     if not s.key_shift:
         del named["key_shift"]
     return named
@@ -407,7 +403,7 @@ def start_weights(s: Any, rng: np.random.Generator, fresh: bool = False) -> Weig
     zeros = dict.fromkeys(("attn_out", "mlp_down", "mix_x0"), 0.0)
     constant, weights = ones | zeros | {"q_gain": s.qk_gain_init, "key_shift": s.key_shift}, {}
     for name, shape in shapes(s).items():
-        spread = s.model_dim**-0.5 if name in (*MATRICES, "tok_emb", "head") else 0.3
+        spread = s.model_dim**-0.5 if name in (*MATRICES, "tok_emb") else 0.3
         if fresh and name in constant:
             spread = 0.0
         value = constant.get(name, 0.0) + 3**0.5 * spread * (2 * rng.random(shape) - 1)
