@@ -161,6 +161,8 @@ KINDS["bool"] = (["0", "1"].index, "0 or 1")
 
 def parse_setting(name: str, text: str) -> Any:
     """The value of one environment variable. Raises SettingError naming what it takes."""
+    if name not in ROWS:
+        raise SettingError(f"{name.upper()} is no setting of this script")
     kind, about = str(ROWS[name].type), ROWS[name].metadata
     low, high, choices = about["low"], about["high"], about.get("choices")
     if kind == "str" and (not choices or text in choices):
@@ -755,8 +757,7 @@ def bytes_of_tokens(tokenizer: Any, tokens: np.ndarray) -> np.ndarray:
 def evaluate(s: Settings, nll: Function, corpus: Corpus, machine: Machine, limit: int) -> Facts:
     """val_loss (nats a token) and val_bpb of the first `limit` tokens, 0: all, in windows side by side."""
     tokens = corpus.val_tokens[: limit or None]
-    last = len(tokens) - 1
-    rows, window, nats = s.eval_rows, s.eval_window, 0.0
+    rows, window, last, nats = s.eval_rows, s.eval_window, len(tokens) - 1, 0.0
     for first in range(0, math.ceil(last / window), machine.world * rows):
         starts = (first + machine.rank * rows + np.arange(rows)) * window
         places = starts[:, None] + np.arange(window + 1)
@@ -776,6 +777,8 @@ def evaluate(s: Settings, nll: Function, corpus: Corpus, machine: Machine, limit
 # --- rounding: the artifact, zlib over a safetensors file (format: records/FORMAT.md) ---------------------
 
 INT8_ABOVE = 65536  # elements: smaller tensors are not worth a scale for each row
+# Settings of older artifacts that do not change a score; with TIE_EMBEDDINGS=0 a `head` has no place.
+GONE = ("data_order", "tie_embeddings", "embed_lr", "head_lr", "grad_clip_norm")
 # What a scheme adds to a tensor's name, each with its bytes a weight:
 SCHEMES = {"int8 rows": {"": 1, ".scale": 0}, "float16": {"": 2}, "float32": {"": 4}}
 
@@ -816,7 +819,8 @@ def decode_artifact(blob: bytes, path: Any) -> tuple[Facts, Arrays]:
     """The settings and float32 weights by name in the bytes of an artifact. Raises DataError if damaged."""
     try:
         tensors, about = unpack_tensors(blob)
-        settings = {key: parse_setting(key, format_value(value)) for key, value in about["settings"].items()}
+        texts = {key: format_value(value) for key, value in about["settings"].items() if key not in GONE}
+        settings = {key: parse_setting(key, text) for key, text in texts.items()}
         s = Settings(**settings)
         check_settings(s)
         weights = {}
@@ -840,8 +844,7 @@ def decode_artifact(blob: bytes, path: Any) -> tuple[Facts, Arrays]:
 class Predictor:  # a model that is given one token after the other, in many streams at once
     def __init__(self, model: GPT) -> None:
         self.model, self.s, self.vocab_size = model, model.s, model.s.vocab_size
-        # Streams: enough of them fill a product's tiles, more only need memory.
-        self.rows = 256 if model.machine.device.type == "cpu" else 1024
+        self.rows = 256 if model.machine.device.type == "cpu" else 1024  # streams: as many as fill tiles
 
     def start(self, rows: int) -> np.ndarray:
         """float32[rows, V]: logits of the first token of every stream, of which nothing is known."""
@@ -1074,8 +1077,8 @@ def open_run(s: Settings, about: Facts) -> tuple[Path, Arrays, Facts, list[str]]
         raise SettingError(f"{refused} is a run that has ended and is never overwritten")
     arrays, facts, notes = newest_checkpoint(folder / "checkpoint")
     for name, was in facts.get("settings", {}).items():
-        now = about["settings"][name]
-        if now != was and "free" not in ROWS[name].metadata:
+        now = about["settings"].get(name)
+        if now != was and "free" not in ROWS.get(name, ROWS["seed"]).metadata:
             found = f"{name.upper()}={format_value(now)}: {folder} was begun with {format_value(was)}"
             raise SettingError(f"{found}; set that or choose another RUN_ID")
     for name, was in facts.get("sha256", {}).items():
@@ -1238,9 +1241,8 @@ class Machine:
         return facts | {"processor": model[1] if model else os.uname().machine, "gpu": gpu}
 
     def peak_memory_mib(self) -> int:
-        unit = 2**20 if sys.platform == "darwin" else 2**10  # macOS counts bytes
-        host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // unit
-        return torch.cuda.max_memory_allocated() // 2**20 or host
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB; bytes on macOS
+        return torch.cuda.max_memory_allocated() >> 20 or most >> (20 if sys.platform == "darwin" else 10)
 
 
 class CudaGraphs:
@@ -1265,8 +1267,8 @@ class CudaGraphs:
 
 def open_machine(s: Settings) -> Machine:
     """Device, process group and compiler. Raises SettingError for what is not there."""
-    rank, local, world = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
-    world = max(world, 1)  # torchrun sets the three
+    rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
+    world = int(os.environ.get("WORLD_SIZE", "1"))  # torchrun sets the three
     if any(slots % world for _, _, slots in Plan(s).stages):
         raise SettingError(f"WORLD_SIZE={world}: takes a divisor of BATCH_SLOTS={s.batch_slots}")
     cuda = s.device == "cuda" or (s.device == "auto" and torch.cuda.is_available())
@@ -1291,9 +1293,9 @@ def open_machine(s: Settings) -> Machine:
 
 def keep_freed_memory() -> None:
     """Let glibc keep freed memory: page faults of large temporaries make a step 9 % slower."""
-    with contextlib.suppress(AttributeError):
-        for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 2**26)):  # mmap's use, trim's threshold, top pad
-            ctypes.CDLL(None).mallopt(option, value)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", min)  # elsewhere nothing happens
+    for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 2**26)):  # mmap's use, trim's threshold, top pad
+        mallopt(option, value)
 
 
 # --- main: a whole run, or an evaluation alone ------------------------------------------------------------
@@ -1375,8 +1377,7 @@ def finish(trainer: Trainer, corpus: Corpus, run: Run, code: Facts) -> int:
     machine.on_rank_0(lambda: write_whole(path, trainer.export()))
     blob = machine.on_rank_0(path.read_bytes)
     rows = score_artifact(trainer, blob, path, corpus, run)
-    if unrounded:
-        rows["val_bpb_unquantized"] = unrounded["val_bpb"]
+    rows |= {"val_bpb_unquantized": unrounded["val_bpb"]} if unrounded else {}
     total = len(blob) + code["code_bytes"]
     budget = "ok" if total <= s.budget_bytes else "over"
     rows |= vars(run.counters) | code | {"state_sha256": state_sha256}
@@ -1400,9 +1401,8 @@ def run_all(s: Settings, origins: dict[str, str], code: Facts, machine: Machine,
     run.line(" ".join(f"{name}:{value}" for name, value in environment.items()))
     run.line(
         f"device:{machine.device} compile:{machine.compile:d} products:{machine.peak_flops / 1e9:.0f}GFLOP/s "
-        f"params:{sum(trainer.model.sizes)} batch:{s.batch_slots}x{s.slot_tokens} "
-        f"train_tokens:{corpus.train.total} val_tokens:{len(corpus.val_tokens)} "
-        f"val_bytes:{corpus.bytes_per_token.sum(dtype=np.int64)}"
+        f"params:{sum(trainer.model.sizes)} batch:{s.batch_slots}x{s.slot_tokens} train:{corpus.train.total} "
+        f"val_tokens:{len(corpus.val_tokens)} val_bytes:{corpus.bytes_per_token.sum(dtype=np.int64)}"
     )
     run.line("\n".join([*corpus.notes, *notes, f"warming up: {s.warmup_steps} untimed steps"]))
     try:
@@ -1428,7 +1428,7 @@ def score_only(s: Settings, origins: dict[str, str], machine: Machine, make: Fun
     check_settings(s)
     machine.choose_dtype(s.dtype)
     corpus, run = load_corpus(s, with_train=False), Run(machine, s)
-    run.line("\n".join(corpus.notes))
+    run.line("\n".join([f"scoring {s.eval_only}", *corpus.notes]))
     run.final(score_artifact(make(s, machine), blob, s.eval_only, corpus, run))
     return 0
 
@@ -1441,8 +1441,8 @@ def dry_run(s: Settings, origins: dict[str, str], code_bytes: int) -> int:
     for p in parameter_table(s):
         print(f"{p.name} {p.shape} float32 init {p.init} {p.scale:.6g} {p.group} lr {p.lr:g}")
         params, planned = params + p.size, planned + p.size * SCHEMES[scheme_of(p)][""]
-    print(f"params: {params}\nsteps: {Plan(s).num_steps}\ncode_bytes: {code_bytes}")
-    print(f"planned_artifact_bytes: {planned} (before zlib)")
+    print(f"params: {params}\nplanned_artifact_bytes: {planned} (before zlib)\ncode_bytes: {code_bytes}")
+    print(f"steps: {Plan(s).num_steps}")
     return 0
 
 
