@@ -8,11 +8,9 @@
     python -m tests.bench export              quantise, compress and read back the 17 M parameters
     python -m tests.bench loader              reading batches: its rate, and what a step waits for it
     python -m tests.bench start               seconds from the command to the first step
-    python -m tests.bench scale               step time over width, depth, context, vocabulary, batch, ranks
     python -m tests.bench profile             shares of the step: products, attention, elementwise, other
     python -m tests.bench profile --steps 10:15 --trace FILE    and what happens in steps 10 to 14, for
                                               https://ui.perfetto.dev
-    python -m tests.bench losses              200 steps on the demo corpus beside torch's attention
     python -m tests.bench step --against REV  the same of another commit, in turns, and the ratio
 
 Settings are taken from the environment, the rest is the shape of SHAPE; `step --preset-shape` takes that of
@@ -57,9 +55,9 @@ DEMO = {
 
 
 def load_script(path: Path) -> ModuleType:
-    """The trainer at a path, as the module train_gpt."""
-    spec = importlib.util.spec_from_file_location("train_gpt", path)
-    module = sys.modules["train_gpt"] = importlib.util.module_from_spec(spec)
+    """The trainer at a path, under a name of its own: by names torch.compile finds what it guards."""
+    spec = importlib.util.spec_from_file_location(f"train_gpt_{len(sys.modules)}", path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
@@ -134,16 +132,11 @@ def make_trainer(s: train_gpt.Settings) -> tuple[train_gpt.Trainer, torch.Tensor
     return trainer, torch.from_numpy(tokens)
 
 
-def batch_reader(s: train_gpt.Settings, stream: train_gpt.TokenStream) -> train_gpt.BatchReader:
-    """Of a process alone, from the first step on."""
-    return train_gpt.BatchReader(s, stream, train_gpt.Machine(torch.device("cpu")), 0)
-
-
 def plain_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: float = math.inf
 ) -> torch.Tensor:
-    """scaled_dot_product_attention, whatever the device; scripts until a335bb6 give it no window."""
-    shape = q.shape if hasattr(train_gpt.Settings, "mlp_leak") else (*q.shape[:2], -1)  # as q is
+    """scaled_dot_product_attention, whatever the device."""
+    shape = q.shape
     q, k, v = (x.transpose(1, 2) for x in (q.flatten(2, 3), k, v))
     mask = None
     if window < q.size(2):
@@ -154,18 +147,22 @@ def plain_attention(
     return out.transpose(1, 2).reshape(shape)
 
 
-def step_flops(s: train_gpt.Settings) -> float:
-    """Operations of the first step; scripts until 33077c4 have no plan of steps."""
-    return s.plan.flops[0] if hasattr(s, "plan") else train_gpt.step_flops(s)
+def step_call(trainer: train_gpt.Trainer, batch: torch.Tensor) -> Callable[[], Any]:
+    """A whole optimizer step; scripts until 2915aee are told its number alone."""
+    step = 1
+    if hasattr(train_gpt, "StepStats"):
+        step = next(train_gpt.Plan(trainer.s).steps())._replace(number=1)
+    return functools.partial(trainer.step, batch, step, 1.0)
 
 
-def fill_cache(predictor: train_gpt.Predictor, tokens: int) -> None:
-    """As if each stream had been given so many tokens; scripts until 33077c4 keep one tensor."""
-    if hasattr(predictor, "caches"):
-        for cache in predictor.caches:
-            cache.position = tokens
-    else:
-        predictor.told = tokens
+def step_flops(s: train_gpt.Settings) -> int:
+    return train_gpt.step_flops(s, s.train_seq_len, s.batch_slots)
+
+
+def fill_caches(predictor: train_gpt.Predictor, tokens: int) -> None:
+    """As if each stream had been given so many tokens."""
+    for cache in predictor.caches:
+        cache.position = tokens
 
 
 def shape_of(s: train_gpt.Settings) -> str:
@@ -181,9 +178,10 @@ def step(args: argparse.Namespace) -> dict[str, Any]:
         train_gpt.attention = plain_attention
     s = settings(**{} if args.preset_shape else SHAPE)
     trainer, batch = make_trainer(s)
-    first = sum(all_seconds(lambda: trainer.step(batch, 0, 1.0), 2, 0))
+    call = step_call(trainer, batch)
+    first = sum(all_seconds(call, 2, 0))
     peaks = [peak_flops(dtype=trainer.machine.dtype)]
-    seconds = all_seconds(lambda: trainer.step(batch, 1, 1.0), args.repeats, 0)
+    seconds = all_seconds(call, args.repeats, 0)
     peaks.append(peak_flops(dtype=trainer.machine.dtype))
     rate, peak = s.train_batch_tokens / statistics.median(seconds), max(peaks)
     return {
@@ -206,7 +204,7 @@ def evaluation(args: argparse.Namespace) -> dict[str, Any]:
     s = settings(**SHAPE)
     trainer, batch = make_trainer(s)
     rows, ids = evaluated(s)
-    training = functools.partial(trainer.step, batch, 1, 1.0)
+    training = step_call(trainer, batch)
     trained = s.train_batch_tokens / median_seconds(training, args.repeats, 2)
     scored = rows * s.eval_window / median_seconds(lambda: trainer.model.nll(ids), args.repeats, 2)
     head, forward = 2 * s.model_dim * s.vocab_size, step_flops(s) / s.train_batch_tokens / 3
@@ -245,9 +243,9 @@ def predictor(args: argparse.Namespace) -> dict[str, Any]:
     streams = {count: train_gpt.Predictor(eager.model) for count in (train_gpt.Predictor.rows, 1)}
     for count, each in streams.items():
         each.start(count)
-        for cache in getattr(each, "caches", [each]):
-            for name in ("keys", "values", "cache"):
-                getattr(cache, name, torch.empty(0)).normal_()
+        for cache in each.caches:
+            cache.keys.normal_()
+            cache.values.normal_()
         each.step(np.full(count, 7))
     fills = np.random.default_rng(0).permutation(6 * args.repeats) * s.eval_window // (6 * args.repeats)
     spent = {name: np.zeros(2) for name in ("evaluation", *streams)}
@@ -255,7 +253,7 @@ def predictor(args: argparse.Namespace) -> dict[str, Any]:
         spent["evaluation"] += wall_and_processor(lambda: trainer.model.nll(ids))
         for count, each in streams.items():
             for fill in turn:
-                fill_cache(each, int(fill))
+                fill_caches(each, int(fill))
                 given = np.full(count, 7)
                 spent[count] += wall_and_processor(functools.partial(each.step, given))
     tokens = {"evaluation": args.repeats * rows * s.eval_window}
@@ -365,12 +363,12 @@ def loader(args: argparse.Namespace) -> dict[str, Any]:
         def waits(rate: float, pause: float, steps: int) -> list[float]:
             stream = SlowStream(s, "train", bytes(32).hex())
             stream.rate = rate
-            reader = batch_reader(s, stream)
+            reader = train_gpt.BatchReader(s, stream, train_gpt.Machine(torch.device("cpu")))
+            batches = reader.batches(itertools.islice(train_gpt.Plan(s).steps(), steps))
             seconds = []
             for _ in range(steps):
-                seconds.append(reader.next()[2])
+                seconds += all_seconds(lambda: next(batches), 1, 0)
                 time.sleep(pause)
-            reader.thread.shutdown(cancel_futures=True)
             return seconds[1:]  # the first batch is read before the clock starts to matter
 
         began = time.perf_counter()
@@ -389,20 +387,20 @@ def loader(args: argparse.Namespace) -> dict[str, Any]:
     }  # 2 bytes read, 8 written a token
 
 
-def run_seconds(env: dict[str, str], cwd: str, ranks: int = 0) -> tuple[float, list[str]]:
-    """Seconds from the command to the line of step 1, and all lines."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks else []
+def seconds_to_step_1(env: dict[str, str], cwd: str) -> float:
+    """From the command to the line of the first step."""
     began, first, lines = time.perf_counter(), math.nan, []
-    command = [sys.executable, *torchrun, str(SCRIPT)]
     env = {**os.environ, **DEMO, "VAL_TOKENS_LIMIT": "8192", "MAX_WALLCLOCK_SECONDS": "0", **env}
-    with subprocess.Popen(command, cwd=cwd, text=True, env=env, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, str(SCRIPT)], cwd=cwd, text=True, env=env, stdout=subprocess.PIPE
+    ) as process:
         for line in process.stdout:
             lines.append(line)
             if line.startswith("step:1/"):
                 first = time.perf_counter() - began
     if process.returncode:
         sys.exit(f"bench.py: the run ended with {process.returncode}: {''.join(lines[-3:])}")
-    return first, lines
+    return first
 
 
 def start(args: argparse.Namespace) -> dict[str, Any]:
@@ -410,87 +408,15 @@ def start(args: argparse.Namespace) -> dict[str, Any]:
     empty, full, and eager."""
     with tempfile.TemporaryDirectory() as folder:
         env = {"PRESET": FLOPPY, "ITERATIONS": "1", "TORCHINDUCTOR_CACHE_DIR": folder + "/cache"}
-        first, *again = (run_seconds(env, folder)[0] for _ in range(4))
-        eager = run_seconds({**env, "COMPILE": "0"}, folder)[0]
-        smoke = [run_seconds({**env, "PRESET": "smoke"}, folder)[0] for _ in range(3)]
+        first, *again = (seconds_to_step_1(env, folder) for _ in range(4))
+        eager = seconds_to_step_1({**env, "COMPILE": "0"}, folder)
+        smoke = [seconds_to_step_1({**env, "PRESET": "smoke"}, folder) for _ in range(3)]
     return {
         "figure": round(statistics.median(smoke), 1),
         "unit": "seconds to the first step, smoke",
         "floppy_cache_full_seconds": [round(seconds, 1) for seconds in again],
         "floppy_cache_empty_seconds": round(first, 1),
         "floppy_eager_seconds": round(eager, 1),
-    }
-
-
-def exponents(repeats: int) -> dict[str, Any]:
-    """Step time as one dimension doubles twice, with the fitted exponent against the arithmetic's."""
-    table = {}
-    axes = {
-        "width": [
-            {"MODEL_DIM": str(d), "NUM_HEADS": str(d // 64), "NUM_KV_HEADS": str(d // 128)}
-            for d in (128, 256, 512)
-        ],
-        "depth": [{"NUM_LAYERS": str(n)} for n in (2, 4, 8)],
-        "context": [{"TRAIN_SEQ_LEN": str(n)} for n in (256, 512, 1024)],
-        "vocabulary": [{"VOCAB_SIZE": str(n)} for n in (1024, 4096, 16384)],
-        "batch": [{"TRAIN_BATCH_TOKENS": str(n)} for n in (8192, 16384, 32768)],
-    }
-    for axis, changes in axes.items():
-        times, work, peaks = [], [], []
-        for change in changes:
-            s = settings(**SHAPE | {"NUM_LAYERS": "4"} | change)
-            trainer, batch = make_trainer(s)
-            times.append(median_seconds(functools.partial(trainer.step, batch, 1, 1.0), repeats, 2))
-            peaks.append(peak_flops())
-            work.append(step_flops(s))
-            torch.compiler.reset()
-        doublings = np.arange(3) * (2 if axis == "vocabulary" else 1)
-        fitted, arithmetic = (
-            np.polyfit(doublings, np.log2(y), 1)[0] for y in (np.multiply(times, peaks), work)
-        )
-        table[axis] = {
-            "step_ms": [round(t * 1e3) for t in times],
-            "exponent": round(fitted, 2),
-            "arithmetic": round(arithmetic, 2),
-            "mfu": [round(w / t / p, 2) for w, t, p in zip(work, times, peaks)],
-        }
-    return table
-
-
-def gradient_mb(s: train_gpt.Settings, world: int) -> float:
-    """On paper, MB that one rank sends in a step: the gradient's ring all-reduce in float32."""
-    params = sum(math.prod(p.shape) for p in train_gpt.parameter_table(s))
-    return round(2 * 4 * params * (world - 1) / world / 1e6, 1)
-
-
-def scale(args: argparse.Namespace) -> dict[str, Any]:
-    """Two ranks with one thread each against one rank with two threads, and with one, in turns; exponents of
-    the step time; what the ranks send, on paper."""
-    rates: dict[str, list[float]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        env = {"PRESET": FLOPPY, "ITERATIONS": "30", "TRAIN_LOG_EVERY": "10"}
-        for _ in range(args.pairs):
-            for ranks, threads in ((1, 2), (2, 1), (1, 1)):
-                lines = run_seconds({**env, "OMP_NUM_THREADS": str(threads)}, folder, ranks)[1]
-                found = (re.match(r"step:[23]0/.* tok_s:(\d+)", line) for line in lines)
-                name = f"{ranks} ranks x {threads} threads"
-                rates.setdefault(name, []).append(statistics.mean(float(rate[1]) for rate in found if rate))
-    two, whole, half = (
-        statistics.median(rates[name])
-        for name in ("2 ranks x 1 threads", "1 ranks x 2 threads", "1 ranks x 1 threads")
-    )
-    paper = {
-        f"{preset}, {world} ranks": gradient_mb(settings(PRESET=preset), world)
-        for preset in (FLOPPY, "10min_16mb")
-        for world in (2, 8, 64)
-    }
-    return {
-        "figure": round(two / whole, 2),
-        "unit": "2 ranks x 1 thread / 1 rank x 2 threads, tokens/s",
-        "two_ranks_against_one_of_one_thread": round(two / half, 2),
-        "tokens_per_second": {name: [round(rate) for rate in all_] for name, all_ in rates.items()},
-        "mb_sent_by_a_rank_each_step": paper,
-        **exponents(args.repeats),
     }
 
 
@@ -535,13 +461,13 @@ def profile(args: argparse.Namespace) -> dict[str, Any]:
         train_gpt.attention = plain_attention
     s = settings(**{} if args.preset_shape else SHAPE)
     trainer, batch = make_trainer(s)
-    for step in range(1, args.steps[0]):
-        trainer.step(batch, step - 1, 1.0)
+    for _ in range(1, args.steps[0]):
+        step_call(trainer, batch)()
     peak, seconds = peak_flops(), []
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as found:
         for step in args.steps:
             with torch.profiler.record_function(f"step {step}"):
-                seconds += all_seconds(lambda step=step: trainer.step(batch, step - 1, 1.0), 1, 0)
+                seconds += all_seconds(step_call(trainer, batch), 1, 0)
     if args.trace:
         found.export_chrome_trace(str(args.trace))  # which raises nothing where it fails
         ends = args.trace.read_bytes()[-1:] if args.trace.exists() else b""
@@ -575,47 +501,6 @@ def profile(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def losses(args: argparse.Namespace) -> dict[str, Any]:
-    """Losses of 200 steps on the demo corpus from one start with the trainer's attention and torch's; beside
-    it what float32 makes of torch's, and what another seed (other start weights, other batches) does."""
-    ours = train_gpt.attention
-
-    def run(attention: Callable, **named: str) -> np.ndarray:
-        train_gpt.attention = attention
-        torch.compiler.reset()
-        usual = {"PRESET": "smoke", "COMPILE": "1", "ITERATIONS": "200", "TRAIN_SEQ_LEN": "256"}
-        s = settings(**DEMO | usual | named)
-        trainer, stream = make_trainer(s)[0], train_gpt.load_corpus(s).train
-        reader = batch_reader(s, stream)
-        found = [
-            float(trainer.step(reader.next()[0], i, s.plan.lr_multiplier(i, 0.0))[0])
-            for i in range(s.iterations)
-        ]
-        reader.thread.shutdown(cancel_futures=True)
-        return np.array(found)
-
-    base = run(plain_attention)
-    others = {
-        "trainers_attention": run(ours),
-        "float32": run(plain_attention, DTYPE="float32"),
-        "another_seed": run(plain_attention, SEED="1338"),
-    }
-    rows = {
-        name: {
-            "largest": round(float(np.abs(loss - base).max()), 5),
-            "mean_abs": round(float(np.abs(loss - base).mean()), 5),
-            "mean_of_last_50": round(float((loss - base)[-50:].mean()), 5),
-        }
-        for name, loss in others.items()
-    }
-    return {
-        "figure": rows["trainers_attention"]["mean_abs"],
-        "unit": "nats, mean difference of 200 losses",
-        "first_and_last_loss": [round(float(base[i]), 4) for i in (0, -1)],
-        "difference_from_torchs_attention": rows,
-    }
-
-
 # --- another commit ---------------------------------------------------------------------------------------
 
 
@@ -624,7 +509,7 @@ def one_call(args: argparse.Namespace) -> Callable[[], Any]:
     s = settings(**{} if args.preset_shape or args.what == "predictor" else SHAPE)
     if args.what == "step":
         trainer, batch = make_trainer(s)
-        return functools.partial(trainer.step, batch, 1, 1.0)
+        return step_call(trainer, batch)
     if args.what == "eval":
         trainer, _ = make_trainer(s)
         return functools.partial(trainer.model.nll, evaluated(s)[1])
@@ -635,7 +520,7 @@ def one_call(args: argparse.Namespace) -> Callable[[], Any]:
     predictor.step(given)  # a cache that is empty knows no key before
 
     def call() -> None:
-        fill_cache(predictor, s.eval_window // 2)
+        fill_caches(predictor, s.eval_window // 2)
         predictor.step(given)
 
     return call
@@ -680,9 +565,7 @@ WHAT = {
     "export": export,
     "loader": loader,
     "start": start,
-    "scale": scale,
     "profile": profile,
-    "losses": losses,
 }
 
 
@@ -700,7 +583,6 @@ def main() -> None:
     words = "profile: write what happened when; compressed, if the name ends in .gz"
     parser.add_argument("--trace", type=trace_file, metavar="FILE", help=words)
     parser.add_argument("--against", metavar="REV", help="another commit to compare with")
-    parser.add_argument("--pairs", type=int, default=3, help="scale: how often all are run")
     args = parser.parse_args()
     rows = against(args.against, args) if args.against else WHAT[args.what](args)
     rows = {"what": args.what, "threads": torch.get_num_threads(), "repeats": args.repeats, **rows}
