@@ -6,7 +6,6 @@
     python -m records.campaign FILE --ray auto       runs are tasks of a Ray cluster
     python -m records.campaign FILE --report         report what has been run so far
     python -m records.campaign FILE --law            report how scores fall with operations, and write it down
-    python -m records.campaign FILE --renew          say in its patches that they are for the script of today
 
 records/campaign/README.md says what FILE holds. Exit codes: 0 done, 1 a run failed, 2 a bad FILE, 3 bad data
 or an arm that changed, 16 stopped by a signal; the same command continues.
@@ -27,17 +26,11 @@ import filelock
 
 from data import command, shards
 from data.command import REPO, UsageError, say
-from data.files import read_bytes, sha256, write_whole
+from data.files import write_whole
 from records.archive.folders import SCRIPT, run_artifact
 from records.archive.tracks import DATA, RECORDS, Track, load_track
 from records.campaign import law, standings
-from records.campaign.arms import (
-    Arm,
-    load_arms,
-    made_for_others,
-    read_campaign,
-    renew,
-)
+from records.campaign.arms import Arm, base_script, load_arms, read_campaign
 from records.campaign.runs import ArmRun, Endings, Share, run_here
 from records.referee.scoring import score_record
 from records.referee.text import Text, decode, load_tokenizer
@@ -131,19 +124,12 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     add("--score", action="store_true", help="score artifacts in streams, and report these scores")
     add("--report", action="store_true", help="run nothing")
     add("--law", action="store_true", help="run nothing; fit lines to all budgets, write FILE's .json")
-    add("--renew", action="store_true", help="run nothing; write the script's sha256 into patches that apply")
-    add("--script", type=Path, default=REPO / SCRIPT, help="that patches are applied to (%(default)s)")
+    script = "that patches are applied to, where FILE names no commit (%(default)s)"
+    add("--script", type=Path, default=REPO / SCRIPT, help=script)
     add("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/")
     add("--records", type=Path, default=RECORDS, help="folder of the tracks")
     add("--logs", type=Path, default=REPO / "logs/campaigns", help="folder of all runs (%(default)s)")
     return parser.parse_args(argv)
-
-
-def say_made_for(value: dict, script: Path) -> None:
-    """List the patches that were made for another script: such a one may not apply, or not mean the same."""
-    for patch, its in made_for_others(value, sha256(read_bytes(script))).items():
-        other = f"made for train_gpt.py of sha256 {its}"
-        say(f"{command.shown(patch)}: {other}, which {command.shown(script)} is not")
 
 
 def way_to_run(args: argparse.Namespace) -> Callable[[list[ArmRun]], Endings]:
@@ -157,11 +143,12 @@ def way_to_run(args: argparse.Namespace) -> Callable[[list[ArmRun]], Endings]:
     return functools.partial(cluster.run_there, address=args.ray, share=share, every=args.keep_every)
 
 
-def carry_out(arms: list[Arm], seeds: list[int], track: Track, args: argparse.Namespace) -> int:
+def carry_out(arms: list[Arm], value: dict, track: Track, args: argparse.Namespace) -> int:
     """Run and score all that is not done yet. The exit code. Raises DataError, UsageError."""
+    base = base_script(value, args.script)
     for arm in arms:
-        arm.make_folder(args.script)
-    runs = [ArmRun(arm, seed) for seed in seeds for arm in arms]
+        arm.make_folder(base)
+    runs = [ArmRun(arm, seed) for seed in value["seeds"] for arm in arms]
     codes = run_all(runs, way_to_run(args))
     unscored = score_all(runs, track, args.data) if args.score else 0
     if unscored or codes - {STOPPED}:
@@ -211,10 +198,6 @@ def write_law(arms_at: functools.partial, value: dict, home: Path, args: argpars
 def work(args: argparse.Namespace) -> int:
     """Do what the arguments ask for; the exit code."""
     value = read_campaign(args.file)
-    if args.renew:
-        for patch in renew(value, args.script):
-            say(f"{command.shown(patch)}: says now that it is for {command.shown(args.script)}")
-        return 0
     track = load_track(args.records / value["track"])
     if not track.counts_flops:
         raise UsageError(f"{args.file}: {track.name} counts no operations, expected a track with train_flops")
@@ -226,11 +209,10 @@ def work(args: argparse.Namespace) -> int:
         return 0
     code = 0
     if not args.report:
-        say_made_for(value, args.script)
         home.mkdir(parents=True, exist_ok=True)
         try:
             with filelock.FileLock(home / "lock", timeout=0):
-                code = carry_out(arms, value["seeds"], track, args)
+                code = carry_out(arms, value, track, args)
         except filelock.Timeout:
             raise UsageError(
                 f"{home}: this campaign is at work there already, expected one at a time"

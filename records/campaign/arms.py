@@ -13,13 +13,12 @@ import jsonschema
 
 from data import command, shards
 from data.command import REPO, DataError, UsageError
-from data.files import growing_folder, read_bytes, read_json, sha256, write_whole
+from data.files import growing_folder, read_bytes, read_json, sha256
 from records.archive.folders import SCRIPT
 from records.archive.tracks import Track
 from records.referee.text import load_tokenizer
 
 ABOUT = "arm.json"  # in an arm's folder: what its runs depend on, beside the script
-MADE_FOR = re.compile(rb"^Made for train_gpt\.py of sha256 ([0-9a-f]{64})\.$", re.MULTILINE)
 OURS = {"SEED", "RUN_ID", "MAX_FLOPS", "DATA_PATH", "TOKENIZER_PATH", "VOCAB_SIZE", "DRY_RUN", "EVAL_ONLY"}
 OURS |= {"VAL_TOKENS_LIMIT"}  # 0: scores of a part of the text are no scores
 
@@ -47,10 +46,11 @@ ARMS = {
 }
 SEEDS = {"type": "array", "items": {"type": "integer"}, "minItems": 1, "uniqueItems": True}
 SHARED = {"settings": SETTINGS, "scale": SCALE, "patches": PATCHES}
+COMMIT = {"type": "string", "pattern": "^[0-9a-f]{7,40}$"}
 PARTS = {"track": NAME, "dataset": NAME, "base": NAME, "seeds": SEEDS, **SHARED, "arms": ARMS}
 SCHEMA = {
     "type": "object",
-    "properties": PARTS,
+    "properties": PARTS | {"commit": COMMIT},
     "required": sorted(PARTS.keys() - SHARED.keys()),
     "additionalProperties": False,
 }
@@ -145,7 +145,7 @@ class Arm:
             where = command.shown(self.folder)
             raise DataError(f"{where}: made with other {' and '.join(changed)}; rm -r {where} to run it anew")
 
-    def make_folder(self, base: Path) -> None:
+    def make_folder(self, base: bytes) -> None:
         """Write the patched script, or check that earlier runs had it. Raises UsageError, DataError."""
         script = patched(base, self.patches)
         for name in self.settings:
@@ -159,45 +159,29 @@ class Arm:
             (folder / ABOUT).write_text(json.dumps(self.about(), indent=1) + "\n")
 
 
-def made_for(patch: Path) -> str | None:
-    """The sha256 of the script for which a patch was made, by the text before it; None where it says nothing.
+def base_script(value: dict, script: Path) -> bytes:
+    """What a campaign's patches are applied to: train_gpt.py of its commit; without one, `script`.
 
-    Raises DataError.
+    Raises UsageError, DataError.
     """
-    head = re.split(rb"^(?:diff|---) ", read_bytes(patch), maxsplit=1, flags=re.MULTILINE)[0]
-    found = MADE_FOR.search(head)
-    return found[1].decode() if found else None
+    commit = value.get("commit")
+    if not commit:
+        return read_bytes(script)
+    try:
+        done = subprocess.run(["git", "show", f"{commit}:{SCRIPT}"], cwd=REPO, capture_output=True)
+    except FileNotFoundError:
+        raise UsageError(f"commit {commit}: there is no git here to read its {SCRIPT} with") from None
+    if done.returncode:
+        why = done.stderr.decode().splitlines()[0].removeprefix("fatal: ")
+        raise UsageError(f"commit {commit}: git shows no {SCRIPT} of it in {REPO}: {why}")
+    return done.stdout
 
 
-def made_for_others(value: dict, script: str) -> dict[Path, str]:
-    """A campaign's patches that were made for another script than that of sha256 `script`, and for which.
-
-    Raises DataError.
-    """
-    patches = {patch for arm in value["arms"].values() for patch in patches_of(value, arm)}
-    stamps = {patch: made_for(patch) for patch in sorted(patches)}
-    return {patch: its for patch, its in stamps.items() if its not in (None, script)}
-
-
-def renew(value: dict, base: Path) -> list[Path]:
-    """Write the script's sha256 into a campaign's patches that name another one; these patches.
-
-    Raises UsageError where a patch does not apply, DataError.
-    """
-    for arm in value["arms"].values():
-        patched(base, patches_of(value, arm))
-    script = sha256(read_bytes(base))
-    stale = made_for_others(value, script)
-    for patch, its in stale.items():
-        write_whole(patch, read_bytes(patch).replace(its.encode(), script.encode(), 1))
-    return list(stale)
-
-
-def patched(base: Path, patches: list[Path]) -> bytes:
+def patched(base: bytes, patches: list[Path]) -> bytes:
     """A script with all patches, in order. Raises UsageError for one that does not apply."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, SCRIPT)
-        script.write_bytes(read_bytes(base))
+        script.write_bytes(base)
         # found within a repository, git would take the paths from its top
         env = os.environ | {"GIT_CEILING_DIRECTORIES": str(script.parent.parent)}
         for patch in patches:
@@ -205,7 +189,7 @@ def patched(base: Path, patches: list[Path]) -> bytes:
             done = subprocess.run(**git, cwd=folder, env=env, capture_output=True)
             if done.returncode:
                 why = done.stderr.decode().splitlines()[0].removeprefix("error: ")
-                raise UsageError(f"{patch}: does not apply to {base} and the patches before it: {why}")
+                raise UsageError(f"{patch}: does not apply to the script and the patches before it: {why}")
         return script.read_bytes()
 
 

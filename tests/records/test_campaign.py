@@ -8,14 +8,12 @@ import os
 import shutil
 import signal
 import statistics
-import warnings
-from pathlib import Path
+import subprocess
 
 import numpy as np
 import pytest
 import scipy.stats
 
-from data.files import sha256
 from records.board import pictures
 from records.campaign import arms, standings
 from tests.kit import helpers, record_kit
@@ -122,8 +120,7 @@ def test_a_patch_that_does_not_apply(place):
     place.write(narrow=f'settings = {{WIDTH = 1}}\npatches = ["{place.patch}", "{place.patch}"]')
     line = refused(place.run(code=2))
     assert (
-        f"{place.patch}: does not apply to {place.script} and the patches before it: patch failed: train"
-        in line
+        f"{place.patch}: does not apply to the script and the patches before it: patch failed: train" in line
     )
     assert not list(place.home.glob("*/*"))
 
@@ -257,22 +254,34 @@ def test_the_real_script_killed_with_its_campaign_ends_as_if_undisturbed(place):
     assert 0 < score - float(final["val_bpb"]) < first_tokens
 
 
-def test_patches_for_another_script_are_listed_and_renewed(place):
-    """Such a patch may still apply; then the runs go on, and one who looked at it says so in the patch."""
-    today = sha256(place.script.read_bytes())
-    old = "ab" * 32
-    place.patch.write_text(f"One more.\nMade for train_gpt.py of sha256 {old}.\n\n{PATCH}")
-    place.write(narrow=f'settings = {{WIDTH = 1}}\npatches = ["{place.patch}"]', seeds=[1])
-    assert f"more.patch: made for train_gpt.py of sha256 {old}, which " in place.run()
-    assert "more.patch: says now that it is for" in place.run("--renew")
-    assert place.patch.read_text() == f"One more.\nMade for train_gpt.py of sha256 {today}.\n\n{PATCH}"
-    assert place.run("--renew") == ""
-    place.script.write_text(STAND_IN.replace("bpb:", "its:"))
-    before = place.patch.read_text()
-    assert "does not apply" in refused(place.run("--renew", code=2))
-    assert place.patch.read_text() == before
-    place.patch.write_text(f"{PATCH}+Made for train_gpt.py of sha256 {old}.\n")
-    assert arms.made_for(place.patch) is None, "a line of the patch is no line of its head"
+def test_a_campaign_of_a_commit_begins_from_its_script(place, monkeypatch):
+    """The stand-in as it was committed, while --script names what has become of it since."""
+
+    def git(*words: object) -> str:
+        user = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+        return subprocess.check_output(["git", *user, *map(str, words)], cwd=place.root, text=True)
+
+    (place.root / "train_gpt.py").write_text(STAND_IN)
+    git("init", "-q")
+    git("add", "train_gpt.py")
+    git("commit", "-qm", "a stand-in")
+    commit = git("rev-parse", "HEAD").strip()
+    monkeypatch.setattr(arms, "REPO", place.root)
+    place.script.write_text("raise SystemExit(1)")
+    both = {
+        "narrow": "settings = {WIDTH = 1}",
+        "more": f'settings = {{WIDTH = 1}}\npatches = ["{place.patch}"]',
+    }
+    place.write(f'commit = "{commit[:7]}"', **both, seeds=[1])
+    assert [row[2] for row in rows_of(place.run())[1:]] == ["1.0010", "2.0010"]
+    place.write(f'commit = "{commit}"', **both, seeds=[1])
+    assert "2.0010" in place.run(), "the same arms"
+    place.write('commit = "0123456"', **both, seeds=[1])
+    assert "commit 0123456: git shows no train_gpt.py of it" in refused(place.run(code=2))
+    monkeypatch.setenv("PATH", "")
+    assert "commit 0123456: there is no git here" in refused(place.run(code=2))
+    place.write('commit = "HEAD"', **both, seeds=[1])
+    assert "commit: 'HEAD' does not match" in refused(place.run(code=2))
 
 
 # --- the campaigns of the repository ----------------------------------------------------------------------
@@ -281,28 +290,20 @@ def test_patches_for_another_script_are_listed_and_renewed(place):
 CAMPAIGNS = helpers.ROOT / "records/campaigns"
 
 
-def of_another_script(patches: list[Path]) -> list[str]:
-    """Those that name another script than today's. All of records/campaigns must name one."""
-    today = sha256(helpers.SCRIPT.read_bytes())
-    stamps = {path: arms.made_for(path) for path in patches}
-    assert not [path.name for path, its in stamps.items() if its is None and CAMPAIGNS in path.parents]
-    return [
-        f"{path.name} is for the script {its[:12]}"
-        for path, its in stamps.items()
-        if its not in (None, today)
-    ]
-
-
 @pytest.mark.parametrize("path", sorted(CAMPAIGNS.glob("*.toml")), ids=lambda path: path.stem)
 def test_the_campaigns_of_the_repository_can_begin(path):
-    """Their arms whose patches are for today's script; pytest lists the others below its results."""
+    """All patches apply to the script that their campaign begins from, and it knows all settings."""
     value = arms.read_campaign(path)
-    for name, arm in value["arms"].items():
-        patches = arms.patches_of(value, arm)
-        if others := of_another_script(patches):
-            warnings.warn(f"{path.stem}: {name} was not tried: {', '.join(others)}", stacklevel=1)
-            continue
-        compile(arms.patched(helpers.SCRIPT, patches), "train_gpt.py", "exec")
+    if commit := value.get("commit"):
+        there = subprocess.run(["git", "cat-file", "-e", commit], cwd=helpers.ROOT, capture_output=True)
+        if there.returncode:
+            pytest.skip(f"this clone does not reach back to {commit}")
+    base = arms.base_script(value, helpers.SCRIPT)
+    for arm in value["arms"].values():
+        script = arms.patched(base, arms.patches_of(value, arm))
+        compile(script, "train_gpt.py", "exec")
+        for name in value.get("settings", {}) | arm.get("settings", {}):
+            assert f"\n    {name.lower()}: ".encode() in script
 
 
 def test_every_patch_belongs_to_a_campaign():
