@@ -1,9 +1,12 @@
 """The sources: form, length, types, imports, pins, and what the README says of them."""
 
 import ast
+import io
 import re
 import subprocess
 import sys
+import tokenize
+from collections import Counter, defaultdict
 
 import pytest
 
@@ -13,6 +16,7 @@ from tests.kit import helpers, readme
 README = readme.README.read_text(encoding="utf-8")
 SCRIPTS = ("train_gpt.py", "train_gpt_mlx.py")
 SOURCES = {name: (helpers.ROOT / name).read_text(encoding="utf-8") for name in SCRIPTS}
+MYPY = f"-m mypy --strict --ignore-missing-imports {' '.join(SCRIPTS)}"
 TRAINER_IMPORTS = {"numpy", "safetensors", "sentencepiece", "torch", "tqdm"}
 TWIN_IMPORTS = {"numpy", "torch", "mlx", "train_gpt"}
 RINGS = {"train_gpt", "train_gpt_mlx", "data", "records", "tests"}
@@ -45,26 +49,60 @@ def test_ruff_is_content(command):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
+def test_mypy_is_content():
+    """CI runs the same command in a job of its own: the types are checked where nothing else can fail."""
+    done = subprocess.run([sys.executable, *MYPY.split()], cwd=helpers.ROOT, text=True, capture_output=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"- run: python {MYPY}\n" in (helpers.ROOT / ".github/workflows/tests.yml").read_text()
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_stays_below_1500_lines(name):
-    assert len(SOURCES[name].splitlines()) < 1500
+def test_a_script_stays_short(name):
+    assert len(SOURCES[name].splitlines()) <= 1490
 
 
-def test_public_functions_of_the_script_have_types():
-    """All arguments but self; what returns nothing says nothing of it."""
-    bad = []
-    for node in ast.walk(tree_of("train_gpt.py")):
-        if isinstance(node, ast.FunctionDef):
-            every = [*node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
-            bad += [
-                f"{node.name}({arg.arg})" for arg in every if arg and arg.arg != "self" and not arg.annotation
-            ]
-            if (
-                any(isinstance(inner, ast.Return) and inner.value for inner in ast.walk(node))
-                and not node.returns
-            ):
-                bad.append(f"{node.name} -> ?")
-    assert not bad
+# Tokens a line at most, so that no lines are saved by packing them. These numbers may fall, not rise.
+DENSITY = {
+    "imports": 4.4,
+    "settings": 13.6,
+    "parameters and plan": 11.2,
+    "model": 15.8,
+    "optimizer": 14.4,
+    "evaluation": 17.9,
+    "rounding": 13.5,
+    "predictor": 15.1,
+    "data": 13.5,
+    "run": 11.7,
+    "machine": 12.0,
+    "main": 12.7,
+}
+MARKS = "COMMENT NL NEWLINE INDENT DEDENT ENCODING ENDMARKER"  # tokens that are not counted
+
+
+def docstrings(tree: ast.Module) -> set[tuple[int, int]]:
+    """Where they begin."""
+    bearers = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    bodies = [node.body for node in ast.walk(tree) if isinstance(node, bearers) and ast.get_docstring(node)]
+    return {(body[0].lineno, body[0].col_offset) for body in bodies}
+
+
+def tokens_of_lines(name: str) -> dict[str, Counter[int]]:
+    """Of each section of a script, the number of tokens in each line that bears one."""
+    section, sections, silent = "imports", defaultdict(Counter), docstrings(tree_of(name))
+    for token in tokenize.generate_tokens(io.StringIO(SOURCES[name]).readline):
+        title = re.match(r"# --- ([\w ]+)", token.string)
+        section = title[1] if title else section
+        if tokenize.tok_name[token.type] not in MARKS.split() and token.start not in silent:
+            sections[section][token.start[0]] += 1
+    return sections
+
+
+def test_no_section_of_the_script_is_denser_than_it_was():
+    sections = tokens_of_lines("train_gpt.py")
+    assert sections.keys() == DENSITY.keys()
+    found = {name: lines.total() / len(lines) for name, lines in sections.items()}
+    assert not {name: density for name, density in found.items() if density > DENSITY[name]}
 
 
 def test_no_function_is_longer_than_80_lines_and_no_error_is_swallowed():
@@ -189,7 +227,7 @@ def test_a_class_has_its_name_alone():
 
 IMPORTING = """
 import os, signal, sys, threading
-import numpy, sentencepiece, safetensors.numpy, tqdm, torch, torch.distributed
+import numpy, sentencepiece, safetensors.numpy, tqdm, torch, torch.distributed, torch.nn.attention.varlen
 
 def state():
     return {

@@ -22,10 +22,10 @@ def settings_table() -> str:
     table = table_row("variable", *(f"`{name}`" for name in presets), "what it does")
     table += "|---" * (len(presets) + 2) + "|\n"
     for name, row in train_gpt.ROWS.items():
-        values = [train_gpt.show(getattr(s, name)) for s in presets.values()]
+        values = [train_gpt.format_value(getattr(s, name)) for s in presets.values()]
         words = row.metadata["doc"].replace("|", "\\|").replace("*", "\\*")
-        if "pick" in row.metadata:
-            words += "; takes " + ", ".join(f"`{value}`" for value in row.metadata["pick"])
+        if "choices" in row.metadata:
+            words += "; takes " + ", ".join(f"`{value}`" for value in row.metadata["choices"])
         table += table_row(f"`{name.upper()}`", *values, words)
     return table
 

@@ -50,7 +50,7 @@ def worth(path, texts: list[str], closing: tuple[int, ...] = ()) -> tuple[list[i
     tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(path))
     ids = tokenizer.encode(texts)
     stream = np.array([i for document in ids for i in [helpers.BOS, *document, *closing]], np.uint16)
-    per_token = train_gpt.token_bytes(tokenizer, stream)
+    per_token = train_gpt.bytes_of_tokens(tokenizer, stream)
     assert len(per_token) == len(stream) and per_token.min() >= 0
     per_document = np.add.reduceat(per_token, np.flatnonzero(stream == helpers.BOS))
     return per_document.tolist(), [len(text.encode()) for text in tokenizer.decode(ids)]
@@ -132,8 +132,8 @@ def test_a_dummy_prefix_is_dropped_at_the_start_of_a_document_only(tmp_path):
     inner, first, _ = train_gpt.byte_table(tokenizer)
     assert (first[the], inner[the]) == (3, 4)
     stream = np.array([1, the, the, 2, 1, the, the, the], np.uint16)
-    assert train_gpt.token_bytes(tokenizer, stream).tolist() == [0, 3, 4, 0, 0, 3, 4, 4]
-    assert train_gpt.token_bytes(tokenizer, stream[1:3]).tolist() == [3, 4], "a stream begins a document"
+    assert train_gpt.bytes_of_tokens(tokenizer, stream).tolist() == [0, 3, 4, 0, 0, 3, 4, 4]
+    assert train_gpt.bytes_of_tokens(tokenizer, stream[1:3]).tolist() == [3, 4], "a stream begins a document"
 
 
 def test_unknown_tokens_of_a_legacy_shard_count_nothing(tmp_path):
@@ -145,7 +145,7 @@ def test_unknown_tokens_of_a_legacy_shard_count_nothing(tmp_path):
         helpers.write_shards(tmp_path / "data", split, [ids], extended=False)
     env = helpers.tiny_env(DATA_PATH=tmp_path / "data", TOKENIZER_PATH=path, VOCAB_SIZE=len(tokenizer))
     corpus = train_gpt.load_corpus(train_gpt.load_settings(env, "smoke")[0])
-    assert corpus.val_bytes.sum() == len("ab  ba")
+    assert corpus.bytes_per_token.sum() == len("ab  ba")
 
 
 @pytest.mark.parametrize("change", [-300, -1, 1, 5000])
@@ -163,5 +163,5 @@ def test_a_lossy_tokenizer_is_scored_on_the_bytes_of_the_text(tmp_path, tokenize
     }
     helpers.write_shards(tmp_path, "val", [corpus.tokens["val"]], text_bytes=[size], **named)
     loaded = train_gpt.load_corpus(train_gpt.load_settings(corpus.env(), "smoke")[0])
-    assert loaded.val_bytes.sum() == size and loaded.val_bytes.min() >= 0
+    assert loaded.bytes_per_token.sum() == size and loaded.bytes_per_token.min() >= 0
     assert any("lossy" in note for note in loaded.notes)
