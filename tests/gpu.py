@@ -99,14 +99,11 @@ def step(args: argparse.Namespace) -> None:
     trainer = train_gpt.Trainer(s, machine)
     tokens = np.random.default_rng(0).integers(0, s.vocab_size, (s.batch_slots, s.slot_tokens + 1))
     batch = machine.tensor(tokens)
-    trainer.gradient(batch, s.train_seq_len)
-
-    def one_step() -> None:
-        trainer.step(batch, 1, 0.1)
-
+    its = next(train_gpt.Plan(s).steps())
+    one_step = functools.partial(trainer.step, batch, its, 0.1)
     found = milliseconds(one_step, args.repeats)
     print(f"step: {found:.2f} ms, {s.train_batch_tokens / found / 1e3:.3f} million tokens a second")
-    print(f"products: {s.plan.flops[0] / found / 1e9:.0f} TFLOP/s, memory: {machine.peak_memory_mib()} MiB")
+    print(f"products: {its.flops / found / 1e9:.0f} TFLOP/s, memory: {machine.peak_memory_mib()} MiB")
     if not args.profile:
         return
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:

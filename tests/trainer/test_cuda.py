@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import signal
 
 import numpy as np
@@ -44,7 +43,6 @@ def test_the_gpu_trains_what_the_cpu_trains(runs, name, tolerance):
     cpu = runs["cpu"]
     assert run.final["device"] == "cuda:0"
     assert "device:cuda:0" in run.out
-    assert run.final["batches_crc32"] == cpu.final["batches_crc32"]
     np.testing.assert_allclose(losses(run), losses(cpu), rtol=tolerance)
     assert float(run.final["val_bpb"]) == pytest.approx(float(cpu.final["val_bpb"]), rel=2 * tolerance)
     assert float(run.final["peak_memory_mib"]) > 0
@@ -108,16 +106,18 @@ def test_the_reference_shape_takes_a_step_on_the_gpu(tmp_path, tokenizer_path, c
 # --- steps that are recorded ------------------------------------------------------------------------------
 
 
-def made(compiled: bool) -> tuple[train_gpt.Trainer, list[torch.Tensor]]:
-    """A trainer with windows, and batches for it."""
-    env = helpers.tiny_env(VOCAB_SIZE=512, TRAIN_SEQ_LEN=64, TRAIN_BATCH_TOKENS=2048, SHORT_WINDOW=16)
-    s = train_gpt.load_settings(env, "smoke")[0]
+def made(compiled: bool) -> tuple[train_gpt.Trainer, list[tuple[torch.Tensor, train_gpt.Step]]]:
+    """A trainer with windows, and all batches of a run with their steps."""
+    shape = {"VOCAB_SIZE": 512, "TRAIN_SEQ_LEN": 64, "TRAIN_BATCH_TOKENS": 2048, "SHORT_WINDOW": 16}
+    s = train_gpt.load_settings(helpers.tiny_env(**shape, ITERATIONS=6), "smoke")[0]
     trainer = train_gpt.Trainer(
         s, train_gpt.Machine(torch.device("cuda"), dtype=torch.bfloat16, compile=compiled)
     )
     rng = np.random.default_rng(0)
-    shape = s.batch_slots, s.slot_tokens + 1
-    batches = [torch.from_numpy(rng.integers(0, s.vocab_size, shape)).pin_memory() for _ in range(6)]
+    batches = []
+    for step in train_gpt.Plan(s).steps():
+        tokens = rng.integers(0, s.vocab_size, (s.batch_slots, s.slot_tokens + 1))
+        batches.append((trainer.machine.tensor(tokens), step))
     return trainer, batches
 
 
@@ -125,25 +125,26 @@ def test_a_recorded_step_is_the_step_that_was_recorded():
     found = {}
     for compiled in (False, True):
         trainer, batches = made(compiled)
-        stats = [trainer.step(batch, step, 1.0) for step, batch in enumerate(batches)]
-        found[compiled] = [each[:2].tolist() for each in stats]
+        assert isinstance(trainer.gradient, train_gpt.CudaGraphs) == compiled
+        stats = [trainer.step(batch, step, 1.0) for batch, step in batches]
+        found[compiled] = [(float(each.loss), float(each.grad_norm)) for each in stats]
     np.testing.assert_allclose(found[True], found[False], rtol=0.02)
     assert len({loss for loss, _ in found[True]}) == len(batches)
 
 
 def test_a_recorded_step_that_is_not_finite_changes_nothing():
     trainer, batches = made(compiled=True)
-    for step in range(3):
-        trainer.step(batches[step], step, 1.0)
+    for batch, step in batches[:3]:
+        trainer.step(batch, step, 1.0)
     weights = trainer.optimizer.state["weights"]
     was = float(weights[0])
     weights[0] = math.inf
     before = trainer.sha256(*trainer.optimizer.state)
-    stats = trainer.step(batches[3], 3, 1.0)
-    assert stats[2:].tolist() == [0, 1]
+    stats = trainer.step(*batches[3], 1.0)
+    assert (bool(stats.finite), bool(stats.local_nonfinite)) == (False, True)
     assert trainer.sha256(*trainer.optimizer.state) == before
     weights[0] = was
-    assert float(trainer.step(batches[4], 4, 1.0)[2]) == 1
+    assert trainer.step(*batches[4], 1.0).finite
     assert trainer.sha256(*trainer.optimizer.state) != before
 
 
@@ -180,10 +181,10 @@ def test_two_ranks_on_one_gpu_train_what_one_trains(runs, corpus, tmp_path):
     np.testing.assert_allclose(losses(run), losses(runs["cuda"]), rtol=1e-3)
 
 
-def test_a_rank_that_dies_is_named_by_the_other(corpus, tmp_path):
+def test_a_rank_that_dies_ends_the_other(corpus, tmp_path):
     env = corpus.env(DEVICE="cuda", RUN_ID="lost", ITERATIONS=10**5, TRAIN_LOG_EVERY=1, DIST_TIMEOUT=6)
     run = Launch(tmp_path, env | {"PROVOKE": "kill@12:rank=1"}, helpers.command(2, ONE_GPU))
     others = chaos.all_ranks([run], 2)
     chaos.watch_the_others([others.pop(1)], others, 6.0)
     run.kill()
-    assert re.findall(r"lost rank (\S+):", run.err) == ["1"]
+    assert "lost a rank: dead, or silent for DIST_TIMEOUT" in run.err
