@@ -42,7 +42,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 from tqdm import tqdm
 
 Arrays = dict[str, np.ndarray]  # by tensor name
@@ -167,7 +166,7 @@ def parse_setting(name: str, text: str) -> Any:
     low, high, choices = about["low"], about["high"], about.get("choices")
     if kind == "str" and (not choices or text in choices):
         return text
-    parse, takes = KINDS.get(kind, (float, f"one of {', '.join(choices or ())}"))
+    parse, takes = KINDS.get(kind, ("".index, f"one of {', '.join(choices or ())}"))
     with contextlib.suppress(ValueError):  # Python also reads 1_0, and digits of other scripts
         value = parse(text)
         if low <= value <= high and re.fullmatch("[0-9.eE+-]+", text):
@@ -302,7 +301,7 @@ class Plan:
         flops_of = functools.cache(functools.partial(step_flops, s))
         for number in range(s.iterations):
             progress = max(number / s.iterations, flops_before / (s.max_flops or math.inf))
-            seq_len, slots = next(shape for until, *shape in self.stages if progress <= until)
+            seq_len, slots = next(shape for until, *shape in self.stages if progress < until or until == 1)
             flops = flops_of(seq_len, slots)
             if s.max_flops and flops_before + flops > s.max_flops:
                 break
@@ -388,6 +387,8 @@ def attention(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, window: float) ->
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return out.transpose(1, 2).view_as(q_BTGRK)
     # FlashAttention 2 (Dao 2023) has windows. In torch 2.11 its heads share no keys, so these are copied.
+    from torch.nn.attention.varlen import varlen_attn  # here, for it takes a second to load
+
     ends = torch.arange(0, (batch + 1) * tokens, tokens, dtype=torch.int32, device=q_BTGRK.device)
     k, v = (x.flatten(0, 1).repeat_interleave(heads_per_key, dim=1) for x in (k_BTGK, v_BTGK))
     q = q_BTGRK.flatten(2, 3).flatten(0, 1)
@@ -1421,8 +1422,7 @@ def run_all(s: Settings, origins: dict[str, str], code: Facts, machine: Machine,
 
 def score_only(s: Settings, origins: dict[str, str], machine: Machine, make: Function) -> int:
     """EVAL_ONLY: score an artifact of any shape, write nothing; its window can be overridden."""
-    blob = read_file(s.eval_only, "EVAL_ONLY=")
-    carried, _ = decode_artifact(blob, s.eval_only)
+    carried, _ = decode_artifact(blob := read_file(s.eval_only, "EVAL_ONLY="), s.eval_only)
     own = [k for k in carried if k.startswith(("eval_", "val_", "dtype")) and origins[k] == "environment"]
     s = dataclasses.replace(s, **(carried | {name: getattr(s, name) for name in own}))
     check_settings(s)

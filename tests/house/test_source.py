@@ -227,7 +227,7 @@ def test_a_class_has_its_name_alone():
 
 IMPORTING = """
 import os, signal, sys, threading
-import numpy, sentencepiece, safetensors.numpy, tqdm, torch, torch.distributed, torch.nn.attention.varlen
+import numpy, sentencepiece, safetensors.numpy, tqdm, torch, torch.distributed
 
 def state():
     return {

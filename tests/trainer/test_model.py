@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import varlen
 from torch.utils.flop_counter import FlopCounterMode
 
 import train_gpt
@@ -174,7 +175,7 @@ def test_a_gpu_has_kernels_for_whole_sequences_and_for_windows(monkeypatch, dtyp
         return lambda q, *rest, **named: calls[name].append((q, *rest, named)) or (q,)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *x, **named: noted("whole")(*x, **named)[0])
-    monkeypatch.setattr(train_gpt, "varlen_attn", lambda *x, **named: noted("window")(*x, **named)[0])
+    monkeypatch.setattr(varlen, "varlen_attn", lambda *x, **named: noted("window")(*x, **named)[0])
     monkeypatch.setattr(train_gpt, "attention_by_blocks", noted("blocks"))
     with FakeTensorMode():
         q = torch.empty(2, 30, 2, 4, 16, dtype=dtype, device="cuda")
