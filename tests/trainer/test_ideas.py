@@ -260,6 +260,7 @@ def test_the_token_after_next_steers_training_and_leaves_no_values_behind(forks,
     assert first == pytest.approx(base_first, rel=1e-6), "what is logged is the next token's loss"
     assert np.abs(np.subtract(later, base_later)).min() > 0
     tensors, base = stored(fork.artifact), stored((base_run.folder / "model.ptz").read_bytes())
+    assert not tensors.pop("ahead").any()
     shapes, base_shapes = ({name: x.shape for name, x in part.items()} for part in (tensors, base))
     assert shapes == base_shapes
 
