@@ -5,8 +5,9 @@
 
 PROVOKE holds faults with commas between them, each KIND@STEP and what it needs. Steps count as in the log.
 
-    nan, inf    a number of the gradient's part=NAME; without a part the loss of the rank's slot=0
-    sleep       so many seconds= before the step; before step 0: while the others compile
+    nan, inf    a number of the gradient's part=NAME; without a part the loss
+    sleep       so many seconds= before the step; with in=, before each gradient (those of step 0 are the
+                warm-up's), pass of an evaluation behind the step, or fsync behind it
     kill, stop  SIGKILL or SIGSTOP to itself before the step
     drift       the rank's weights change before the step
     hash        print the sha256 of weights and optimizer before the step
@@ -22,7 +23,9 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 import train_gpt
@@ -42,9 +45,9 @@ def read_faults(text: str) -> list[dict[str, str]]:
 
 
 FAULTS = read_faults(os.environ.get("PROVOKE", ""))
-real_step, real_gradient = train_gpt.Trainer.step, train_gpt.Trainer.gradient
-real_loss, real_write = train_gpt.GPT.loss, train_gpt.write_whole
-now = {"step": 0, "slot": 0}  # where the run is
+real_init, real_step, real_nll = train_gpt.Trainer.__init__, train_gpt.Trainer.step, train_gpt.GPT.nll
+real_write, real_fsync = train_gpt.write_whole, os.fsync
+now = {"step": 0}  # where the run is
 
 
 def due(*kinds: str) -> list[dict[str, str]]:
@@ -52,49 +55,56 @@ def due(*kinds: str) -> list[dict[str, str]]:
     return [fault for fault in FAULTS if fault["kind"] in kinds and fault["step"] == now["step"]]
 
 
-def step(trainer: train_gpt.Trainer, batch: torch.Tensor, number: int, multiplier: float) -> torch.Tensor:
-    """Trainer.step after what happens before it."""
-    now["step"] = number + 1
+def sleep(place: str) -> None:
     for fault in due("sleep"):
-        time.sleep(float(fault["seconds"]))
+        if fault.get("in", "step") == place:
+            time.sleep(float(fault["seconds"]))
+
+
+def step(
+    trainer: train_gpt.Trainer, batch: torch.Tensor, its: train_gpt.Step, lr_mul: float
+) -> train_gpt.StepStats:
+    """Trainer.step after what happens before it."""
+    now["step"] = its.number + 1
+    sleep("step")
     for _ in due("drift"):
         trainer.optimizer.state["weights"][0] += 1.0
     for _ in due("hash"):
         # one write, so that the lines of several ranks do not mix
-        sys.stdout.write(f"state before step {number + 1} on rank {RANK}: {state_sha256(trainer)}\n")
+        state = trainer.sha256(*trainer.optimizer.state).hex()
+        sys.stdout.write(f"state before step {now['step']} on rank {RANK}: {state}\n")
         sys.stdout.flush()
     for _ in due("kill"):
         os.kill(os.getpid(), signal.SIGKILL)
     for _ in due("stop"):
         os.kill(os.getpid(), signal.SIGSTOP)
-    return real_step(trainer, batch, number, multiplier)
+    return real_step(trainer, batch, its, lr_mul)
 
 
-def state_sha256(trainer: train_gpt.Trainer) -> str:
-    return trainer.sha256(*trainer.optimizer.state).hex()
+def init(trainer: train_gpt.Trainer, *args: Any) -> None:
+    """Trainer.__init__, and bad numbers around its gradient: what a GPU recorded calls no Python."""
+    real_init(trainer, *args)
+    real_gradient = trainer.gradient
+
+    def gradient(batch: torch.Tensor, seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+        sleep("gradient")
+        loss, grad = real_gradient(batch, seq_len)
+        for fault in due(*NUMBERS):
+            spoilt = trainer.model.views(grad)[fault["part"]] if "part" in fault else loss
+            spoilt.view(-1)[-1] = NUMBERS[fault["kind"]]
+        return loss, grad
+
+    trainer.gradient = gradient
 
 
-def gradient(trainer: train_gpt.Trainer, batch: torch.Tensor, seq_len: int) -> torch.Tensor:
-    """Trainer.gradient with a bad number in the parts that are due."""
-    now["slot"] = 0
-    for fault in due("sleep") if now["step"] == 0 else ():
-        time.sleep(float(fault["seconds"]))
-    total = real_gradient(trainer, batch, seq_len)
-    for fault in due(*NUMBERS):
-        if "part" in fault:
-            part = trainer.model.views(total[: trainer.size])[fault["part"]]
-            part.view(-1)[-1] = NUMBERS[fault["kind"]]
-    return total
+def nll(model: train_gpt.GPT, ids: np.ndarray) -> np.ndarray:
+    sleep("pass")
+    return real_nll(model, ids)
 
 
-def loss(model: train_gpt.GPT, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """GPT.loss of one slot, bad if that is due."""
-    value = real_loss(model, ids, targets)
-    for fault in due(*NUMBERS):
-        if "part" not in fault and int(fault.get("slot", "0")) == now["slot"]:
-            value = value * NUMBERS[fault["kind"]]
-    now["slot"] += 1
-    return value
+def fsync(number: int) -> None:
+    sleep("fsync")
+    real_fsync(number)
 
 
 def write_whole(path: Path, blob: bytes) -> None:
@@ -109,9 +119,7 @@ def write_whole(path: Path, blob: bytes) -> None:
 
 
 if __name__ == "__main__":
-    if any("slot" in fault for fault in FAULTS):
-        train_gpt.MICRO_TOKENS = 1  # each slot has a forward pass of its own
-    train_gpt.Trainer.step, train_gpt.Trainer.gradient = step, gradient
-    train_gpt.GPT.loss, train_gpt.write_whole = loss, write_whole
+    train_gpt.Trainer.__init__, train_gpt.Trainer.step, train_gpt.GPT.nll = init, step, nll
+    train_gpt.write_whole, os.fsync = write_whole, fsync
     sys.argv[0] = train_gpt.__file__
     sys.exit(train_gpt.main())

@@ -178,7 +178,7 @@ def end_of(folder: Path) -> End:
     check(len(final) == 1, f"{len(final)} final events in {folder}")
     artifact = helpers.sha256(folder / "model.ptz").hex()
     check(artifact == final[0]["artifact_sha256"], "the artifact is not the one that the run reports")
-    names = ("state_sha256", "artifact_sha256", "batches_crc32", "val_bpb", "steps", "tokens_seen")
+    names = ("state_sha256", "artifact_sha256", "val_bpb", "steps", "tokens_seen")
     hashes = {name: final[0][name] for name in names}
     return End(hashes, without_seconds(logged, "step"), without_seconds(logged, "val"))
 

@@ -38,7 +38,7 @@ def val(number: int) -> str:
 
 
 def final(steps: int) -> str:
-    event = {"event": "final", "val_bpb": "1.12500000 partial", "steps": steps, "batches_crc32": "0732e123"}
+    event = {"event": "final", "val_bpb": "1.12500000 partial", "steps": steps, "state_sha256": "0732e123"}
     return json.dumps(event) + "\n"
 
 
@@ -183,7 +183,7 @@ def test_a_run_is_at_the_tracker(to, tmp_path):
     assert values["partial", 20] == 1 and values["val_loss", 20] == 2.5
     assert found["config"].items() >= {"seed": 7, "matrix_lr": 0.06, "preset": "smoke", "torch": "2"}.items()
     assert found["summary"].items() >= {"val_bpb": 1.125, "steps": 20, "partial": 1}.items()
-    assert found["summary"].get("batches_crc32", "0732e123") == "0732e123"
+    assert found["summary"].get("state_sha256", "0732e123") == "0732e123"
 
 
 def test_numbers_that_are_not_finite_and_foreign_values():
@@ -318,7 +318,7 @@ def test_a_real_run(tmp_path, base_run):
     losses = {at: value for (tag, at), value in found["values"].items() if tag == "train_loss"}
     expected = {event["step"]: event["train_loss"] for event in base_run.events("step")}
     assert losses == pytest.approx(expected, rel=1e-7)
-    assert found["config"]["matrix_lr"] == pytest.approx(0.02)
+    assert found["config"]["matrix_lr"] == pytest.approx(0.04)
     assert found["summary"]["val_bpb"] == pytest.approx(float(base_run.final["val_bpb"]), rel=1e-7)
 
 

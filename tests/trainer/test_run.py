@@ -23,26 +23,25 @@ import torch
 import train_gpt
 from tests.kit import helpers, launch
 from tests.kit.helpers import ScriptRun
-from tests.trainer.test_batches import reference_checksum, reference_shuffled
 from tests.trainer.test_model import nats_of_steps
 
 NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here: other presets and numbers")
 LINE = {
     "step": r"step:\d+/\d+ train_loss:\d+\.\d{4} lr_mul:\d\.\d{3} train_time:\d+ms step_avg:\d+\.\d{2}ms "
     r"tok_s:\d+ mfu:\d+\.\d% data_wait:\d+\.\dms train_flops:\d\.\d{4}e\+\d+",
-    "val": r"step:\d+/\d+ val_loss:\d+\.\d{4} val_bpb:\d+\.\d{4}( partial)? train_time:\d+ms",
+    "val": r"(step:\d+/\d+|artifact) val_loss:\d+\.\d{4} val_bpb:\d+\.\d{4}( partial)? train_time:\d+ms",
 }
 FINAL = """
     val_loss val_bpb val_bpb_unquantized val_tokens val_bytes steps train_flops tokens_seen params
     train_seconds eval_seconds data_wait_seconds peak_memory_mib artifact_bytes code_bytes
     total_bytes budget_bytes budget artifact_sha256 script_sha256 train_sha256 val_sha256 tokenizer_sha256
-    state_sha256 batches_crc32 preset seed run_id device torch skipped_steps resumes"""
+    state_sha256 preset seed run_id device torch skipped_steps resumes"""
 FINAL = FINAL.split()
 
 
-def settings_of(run: ScriptRun) -> train_gpt.Settings:
+def flops_of_a_step(run: ScriptRun) -> int:
     config = json.loads((run.folder / "config.json").read_text(encoding="utf-8"))
-    return train_gpt.Settings(**config["settings"])
+    return next(train_gpt.Plan(train_gpt.Settings(**config["settings"])).steps()).flops
 
 
 def lines(run: ScriptRun, kind: str) -> list[str]:
@@ -83,7 +82,7 @@ def test_a_run_ends_with_the_promised_block(base_run, corpus):
     )
     assert numbers["val_bpb"] == pytest.approx(numbers["val_bpb_unquantized"], abs=0.01)
     assert numbers["val_bpb_unquantized"] == pytest.approx(base_run.events("val")[-1]["val_bpb"], abs=1e-8)
-    assert final["train_flops"] == str(20 * settings_of(base_run).plan.flops[0])
+    assert final["train_flops"] == str(20 * flops_of_a_step(base_run))
     blob, script = (folder / "model.ptz").read_bytes(), helpers.SCRIPT.read_bytes()
     assert numbers["artifact_bytes"] == len(blob)
     assert numbers["code_bytes"] == len(zlib.compress(script, 9))  # what smoke says
@@ -109,7 +108,7 @@ def test_the_log_has_the_promised_lines(base_run):
     assert (base_run.folder / "train.log").read_text(encoding="utf-8") == base_run.out
     steps = [int(re.match(r"step:(\d+)/20 ", line)[1]) for line in lines(base_run, "step")]
     assert steps == [*range(1, 11), 15, 20], "the first ten, then every TRAIN_LOG_EVERY"
-    assert [line.split()[0] for line in lines(base_run, "val")] == ["step:10/20", "step:20/20"]
+    assert [line.split()[0] for line in lines(base_run, "val")] == ["step:10/20", "step:20/20", "artifact"]
     assert "\r" not in base_run.out and "%|" not in base_run.out, "no progress bar in a file"
     assert base_run.out.count("\n---\n") == 1
     for words in ("device:cpu", "dtype:float32", "compile:0", "preset:smoke"):
@@ -119,7 +118,7 @@ def test_the_log_has_the_promised_lines(base_run):
 def test_metrics_are_strict_json_with_exact_floats(base_run):
     text = (base_run.folder / "metrics.jsonl").read_text(encoding="utf-8")
     events = [strict_json(line) for line in text.splitlines()]
-    kinds = [*["step"] * 10, "val", *["step"] * 10, "val", "final"]
+    kinds = [*["step"] * 10, "val", *["step"] * 10, "val", "artifact", "final"]
     assert [event["event"] for event in events] == kinds
     steps = [event for event in events if event["event"] == "step"]
     assert [event["step"] for event in steps] == list(range(1, 21))
@@ -128,7 +127,7 @@ def test_metrics_are_strict_json_with_exact_floats(base_run):
         assert event["grad_norm"] > 0 and 0 < event["lr_mul"] <= 1
     seconds = [event["train_seconds"] for event in steps]
     assert seconds == sorted(seconds)
-    flops = settings_of(base_run).plan.flops[0]
+    flops = flops_of_a_step(base_run)
     assert [event["train_flops"] for event in steps] == [flops * n for n in range(1, 21)]
     printed = {line.split()[0]: line for line in lines(base_run, "step")}
     assert all(
@@ -149,11 +148,6 @@ def test_the_config_tells_settings_origins_and_environment(base_run, corpus):
     assert about["torch"] == torch.__version__ and about["threads"] == 1 and about["ranks"] == 1
 
 
-def test_the_batches_of_a_run_are_those_of_the_reference_order(base_run, corpus):
-    reference = reference_shuffled(corpus.tokens["train"].tolist(), 8, 65, 20, seed=1337)
-    assert base_run.final["batches_crc32"] == f"{reference_checksum(reference, 0) % 2**32:08x}"
-
-
 def test_a_run_needs_no_network(base_run, offline):
     if not offline:
         pytest.skip("this system does not let us take the network away")
@@ -170,7 +164,7 @@ def test_the_same_run_again_gives_the_same_bytes(base_run, corpus, tmp_path):
     env = corpus.env(DATA_PATH="töken$ 1", TOKENIZER_PATH="./模型.model", ITERATIONS=20, WARMUP_STEPS=2)
     run = helpers.run_script(here, env, script=script)
     assert (run.code, run.err) == (0, "")
-    same = [name for name in FINAL if re.search("sha256|crc32|loss|bpb|_bytes", name)]
+    same = [name for name in FINAL if re.search("sha256|loss|bpb|_bytes", name)]
     assert {name: run.final[name] for name in same} == {name: base_run.final[name] for name in same}
     assert losses(run) == losses(base_run)
     assert "warming up: 2 untimed steps" in run.out
@@ -280,7 +274,7 @@ def test_a_run_without_validation_text_says_so_and_makes_the_same_bytes(unscored
     assert not re.search("val_(loss|bpb)", unscored.out)
     missing = base_run.final.keys() - unscored.final.keys() - {"eval_seconds"}
     assert missing == {name for name in base_run.final if name.startswith("val_")}
-    for name in ("artifact_sha256", "state_sha256", "batches_crc32", "train_flops", "train_sha256"):
+    for name in ("artifact_sha256", "state_sha256", "train_flops", "train_sha256"):
         assert unscored.final[name] == base_run.final[name]
     assert (unscored.folder / "model.ptz").read_bytes() == (base_run.folder / "model.ptz").read_bytes()
     assert losses(unscored) == losses(base_run)
@@ -368,7 +362,6 @@ def test_a_model_that_does_not_fit_into_memory_is_reported_in_one_line(corpus, t
     assert re.fullmatch(r"train_gpt\.py: out of memory: lower MODEL_DIM .*\n", run.err), run.err
 
 
-@pytest.mark.slow
 def cannot_allocate(size: int = 2**60) -> None:
     torch.empty(size)
 
@@ -410,8 +403,8 @@ def test_memory_in_an_errors_text_is_no_lack_of_it(corpus, tmp_path, monkeypatch
         )
 
 
-def test_nccl_waits_longer_than_a_lost_rank_is_sought(monkeypatch):
-    """Its watchdog ends the process by SIGABRT; before, gloo fails and the search names who is lost."""
+def test_nccl_waits_longer_than_gloo(monkeypatch):
+    """Its watchdog ends the process by SIGABRT; before, gloo fails, and the run says how to go on."""
     groups, patience = {}, {}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -429,9 +422,8 @@ def test_nccl_waits_longer_than_a_lost_rank_is_sought(monkeypatch):
     for name, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
     machine = train_gpt.open_machine(train_gpt.load_settings(helpers.tiny_env(DIST_TIMEOUT=60), "smoke")[0])
-    seconds = groups["nccl"].total_seconds()
-    found = patience["gloo"].total_seconds() + machine.timeout / 2
-    assert found < 60 < seconds and machine.reducers is not None
+    assert patience["gloo"].total_seconds() == 60 < groups["nccl"].total_seconds()
+    assert machine.reducers is not None
 
 
 def test_a_relative_path_is_named_with_the_folder_that_it_was_sought_in(corpus, tmp_path):
@@ -450,7 +442,7 @@ def test_any_number_of_ranks_trains_the_same_model(base_run, corpus, tmp_path, r
     env |= {"PROVOKE": "hash@20", "PYTHONPATH": str(helpers.ROOT)}
     run = helpers.run_script(tmp_path, env, ranks, script=launch.FAULTS)
     assert run.code == 0, run.err
-    for name in ("batches_crc32", "tokens_seen", "val_tokens", "val_bytes", "train_sha256", "params"):
+    for name in ("tokens_seen", "val_tokens", "val_bytes", "train_sha256", "params"):
         assert run.final[name] == base_run.final[name]
     np.testing.assert_allclose(losses(run), losses(base_run), rtol=1e-4)
     for found, expected in zip(run.events("val"), base_run.events("val")):
@@ -471,25 +463,20 @@ def test_ranks_that_do_not_divide_the_slots_are_refused_by_name(corpus, tmp_path
 
 
 @pytest.mark.slow
-def test_damage_that_one_rank_alone_reads_is_reported(corpus, tmp_path, tokenizer_path):
-    """Each slot of the first step is a shard here: rank 1 reads the second, rank 0 never does."""
+def test_damage_that_one_rank_alone_reads_is_reported(corpus, tmp_path):
+    """Each slot is a shard here, without a checksum: rank 1 reads the second that the order has."""
     tokens = corpus.tokens["train"][: 16 * 65].reshape(16, 65)
     shutil.copytree(corpus.data_path, tmp_path / "data", ignore=shutil.ignore_patterns("*_train_*"))
-    helpers.write_shards(
-        tmp_path / "data",
-        "train",
-        list(tokens),
-        vocabulary=400,
-        corpus=helpers.CORPUS,
-        tokenizer=helpers.sha256(tokenizer_path),
-    )
-    damaged = tmp_path / "data/tiny_train_000001.bin"
-    damaged.write_bytes(damaged.read_bytes()[:-2] + b"\0\0")
-    env = corpus.env(DATA_PATH=tmp_path / "data", DATA_ORDER="sequential", RUN_ID="one")
+    shards = helpers.write_shards(tmp_path / "data", "train", list(tokens), extended=False)
+    damaged = shards[np.random.Generator(np.random.Philox(key=1337)).permutation(16)[1]]
+    damaged.write_bytes(damaged.read_bytes()[:-2] + b"\xff\xff")
+    env = corpus.env(DATA_PATH=tmp_path / "data", RUN_ID="one")
     began = time.perf_counter()
     run = helpers.run_script(tmp_path, env, ranks=2)
     assert run.code != 0 and time.perf_counter() - began < 100
-    assert re.search(rf"^train_gpt\.py: {re.escape(str(damaged))}: crc32", run.err, re.MULTILINE)
+    assert re.search(
+        rf"^train_gpt\.py: {re.escape(str(damaged))}: token 65535 .*rank 1", run.err, re.MULTILINE
+    )
 
 
 # --- compiled or eager ------------------------------------------------------------------------------------
@@ -533,12 +520,9 @@ for env in json.loads(sys.argv[1]):
     for name in env:
         del os.environ[name]
 """
-TINY_FLOPS = train_gpt.load_settings(helpers.tiny_env(), "smoke")[0].plan.flops[0]
+TINY_FLOPS = next(train_gpt.Plan(train_gpt.load_settings(helpers.tiny_env(), "smoke")[0]).steps()).flops
 VARIANTS = {
     "base": {},
-    "clip": {"GRAD_CLIP_NORM": 0.1},
-    "untied": {"TIE_EMBEDDINGS": 0},
-    "sequential": {"DATA_ORDER": "sequential"},
     "seed": {"SEED": 7},
     "bfloat16": {"DTYPE": "bfloat16"},
     "window": {"EVAL_SEQ_LEN": 16},
@@ -589,15 +573,13 @@ def test_every_variant_changes_what_it_should(variants, name):
     assert (losses(run) == losses(base)) == same_training
     assert run.final["artifact_sha256"] != base.final["artifact_sha256"], "it carries its settings"
     assert run.final["val_bpb"] != base.final["val_bpb"]
-    same_batches = name not in ("sequential", "seed", "capped", "counted", "slots", "length")
-    assert (run.final["batches_crc32"] == base.final["batches_crc32"]) == same_batches
-    assert (run.final["params"] == base.final["params"]) == (name not in ("untied", "int8"))
+    assert (run.final["params"] == base.final["params"]) == (name != "int8")
 
 
 @pytest.mark.slow
 def test_a_partial_score_says_so_in_every_line(variants):
     run = variants["partial"]
-    assert [line.count(" partial ") for line in lines(run, "val")] == [1]
+    assert [line.count(" partial ") for line in lines(run, "val")] == [1, 1]
     for name in ("val_loss", "val_bpb"):
         assert run.final[name].endswith(" partial"), name
     assert run.final["val_tokens"] == "999"
@@ -621,7 +603,7 @@ def test_operations_end_a_run_at_the_last_step_within_them(variants):
     assert (run.final["steps"], run.final["train_flops"]) == ("24", str(24 * TINY_FLOPS))
     rates = [event["lr_mul"] for event in run.events("step")]
     assert rates[11] == 1.0
-    assert rates[-1] == pytest.approx(1 / 12)  # WARMDOWN_ITERS is half of the run
+    assert rates[-1] == pytest.approx((1 - 23 / 24.9) / 0.5)  # WARMDOWN_ITERS is half of the run
     assert lines(run, "step")[0].startswith("step:1/24 ")
 
 

@@ -163,7 +163,7 @@ def test_the_same_corpus_untouched_is_taken(corpus):
     loaded = train_gpt.load_corpus(train_gpt.load_settings(corpus.env(), "smoke")[0])
     assert np.array_equal(loaded.val_tokens, corpus.tokens["val"])
     assert np.array_equal(loaded.train.read(0, loaded.train.total), corpus.tokens["train"])
-    assert loaded.val_bytes.sum() == corpus.val_bytes()
+    assert loaded.bytes_per_token.sum() == corpus.val_bytes()
     assert not [note for note in loaded.notes if "so little text" not in note]
 
 
@@ -233,7 +233,7 @@ def test_legacy_shards_are_taken_whatever_their_first_number_and_the_log_says_so
     loaded = train_gpt.load_corpus(train_gpt.load_settings(made.env(), "smoke")[0])
     assert np.array_equal(loaded.val_tokens, made.tokens["val"])
     assert np.array_equal(loaded.train.read(0, loaded.train.total), made.tokens["train"])
-    assert loaded.val_bytes.sum() == made.val_bytes() and "legacy" in " ".join(loaded.notes)
+    assert loaded.bytes_per_token.sum() == made.val_bytes() and "legacy" in " ".join(loaded.notes)
 
 
 # --- through the script -----------------------------------------------------------------------------------

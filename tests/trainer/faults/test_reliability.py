@@ -1,13 +1,12 @@
 """Runs that were stopped: what a resume accepts, refuses and reports; one fault of each kind."""
 
 import dataclasses
-import hashlib
 import json
 import os
 import re
 import shutil
 import signal
-import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,7 @@ from tests.kit.launch import Launch
 # what may differ on a resume: it changes no result, or (paths, device) is compared by what came of it
 FREE = {"preset", "dry_run", "data_path", "tokenizer_path", "run_id", "device", "compile", "eval_only"}
 FREE |= {"val_batch_size", "val_loss_every", "train_log_every", "warmup_steps", "ckpt_seconds"}
-FREE |= {"max_skipped", "dist_timeout", "dtype"}
+FREE |= {"max_skipped", "dist_timeout"}
 
 
 # --- lost ranks -------------------------------------------------------------------------------------------
@@ -30,39 +29,59 @@ FREE |= {"max_skipped", "dist_timeout", "dtype"}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", ["kill@12:rank=1", "kill@12:rank=0", "stop@12:rank=1"])
-def test_a_lost_rank_is_named_in_time(corpus, tmp_path, spec):
+def test_the_others_end_in_time_when_a_rank_is_lost(corpus, tmp_path, spec):
     env = corpus.env(RUN_ID="lost", ITERATIONS=10**5, TRAIN_LOG_EVERY=1, DIST_TIMEOUT=6, PROVOKE=spec)
     run = Launch(tmp_path, env, launch.command(2, spec))
     others = chaos.all_ranks([run], 2)
-    lost = others.pop(int(spec[-1]))
-    chaos.watch_the_others([lost], others, 6.0)
+    chaos.watch_the_others([others.pop(int(spec[-1]))], others, 6.0)
     run.kill()
-    assert re.findall(r"lost rank (\S+):", run.err) == [spec[-1]]
-    assert "RUN_ID=lost goes on" in run.err
+    assert re.search(r"^train_gpt\.py: lost a rank: .*RUN_ID=lost goes on", run.err, re.MULTILINE), run.err
 
 
 @pytest.mark.slow
-def test_a_rank_that_compiles_for_longer_than_dist_timeout_is_not_lost(corpus, tmp_path):
+@pytest.mark.parametrize("spec", ["@0:rank=3:in=gradient", "@0:rank=0:in=gradient", "@3:rank=0:in=fsync"])
+def test_a_rank_that_compiles_or_writes_for_longer_than_dist_timeout_is_not_lost(corpus, tmp_path, spec):
     """On a node whose cache of compiled code is empty, the first gradient takes minutes."""
-    spec = "sleep@0:seconds=5:rank=1"
-    env = corpus.env(RUN_ID="cold", ITERATIONS=3, DIST_TIMEOUT=3, PROVOKE=spec)
+    spec = f"sleep{spec}:seconds=5"
+    env = corpus.env(RUN_ID="slow", ITERATIONS=3, DIST_TIMEOUT=3, PROVOKE=spec)
+    Launch(tmp_path, env, launch.command(4, spec)).need(0)
+
+
+@pytest.mark.slow
+def test_a_rank_whose_evaluation_takes_longer_than_dist_timeout_is_not_lost(corpus, tmp_path):
+    """Each of its five passes takes less."""
+    spec = "sleep@3:seconds=0.9:rank=1:in=pass"
+    env = corpus.env(RUN_ID="slow", ITERATIONS=3, DIST_TIMEOUT=3, VAL_BATCH_SIZE=8192, PROVOKE=spec)
     Launch(tmp_path, env, launch.command(2, spec)).need(0)
 
 
 @pytest.mark.slow
 def test_a_checkpoint_that_was_torn_or_cut_is_gone_back_from(corpus, tmp_path):
-    """And no number of steps in a row may be bad for ever."""
     env = corpus.env(RUN_ID="run", ITERATIONS=40, CKPT_SECONDS=1e-6, TRAIN_LOG_EVERY=1)
     for spec in ("cut@10", "torn@20"):
         run = Launch(tmp_path, env | {"PROVOKE": spec}, launch.command(0, spec))
         run.need(-signal.SIGKILL)
     resumed = Launch(tmp_path, env, launch.command())
     resumed.need(0)
-    assert "step_00000020.ckpt is damaged; the one before is taken" in resumed.out
+    assert "step_00000020.ckpt is damaged and put aside; the one before is taken" in resumed.out
     assert (tmp_path / "logs/run/checkpoint/step_00000020.damaged").exists()
     alone = Launch(tmp_path / "alone", env, launch.command())
     alone.need(0)
     launch.check_same(launch.end_of(tmp_path / "logs/run"), launch.end_of(tmp_path / "alone/logs/run"))
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_rank_ends_the_last_evaluation_on_all(corpus, tmp_path):
+    spec = "sleep@3:seconds=0.5:in=pass"
+    env = corpus.env(RUN_ID="run", ITERATIONS=3, VAL_BATCH_SIZE=4096, PROVOKE=spec)
+    run = Launch(tmp_path, env, launch.command(2, spec))
+    ranks = chaos.all_ranks([run], 2)
+    run.wait(until=lambda: "step:3/" in run.out)
+    os.kill(ranks[1], signal.SIGTERM)
+    run.need(1)  # torchrun's
+    said = re.findall(r"stopped by a signal in an evaluation; .*goes on(.*)", run.err)
+    assert sorted(said) == ["", " (rank 1)"], run.err
+    Launch(tmp_path, env, launch.command(2)).need(0)
 
 
 # --- a run that was stopped -------------------------------------------------------------------------------
@@ -111,7 +130,7 @@ def environment_of(folder: Path) -> dict[str, str]:
     """The environment that the run was begun with."""
     config = config_of(folder)
     given = {name: value for name, value in config["settings"].items() if config["origins"][name] != "preset"}
-    return {name.upper(): train_gpt.show(value) for name, value in given.items()}
+    return {name.upper(): train_gpt.format_value(value) for name, value in given.items()}
 
 
 @pytest.mark.slow
@@ -129,13 +148,12 @@ def test_the_same_command_goes_on(copy):
     assert len(kept) == 2 and kept[-1] == "step_00000060.ckpt", "one at the end, and the one before it"
 
 
-def test_a_checkpoint_is_safetensors_and_a_sha256(copy):
-    """No pickle: other programs can read it by the public format alone."""
+def test_a_checkpoint_is_safetensors_in_zlib(copy):
+    """No pickle: other programs can read it by the public formats alone."""
     paths = sorted(copy.glob("checkpoint/*"))
     assert [path.suffix for path in paths] == [".ckpt"] * 2
-    blob = paths[-1].read_bytes()
-    assert hashlib.sha256(blob[:-32]).digest() == blob[-32:]
-    arrays = safetensors.numpy.load(blob[:-32])
+    blob = zlib.decompress(paths[-1].read_bytes())
+    arrays = safetensors.numpy.load(blob)
     assert set(arrays) == {"weights", "momentum", "moment1", "moment2"}
     assert all(array.dtype == np.float32 and np.isfinite(array).all() for array in arrays.values())
     header = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
@@ -145,21 +163,20 @@ def test_a_checkpoint_is_safetensors_and_a_sha256(copy):
 
 
 @pytest.mark.parametrize("damaged", [1, 2])
-def test_damaged_checkpoints_are_put_aside_or_all_refused(copy, damaged):
+def test_damaged_checkpoints_are_put_aside(copy, damaged):
     paths = sorted(copy.glob("checkpoint/*"), reverse=True)
     for path in paths[:damaged]:
         path.write_bytes(path.read_bytes()[:-1])
-    before = contents(copy)
+    newest = train_gpt.newest_checkpoint
     if damaged == 2:
-        for _ in range(2):
-            with pytest.raises(train_gpt.DataError, match=rf"{paths[0].name} and all before it are damaged"):
-                train_gpt.newest_checkpoint(copy / "checkpoint")
-        assert contents(copy) == before, "nothing is begun anew without being asked"
+        with pytest.raises(train_gpt.DataError, match=r"all checkpoints are damaged .* begins anew"):
+            newest(copy / "checkpoint")
+        assert newest(copy / "checkpoint") == ({}, {}, [])
     else:
-        facts, notes = train_gpt.newest_checkpoint(copy / "checkpoint")[1:]
+        facts, notes = newest(copy / "checkpoint")[1:]
         assert facts["counters"]["steps"] == int(paths[1].stem[5:])
         assert f"{paths[0].name} is damaged" in notes[0] and paths[1].name in notes[-1]
-        assert paths[0].with_suffix(".damaged").exists()
+    assert all(path.with_suffix(".damaged").exists() for path in paths[:damaged])
 
 
 # --- what may change --------------------------------------------------------------------------------------
@@ -167,8 +184,8 @@ def test_damaged_checkpoints_are_put_aside_or_all_refused(copy, damaged):
 
 def other(row: dataclasses.Field, value):
     """Another value that the setting could take."""
-    if pick := row.metadata.get("pick"):
-        return next(each for each in pick if each != value)
+    if choices := row.metadata.get("choices"):
+        return next(each for each in choices if each != value)
     if row.type == "bool":
         return not value
     return value + "x" if row.type == "str" else value + 1
@@ -181,7 +198,9 @@ ROWS = {row.name: row for row in dataclasses.fields(train_gpt.Settings)}
 def test_a_setting_that_changes_the_result_is_refused_by_name(copy, name):
     before = contents(copy)
     value = config_of(copy)["settings"][name]
-    with pytest.raises(train_gpt.SettingError, match=f"^{name.upper()}=.*{re.escape(train_gpt.show(value))}"):
+    with pytest.raises(
+        train_gpt.SettingError, match=f"^{name.upper()}=.*{re.escape(train_gpt.format_value(value))};"
+    ):
         reopen(copy, **{name: other(ROWS[name], value)})
     assert contents(copy) == before
 
@@ -193,11 +212,6 @@ def test_all_others_may_differ(copy):
     folder, _, facts, notes = reopen(copy, **changes)
     assert folder == Path("logs", copy.name) and facts["counters"]["steps"] >= 8
     assert len(notes) == 1 and notes[0].startswith("resumed from ")
-
-
-def test_another_number_format_is_refused(copy):
-    with pytest.raises(train_gpt.SettingError, match=r"^DTYPE=bfloat16: .*float32"):
-        reopen(copy, dtype="bfloat16")
 
 
 @pytest.mark.slow
@@ -272,15 +286,3 @@ def test_a_file_that_may_not_grow_stops_the_run_and_it_goes_on(corpus, tmp_path)
     assert "File too large" in run.err and "RUN_ID=run goes on" in run.err
     Launch(tmp_path, env, launch.command()).need(0)
     assert len(launch.end_of(tmp_path / "logs/run").steps) == 100
-
-
-@pytest.mark.slow
-def test_a_second_interrupt_ends_a_run_at_once(corpus, tmp_path):
-    env = corpus.env(RUN_ID="run", ITERATIONS=50, TRAIN_LOG_EVERY=1, PROVOKE="sleep@10:seconds=60")
-    run = Launch(tmp_path, env, launch.command(provoke="sleep"))
-    run.wait(until=lambda: "step:8/" in run.out)
-    time.sleep(0.5)
-    os.kill(run.process.pid, signal.SIGINT)
-    assert run.wait(1) is None, "the first waits for the step"
-    os.kill(run.process.pid, signal.SIGINT)
-    assert run.wait(20) == -signal.SIGINT
