@@ -657,23 +657,17 @@ def test_an_artifact_that_knows_more_than_the_training_text_is_found(kit, tmp_pa
     assert compare().verdict == "PASS"
 
 
+MADE = "    run, trainer = Run(machine, s, folder, about), make(s, machine)\n"
+
+
 @slow
 @sandboxed
 @pytest.mark.parametrize(
     "lie",
     [
-        (
-            '["train_flops"] = s.plan.step(step + 1).flops_before',
-            '["train_flops"] = s.plan.step(step + 1).flops_before // 2',
-        ),
-        (
-            "    trainer = make(s, machine)\n",
-            "    trainer = make(s, machine)\n    torch.ones(4096, 4096) @ torch.ones(4096, 4096)\n",
-        ),
-        (
-            "    trainer = make(s, machine)\n",
-            "    trainer = make(s, machine)\n    if not s.ckpt_seconds:\n        return 0\n",
-        ),
+        ("train_flops += step.flops", "train_flops += step.flops // 2"),
+        (MADE, MADE + "    torch.ones(4096, 4096) @ torch.ones(4096, 4096)\n"),
+        (MADE, MADE + "    if not s.ckpt_seconds:\n        return 0\n"),
     ],
     ids=["half of every step", "before the first step", "no step while counted"],
 )
@@ -682,10 +676,6 @@ def test_operations_that_were_not_logged_are_found(kit, tmp_path, often, monkeyp
     folder = kit.copy(tmp_path)
     edit(folder / "train_gpt.py", lie)
     if "//" in lie[1]:
-        edit(
-            folder / "train_gpt.py",
-            ('"train_flops": done.flops_before', '"train_flops": done.flops_before // 2'),
-        )
         log_value(folder, 2, "train_flops", submission.read_runs(folder)[2].value("train_flops") // 2)
     lines = train_again(kit, folder)
     assert lines["retrained"].verdict == "PASS" and lines["counted"].verdict == "FAIL", lines
