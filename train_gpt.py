@@ -1,12 +1,12 @@
 """Train the best language model that fits a byte budget, and score it in bits per byte.
 
-    python train_gpt.py                                        one process, on a GPU or a CPU
-    torchrun --standalone --nproc_per_node=8 train_gpt.py      one process for each GPU
-    PRESET=minute python train_gpt.py                          every setting is an environment variable
-    DRY_RUN=1 python train_gpt.py                              settings, parameters and size, then stop
+    python train_gpt.py                                    one process, on a GPU or a CPU
+    torchrun --standalone --nproc_per_node=8 train_gpt.py  one process for each GPU
+    PRESET=minute python train_gpt.py                      settings are environment variables
+    DRY_RUN=1 python train_gpt.py                          settings, parameters and size
 
-Exit codes: 0 done, 2 bad setting, 3 bad data or tokenizer, 4 artifact over its byte budget, 16 stopped by
-a signal, a lost rank or a full disk (the same command with its RUN_ID goes on), 17 numerical failure.
+Exit codes: 0 done, 2 bad setting, 3 bad data, 4 artifact over its byte budget, 16 stopped by a
+signal, a lost rank or a full disk (the same command goes on), 17 numerical failure.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ sha256: Function = lambda blob: hashlib.sha256(blob).hexdigest()
 class SettingError(ValueError): ...  # does not parse, is impossible, or looks misspelt
 
 
-class DataError(ValueError): ...  # shard, tokenizer, artifact or checkpoint damaged, or not of one kind
+class DataError(ValueError): ...  # a file is damaged, or another's
 
 
-# --- settings: one table of environment variables; a preset is a row of other defaults --------------------
+# --- settings: one table of environment variables; a preset is a row of other defaults ----
 
 FLOPPY = (
     dict(data_path="./data/datasets/demo_sp1024", tokenizer_path="./data/tokenizers/demo_1024_bpe.model")
     | dict(num_layers=4, model_dim=192, num_heads=3, num_kv_heads=1, qk_gain_init=4.0, matrix_lr=0.06)
     | dict(key_shift=1.0, short_window=128, exclusive_attention=True, mlp_leak=0.5, doc_tokens=16384)
-    | dict(train_seq_len=1024, train_batch_tokens=8192, val_batch_size=65536, iterations=100000)
+    | dict(train_seq_len=1024, train_batch_tokens=8192, val_batch_size=65536, iterations=10**5)
     | dict(max_wallclock_seconds=0.0, max_flops=1e14, warmup_steps=2, lr_warmup_steps=20, warmdown_iters=0.6)
     | dict(muon_momentum=0.95, muon_momentum_warmup_start=0.85, muon_momentum_warmup_steps=300)
     | dict(budget_bytes=1474560, code_bytes="zlib")
@@ -70,8 +70,8 @@ FLOPPY = (
 MINUTE = FLOPPY | (
     dict(num_layers=2, model_dim=128, num_heads=2, short_window=0, qk_gain_init=1.5, matrix_lr=0.04)
     | dict(train_seq_len=128, train_batch_tokens=1024, eval_seq_len=320, max_flops=3e12, compile=False)
-    | dict(warmup_steps=1, lr_warmup_steps=5, warmdown_iters=0.5, muon_momentum_warmup_steps=30)
-    | dict(val_loss_every=0, train_log_every=10)
+    | dict(warmup_steps=1, lr_warmup_steps=5, warmdown_iters=0.5, val_loss_every=0)
+    | dict(muon_momentum_warmup_steps=30, train_log_every=10)
 )
 SMOKE = MINUTE | dict(doc_tokens=0, eval_seq_len=0, iterations=60, max_flops=0.0, val_tokens_limit=65536)
 PRESETS: dict[str, Facts] = {"10min_16mb": {}, "floppy": FLOPPY, "minute": MINUTE, "smoke": SMOKE}
@@ -80,7 +80,7 @@ LARGE = 1e300  # no limit; infinity is no value of a setting
 
 
 def var(default: Any, doc: str, low: float = -LARGE, high: float = LARGE, **flags: Any) -> Any:
-    """A row of the settings table. choices: all values it takes; free: a resumed run may change it."""
+    """A row of the settings. choices: what it takes; free: a resumed run may change it."""
     return dataclasses.field(default=default, metadata=dict(doc=doc, low=low, high=high, **flags))
 
 
@@ -91,30 +91,30 @@ free = functools.partial(var, free=True)
 class Settings:
     """Every setting, read once. Its environment variable is the field's name in upper case."""
 
-    preset: str = free("10min_16mb", "row of defaults; unset, without CUDA: floppy", choices=(*PRESETS,))
+    preset: str = free("10min_16mb", "row of defaults; on a CPU: floppy", choices=(*PRESETS,))
     dry_run: bool = free(False, "print settings, parameters and planned bytes, then stop")
-    data_path: str = free("./data/datasets/fineweb10B_sp1024", "folder of *_train_*.bin and *_val_*.bin")
-    tokenizer_path: str = free("./data/tokenizers/fineweb_1024_bpe.model", "SentencePiece model file")
+    data_path: str = free("./data/datasets/fineweb10B_sp1024", "folder of the shards")
+    tokenizer_path: str = free("./data/tokenizers/fineweb_1024_bpe.model", "SentencePiece")
     doc_tokens: int = var(0, "train on documents of at most so many tokens; 0: on all", 0)
-    run_id: str = free("", "name of the run's folder under logs/; empty: date, time and process id")
+    run_id: str = free("", "name of the run's folder under logs/; empty: date and time")
     seed: int = var(1337, "draws the start weights and the data order", 0)
     device: str = free("auto", "where to compute", choices=("auto", "cuda", "cpu"))
-    dtype: str = var("auto", "of products; auto: by the hardware", choices=("auto", "bfloat16", "float32"))
+    dtype: str = var("auto", "of products", choices=("auto", "bfloat16", "float32"))
     compile: bool = free(True, "compile the model where that works")
-    val_batch_size: int = free(524288, "validation tokens of one forward pass over all slots", 1)
-    val_loss_every: int = free(1000, "steps between validations on the first eight batches; 0: at the end", 0)
-    val_tokens_limit: int = var(0, "score only so many tokens and mark the result partial; 0: all", 0)
+    val_batch_size: int = free(524288, "validation tokens of a forward pass, all slots", 1)
+    val_loss_every: int = free(1000, "steps between validations on a sample; 0: at the end", 0)
+    val_tokens_limit: int = var(0, "score only so many tokens, a partial score; 0: all", 0)
     eval_seq_len: int = var(0, "window of the evaluation in tokens; 0: TRAIN_SEQ_LEN", 0)
     eval_only: str = free("", "path of an artifact to score; nothing is trained or written")
-    train_log_every: int = free(200, "steps between log lines; the first ten steps are logged too", 1)
-    ckpt_seconds: float = free(60.0, "between checkpoints; 0: at the end and on a signal only", 0)
+    train_log_every: int = free(200, "steps between log lines; the first ten are logged", 1)
+    ckpt_seconds: float = free(60.0, "seconds between checkpoints; 0: at the end", 0)
     max_skipped: int = free(10, "steps in a row without finite numbers that end the run", 1)
     dist_timeout: float = free(60.0, "seconds after which a silent rank ends the others", 1)
     iterations: int = var(20000, "optimizer steps at most", 1)
-    max_wallclock_seconds: float = var(600.0, "training seconds at most on rank 0's clock; 0: no cap", 0)
+    max_wallclock_seconds: float = var(600.0, "training seconds at most; 0: no cap", 0)
     max_flops: float = var(0.0, "operations of training at most, in products; 0: no cap", 0)
-    warmdown_iters: float = var(3000.0, "last steps, while the rate falls; below 1: part of the run", 0)
-    warmup_steps: int = free(20, "untimed steps on dummy tokens before the start, then forgotten", 0)
+    warmdown_iters: float = var(3000.0, "last steps, as the rate falls; below 1: a part", 0)
+    warmup_steps: int = free(20, "untimed steps on dummy tokens, then forgotten", 0)
     lr_warmup_steps: int = var(10, "steps over which the learning rate rises linearly", 0)
     train_batch_tokens: int = var(393216, "tokens of one optimizer step over all ranks", 1)
     train_seq_len: int = var(4096, "tokens of one training sequence", 1, 262144)
@@ -124,16 +124,16 @@ class Settings:
     model_dim: int = var(512, "width of the residual stream", 1)
     num_heads: int = var(8, "query heads", 1)
     num_kv_heads: int = var(4, "key and value heads", 1)
-    key_shift: float = var(0.0, "start of the share of the token before in the last keys; 0: none", 0, 1)
-    short_window: int = var(0, "tokens that all layers but the last attend to; 0: all", 0, 262144)
-    exclusive_attention: bool = var(False, "leave out what attention says along a token's own value")
+    key_shift: float = var(0.0, "start of the last keys' share of the token before", 0, 1)
+    short_window: int = var(0, "tokens that layers but the last see; 0: all", 0, 262144)
+    exclusive_attention: bool = var(False, "leave out what a token's own value says")
     mlp_mult: int = var(2, "hidden width of the MLP in model widths", 1)
     mlp_leak: float = var(0.0, "slope of the MLP's units below zero, before the square", 0, 1)
     rope_base: float = var(10000.0, "longest wavelength of the rotary positions over 2 pi", 1)
     logit_softcap: float = var(30.0, "c in c tanh(z / c)", 1e-3)
     qk_gain_init: float = var(1.5, "start of the learned gain of each query head")
     tied_embed_lr: float = var(0.03, "Adam rate of the embedding", 0)
-    tied_embed_init_std: float = var(0.005, "standard deviation of the embedding at the start", 0)
+    tied_embed_init_std: float = var(0.005, "deviation of the embedding at the start", 0)
     matrix_lr: float = var(0.02, "Muon rate of the blocks' matrices", 0)
     scalar_lr: float = var(0.02, "Adam rate of vectors and scalars", 0)
     muon_momentum: float = var(0.99, "momentum of Muon", 0, 0.99999)
@@ -144,7 +144,7 @@ class Settings:
     beta2: float = var(0.95, "Adam, second moment", 0, 0.99999)
     adam_eps: float = var(1e-8, "Adam, added to the root of the second moment", 0)
     budget_bytes: int = var(16000000, "most bytes of artifact and code together", 1)
-    code_bytes: str = var("raw", "how the script counts: raw, or at zlib level 9", choices=("raw", "zlib"))
+    code_bytes: str = var("raw", "how code counts: raw, or as zlib", choices=("raw", "zlib"))
 
     slot_tokens = property(lambda s: s.train_batch_tokens // s.batch_slots)
     head_dim = property(lambda s: s.model_dim // s.num_heads)
@@ -185,7 +185,7 @@ def format_value(value: Any) -> str:
 def load_settings(env: Mapping[str, str], default_preset: str) -> tuple[Settings, dict[str, str]]:
     """The settings, and the origin of each: 'preset' or 'environment'. Raises SettingError."""
     names = {name.upper(): name for name in ROWS}
-    for name in sorted(env.keys() - names - {"COMPILER", "MODEL_DIR"}):  # the last are other programs' own
+    for name in sorted(env.keys() - names - {"COMPILER", "MODEL_DIR"}):  # not ours
         for meant in difflib.get_close_matches(name.upper(), names, 1, cutoff=0.85):  # ITERATION, num_layers
             raise SettingError(f"{name}={env[name]!r} is no setting, {meant} is: write that or unset it")
     given = {name: parse_setting(name, env[upper]) for upper, name in names.items() if upper in env}
@@ -203,19 +203,19 @@ def check_settings(s: Settings) -> None:
         ("num_heads", s.model_dim % (2 * s.num_heads) == 0, f"a divisor of half of MODEL_DIM={s.model_dim}"),
         ("num_kv_heads", s.num_heads % s.num_kv_heads == 0, f"a divisor of NUM_HEADS={s.num_heads}"),
         ("train_batch_tokens", s.train_batch_tokens % unit == 0, f"a multiple of {unit}, a sequence a slot"),
-        ("run_id", re.fullmatch(RUN_NAME, s.run_id), "100 letters, digits, . _ - at most, the first no ."),
-        ("val_tokens_limit", s.val_tokens_limit != 1, "0 or at least 2: the first token is not scored"),
+        ("run_id", re.fullmatch(RUN_NAME, s.run_id), "up to 100 letters, digits, . _ -"),
+        ("val_tokens_limit", s.val_tokens_limit != 1, "0 or at least 2 tokens"),
         ("max_flops", not 0 < s.max_flops < step, f"0 or at least those of a step, {step}"),
     ):
         if not valid:
             raise SettingError(f"{name.upper()}={format_value(getattr(s, name))}: takes {takes}")
 
 
-# --- parameters and plan: everything that is learned, and what each step consists of ----------------------
+# --- parameters and plan: everything that is learned, and what each step consists of ------
 
 
 class Param(NamedTuple):
-    """One learned tensor, float32. Of a layered one, (layers, ...), each block reads its own."""
+    """One learned tensor, float32. Of a layered one, (layers, ...), a block reads its own."""
 
     name: str
     shape: tuple[int, ...]
@@ -237,7 +237,7 @@ def parameter_table(s: Settings) -> list[Param]:
     kv_dim = s.head_dim * s.num_kv_heads
     bound = dim**-0.5  # uniform in +-1/sqrt(fan in), as usual for a linear layer
     table = []
-    # What a block adds to the stream starts at zero, so deep models train from step 0 (Zhang et al. 2019).
+    # What a block adds starts at zero: deep models train from step 0 (Zhang et al. 2019).
     for name, init, scale, columns, rows in (
         ("qkv", "uniform", bound, dim, (dim, kv_dim, kv_dim)),
         ("attn_out", "constant", 0.0, dim, (dim,)),
@@ -253,7 +253,7 @@ def parameter_table(s: Settings) -> list[Param]:
         ("mlp_scale", "constant", 1.0, dim),
         ("mix_x", "constant", 1.0, dim),
         ("mix_x0", "constant", 0.0, dim),
-        ("key_shift", "last", s.key_shift, kv_dim),  # in the last layer alone: 0.013 bits per byte better
+        ("key_shift", "last", s.key_shift, kv_dim),  # -0.013 bpb if in the last alone
         ("q_gain", "constant", s.qk_gain_init, s.num_heads),
     ):
         if name != "key_shift" or s.key_shift:
@@ -263,7 +263,7 @@ def parameter_table(s: Settings) -> list[Param]:
 
 
 def draw(param: Param, seed: int) -> np.ndarray:
-    """Start value, float32, from the seed and the parameter's name alone: equal in every framework."""
+    """Start value, float32, from seed and name alone: equal in every framework."""
     digest = hashlib.sha256(f"{seed}:{param.name}".encode()).digest()
     rng = np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
     unit = np.ones(param.shape, np.float32)
@@ -291,7 +291,7 @@ class Plan:
 
     def __init__(self, s: Settings) -> None:
         self.s = s
-        # Until which share of the progress, sequence length, slots: one row for each shape that a run has.
+        # Until which share of the progress, seq_len, slots: a row for each shape of a step.
         self.stages = [(1.0, s.train_seq_len, s.batch_slots)]
         self.num_steps = sum(1 for _ in self.steps()) if s.max_flops else s.iterations
 
@@ -312,7 +312,7 @@ class Plan:
             flops_before += flops
 
     def lr_multiplier(self, step: Step, elapsed: float) -> float:
-        """Linear rise, constant, linear fall to 0 over the last part of the run's operations or seconds."""
+        """Linear rise, constant, linear fall to 0 over the last part of the run."""
         s = self.s
         progress = max(step.progress, elapsed / (s.max_wallclock_seconds or math.inf))
         # A share of the run, so a slow machine, too, has its full rate before the fall begins.
@@ -323,7 +323,7 @@ class Plan:
 
 
 def step_flops(s: Settings, seq_len: int, slots: int) -> int:
-    """Operations of a training step: 2 m n k for each product, forward, backward and of one optimizer."""
+    """Operations of a step: 2 m n k a product, forward, backward and of one optimizer."""
     # A weight is in three products of a token, a query with a key in six.
     weights = s.vocab_size * s.model_dim  # of the output matrix
     newton_schulz = 0
@@ -334,7 +334,7 @@ def step_flops(s: Settings, seq_len: int, slots: int) -> int:
             short, long = sorted((rows, param.shape[2]))
             products = 4 * short * short * long + 2 * short**3
             newton_schulz += s.num_layers * products
-    # A block of queries meets its own keys, and those before it that are in its first query's window.
+    # A block of queries meets its own keys, and those that its first query sees before it.
     starts = np.arange(0, seq_len, query_block(s.num_heads // s.num_kv_heads))
     sizes = np.diff(starts, append=seq_len)
     pairs = sum(int(sizes @ (sizes + np.minimum(starts, window))) for window in s.windows)
@@ -343,23 +343,23 @@ def step_flops(s: Settings, seq_len: int, slots: int) -> int:
     return sequences * sequence + s.muon_backend_steps * newton_schulz
 
 
-# --- model: B batch, T tokens, D width, H heads, G key-value heads, R = H / G, K head width, V vocabulary --
+# --- model: B batch, T tokens, D width, H heads, G kv heads, R = H / G, K head width, V vocab
 
 NORM_EPS = 1e-6  # written down: the default of rms_norm differs between torch versions
-# Queries that attention multiplies at once: with the heads that share a key, 256 rows fill a product's tiles.
+# Queries that attention multiplies at once: with their heads, 256 rows fill the tiles.
 query_block: Function = lambda heads_per_key: max(128, 256 // max(heads_per_key, 1))
 Weights = dict[str, Tensor]  # by parameter name
 Rope = tuple[Tensor, Tensor]
 
 
 def rms_norm(x: Tensor) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) over the last dimension, float32, no weights (Zhang and Sennrich 2019)."""
+    """x / sqrt(mean(x^2) + eps) over the last dimension, float32 (Zhang and Sennrich 2019)."""
     x = x.float()
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + NORM_EPS)
 
 
 def rope_tables(s: Settings, device: torch.device, length: int) -> Rope:
-    """(cos, cos) and (sin, -sin), float32[T, 1, K], of the rotary position embedding (Su et al. 2021)."""
+    """(cos, cos) and (sin, -sin), float32[T, 1, K], of rotary positions (Su et al. 2021)."""
     pairs = torch.arange(0, s.head_dim, 2, dtype=torch.float64)
     frequencies = s.rope_base ** (-pairs / s.head_dim)
     positions = torch.arange(length, dtype=torch.float64)
@@ -369,7 +369,7 @@ def rope_tables(s: Settings, device: torch.device, length: int) -> Rope:
 
 
 def norm_and_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RMS-normalise each head and turn its pairs (first half, second half) by the angle of their position."""
+    """RMS-normalise each head and turn its pairs, one of each half, by the position."""
     x = rms_norm(x)
     first, second = x.chunk(2, dim=-1)
     swapped = torch.cat([second, first], dim=-1)
@@ -377,8 +377,8 @@ def norm_and_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def attention(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, window: float) -> Tensor:
-    """Causal softmax attention of a query to its last `window` keys, at scale 1 / sqrt(K): of q's shape."""
-    # A group of R queries shares a key (Ainslie et al. 2023); a window is short or all (Beltagy et al. 2020).
+    """Causal softmax attention to the last `window` keys, scale 1 / sqrt(K): of q's shape."""
+    # R queries share a key (Ainslie et al. 2023); windows are of Beltagy et al. 2020.
     batch, tokens, _, heads_per_key, _ = q_BTGRK.shape
     if q_BTGRK.device.type != "cuda" or q_BTGRK.dtype == torch.float32:
         return attention_by_blocks(q_BTGRK, k_BTGK, v_BTGK, window)
@@ -386,7 +386,7 @@ def attention(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, window: float) ->
         q, k, v = (x.transpose(1, 2) for x in (q_BTGRK.flatten(2, 3), k_BTGK, v_BTGK))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return out.transpose(1, 2).view_as(q_BTGRK)
-    # FlashAttention 2 (Dao 2023) has windows. In torch 2.11 its heads share no keys, so these are copied.
+    # FlashAttention 2 (Dao 2023). In torch 2.11 its heads share no keys: these are copied.
     from torch.nn.attention.varlen import varlen_attn  # here, for it takes a second to load
 
     ends = torch.arange(0, (batch + 1) * tokens, tokens, dtype=torch.int32, device=q_BTGRK.device)
@@ -397,8 +397,8 @@ def attention(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, window: float) ->
 
 
 def attention_by_blocks(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, window: float) -> Tensor:
-    """attention by blocks of queries: a step around torch's own, which has none, takes 1.4 times as long."""
-    scale = q_BTGRK.size(-1) ** -0.5 * math.log2(math.e)  # softmax to base 2: exp2 is quicker than exp
+    """attention by blocks of queries: around torch's own, a step takes 1.4 times as long."""
+    scale = q_BTGRK.size(-1) ** -0.5 * math.log2(math.e)  # exp2 is quicker than exp
     q_BGTRK = (q_BTGRK * scale).transpose(1, 2).contiguous()  # else bmm copies a slice of each
     k_BGTK = k_BTGK.transpose(1, 2).contiguous()
     v_BGTK = v_BTGK.transpose(1, 2).contiguous()
@@ -412,7 +412,7 @@ def attention_by_blocks(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, window:
         seen_t1S = places_S <= own_t11
         if window < end - begin:
             seen_t1S = seen_t1S & (places_S > own_t11 - window)
-        queries = q_BGtRK.flatten(2, 3).flatten(0, 1)  # the heads of a group as rows of one product
+        queries = q_BGtRK.flatten(2, 3).flatten(0, 1)  # R heads as rows of one product
         keys = k_BGTK[:, :, begin:end].flatten(0, 1)
         values = v_BGTK[:, :, begin:end].flatten(0, 1)
         scores = torch.bmm(queries, keys.mT).float().view(-1, *q_BGtRK.shape[2:4], end - begin)
@@ -426,13 +426,13 @@ def attention_by_blocks(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, window:
 
 
 class Cache:
-    """What one layer keeps of the tokens before: their keys and values, a ring of the last T positions."""
+    """What one layer keeps of the tokens before: keys and values, a ring of T positions."""
 
     def __init__(self, s: Settings, rows: int, machine: Machine, window: float) -> None:
-        shape = (rows, s.num_kv_heads, int(min(window, s.eval_window)), s.head_dim)  # [B, G, T, K]
+        shape = (rows, s.num_kv_heads, int(min(window, s.eval_window)), s.head_dim)  # BGTK
         self.keys = torch.empty(shape, dtype=machine.dtype, device=machine.device)
         self.values = torch.empty_like(self.keys)
-        self.last_key: Tensor | None = None  # [B, 1, G, K] of the token before, before it was mixed
+        self.last_key: Tensor | None = None  # [B, 1, G, K] of the token before, unmixed
         self.position = 0  # of the token that comes; at 0 all is forgotten
 
     def attend(self, q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
@@ -446,8 +446,8 @@ class Cache:
 
 
 def kv_shift(k_BTGK: Tensor, share_GK: Tensor, cache: Cache | None) -> Tensor:
-    """Keys in float32, each mixed with the one before: induction (Olsson et al. 2022) in a single layer."""
-    # KV-shifting attention (Xu et al. 2024, arXiv:2411.19574), and RWKV's token shift (Peng et al. 2023).
+    """float32 keys, each mixed with the one before: induction (Olsson et al. 2022)."""
+    # KV-shifting attention (Xu et al. 2024, arXiv:2411.19574), RWKV (Peng et al. 2023).
     before = F.pad(k_BTGK, (0, 0, 0, 0, 1, -1))  # zeros before the first
     if cache:
         before = before if cache.last_key is None else cache.last_key
@@ -457,7 +457,7 @@ def kv_shift(k_BTGK: Tensor, share_GK: Tensor, cache: Cache | None) -> Tensor:
 
 def remove_own_value(y_BTGRK: Tensor, v_BTGK: Tensor) -> Tensor:
     """What attention found, float32, without its part along each token's own value."""
-    # Exclusive self-attention (Zhai 2026, arXiv:2603.09078): the residual stream already holds that value.
+    # Exclusive self-attention (Zhai 2026, arXiv:2603.09078): the stream already holds that.
     own_BTG1K = F.normalize(v_BTGK.float(), dim=-1).unsqueeze(3)
     along = (y_BTGRK * own_BTG1K).sum(-1, keepdim=True)
     return y_BTGRK - along * own_BTG1K
@@ -468,8 +468,8 @@ def attend(s: Settings, x: Tensor, rope: Rope, w: Weights, window: float, cache:
     cos, sin = rope
     qkv = F.linear(x, w["qkv"]).view(*x.shape[:2], -1, s.head_dim)
     q, k, v = torch.split(qkv, [s.num_heads, s.num_kv_heads, s.num_kv_heads], dim=2)
-    q = q.reshape(*x.shape[:2], s.num_kv_heads, -1, s.head_dim)  # over H Inductor vectorizes no loop
-    # Normed queries and keys keep logits small (Henry et al. 2020); a gain for each head sharpens them.
+    q = q.reshape(*x.shape[:2], s.num_kv_heads, -1, s.head_dim)  # Inductor needs G, R
+    # Norms keep logits small (Henry et al. 2020); a gain for each head sharpens them.
     gain = w["q_gain"].view(s.num_kv_heads, -1, 1)
     q = norm_and_rotate(q, cos[:, None], sin[:, None]) * gain
     if "key_shift" in w:
@@ -485,24 +485,24 @@ def attend(s: Settings, x: Tensor, rope: Rope, w: Weights, window: float, cache:
 def mlp(s: Settings, x: Tensor, w: Weights) -> Tensor:
     """The units of a block, [B, T, D] in the compute dtype to the same."""
     y = F.linear(x, w["mlp_up"])
-    # Relu squared (So et al. 2021), with the leak of openai/parameter-golf (#493, #518): all units learn.
+    # Relu squared (So et al. 2021), leaky as in openai/parameter-golf (#493, #518).
     y = F.leaky_relu(y, s.mlp_leak).square()
     return F.linear(y, w["mlp_down"])
 
 
 def block(s: Settings, x: Tensor, x0: Tensor, rope: Rope, w: Weights, window: float, cache: Any) -> Tensor:
-    """One pre-norm transformer block, [B, T, D] to the same; vectors among its weights act in float32."""
+    """One pre-norm transformer block, [B, T, D] to the same; vectors act in float32."""
     dtype = x.dtype
-    x = w["mix_x"] * x + w["mix_x0"] * x0  # each block may look at the embedding (modded-nanogpt, 2024)
+    x = w["mix_x"] * x + w["mix_x0"] * x0  # a look at the embedding (modded-nanogpt, 2024)
     x = x + w["attn_scale"] * attend(s, rms_norm(x).to(dtype), rope, w, window, cache)
     x = x + w["mlp_scale"] * mlp(s, rms_norm(x).to(dtype), w)
     return x.to(dtype)
 
 
 def head_logits(x: Tensor, matrix: Tensor, softcap: float, dtype: torch.dtype) -> Tensor:
-    """[..., D] -> float32[..., V]: final norm, product in dtype, softcap c tanh(z / c) (Gemma 2, 2024)."""
+    """[..., D] -> float32[..., V]: norm, product in dtype, c tanh(z / c) (Gemma 2, 2024)."""
     z = F.linear(rms_norm(x).to(dtype), matrix.to(dtype)).float()
-    # tanh by hand, as m / (m + 2): a CPU's own makes the floppy's step 4 % slower (AMD EPYC, two cores).
+    # tanh as m / (m + 2): torch's makes floppy's step 4 % slower (AMD EPYC, two cores).
     m = torch.expm1((z * (2 / softcap)).clamp(max=80.0))
     return softcap * (m / (m + 2))
 
@@ -515,7 +515,7 @@ def cross_entropy(x: Tensor, matrix: Tensor, targets: Tensor, softcap: float, dt
 
 
 class GPT:
-    """A U-Net of transformer blocks, all parameters of which lie in one flat float32 tensor."""
+    """A U-Net of transformer blocks. Its parameters lie in one flat float32 tensor."""
 
     def __init__(self, s: Settings, machine: Machine) -> None:
         self.s, self.machine = s, machine
@@ -524,7 +524,7 @@ class GPT:
         self.flat = torch.zeros(sum(self.sizes), device=machine.device, requires_grad=True)
         self.positions = functools.cache(functools.partial(rope_tables, s, machine.device))
         self.block = machine.compiled(functools.partial(block, s))  # one graph for all layers
-        self.add_skip = machine.compiled(lambda x, weight, skip: (x + weight * skip).to(x.dtype))
+        self.add_skip = machine.compiled(lambda x, w, skip: (x + w * skip).to(x.dtype))
         self.cross_entropy = machine.compiled(cross_entropy)
 
     def views(self, flat: Tensor) -> Weights:
@@ -532,7 +532,7 @@ class GPT:
         return {param.name: part.view(param.shape) for param, part in zip(self.table, parts)}
 
     def weights(self) -> tuple[Weights, list[Weights]]:
-        """By name, what is read once and what each layer reads; matrices in the compute dtype."""
+        """By name, what is read once, and by each layer; matrices in the compute dtype."""
         shared: Weights = {}
         layers: list[Weights] = [{} for _ in range(self.s.num_layers)]
         views = self.views(self.flat)
@@ -548,19 +548,19 @@ class GPT:
         return shared, layers
 
     def trunk(self, ids: Tensor, caches: list[Cache] | None = None) -> tuple[Tensor, Tensor]:
-        """int64[B, T] -> the last block's output, [B, T, D] in the compute dtype, and the output matrix."""
+        """int64[B, T] -> the last block's output, [B, T, D], and the output matrix."""
         shared, layers = self.weights()
         start = caches[0].position if caches else 0
         end = start + ids.size(1)
-        cos, sin = self.positions(1 << end.bit_length())  # powers of two, so that few tables are made
+        cos, sin = self.positions(1 << end.bit_length())  # of few lengths: few tables
         rope = cos[start:end], sin[start:end]
         x0 = rms_norm(F.embedding(ids, shared["tok_emb"])).to(self.machine.dtype)
-        x = x0.view_as(x0)  # were it x0 itself, the block would be compiled once more for that case
+        x = x0.view_as(x0)  # else the block is compiled once more, for x is x0
         half = len(layers) // 2
         outputs: list[Tensor] = []
         for i, (layer, window) in enumerate(zip(layers, self.s.windows)):
             if i >= half and outputs:
-                # The second half takes up what the first left, last in first out (Ronneberger et al. 2015).
+                # What the first half left, last in first out (Ronneberger et al. 2015).
                 x = self.add_skip(x, shared["skip_weight"][i - half], outputs.pop())
             x = self.block(x, x0, rope, layer, window, caches[i] if caches else None)
             if i < half:
@@ -575,17 +575,17 @@ class GPT:
 
     @torch.no_grad()
     def nll(self, ids: np.ndarray) -> np.ndarray:
-        """int64[B, T+1] -> float32[B, T]: nats of ids[:, 1:], each given what stands left of it."""
+        """int64[B, T+1] -> float32[B, T]: nats of ids[:, 1:], each given what is before it."""
         tensor = torch.from_numpy(ids).to(self.machine.device)
         nats = self.token_nll(tensor[:, :-1], tensor[:, 1:], torch.float32)
         return np.asarray(nats.cpu())
 
 
-# --- optimizer: Muon for the block matrices, Adam for everything else; a step ------------------------------
+# --- optimizer: Muon for the block matrices, Adam for everything else; a step -------------
 
 
 def newton_schulz(stack: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
-    """Singular values of [n, rows, cols] to 0.7 to 1.2, in dtype: Muon's quintic (Jordan et al. 2024)."""
+    """Singular values of [n, rows, cols] to about 1: Muon's quintic (Jordan et al. 2024)."""
     if stack.size(1) > stack.size(2):
         return newton_schulz(stack.mT, steps, dtype).mT
     a, b, c = 3.4445, -4.7750, 2.0315
@@ -600,7 +600,7 @@ def newton_schulz(stack: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
 
 
 class Optimizer:
-    """One step over the flat parameters. `state`: all that the next step depends on but for its number."""
+    """One step over the flat parameters. `state`: what the next step depends on."""
 
     def __init__(self, s: Settings, model: GPT, machine: Machine) -> None:
         self.s, self.dtype = s, machine.dtype
@@ -616,7 +616,7 @@ class Optimizer:
         self.orthogonalize = machine.recorded(self.orthogonalized)
 
     def orthogonalized(self, flat: Tensor) -> list[Tensor]:
-        """Newton-Schulz on each of the matrices in a flat tensor, times sqrt(max(1, out / in))."""
+        """Newton-Schulz on each matrix of a flat tensor, times sqrt(max(1, out / in))."""
         updates = []
         for param, part in zip(self.matrices, torch.split(flat, self.matrix_sizes)):
             done = []
@@ -651,7 +651,7 @@ class Optimizer:
             torch.where(finite, new, old, out=old)
 
 
-MICRO_TOKENS = 8192  # slots below it share a forward pass: fewer calls, and a CPU's cache still holds them
+MICRO_TOKENS = 8192  # slots below it share a pass: fewer calls, still in a CPU's cache
 
 
 class StepStats(NamedTuple):  # float32[] of the framework
@@ -662,7 +662,7 @@ class StepStats(NamedTuple):  # float32[] of the framework
 
 
 class Trainer:
-    """Model and optimizer of one run on this rank. The twin on another framework derives from it."""
+    """Model and optimizer of one run on this rank. The MLX twin derives from it."""
 
     def __init__(self, s: Settings, machine: Machine) -> None:
         self.s, self.machine = s, machine
@@ -684,7 +684,7 @@ class Trainer:
             tensor.copy_(torch.from_numpy(arrays[name]))
 
     def loss_and_gradient(self, batch: Tensor, seq_len: int) -> tuple[Tensor, Tensor]:
-        """This rank's share of the mean loss of int64[n, slot_tokens + 1], and of its flat gradient."""
+        """This rank's share of the mean loss of int64[n, slot_tokens + 1]; its gradient."""
         loss = torch.zeros((), device=self.machine.device)
         gradient = torch.zeros_like(self.model.flat)
         together = math.gcd(len(batch), max(1, MICRO_TOKENS // self.s.slot_tokens))
@@ -704,12 +704,12 @@ class Trainer:
         for part in (loss, grad):
             self.machine.collective(dist.all_reduce, part, group=self.machine.reducers)
         grad_norm = grad.norm()
-        finite = (loss + grad_norm).isfinite()  # not so on one rank is not so in the sum: all skip alike
+        finite = (loss + grad_norm).isfinite()  # if not on one rank, not in the sum
         self.optimizer.step(grad, step, lr_mul, finite)
         return StepStats(loss, grad_norm, finite, local_nonfinite)
 
     def warm_up(self, plan: Plan) -> None:
-        """Compile and touch everything with steps of every shape on dummy tokens, then forget them."""
+        """Compile and touch everything with dummy steps of every shape, then forget them."""
         self.model.nll(np.zeros((self.s.eval_rows, self.s.eval_window + 1), np.int64))
         step = next(plan.steps())
         for _, seq_len, slots in plan.stages:
@@ -730,16 +730,16 @@ class Trainer:
         return encode_artifact(self.s, {name: self.machine.numpy(view) for name, view in views.items()})
 
 
-# --- evaluation: bits per byte of the validation text -----------------------------------------------------
+# --- evaluation: bits per byte of the validation text -------------------------------------
 
 
 def byte_table(tokenizer: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """UTF-8 bytes that a token adds, int64[vocab]: after text; after a control token; which are control."""
+    """Bytes that a token adds, int64[vocab], after text, after control; which are control."""
     ids = range(tokenizer.vocab_size())
     control = np.array([tokenizer.is_control(i) for i in ids])
     silent = control | [tokenizer.is_unknown(i) for i in ids]
     first = np.array([len(text.encode()) for text in tokenizer.decode([[i] for i in ids])])
-    anchor = int(np.argmax(~silent & (first > 0)))  # any piece of text: behind it no dummy prefix is dropped
+    anchor = int(np.argmax(~silent & (first > 0)))  # text: after it no dummy prefix is dropped
     pairs = tokenizer.decode([[anchor, i] for i in ids])
     inner = np.array([len(text.encode()) for text in pairs]) - first[anchor]
     for sizes in (inner, first):
@@ -756,16 +756,16 @@ def bytes_of_tokens(tokenizer: Any, tokens: np.ndarray) -> np.ndarray:
 
 
 def evaluate(s: Settings, nll: Function, corpus: Corpus, machine: Machine, limit: int) -> Facts:
-    """val_loss (nats a token) and val_bpb of the first `limit` tokens, 0: all, in windows side by side."""
+    """val_loss and val_bpb of the first `limit` tokens, 0: all, in windows side by side."""
     tokens = corpus.val_tokens[: limit or None]
     rows, window, last, nats = s.eval_rows, s.eval_window, len(tokens) - 1, 0.0
     for first in range(0, math.ceil(last / window), machine.world * rows):
         starts = (first + machine.rank * rows + np.arange(rows)) * window
         places = starts[:, None] + np.arange(window + 1)
-        ids = tokens[np.minimum(places, last)].astype(np.int64)  # one shape, so that a model compiles once
+        ids = tokens[np.minimum(places, last)].astype(np.int64)  # one shape: compiled once
         scored = places[:, 1:] <= last
         found = nll(ids)[scored].sum(dtype=np.float64)
-        # All ranks speak after each pass: so a slow one is waited for, and a signal to one ends it on all.
+        # All ranks speak after each pass: a slow one is waited for, a signal ends all.
         everyone = machine.all_gather(float(found), len(machine.signals))
         nats += float(everyone[:, 0].sum())
         if everyone[:, 1].any():
@@ -775,17 +775,17 @@ def evaluate(s: Settings, nll: Function, corpus: Corpus, machine: Machine, limit
     return score | {"val_tokens": last, "val_bytes": size, "partial": len(tokens) < len(corpus.val_tokens)}
 
 
-# --- rounding: the artifact, zlib over a safetensors file (format: records/FORMAT.md) ---------------------
+# --- rounding: the artifact, zlib over a safetensors file (format: records/FORMAT.md) -----
 
 INT8_ABOVE = 65536  # elements: smaller tensors are not worth a scale for each row
-# Settings of older artifacts that do not change a score; with TIE_EMBEDDINGS=0 a `head` has no place.
+# Settings of older artifacts that change no score; a `head` of untied ones has no place.
 GONE = ("data_order", "tie_embeddings", "embed_lr", "head_lr", "grad_clip_norm")
 # What a scheme adds to a tensor's name, each with its bytes a weight:
 SCHEMES = {"int8 rows": {"": 1, ".scale": 0}, "float16": {"": 2}, "float32": {"": 4}}
 
 
 def quantize_rows(matrix: np.ndarray) -> Arrays:
-    """int8[..., rows, columns], and a scale for each row: float16 if all are normal numbers in it."""
+    """int8[..., rows, columns] and a scale for each row, float16 if all are normal in it."""
     scale = np.abs(matrix).max(axis=-1) / np.float32(127)
     half = np.finfo(np.float16)
     if np.all((scale == 0) | ((scale >= half.tiny) & (scale <= half.max))):
@@ -796,7 +796,7 @@ def quantize_rows(matrix: np.ndarray) -> Arrays:
 
 
 def scheme_of(param: Param) -> str:
-    """Vectors stay float32: their few numbers steer whole layers. Of the rest, large tensors are int8."""
+    """Vectors stay float32: they steer whole layers. Of the rest, large tensors are int8."""
     if param.group == "vector":
         return "float32"
     return "int8 rows" if param.size > INT8_ABOVE else "float16"
@@ -812,12 +812,12 @@ def encode_artifact(s: Settings, weights: Arrays) -> bytes:
         if not all(np.isfinite(array).all() for array in parts.values()):
             raise FloatingPointError(f"{name} is not finite, or too large for {scheme}: nothing was exported")
         tensors |= {name + part: array for part, array in parts.items()}
-    settings = {name: getattr(s, name) for name, row in ROWS.items() if "free" not in row.metadata}
+    settings = {k: getattr(s, k) for k, row in ROWS.items() if "free" not in row.metadata}
     return pack_tensors(tensors, {"schemes": schemes, "settings": settings}, level=9)
 
 
 def decode_artifact(blob: bytes, path: Any) -> tuple[Facts, Arrays]:
-    """The settings and float32 weights by name in the bytes of an artifact. Raises DataError if damaged."""
+    """The settings and float32 weights by name of an artifact. Raises DataError if damaged."""
     try:
         tensors, about = unpack_tensors(blob)
         texts = {key: format_value(value) for key, value in about["settings"].items() if key not in GONE}
@@ -839,22 +839,22 @@ def decode_artifact(blob: bytes, path: Any) -> tuple[Facts, Arrays]:
     return settings, weights
 
 
-# --- predictor: what the referee calls (records/README.md) ------------------------------------------------
+# --- predictor: what the referee calls (records/README.md) --------------------------------
 
 
 class Predictor:  # a model that is given one token after the other, in many streams at once
     def __init__(self, model: GPT) -> None:
         self.model, self.s, self.vocab_size = model, model.s, model.s.vocab_size
-        self.rows = 256 if model.machine.device.type == "cpu" else 1024  # streams: as many as fill tiles
+        self.rows = 256 if model.machine.device.type == "cpu" else 1024  # streams
 
     def start(self, rows: int) -> np.ndarray:
-        """float32[rows, V]: logits of the first token of every stream, of which nothing is known."""
-        self.caches = [Cache(self.s, rows, self.model.machine, window) for window in self.s.windows]
+        """float32[rows, V]: logits of the first token of every stream: nothing is known."""
+        self.caches = [Cache(self.s, rows, self.model.machine, w) for w in self.s.windows]
         return np.zeros((rows, self.vocab_size), np.float32)
 
     @torch.no_grad()
     def step(self, ids: np.ndarray) -> np.ndarray:
-        """Given the next token of every stream, int64[rows]: logits of the one after, float32[rows, V]."""
+        """Next token of every stream, int64[rows] -> logits after it, float32[rows, V]."""
         column = torch.from_numpy(ids).to(self.model.machine.device)[:, None]
         x, head = self.model.trunk(column, self.caches)
         return head_logits(x[:, -1], head, self.s.logit_softcap, torch.float32).cpu().numpy()
@@ -872,11 +872,11 @@ def load_predictor(artifact: Path, device: str = "cpu") -> Predictor:
     return Predictor(trainer.model)
 
 
-# --- data: shards of 256 little-endian int32 and uint16 tokens (format: data/README.md) -------------------
+# --- data: shards of 256 little-endian int32 and uint16 tokens (format: data/README.md) ---
 
-FIELDS = ["magic", "version", "tokens", "extension", "extension_version", "vocabulary", "bos", "documents"]
-FIELDS += ["highest_id", "bytes_low", "bytes_high", "crc32", "index", "shards", "split", "flags"]
-HEADER = np.dtype([(field, "<u4") for field in FIELDS] + [("tokenizer", "V32"), ("rest", "V928")])
+FIELDS = ["magic", "version", "tokens", "extension", "extension_version", "vocabulary", "bos"]
+FIELDS += ["documents", "highest_id", "bytes_low", "bytes_high", "crc32", "index", "shards", "split", "flags"]
+HEADER = np.dtype([(x, "<u4") for x in FIELDS] + [("tokenizer", "V32"), ("rest", "V928")])
 GET_DATA = "python -m data.prepare demo makes the demo corpus, python -m data.download fetches FineWeb"
 MEND = "damaged, make or fetch it again; python -m data.shards verify says more"
 
@@ -888,7 +888,7 @@ def need(where: Any, what: str, found: Any, expected: Any, more: str = MEND) -> 
 
 
 def read_file(path: Any, name: str = "", start: int = 0, size: int = -1) -> bytes:
-    """Bytes of a file. Raises DataError that begins with `name`, the setting that holds the path."""
+    """Bytes of a file. Raises DataError that begins with `name`, the path's setting."""
     try:
         with open(path, "rb") as file:
             file.seek(start)
@@ -907,10 +907,10 @@ class TokenStream:
             raise DataError(f"DATA_PATH={s.data_path} (in {os.getcwd()}): no *_{split}_*.bin; {GET_DATA}")
         blobs = [read_file(path, size=HEADER.itemsize).ljust(HEADER.itemsize, b"\0") for path in self.paths]
         self.headers = np.frombuffer(b"".join(blobs), HEADER)
-        self.extended = bool(self.headers["extension"][0])  # else legacy: no header says more than its size
+        self.extended = bool(self.headers["extension"][0])  # else legacy
         claims: Facts = {"magic": 20240520, "version": 1, "extension": 0x31464C47 if self.extended else 0}
         if self.extended:
-            claims |= {"vocabulary": s.vocab_size, "shards": len(self.paths), "split": int(split == "train")}
+            claims |= {"vocabulary": s.vocab_size, "shards": len(self.paths), "split": split == "train"}
         for path, header in zip(self.paths, self.headers):
             for what, expected in claims.items():
                 need(path, what, header[what].item(), expected)
@@ -983,7 +983,7 @@ class Corpus(NamedTuple):  # what a run reads, and what the log says of it
     val_tokens: np.ndarray  # uint16[n]
     bytes_per_token: np.ndarray  # int[n]
     notes: list[str]
-    sha256: dict[str, str]  # of the training headers, the validation tokens, the tokenizer's file
+    sha256: dict[str, str]  # of training headers, validation tokens, tokenizer
 
 
 def load_corpus(s: Settings, with_train: bool = True) -> Corpus:
@@ -998,7 +998,7 @@ def load_corpus(s: Settings, with_train: bool = True) -> Corpus:
     hashes = {"train_sha256": sha256(train.headers if train else b""), "tokenizer_sha256": sha256(blob)}
     if train and not any(Path(s.data_path).glob("*_val_*.bin")):
         none = np.zeros(0, np.uint16)
-        return Corpus(train, none, none, ["note: no validation text: this run is not scored"], hashes)
+        return Corpus(train, none, none, ["note: no validation text, no score"], hashes)
     val = TokenStream(s, "val", sha256(blob))
     need(s.data_path, "whether it has two validation tokens", val.total > 1, True)
     tokens = val.read(0, val.total)
@@ -1007,7 +1007,7 @@ def load_corpus(s: Settings, with_train: bool = True) -> Corpus:
     stated = int(val.headers["bytes_low"].sum()) + (int(val.headers["bytes_high"].sum()) << 32)
     if not val.extended:
         notes.append(f"note: legacy shards: {total} validation bytes by decoding, no header vouches for them")
-    elif val.headers["flags"][0] & 1:  # the tokenizer does not give the text back: its true bytes, spread
+    elif val.headers["flags"][0] & 1:  # lossy tokenizer: the true bytes, spread
         sizes = np.diff(np.cumsum(sizes, dtype=np.int64) * stated // max(total, 1), prepend=0)
         notes.append(f"note: lossy tokenizer: {total} bytes decoded of {stated}")
     else:
@@ -1015,15 +1015,15 @@ def load_corpus(s: Settings, with_train: bool = True) -> Corpus:
     return Corpus(train, tokens, sizes, notes, hashes | {"val_sha256": sha256(tokens)})
 
 
-# --- run: its folder, log, metrics and checkpoints --------------------------------------------------------
+# --- run: its folder, log, metrics and checkpoints ----------------------------------------
 
 DAMAGED: Any = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 DAMAGED += (zlib.error, safetensors.SafetensorError)  # what reading a damaged file may raise
 
 
 def pack_tensors(tensors: Arrays, about: Facts, level: int) -> bytes:
-    """zlib over a safetensors file. One metadata key only: safetensors writes several in no fixed order."""
-    plain = {name: np.ascontiguousarray(array) for name, array in tensors.items()}  # stored as it lies
+    """zlib over a safetensors file. One metadata key: it writes several in no fixed order."""
+    plain = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     blob = safetensors.numpy.save(plain, {"bytegolf": json.dumps(about, sort_keys=True)})
     return zlib.compress(blob, level)
 
@@ -1049,7 +1049,7 @@ def write_whole(path: Path, blob: bytes) -> None:
 
 
 def newest_checkpoint(folder: Path) -> tuple[Arrays, Facts, list[str]]:
-    """Arrays, facts and notes of the newest whole one, if any. Raises DataError if all are damaged."""
+    """Arrays, facts, notes of the newest whole one. Raises DataError if all are damaged."""
     notes: list[str] = []
     for path in sorted(folder.glob("step_*.ckpt"), reverse=True):
         try:
@@ -1058,19 +1058,19 @@ def newest_checkpoint(folder: Path) -> tuple[Arrays, Facts, list[str]]:
             path.rename(path.with_suffix(".damaged"))
             notes.append(f"warning: {path} is damaged and put aside; the one before is taken")
     if notes:
-        raise DataError(f"{folder}: all checkpoints are damaged and put aside; the same command begins anew")
+        raise DataError(f"{folder}: all damaged and put aside; the same command begins anew")
     return {}, {}, []
 
 
 def open_run(s: Settings, about: Facts) -> tuple[Path, Arrays, Facts, list[str]]:
-    """logs/<RUN_ID>/, locked, and its newest whole checkpoint. SettingError, DataError: not of `about`."""
+    """logs/<RUN_ID>/, locked, and its checkpoint. SettingError, DataError: not of `about`."""
     folder = Path("logs", s.run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{s.preset}-{os.getpid()}")
     (folder / "checkpoint").mkdir(parents=True, exist_ok=True)
     metrics = folder / "metrics.jsonl"
     metrics.touch()
     refused = f"RUN_ID={folder.name}: choose another, {folder}"
     try:
-        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the process ends
+        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)  # to its end
     except BlockingIOError:
         raise SettingError(f"{refused} is in use by another process") from None
     events = metrics.read_bytes()
@@ -1084,7 +1084,7 @@ def open_run(s: Settings, about: Facts) -> tuple[Path, Arrays, Facts, list[str]]
             raise SettingError(f"{found}; set that or choose another RUN_ID")
     for name, was in facts.get("sha256", {}).items():
         need(folder, name, about["sha256"].get(name), was, "the data that the run was begun with")
-    os.truncate(metrics, min(facts.get("metrics_bytes", 0), len(events)))  # steps beyond are done again
+    os.truncate(metrics, min(facts.get("metrics_bytes", 0), len(events)))  # steps again
     write_whole(folder / "config.json", json.dumps(about, indent=1).encode())
     return folder, arrays, facts, notes
 
@@ -1095,7 +1095,7 @@ COUNTERS += ["skipped_steps", "skipped_in_a_row", "resumes"]
 
 
 class Run:
-    """What a run says and keeps; rank 0 writes train.log for people and metrics.jsonl for programs."""
+    """What a run says and keeps: train.log for people, metrics.jsonl for programs."""
 
     def __init__(self, machine: Machine, s: Settings, folder: Any = None, about: Any = None) -> None:
         self.machine, self.s = machine, s
@@ -1110,14 +1110,14 @@ class Run:
 
     def line(self, text: str) -> None:
         if self.machine.rank == 0:
-            with contextlib.suppress(OSError, AttributeError, ValueError):  # no terminal, or none of Unicode
+            with contextlib.suppress(OSError, AttributeError, ValueError):  # no such terminal
                 tqdm.write(text, file=sys.stdout)
                 sys.stdout.flush()
         self.write("train.log", text)
 
     def event(self, event: str, **values: Any) -> None:
         """For programs: floats exact, those that are not finite as text."""
-        odd = {k: str(v) for k, v in values.items() if isinstance(v, float) and not math.isfinite(v)}
+        odd = {k: str(v) for k, v in values.items() if type(v) is float and not math.isfinite(v)}
         self.write("metrics.jsonl", json.dumps({"event": event} | values | odd))
         if event == "warning":
             self.line(f"warning: {values['text']}")
@@ -1127,7 +1127,7 @@ class Run:
         self.event("final", **rows)
 
     def log_step(self, stats: StepStats, lr_mul: float, waited: float) -> None:
-        """An event, and a line of some steps. Raises FloatingPointError after MAX_SKIPPED in a row."""
+        """An event, and some lines. Raises FloatingPointError after MAX_SKIPPED in a row."""
         s, counters, step = self.s, self.counters, self.counters.steps
         seconds, flops = counters.train_seconds, counters.train_flops
         loss, grad_norm, finite, local_nonfinite = map(float, stats)
@@ -1156,7 +1156,7 @@ class Run:
         """Write a checkpoint. The last two are kept. If there is no room, training goes on."""
         about = self.about | {"counters": vars(self.counters)}
         about["metrics_bytes"] = (self.folder / "metrics.jsonl").stat().st_size
-        state = {name: self.machine.numpy(tensor) for name, tensor in trainer.optimizer.state.items()}
+        state = {name: self.machine.numpy(x) for name, x in trainer.optimizer.state.items()}
         path = self.folder / f"checkpoint/step_{self.counters.steps:08}.ckpt"
         try:
             write_whole(path, pack_tensors(state, about, level=0))
@@ -1166,16 +1166,16 @@ class Run:
             self.event("warning", text=f"no checkpoint: {error}")
 
 
-# --- machine: device, ranks, number format, compiler ------------------------------------------------------
+# --- machine: device, ranks, number format, compiler --------------------------------------
 
-PATIENCE = datetime.timedelta(days=1)  # with long work of one rank: compiling, or writing to a slow disk
+PATIENCE = datetime.timedelta(days=1)  # with one rank that compiles, or has a slow disk
 CPUINFO = Path("/proc/cpuinfo").read_text() if os.path.exists("/proc/cpuinfo") else ""
-BFLOAT16_UNITS = r"\b(amx_bf16|avx512_bf16|bf16)\b"  # as /proc/cpuinfo calls them, on x86-64 and on ARM
+BFLOAT16_UNITS = r"\b(amx_bf16|avx512_bf16|bf16)\b"  # in /proc/cpuinfo: x86-64, ARM
 
 
 @dataclasses.dataclass
 class Machine:
-    """Where this process computes. rank and world are its place among the processes of the run."""
+    """Where this process computes. rank and world: its place among those of the run."""
 
     device: torch.device
     rank: int = 0
@@ -1188,7 +1188,7 @@ class Machine:
     signals: list[int] = dataclasses.field(default_factory=list)  # those to stop that came
 
     def collective(self, operation: Function, *args: Any, **named: Any) -> None:
-        """What all ranks do together. Raises InterruptedError where one is dead or silent for too long."""
+        """What all ranks do together. Raises InterruptedError if one is dead or silent."""
         if self.world > 1:
             try:
                 operation(*args, **named)
@@ -1202,7 +1202,7 @@ class Machine:
         return torch.stack(everyone).numpy()
 
     def on_rank_0(self, function: Function) -> Any:
-        """What a function returns on rank 0, on every rank; if it raises there, the others lose rank 0."""
+        """What a function returns on rank 0, on every rank; if it raises, rank 0 is lost."""
         answer = [function() if self.rank == 0 else None]
         cpu = torch.device("cpu")
         self.collective(dist.broadcast_object_list, answer, group=self.patient, device=cpu)
@@ -1219,18 +1219,18 @@ class Machine:
         return torch.compile(function, dynamic=False) if self.compile else function
 
     def recorded(self, function: Function) -> Function:
-        """Of a function that returns tensors: without it floppy's step takes 29.4 ms on an H200, not 2.1."""
+        """Of a function that returns tensors: 2.1 ms and not 29.4 for floppy's step (H200)."""
         return CudaGraphs(function) if self.device.type == "cuda" and self.compile else function
 
     def choose_dtype(self, wanted: str) -> str:
-        """Set dtype, by a rule since a timing may differ next time, and peak_flops; returns dtype's name."""
+        """Set dtype, by a rule: a timing may differ next time, and peak_flops; its name."""
         if wanted == "auto":
             fast = self.device.type != "cpu" or re.search(BFLOAT16_UNITS, CPUINFO)
             wanted = "bfloat16" if fast else "float32"
         self.dtype = getattr(torch, wanted)
         side = 512 if self.device.type == "cpu" else 8192
         a, b = torch.randn(2, side, side, device=self.device).to(self.dtype)
-        seconds = timeit.repeat(lambda: (a @ b)[0, 0].item(), number=1, repeat=3)  # item waits for a GPU
+        seconds = timeit.repeat(lambda: (a @ b)[0, 0].item(), number=1, repeat=3)  # waits
         self.peak_flops = 2 * side**3 / min(seconds)
         return wanted
 
@@ -1247,7 +1247,7 @@ class Machine:
 
 
 class CudaGraphs:
-    """A function of a tensor whose kernels a GPU launches at once, as one CUDA graph for each shape."""
+    """A function of a tensor whose kernels a GPU launches at once: a CUDA graph a shape."""
 
     def __init__(self, function: Function) -> None:
         self.function = function
@@ -1258,12 +1258,12 @@ class CudaGraphs:
         if shape not in self.graphs:
             given, graph = tensor.to("cuda", copy=True), torch.cuda.CUDAGraph()
             self.function(given, *more)  # compiles
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # others may work meanwhile
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # others work on
                 self.graphs[shape] = given, graph, self.function(given, *more)
         given, graph, made = self.graphs[shape]
         given.copy_(tensor, non_blocking=True)
         graph.replay()
-        return [part.clone() for part in made]  # copies: the next call overwrites what the graph made
+        return [part.clone() for part in made]  # the next call overwrites it
 
 
 def open_machine(s: Settings) -> Machine:
@@ -1278,7 +1278,7 @@ def open_machine(s: Settings) -> Machine:
     machine = Machine(torch.device(f"cuda:{local}" if cuda else "cpu"), rank, world, compile=s.compile)
     try:
         machine.compiled(torch.neg)(torch.zeros(2, device=machine.device))
-    except Exception as error:  # no C++ compiler, a broken one, no folder for what it makes: eager runs
+    except Exception as error:  # no C++ compiler, or a broken one: eager runs
         machine.compile = False
         print(f"compile:0 (torch.compile fails, so eager and slower: {' '.join(repr(error).split())[:200]})")
     keep_freed_memory()
@@ -1295,15 +1295,15 @@ def open_machine(s: Settings) -> Machine:
 def keep_freed_memory() -> None:
     """Let glibc keep freed memory: page faults of large temporaries make a step 9 % slower."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", min)  # elsewhere nothing happens
-    for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 2**26)):  # mmap's use, trim's threshold, top pad
+    for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 2**26)):  # mmap, trim, top pad
         mallopt(option, value)
 
 
-# --- main: a whole run, or an evaluation alone ------------------------------------------------------------
+# --- main: a whole run, or an evaluation alone --------------------------------------------
 
 
 def train(trainer: Trainer, corpus: Corpus, run: Run, plan: Plan) -> None:
-    """Step and validate until the last step, the clock's cap or a signal (InterruptedError)."""
+    """Step and validate until the last step, the cap or a signal (InterruptedError)."""
     s, machine, counters = trainer.s, trainer.machine, run.counters
     steps = (step for step in plan.steps() if step.number >= counters.steps)
     batches = BatchReader(s, corpus.train, machine).batches(steps)
@@ -1343,7 +1343,7 @@ def train(trainer: Trainer, corpus: Corpus, run: Run, plan: Plan) -> None:
 
 
 def validate(trainer: Trainer, corpus: Corpus, run: Run, limit: int, what: str = "val") -> Facts:
-    """Score `limit` tokens, 0: all; as evaluate, but {} without text. Raises FloatingPointError."""
+    """Score `limit` tokens, 0: all; {} without text. FloatingPointError: replicas differ."""
     counters, began = run.counters, time.perf_counter()
     hashes = trainer.machine.all_gather(*trainer.sha256("weights")).tolist()
     odd = [rank for rank, found in enumerate(hashes) if found != max(hashes, key=hashes.count)]
@@ -1362,7 +1362,7 @@ def validate(trainer: Trainer, corpus: Corpus, run: Run, limit: int, what: str =
 
 
 def score_artifact(trainer: Trainer, blob: bytes, path: Any, corpus: Corpus, run: Run) -> Facts:
-    """The result: what the weights of an artifact score. Raises FloatingPointError if that is no number."""
+    """The result: what an artifact scores. Raises FloatingPointError if that is no number."""
     trainer.load(decode_artifact(blob, path)[1])
     score = validate(trainer, corpus, run, trainer.s.val_tokens_limit, "artifact")
     if re.match("nan|inf", score.get("val_loss", "")):
@@ -1415,15 +1415,15 @@ def run_all(s: Settings, origins: dict[str, str], code: Facts, machine: Machine,
         train(trainer, corpus, run, plan)
         return finish(trainer, corpus, run, code)
     except (OSError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not machine.signals:  # those reach the compiler, too
+        if isinstance(error, RuntimeError) and not machine.signals:  # compilers get them
             raise
         raise InterruptedError(f"{error}; the same command with RUN_ID={folder.name} goes on") from error
 
 
 def score_only(s: Settings, origins: dict[str, str], machine: Machine, make: Function) -> int:
-    """EVAL_ONLY: score an artifact of any shape, write nothing; its window can be overridden."""
+    """EVAL_ONLY: score an artifact of any shape, write nothing; its window can be set."""
     carried, _ = decode_artifact(blob := read_file(s.eval_only, "EVAL_ONLY="), s.eval_only)
-    own = [k for k in carried if k.startswith(("eval_", "val_", "dtype")) and origins[k] == "environment"]
+    own = [k for k in carried if re.match("eval_|val_|dtype", k) and origins[k] == "environment"]
     s = dataclasses.replace(s, **(carried | {name: getattr(s, name) for name in own}))
     check_settings(s)
     machine.choose_dtype(s.dtype)
@@ -1441,13 +1441,13 @@ def dry_run(s: Settings, origins: dict[str, str], code_bytes: int) -> int:
     for p in parameter_table(s):
         print(f"{p.name} {p.shape} float32 init {p.init} {p.scale:.6g} {p.group} lr {p.lr:g}")
         params, planned = params + p.size, planned + p.size * SCHEMES[scheme_of(p)][""]
-    print(f"params: {params}\nplanned_artifact_bytes: {planned} (before zlib)\ncode_bytes: {code_bytes}")
-    print(f"steps: {Plan(s).num_steps}")
+    print(f"params: {params}\nplanned_artifact_bytes: {planned} (before zlib)")
+    print(f"code_bytes: {code_bytes}\nsteps: {Plan(s).num_steps}")
     return 0
 
 
-# What torch says of a GPU's and a CPU's memory, and MLX of any, in a RuntimeError of no kind of its own:
-NO_MEMORY = "out of memory|DefaultCPUAllocator: can't allocate|Unable to allocate|Attempting to allocate"
+# What torch says of memory, and MLX, in a RuntimeError of no kind of its own:
+NO_MEMORY = "out of memory|DefaultCPUAllocator: can't allocate|(Unable|Attempting) to allocate"
 EXIT_CODES = {SettingError: 2, DataError: 3, FloatingPointError: 17, OSError: 16, dist.DistError: 16}
 
 
@@ -1468,7 +1468,7 @@ def run_script(open_machine: Function, make: Function, file: str) -> int:
 
 
 def main(open_machine: Function = open_machine, make: Function = Trainer, file: str = __file__) -> int:
-    """The program, on this framework or the twin's, whose file counts, too. Returns the exit code."""
+    """The program, on this framework or the twin's. Returns the exit code."""
     try:
         code = run_script(open_machine, make, file)
     except (*EXIT_CODES, MemoryError, RuntimeError) as error:

@@ -270,7 +270,7 @@ def unscored(tmp_path_factory, corpus) -> ScriptRun:
 @pytest.mark.slow
 def test_a_run_without_validation_text_says_so_and_makes_the_same_bytes(unscored, base_run):
     assert (unscored.code, unscored.err) == (0, "")
-    assert "note: no validation text: this run is not scored" in unscored.out.splitlines()
+    assert "note: no validation text, no score" in unscored.out.splitlines()
     assert not re.search("val_(loss|bpb)", unscored.out)
     missing = base_run.final.keys() - unscored.final.keys() - {"eval_seconds"}
     assert missing == {name for name in base_run.final if name.startswith("val_")}
