@@ -407,7 +407,8 @@ def attention_by_blocks(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, window:
     for q_BGtRK in q_BGTRK.split(query_block(q_BTGRK.size(3)), dim=2):
         start, end = end, end + q_BGtRK.size(2)
         begin = max(0, start - window)
-        own_t11, places_S = positions[start:end, None, None], positions[begin:end]
+        own_t11 = positions[start:end, None, None]
+        places_S = positions[begin:end]
         seen_t1S = places_S <= own_t11
         if window < end - begin:
             seen_t1S = seen_t1S & (places_S > own_t11 - window)
