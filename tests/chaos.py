@@ -205,7 +205,7 @@ def damaged_by_script(campaign: Campaign, cwd: Path, rng: random.Random) -> list
         return seconds
     run = campaign.launch(cwd)
     run.need(3)
-    check("all checkpoints are damaged" in run.err, f"not reported: {run.err}")
+    check("all damaged and put aside" in run.err, f"not reported: {run.err}")
     return campaign.resume(cwd)  # from the start
 
 
