@@ -169,7 +169,7 @@ def test_damaged_checkpoints_are_put_aside(copy, damaged):
         path.write_bytes(path.read_bytes()[:-1])
     newest = train_gpt.newest_checkpoint
     if damaged == 2:
-        with pytest.raises(train_gpt.DataError, match="all damaged and put aside; the same command begins anew"):
+        with pytest.raises(train_gpt.DataError, match=r"all damaged .*begins anew"):
             newest(copy / "checkpoint")
         assert newest(copy / "checkpoint") == ({}, {}, [])
     else:
