@@ -716,7 +716,7 @@ class Trainer:
             shape = (slots // self.machine.world, self.s.slot_tokens + 1)
             batch = self.machine.tensor(np.zeros(shape, np.int64))
             self.gradient(batch, seq_len)
-        self.machine.on_rank_0(lambda: None)  # who has to compile is not lost
+        self.machine.collective(dist.barrier, group=self.machine.patient)  # compiling may take long
         for _ in range(self.s.warmup_steps):
             self.step(batch, step._replace(seq_len=seq_len), 1.0)
         self.reset()
@@ -865,8 +865,7 @@ def load_predictor(artifact: Path, device: str = "cpu") -> Predictor:
     settings, weights = decode_artifact(read_file(artifact), artifact)
     keep_freed_memory()
     torch.backends.cuda.enable_cudnn_sdp(False)  # which plans anew for each number of keys
-    # float32 on a CPU: alike on all processors. On a GPU it would take six times as long.
-    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16  # float32: alike on all CPUs
     trainer = Trainer(Settings(**settings), Machine(torch.device(device), dtype=dtype))
     trainer.load(weights)
     return Predictor(trainer.model)
@@ -910,7 +909,7 @@ class TokenStream:
         self.extended = bool(self.headers["extension"][0])  # else legacy
         claims: Facts = {"magic": 20240520, "version": 1, "extension": 0x31464C47 if self.extended else 0}
         if self.extended:
-            claims |= {"vocabulary": s.vocab_size, "shards": len(self.paths), "split": split == "train"}
+            claims |= {"vocabulary": s.vocab_size, "shards": len(self.paths), "split": int(split == "train")}
         for path, header in zip(self.paths, self.headers):
             for what, expected in claims.items():
                 need(path, what, header[what].item(), expected)
@@ -1083,7 +1082,7 @@ def open_run(s: Settings, about: Facts) -> tuple[Path, Arrays, Facts, list[str]]
             found = f"{name.upper()}={format_value(now)}: {folder} was begun with {format_value(was)}"
             raise SettingError(f"{found}; set that or choose another RUN_ID")
     for name, was in facts.get("sha256", {}).items():
-        need(folder, name, about["sha256"].get(name), was, "the data that the run was begun with")
+        need(folder, name, about["sha256"].get(name), was, "the run was begun with others")
     os.truncate(metrics, min(facts.get("metrics_bytes", 0), len(events)))  # steps again
     write_whole(folder / "config.json", json.dumps(about, indent=1).encode())
     return folder, arrays, facts, notes
@@ -1170,7 +1169,6 @@ class Run:
 
 PATIENCE = datetime.timedelta(days=1)  # with one rank that compiles, or has a slow disk
 CPUINFO = Path("/proc/cpuinfo").read_text() if os.path.exists("/proc/cpuinfo") else ""
-BFLOAT16_UNITS = r"\b(amx_bf16|avx512_bf16|bf16)\b"  # in /proc/cpuinfo: x86-64, ARM
 
 
 @dataclasses.dataclass
@@ -1193,7 +1191,7 @@ class Machine:
             try:
                 operation(*args, **named)
             except RuntimeError as error:
-                raise InterruptedError(f"lost a rank: dead, or silent for DIST_TIMEOUT ({error})") from error
+                raise InterruptedError("lost a rank: dead, or silent for DIST_TIMEOUT") from error
 
     def all_gather(self, *numbers: float) -> np.ndarray:
         """float64[world, n]: these numbers of every rank."""
@@ -1220,12 +1218,12 @@ class Machine:
 
     def recorded(self, function: Function) -> Function:
         """Of a function that returns tensors: 2.1 ms and not 29.4 for floppy's step (H200)."""
-        return CudaGraphs(function) if self.device.type == "cuda" and self.compile else function
+        return CudaGraphs(function) if self.device.type != "cpu" and self.compile else function
 
     def choose_dtype(self, wanted: str) -> str:
         """Set dtype, by a rule: a timing may differ next time, and peak_flops; its name."""
         if wanted == "auto":
-            fast = self.device.type != "cpu" or re.search(BFLOAT16_UNITS, CPUINFO)
+            fast = self.device.type != "cpu" or re.search(r"\b(amx_|avx512_)?bf16\b", CPUINFO)
             wanted = "bfloat16" if fast else "float32"
         self.dtype = getattr(torch, wanted)
         side = 512 if self.device.type == "cpu" else 8192
@@ -1284,7 +1282,9 @@ def open_machine(s: Settings) -> Machine:
     keep_freed_memory()
     if world > 1:  # small decisions travel as CPU tensors over gloo: no GPU waits for them
         timeout = datetime.timedelta(seconds=s.dist_timeout)
-        dist.init_process_group("gloo", timeout=timeout)
+        store, *_ = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
+        store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)  # type: ignore
+        dist.init_process_group("gloo", timeout=timeout, store=store, rank=rank, world_size=world)
         machine.patient = dist.new_group(timeout=PATIENCE)
         if cuda:  # NCCL's watchdog kills the process: gloo has to notice before
             torch.cuda.set_device(local)
@@ -1308,7 +1308,7 @@ def train(trainer: Trainer, corpus: Corpus, run: Run, plan: Plan) -> None:
     steps = (step for step in plan.steps() if step.number >= counters.steps)
     batches = BatchReader(s, corpus.train, machine).batches(steps)
     hidden = machine.rank > 0 or not sys.stderr or None  # None: in a file
-    bar = tqdm(batches, None, plan.num_steps, leave=False, initial=counters.steps, disable=hidden)
+    bar = tqdm(batches, None, plan.num_steps, False, initial=counters.steps, disable=hidden)
     asked = saved = time.perf_counter()
     began = saved - counters.train_seconds  # evaluations move it: their seconds do not count
     signalled = False
@@ -1423,7 +1423,7 @@ def run_all(s: Settings, origins: dict[str, str], code: Facts, machine: Machine,
 def score_only(s: Settings, origins: dict[str, str], machine: Machine, make: Function) -> int:
     """EVAL_ONLY: score an artifact of any shape, write nothing; its window can be set."""
     carried, _ = decode_artifact(blob := read_file(s.eval_only, "EVAL_ONLY="), s.eval_only)
-    own = [k for k in carried if re.match("eval_|val_|dtype", k) and origins[k] == "environment"]
+    own = [k for k in carried if re.match("eval_|val_|dtype", k) and origins[k] != "preset"]
     s = dataclasses.replace(s, **(carried | {name: getattr(s, name) for name in own}))
     check_settings(s)
     machine.choose_dtype(s.dtype)
@@ -1478,7 +1478,7 @@ def main(open_machine: Function = open_machine, make: Function = Trainer, file: 
             text, code = "out of memory: lower MODEL_DIM or TRAIN_BATCH_TOKENS", 2
         if not code:
             raise
-        if rank == "0" or code != 2:  # a bad setting is one on all ranks
+        if rank == "0" or not isinstance(error, SettingError):  # which is one on all ranks
             print(f"{Path(file).name}: {text}" + f" (rank {rank})" * (rank != "0"), file=sys.stderr)
     if dist.is_initialized():  # what waits for a rank which is gone would not end
         print(end="", flush=True)
