@@ -642,11 +642,11 @@ class Optimizer:
         """Apply the update, unless a gradient was not finite: then nothing changes."""
         # Muon goes along Nesterov's momentum, orthogonalized (Jordan et al. 2024).
         matrix_grad, rest_grad = grad.tensor_split([self.num_matrix])
-        momentum = step.momentum * self.state["momentum"] + matrix_grad
-        direction = self.orthogonalize(matrix_grad + step.momentum * momentum)
+        momentum = matrix_grad.add(self.state["momentum"], alpha=step.momentum)
+        direction = self.orthogonalize(matrix_grad.add(momentum, alpha=step.momentum))
         adam_update, moment1, moment2 = self.adam(rest_grad, step.number + 1)
         update = torch.cat([*direction, adam_update])
-        weights = self.state["weights"] - lr_mul * self.rates * update
+        weights = self.state["weights"].addcmul(self.rates, update, value=-lr_mul)
         for old, new in zip(self.state.values(), (weights, momentum, moment1, moment2)):
             torch.where(finite, new, old, out=old)
 
