@@ -68,13 +68,13 @@ DENSITY = {
     "settings": 13.6,
     "parameters and plan": 11.2,
     "model": 15.8,
-    "optimizer": 14.4,
+    "optimizer": 14.6,
     "evaluation": 17.9,
     "rounding": 13.5,
     "predictor": 15.1,
     "data": 13.5,
     "run": 11.7,
-    "machine": 12.0,
+    "machine": 12.3,
     "main": 12.7,
 }
 MARKS = "COMMENT NL NEWLINE INDENT DEDENT ENCODING ENDMARKER"  # tokens that are not counted
