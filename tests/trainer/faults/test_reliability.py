@@ -79,8 +79,8 @@ def test_a_signal_to_one_rank_ends_the_last_evaluation_on_all(corpus, tmp_path):
     run.wait(until=lambda: "step:3/" in run.out)
     os.kill(ranks[1], signal.SIGTERM)
     run.need(1)  # torchrun's
-    said = re.findall(r"stopped by a signal in an evaluation; .*goes on(.*)", run.err)
-    assert sorted(said) == ["", " (rank 1)"], run.err
+    # counted, since lines of two processes may mix
+    assert run.err.count("stopped by a signal in an evaluation; ") == 2, run.err
     Launch(tmp_path, env, launch.command(2)).need(0)
 
 
