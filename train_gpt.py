@@ -1167,7 +1167,7 @@ class Run:
 
 # --- machine: device, ranks, number format, compiler --------------------------------------
 
-PATIENCE = datetime.timedelta(days=1)  # with one rank that compiles, or has a slow disk
+PATIENCE = datetime.timedelta(hours=1)  # with one rank that compiles, or has a slow disk
 CPUINFO = Path("/proc/cpuinfo").read_text() if os.path.exists("/proc/cpuinfo") else ""
 
 

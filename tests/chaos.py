@@ -518,7 +518,7 @@ def restarted(campaign: Campaign, task: Try) -> list[float]:
 def replayed(campaign: Campaign, task: Try) -> list[float]:
     """A run that operations end, killed and resumed in every second try, and its repetition."""
     ranks = 2 * (task.index % 4 == 3)
-    env = {"ITERATIONS": 10**5, "MAX_FLOPS": task.rng.uniform(3e9, 7e9), "CKPT_SECONDS": 0.3}
+    env = {"ITERATIONS": 10**5, "MAX_FLOPS": task.rng.uniform(1e10, 2e10), "CKPT_SECONDS": 0.3}
     if task.index % 2:
         run = campaign.launch(task.folder, ranks, **env)
         run.wait_for_step(task.rng.uniform(0, 0.7))
