@@ -135,11 +135,24 @@ def main(
 def training_command(dataset: Path, tokenizer: Path, vocab_size: int | None) -> str:
     """The command line that trains on a dataset, for the folder that the user is in."""
     settings = [f"VOCAB_SIZE={vocab_size}"] if vocab_size else []
-    settings += [f"DATA_PATH={shown(dataset)}", f"TOKENIZER_PATH={shown(tokenizer)}"]
-    return " ".join([*settings, "python", shown(REPO / "train_gpt.py")])
+    settings += [f"DATA_PATH={shell(dataset)}", f"TOKENIZER_PATH={shell(tokenizer)}"]
+    return " ".join([*settings, shell("python", REPO / "train_gpt.py")])
 
 
-def shown(path: Path) -> str:
-    """A path for a shell: relative where it lies below the working folder."""
-    near = os.path.relpath(path)
-    return shlex.quote(str(path.absolute()) if near.startswith("..") else near)
+def shell(*words: object) -> str:
+    """Words of a command for a shell, quoted; a path is relative where it lies below the working folder.
+
+    What no terminal shows is written in bytes, so that the command stays on its line.
+    """
+    return " ".join(quoted(near(word) if isinstance(word, Path) else str(word)) for word in words)
+
+
+def quoted(word: str) -> str:
+    if word.isprintable():
+        return shlex.quote(word)
+    return "$'" + "".join(f"\\x{byte:02x}" for byte in os.fsencode(word)) + "'"
+
+
+def near(path: Path) -> str:
+    found = os.path.relpath(path)
+    return str(path.absolute()) if found.startswith(("..", "-")) else found

@@ -19,7 +19,6 @@ import itertools
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import sys
@@ -232,7 +231,7 @@ def read_record(folder: Path) -> Release | None:
     except (DataError, TypeError, KeyError) as error:
         raise DataError(
             f"{path}: not what this program wrote ({brief(error)}): "
-            f"rm -r {shlex.quote(str(folder))}, then run the same command again"
+            f"{command.shell('rm', '-r', folder)}, then run the same command again"
         ) from error
 
 
@@ -268,11 +267,11 @@ def check_origin(root: Path, release: Release) -> bool:
     """
     folder = root / release.folder
     record = read_record(folder)
-    mend = f"use another --root, or rm -r {shlex.quote(str(folder))}"
+    mend = f"use another --root, or {command.shell('rm', '-r', folder)}"
     if record and (record.repo_id, record.commit) != (release.repo_id, release.commit):
         raise DataError(
             f"{folder} is from {record.origin}, and this call asks for {release.origin}: go on with "
-            f"--repo-id {record.repo_id} --revision {record.commit}, {mend}"
+            f"{command.shell('--repo-id', record.repo_id, '--revision', record.commit)}, {mend}"
         )
     strangers = {path.name for path in folder.glob("*.bin")} - {f.name for f in release.train + release.val}
     if strangers:
@@ -286,8 +285,8 @@ def check_origin(root: Path, release: Release) -> bool:
         path = root / file.path
         if path.is_file() and (problem := damage(path, file, thorough=True)):
             raise DataError(
-                f"{path} is not the one of {release.origin} ({problem}): use another --root, or rm "
-                f"{shlex.quote(str(path))}"
+                f"{path} is not the one of {release.origin} ({problem}): use another --root, or "
+                f"{command.shell('rm', path)}"
             )
     return False
 

@@ -123,16 +123,17 @@ def finished(job: Job, corpus_sha256: str | None) -> dict | None:
         manifest = shards.load_manifest(job.target) or {}
         same = manifest.get("options") == asdict(job.plan)
         if not same or corpus_sha256 not in (None, manifest["corpus_sha256"]):
-            both = job.target if job.given else f"{job.target} {job.tokenizer}"
+            both = [job.target] if job.given else [job.target, job.tokenizer]
             raise UsageError(
                 f"{job.target}: exists and was made from other text or with other options, expected "
-                f"a free place; choose another --name, or remove it: rm -r {both}"
+                f"a free place; choose another --name, or remove it: {command.shell('rm', '-r', *both)}"
             )
         if corpus_sha256 is None:
             return None
         shards.raise_failed(shards.verify_folder(job.target, shards.Tokenizer(job.tokenizer)))
     except DataError as error:
-        raise DataError(f"{error}; rm -r {job.target} and the same command makes it anew") from error
+        mend = command.shell("rm", "-r", job.target)
+        raise DataError(f"{error}; {mend} and the same command makes it anew") from error
     say(f"{job.target}: is whole, made by the same command")
     return manifest
 
@@ -155,7 +156,7 @@ def build(job: Job) -> dict:
     if job.tokenizer.exists() and job.tokenizer.read_bytes() != model.read_bytes():
         raise UsageError(
             f"{job.tokenizer}: another tokenizer has this name, expected a free place; choose "
-            f"another --name, or remove it: rm {job.tokenizer}"
+            f"another --name, or remove it: {command.shell('rm', job.tokenizer)}"
         )
     tokenizer = shards.Tokenizer(model)
     dataset.mkdir(exist_ok=True)
@@ -327,11 +328,9 @@ def demo_tokenizer(root: Path, vocab_size: int) -> shards.Tokenizer:
     """The demo's own, with which all settings carry over. Raises DataError."""
     path = root / "data" / replace(DEMO_PLAN, vocab_size=vocab_size).tokenizer
     if not path.exists():
-        where = "" if root == REPO else f" --root {command.shown(root)}"
-        raise DataError(
-            f"{path}: no such file, expected the demo's tokenizer; "
-            f"python -m data.prepare demo --vocab-size {vocab_size}{where} makes it"
-        )
+        where = [] if root == REPO else ["--root", root]
+        mend = command.shell("python", "-m", "data.prepare", "demo", "--vocab-size", vocab_size, *where)
+        raise DataError(f"{path}: no such file, expected the demo's tokenizer; {mend} makes it")
     return shards.Tokenizer(path)
 
 

@@ -51,7 +51,7 @@ def files_of(folder: Path, manifest: dict) -> dict[str, Path]:
         if files.file_sha256(path).hex() != expected:
             raise DataError(
                 f"{path}: not the file of the manifest, sha256 {expected}: "
-                f"python -m data.shards verify {command.shown(folder)} says more"
+                f"{command.shell('python', '-m', 'data.shards', 'verify', folder)} says more"
             )
     found = {f"{place}/{path.name}": path for path in hashes if path != tokenizer}
     found[f"{PREFIX}/tokenizers/{tokenizer.name}"] = tokenizer
@@ -101,7 +101,9 @@ def card(folder: Path, manifest: dict, repo_id: str, license_id: str) -> str:
     )
     rows = "\n".join([row(manifest, "train"), row(manifest, "val")])
     tokenizer = manifest["tokenizer"]
-    shown = f"--repo-id {repo_id} --variant {folder.name} --train-shards {len(of_split(manifest, 'train'))}"
+    shards_of = len(of_split(manifest, "train"))
+    options = ["--repo-id", repo_id, "--variant", folder.name, "--train-shards", shards_of]
+    fetching = command.shell("python", "-m", "data.download", *options)
     return f"""---
 {head.to_yaml()}
 ---
@@ -118,7 +120,7 @@ def card(folder: Path, manifest: dict, repo_id: str, license_id: str) -> str:
 In a copy of the bytegolf repository this fetches shards and tokenizer and checks every one of them:
 
 ```bash
-python -m data.download {shown}
+{fetching}
 ```
 
 `datasets/datasets/{folder.name}/manifest.json` has the hash of every file, and the options that made it.

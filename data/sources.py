@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from data.command import REPO, DataError, UsageError, say
+from data.command import REPO, DataError, UsageError, say, shell
 
 Document = tuple[str, bytes]  # a name for people ("book.txt", "a.jsonl:17") and UTF-8 text
 
@@ -256,7 +256,7 @@ def demo_sources() -> Iterator[Document]:
     requirements = (REPO / "requirements.txt").read_text(encoding="utf-8")
     pins = dict(re.findall(r"^([\w.-]+)==(\S+)", requirements, re.MULTILINE))
     for package in DEMO_PACKAGES:
-        mend = f"pip install --force-reinstall --no-deps {package}=={pins[package]}"
+        mend = shell("pip", "install", "--force-reinstall", "--no-deps", f"{package}=={pins[package]}")
         try:
             distribution = importlib.metadata.distribution(package)
         except importlib.metadata.PackageNotFoundError as error:

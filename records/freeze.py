@@ -54,7 +54,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def work(args: argparse.Namespace) -> int:
     target = freeze(args)
-    print(f"{target}: fill in the README's ablation, then python -m records.verify {target}")
+    verify = command.shell("python", "-m", "records.verify", target)
+    print(f"{target}: fill in the README's ablation, then {verify}")
     return 0
 
 

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from data import command
-from data.command import DataError, Parser, say, shown
+from data.command import DataError, Parser, say, shell
 from data.files import write_whole
 from records.archive.tracks import DATA, YARDSTICKS, Yardstick, load_track
 from records.referee.compressors import measure, training_text
@@ -84,9 +84,9 @@ def yardsticks(args: argparse.Namespace) -> int:
             rows.append(asdict(found))
     if not args.write:
         return 0
-    words = f"yardsticks {shown(track.folder)} --dataset {track.dataset['name']} --write"
+    words = ["yardsticks", track.folder, "--dataset", track.dataset["name"], "--write"]
     value = {
-        "written": f"by a program: python -m records.tracks {words}",
+        "written": f"by a program: {shell('python', '-m', 'records.tracks', *words)}",
         "val_sha256": text.sha256,
         "val_bytes": text.bytes,
         "train_sha256": training and training.sha256,
