@@ -2,11 +2,13 @@
 
 import argparse
 import errno
+import functools
 import os
 import re
 import shlex
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -29,7 +31,13 @@ class UsageError(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of arguments that reports an error in one line."""
+    """A parser of arguments that reports an error in one line.
+
+    It describes a command by the first line of its docstring, which python -OO takes away.
+    """
+
+    def __init__(self, *args, description: str | None = None, **options):
+        super().__init__(*args, description=(description or "").partition("\n")[0], **options)
 
     def error(self, message: str):
         self.exit(2, f"error: {message}; {self.prog} --help explains the arguments\n")
@@ -70,7 +78,8 @@ def open_streams() -> None:
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # in the C locale a stream takes ASCII alone
+        if hasattr(stream, "reconfigure"):  # a notebook's has not
+            stream.reconfigure(errors="backslashreplace")  # in the C locale a stream takes ASCII alone
 
 
 def printable(text: object) -> str:
@@ -81,6 +90,18 @@ def printable(text: object) -> str:
 def say(line: str) -> None:
     """Print what has been done, or what is going to take a while."""
     print(line, flush=True)
+
+
+@functools.cache
+def warn_once(line: str) -> None:
+    print(f"warning: {printable(line)}", file=sys.stderr, flush=True)
+
+
+def on_signals(handler: Callable, *numbers: int) -> None:
+    """Python takes signals in its main thread alone; a command in another one leaves them as they are."""
+    if threading.current_thread() is threading.main_thread():
+        for number in numbers:
+            signal.signal(number, handler)
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
@@ -99,7 +120,7 @@ def run(work: Callable[[], int], mend: str) -> int:
 
     SIGTERM ends it as Ctrl-C does, so that nothing half-written stays behind.
     """
-    signal.signal(signal.SIGTERM, interrupt)
+    on_signals(interrupt, signal.SIGTERM)
     try:
         code = work()
         sys.stdout.flush()

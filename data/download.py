@@ -24,10 +24,10 @@ import signal
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 
-import filelock
 from huggingface_hub import constants
 from tqdm import tqdm
 
@@ -364,8 +364,7 @@ def settle(root: Path, release: Release, missing: dict[RemoteFile, str]) -> None
 
 def download(args: argparse.Namespace) -> int:
     """Make the folder hold what `args` asks for; the exit code. Raises DataError, OSError."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
+    command.on_signals(interrupt, signal.SIGINT, signal.SIGTERM)
     client.hide_bars()
     release = find_release(args)
     if args.train_shards > len(release.train):
@@ -381,7 +380,7 @@ def download(args: argparse.Namespace) -> int:
     bound, missing = survey()
     if not bound or missing:  # else nothing is written, since the root may be read-only
         (args.root / "datasets").mkdir(parents=True, exist_ok=True)
-        with lock(args.root):
+        with alone(args.root):
             bound, missing = survey()  # now that no other download changes anything
             if missing:
                 fetch_all(args.root, release, missing, args.workers)
@@ -394,14 +393,9 @@ def download(args: argparse.Namespace) -> int:
     return 0
 
 
-def lock(root: Path) -> filelock.AcquireReturnProxy:
+def alone(root: Path) -> AbstractContextManager[None]:
     """One download at a time into a root; a second one waits for the first, and then finds its files."""
-    file = filelock.FileLock(root / LOCK)
-    try:
-        return file.acquire(timeout=0)
-    except filelock.Timeout:
-        warn(f"another download into {root} is under way: waiting for it to end")
-        return file.acquire()
+    return files.alone(root / LOCK, f"another download into {root} is under way: waiting for it to end")
 
 
 def report(root: Path, release: Release) -> None:
@@ -420,8 +414,8 @@ def report(root: Path, release: Release) -> None:
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    summary, _, details = __doc__.partition("\n")
-    parser = command.Parser(prog="python -m data.download", description=summary, epilog=details)
+    details = (__doc__ or "").partition("\n")[2]
+    parser = command.Parser(prog="python -m data.download", description=__doc__, epilog=details)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("--variant", default="sp1024", help="dataset by its name or the end of it (%(default)s)")

@@ -67,7 +67,7 @@ class Job:
 
     @property
     def work(self) -> Path:
-        return self.root / "data" / f".spool_{self.target.name}"
+        return self.target.with_name(f".spool_{self.target.name}")  # on its file system
 
 
 # --- the pipeline ----------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def prepare(job: Job) -> dict:
     """
     job.work.mkdir(parents=True, exist_ok=True)
     try:
-        with filelock.FileLock(job.work / "lock", timeout=0):
+        with files.alone(job.work / "lock"):
             try:
                 manifest = finished(job, job.expected) or build(job)
             except (DataError, UsageError):
@@ -110,6 +110,7 @@ def remove(work: Path) -> None:
     (work / "lock").unlink()
     with contextlib.suppress(OSError):  # another run may have begun there
         work.rmdir()
+        work.parent.rmdir()  # where nothing came of it
 
 
 def finished(job: Job, corpus_sha256: str | None) -> dict | None:
@@ -239,7 +240,6 @@ def make_manifest(
 def publish(job: Job, dataset: Path, model: Path) -> None:
     """Give tokenizer and dataset their names; the dataset's folder appears at once and whole."""
     job.tokenizer.parent.mkdir(parents=True, exist_ok=True)
-    job.target.parent.mkdir(parents=True, exist_ok=True)
     files.write_beside(job.tokenizer, model.read_bytes())
     os.rename(dataset, job.target)
 
@@ -344,7 +344,7 @@ def cores() -> int:
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = command.Parser(prog="python -m data.prepare", description=__doc__.splitlines()[0])
+    parser = command.Parser(prog="python -m data.prepare", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser("demo", help="the demo corpus: sources of the installed packages")
     what = "a text to choose settings on, cut from the demo's training documents"
@@ -419,7 +419,7 @@ def make_job(args: argparse.Namespace) -> Job:
 
 def work(args: argparse.Namespace) -> int:
     """Do what the arguments ask for; the exit code."""
-    signal.signal(signal.SIGINT, command.interrupt)  # a shell ignores it for what runs with &
+    command.on_signals(command.interrupt, signal.SIGINT)  # a shell ignores it for what runs with &
     try:
         job = make_job(args)
         report(job, prepare(job))

@@ -42,7 +42,7 @@ def load_dataset(folder: Path) -> dict:
 def files_of(folder: Path, manifest: dict) -> dict[str, Path]:
     """Shards, tokenizer and manifest by their paths in the repo. Raises DataError where one is another."""
     place = f"{PREFIX}/datasets/{folder.name}"
-    tokenizer = folder / manifest["tokenizer"]["file"]
+    tokenizer = shards.own_tokenizer(folder, manifest)
     hashes = {folder / file["name"]: file["sha256"] for file in manifest["files"]}
     hashes[tokenizer] = manifest["tokenizer"]["sha256"]
     for path, expected in hashes.items():
@@ -147,8 +147,8 @@ def work(args: argparse.Namespace) -> int:
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    summary, _, details = __doc__.partition("\n")
-    parser = command.Parser(prog="python -m data.publish", description=summary, epilog=details)
+    details = (__doc__ or "").partition("\n")[2]
+    parser = command.Parser(prog="python -m data.publish", description=__doc__, epilog=details)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("dataset", type=Path, metavar="DATASET", help="folder of data/datasets with a manifest.json")

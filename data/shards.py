@@ -455,7 +455,14 @@ def find_tokenizer(folder: Path, given: Path | None) -> Tokenizer | None:
     if given:
         return Tokenizer(given)
     manifest = load_manifest(folder)
-    return Tokenizer(folder / manifest["tokenizer"]["file"]) if manifest else None
+    return Tokenizer(own_tokenizer(folder, manifest)) if manifest else None
+
+
+def own_tokenizer(folder: Path, manifest: dict) -> Path:
+    """The file that the manifest names, from where `folder` stands; else from where a link leads."""
+    file = manifest["tokenizer"]["file"]
+    beside = Path(os.path.normpath(folder.absolute() / file))
+    return beside if beside.exists() else folder / file
 
 
 def verify_folder(folder: Path, tokenizer: Tokenizer | None) -> Iterator[str]:
@@ -672,7 +679,7 @@ COMMANDS = {"inspect": "print headers", "verify": "check everything; exit code 3
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = command.Parser(prog="python -m data.shards", description=__doc__.splitlines()[0])
+    parser = command.Parser(prog="python -m data.shards", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, what in COMMANDS.items():
         added = commands.add_parser(name, help=what, description=what)

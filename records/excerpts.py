@@ -61,7 +61,7 @@ def work(args: argparse.Namespace) -> int:
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m records.excerpts", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m records.excerpts", description=__doc__)
     parser.add_argument("records", nargs="+", type=Path, metavar="RECORD", help="a record's folder")
     parser.add_argument("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/")
     about = "of the record, where its folder holds none"

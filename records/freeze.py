@@ -31,7 +31,7 @@ def record_name(text: str) -> str:
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m records.freeze", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m records.freeze", description=__doc__)
     add = parser.add_argument
     add("runs", nargs="+", metavar="RUN", help="run directories, one for each seed")
     add("--track", required=True, help="folder of records/ that holds track.json")

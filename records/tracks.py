@@ -102,7 +102,7 @@ def yardsticks(args: argparse.Namespace) -> int:
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m records.tracks", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m records.tracks", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     filling = commands.add_parser(
         "fill", help="write the nulls of a track.json from the shards that are here"

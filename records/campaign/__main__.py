@@ -108,7 +108,7 @@ def seconds(text: str) -> float:
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
-    parser = command.Parser(prog="python -m records.campaign", description=__doc__.splitlines()[0])
+    parser = command.Parser(prog="python -m records.campaign", description=__doc__)
     add = parser.add_argument
     add("file", type=Path, metavar="FILE", help="arms, seeds and dataset, in TOML")
     add("--budget", type=budget, default=1.0, metavar="F", help="share of the track's operations (1)")

@@ -201,7 +201,7 @@ def work(args: argparse.Namespace) -> int:
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m records.follow", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m records.follow", description=__doc__)
     add = parser.add_argument
     add("runs", type=Path, nargs="+", metavar="RUN", help="a run's folder, or one above several")
     add("--to", choices=TRACKERS, required=True, help="the tracker")

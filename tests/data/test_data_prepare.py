@@ -512,8 +512,8 @@ def test_what_is_there_is_kept(corpus, tmp_path):
 
 
 def test_two_at_once(corpus, tmp_path):
-    (tmp_path / "data/.spool_t_sp300").mkdir(parents=True)
-    with filelock.FileLock(tmp_path / "data/.spool_t_sp300/lock"):
+    (tmp_path / "data/datasets/.spool_t_sp300").mkdir(parents=True)
+    with filelock.FileLock(tmp_path / "data/datasets/.spool_t_sp300/lock"):
         said = run("text", corpus, "--name", "t", "--vocab-size", 300, "--root", tmp_path, code=2)
     assert "another data.prepare is at work" in refused(said)
 
@@ -568,7 +568,7 @@ def test_kill_9_at_many_moments(tmp_path):
         root = tmp_path / f"killed{attempt}"
         for moment in MOMENTS:
             process = start("data.prepare", *options, "--root", root)
-            while not list(root.glob(f"data/.spool_t_sp400/{moment}")) and process.poll() is None:
+            while not list(root.glob(f"data/datasets/.spool_t_sp400/{moment}")) and process.poll() is None:
                 time.sleep(0.002)
             time.sleep(rng.uniform(0, 0.05))
             process.kill()
@@ -590,7 +590,7 @@ def test_second_run_continues(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(prepare, "seal", stop)
     assert "continues" in run(*options, tmp_path / "cut", code=16)
     monkeypatch.undo()
-    written = sorted(tmp_path.glob("cut/data/.spool_t_sp300/dataset/t_train_*.bin"))
+    written = sorted(tmp_path.glob("cut/data/datasets/.spool_t_sp300/dataset/t_train_*.bin"))
     assert len(written) > 3
     written[-1].unlink()
     encoded = []
@@ -615,7 +615,7 @@ def test_second_run_continues(corpus, tmp_path, monkeypatch):
 def test_stopped_by_a_signal(corpus, tmp_path, number):
     options = ["text", corpus, "--name", "t", "--vocab-size", 400, "--root"]
     process = start("data.prepare", *options, tmp_path / "cut")
-    while not list(tmp_path.glob("cut/data/.spool*/plan.json")) and process.poll() is None:
+    while not list(tmp_path.glob("cut/data/datasets/.spool*/plan.json")) and process.poll() is None:
         time.sleep(0.005)
     process.send_signal(number)
     assert "continues" in process.communicate()[1]
@@ -639,7 +639,7 @@ def test_no_space_left(corpus, tmp_path):
     assert full.returncode == 3
     assert "File too large" in line
     assert "continues" in line
-    assert not (tmp_path / "full/data/datasets").exists()
+    assert not (tmp_path / "full/data/datasets/t_sp300").exists()
     run(*options)
     run(*options[:-1], tmp_path / "plain")
     assert tree(tmp_path / "full") == tree(tmp_path / "plain")
