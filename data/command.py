@@ -9,7 +9,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -85,6 +85,12 @@ def open_streams() -> None:
 def printable(text: object) -> str:
     """One line without control characters, so that no stranger's text looks like another line of ours."""
     return "".join(c if c.isprintable() else " " for c in str(text))
+
+
+def some(names: Sequence[str]) -> str:
+    """The first ten, and how many more there are."""
+    more = f" and {len(names) - 10:,} more" if len(names) > 10 else ""
+    return ", ".join(names[:10]) + more
 
 
 def say(line: str) -> None:

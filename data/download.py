@@ -15,7 +15,6 @@ Exit codes: 0 all is there, 2 bad argument, 3 it is not (the last line says why,
 
 import argparse
 import fnmatch
-import itertools
 import json
 import os
 import re
@@ -116,7 +115,7 @@ def ask_release(args: argparse.Namespace) -> Release:
         groups = {"tokenizer": tokenizer_files(tokenizer, listing, origin)}
         for which in "train", "val":  # some manifests have the folder in the patterns, or no patterns
             pattern = PurePosixPath(dataset.get(f"{which}_glob") or f"*_{which}_*.bin").name
-            groups[which] = split(listing, folder, pattern, origin)
+            groups[which] = split(listing, folder, which, pattern, origin)
         agreed = {
             key: tuple(agree(file, claims.get(file.name, {})) for file in group)
             for key, group in groups.items()
@@ -168,20 +167,18 @@ def tokenizer_files(tokenizer: dict, listing: dict[str, RemoteFile], origin: str
     return [listing[path] for path in paths if path in listing]
 
 
-def split(listing: dict[str, RemoteFile], folder: str, pattern: str, origin: str) -> list[RemoteFile]:
-    """The shards of a split in the order of their numbers. Raises DataError where one is missing."""
-    found = []
-    for path, file in listing.items():
-        number = re.search(r"([0-9]+)\.bin$", path)
-        if number and path == f"{folder}/{file.name}" and fnmatch.fnmatchcase(file.name, pattern):
-            found.append((int(number[1]), file.name, file))
-    found.sort()
-    for (before, name, _), (after, next_name, _) in itertools.pairwise(found):
-        if after != before + 1:
-            raise DataError(
-                f"{origin}: {next_name} follows {name} in {folder}, expected number {before + 1}: {OWNER}"
-            )
-    return [file for _, _, file in found]
+def split(
+    listing: dict[str, RemoteFile], folder: str, which: str, pattern: str, origin: str
+) -> list[RemoteFile]:
+    """The shards of a split in order. Raises DataError where one is missing, or a name is doubtful."""
+    inside = [path for path, file in listing.items() if path == f"{folder}/{file.name}"]
+    chosen = [PurePosixPath(path) for path in inside if fnmatch.fnmatchcase(path.split("/")[-1], pattern)]
+    found = shards.by_split(chosen)[shards.SPLIT_NAMES.index(which)]
+    try:
+        shards.raise_failed(shards.verify_names(f"{origin}: {folder}", found) if found else ())
+    except DataError as error:
+        raise DataError(f"{error}: {OWNER}") from None
+    return [listing[str(path)] for path in found]
 
 
 def inside(path: str) -> str:
@@ -273,7 +270,8 @@ def check_origin(root: Path, release: Release) -> bool:
             f"{folder} is from {record.origin}, and this call asks for {release.origin}: go on with "
             f"{command.shell('--repo-id', record.repo_id, '--revision', record.commit)}, {mend}"
         )
-    strangers = {path.name for path in folder.glob("*.bin")} - {f.name for f in release.train + release.val}
+    names = {path.name for path in folder.glob("*.bin") if shards.parse_name(path)}
+    strangers = names - {file.name for file in release.train + release.val}
     if strangers:
         raise DataError(
             f"{folder} holds {min(strangers)}, which is not of {release.origin}, and a trainer "

@@ -131,7 +131,7 @@ def finished(job: Job, corpus_sha256: str | None) -> dict | None:
             )
         if corpus_sha256 is None:
             return None
-        shards.raise_failed(shards.verify_folder(job.target, shards.Tokenizer(job.tokenizer)))
+        shards.raise_failed(shards.verify_folder(job.target, shards.Tokenizer(job.tokenizer), whole=True))
     except DataError as error:
         mend = command.shell("rm", "-r", job.target)
         raise DataError(f"{error}; {mend} and the same command makes it anew") from error
@@ -197,7 +197,7 @@ def seal(folder: Path, job: Job, corpus: Corpus, tokenizer: shards.Tokenizer) ->
     if flags:
         manifest["lossy"] = True
     files.write_beside(folder / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
-    shards.raise_failed(shards.verify_folder(folder, tokenizer))
+    shards.raise_failed(shards.verify_folder(folder, tokenizer, whole=True))
     return manifest
 
 

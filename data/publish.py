@@ -131,6 +131,7 @@ def work(args: argparse.Namespace) -> int:
     folder = args.dataset.absolute()
     manifest = load_dataset(folder)
     there = client.look(Repo(args.to, "dataset", f"--to {args.to}"))
+    shards.find_shards(folder)
     sources = files_of(folder, manifest)
     there.refuse_strangers(lambda path: path in sources or path == MANIFEST, f"the dataset {folder.name}")
     with tempfile.TemporaryDirectory() as stage:

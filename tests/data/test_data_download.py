@@ -306,7 +306,7 @@ CONTRADICTIONS = {
     "manifest without tokenizer": (published(tokenizer_name="x"), "lacks the tokenizer x"),
     "no tokenizer file": (without("model"), "lacks the file of the tokenizer"),
     "half a validation split": (without("val_000001"), "1 validation shards of 2"),
-    "gap in the shards": (without("train_000001"), "expected number 1"),
+    "gap in the shards": (without("train_000001"), "missing shards by their names is [1]"),
     "stale checksum": (published(files=[{"name": FIRST, "sha256": "0" * 64}]), "0" * 64),
     "stale count": (published(files=[{"path": f"x/{FIRST}", "tokens": 5}]), "promises 1034 bytes"),
     "stale tokenizer": (published(tokenizer={"sha256": "1" * 64}), "1" * 64),
