@@ -34,9 +34,10 @@ from data.encode import train_tokenizer, write_split
 from data.shards import SPLIT_NAMES, TRAIN, VAL
 from data.sources import (
     DEMO_SHA256,
-    READERS,
+    FORMATS,
     TRAIN_NAMES,
     Document,
+    Read,
     Source,
     demo_sources,
     find_files,
@@ -50,12 +51,13 @@ class Job:
     """A plan, where its documents come from, and where its results go."""
 
     plan: Plan
-    documents: Iterable[Document]
+    documents: Iterable[Read]
     state: list  # of the source, as JSON: another state, another spool
     root: Path = REPO
     workers: int = 2
     given: bytes | None = None  # tokenizer file to use instead of training one
     expected: str | None = None  # sha256 that the corpus must have
+    skip_bad: bool = False  # documents that cannot be used are counted, and do not end the run
 
     @property
     def target(self) -> Path:
@@ -147,7 +149,7 @@ def build(job: Job) -> dict:
     model = job.work / "tokenizer.model"
     if not documents.exists():
         say("reading the documents")
-        spool(job.documents, job.plan, documents)
+        spool(job.documents, job.plan, documents, job.skip_bad)
     corpus = Corpus(documents, job.plan, job.expected)
     if manifest := finished(job, corpus.sha256.hex()):
         return manifest
@@ -254,6 +256,8 @@ def report(job: Job, manifest: dict) -> None:
     """Say what is there now, and the command that trains on it."""
     dropped = manifest["dropped"]
     say(f"dropped: {dropped['duplicates']:,} exact duplicates, {dropped['empty']:,} empty documents")
+    if dropped.get("skipped"):  # older manifests have no such field
+        say(f"skipped: {dropped['skipped']:,} documents that could not be used")
     for entry in manifest["files"]:
         say(
             f"{job.target / entry['name']}: {entry['documents']:,} documents, {entry['bytes']:,} bytes, "
@@ -365,10 +369,12 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def add_text_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("paths", nargs="+", type=Path, metavar="PATH", help=f"{', '.join(READERS)}, folders")
+    add("paths", nargs="+", type=Path, metavar="PATH", help=f"{FORMATS}; folders")
     add("--name", required=True, help="of the dataset: data/datasets/NAME_sp1024")
-    add("--field", default="text", help="of jsonl and parquet (%(default)s)")
-    add("--separator", metavar="LINE", help="line between documents in .txt; '' for an empty one")
+    add("--field", default="text", help="of JSON and parquet (%(default)s)")
+    add("--separator", metavar="LINE", help="line between documents in plain text; '' for an empty one")
+    add("--as-text", action="append", default=[], metavar="SUFFIX", help="of files that are plain text, too")
+    add("--skip-bad", action="store_true", help="leave out what cannot be used; names the first, counts all")
     add("--tokenizer", type=Path, metavar="FILE", help="take this SentencePiece model")
     add("--lossy-ok", action="store_true", help="accept loss of text; the headers say so")
     count = command.whole(1)
@@ -413,8 +419,10 @@ def make_job(args: argparse.Namespace) -> Job:
             )
         decided = {"vocab_size": tokenizer.vocab_size, "given_tokenizer": tokenizer.sha256.hex()}
         plan = replace(plan, model_type="given", **decided)
-    source = Source(find_files(args.paths), args.field, args.separator)
-    return Job(plan, source.documents(), source.state(), given=given, **common)
+    as_text = tuple(end.lower() for end in args.as_text)
+    source = Source(find_files(args.paths, as_text), args.field, args.separator, as_text)
+    state = [*source.state(), args.skip_bad]
+    return Job(plan, source.documents(), state, given=given, skip_bad=args.skip_bad, **common)
 
 
 def work(args: argparse.Namespace) -> int:
