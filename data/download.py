@@ -39,6 +39,7 @@ REPO_ID = "willdepueoai/parameter-golf"
 PREFIX = "datasets"  # the manifest's paths start from this folder of the repo
 MANIFEST = f"{PREFIX}/manifest.json"
 RECORD = "source.json"
+USUAL = 80  # training shards
 LOCK = "datasets/.download.lock"
 OWNER = "tell the repo's owner, or use another --revision"
 
@@ -68,8 +69,9 @@ class Release:
     def origin(self) -> str:
         return f"{self.repo_id}@{self.commit[:12]}"
 
-    def needed(self, train_shards: int) -> tuple[RemoteFile, ...]:
-        return self.tokenizer + self.val + self.train[:train_shards]
+    def needed(self, train_shards: int | None) -> tuple[RemoteFile, ...]:
+        """The files of a call for so many training shards; None: the usual number, or all where less."""
+        return self.tokenizer + self.val + self.train[: USUAL if train_shards is None else train_shards]
 
 
 # --- the hub ---------------------------------------------------------------------------------------------
@@ -164,6 +166,11 @@ def tokenizer_files(tokenizer: dict, listing: dict[str, RemoteFile], origin: str
     paths = [inside(tokenizer[key]) for key in ("model_path", "path", "vocab_path") if tokenizer.get(key)]
     if not paths or paths[0] not in listing:
         raise DataError(f"{origin} lacks the file of the tokenizer {tokenizer['name']} {paths[:1]}: {OWNER}")
+    if not paths[0].endswith(".model"):
+        raise DataError(
+            f"{origin}: the tokenizer {paths[0]} is no SentencePiece model (.model), and nothing here can "
+            "train with another: choose another --variant"
+        )
     return [listing[path] for path in paths if path in listing]
 
 
@@ -365,7 +372,7 @@ def download(args: argparse.Namespace) -> int:
     command.on_signals(interrupt, signal.SIGINT, signal.SIGTERM)
     client.hide_bars()
     release = find_release(args)
-    if args.train_shards > len(release.train):
+    if (args.train_shards or 0) > len(release.train):
         raise DataError(
             f"{release.name} of {release.origin} has {len(release.train)} training shards, and not "
             f"{args.train_shards}: call with --train-shards {len(release.train)} or fewer"
@@ -417,7 +424,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("--variant", default="sp1024", help="dataset by its name or the end of it (%(default)s)")
-    add("--train-shards", type=command.whole(0), default=80, help="how many, from the first on (%(default)s)")
+    many = f"how many, from the first on ({USUAL}, or all where there are fewer)"
+    add("--train-shards", type=command.whole(0), metavar="N", help=many)
     add("--repo-id", type=client.repo_id, default=REPO_ID, help="dataset repo (%(default)s)")
     add("--revision", default="main", help="branch, tag or commit (%(default)s)")
     folder = command.REPO / "data"

@@ -78,14 +78,34 @@ def pack(header: Header) -> bytes:
     return _EXTENDED.pack(MAGIC, VERSION, tokens, EXTENSION, EXTENSION_VERSION, *fields.values())
 
 
+REMAKE = "python -m data.prepare text makes shards of its text"
+FOREIGN = {  # how files begin that people take for shards
+    struct.pack(">i", MAGIC): f"a shard in big-endian order: {REMAKE}",
+    struct.pack("<i", 20240801): f"a shard of llm.c for Llama 3, tokens of four bytes: {REMAKE}",
+    b"version https://git-lfs": "a pointer of git-lfs: git lfs pull fetches the shard",
+    b"\x93NUMPY": f"an array of numpy: {REMAKE}",
+    b"PAR1": "a parquet file: python -m data.prepare text reads it",
+}
+
+
+def foreign(raw: bytes) -> str:
+    """What a file without our magic number seems to be, and what mends it."""
+    for start, what in FOREIGN.items():
+        if raw.startswith(start):
+            return what
+    if not any(raw[2::4]) and not any(raw[3::4]):
+        return f"tokens of four bytes without a header, as Megatron writes them: {REMAKE}"
+    return f"perhaps tokens without a header, as nanoGPT writes them: {REMAKE}"
+
+
 def parse(raw: bytes, where: object) -> Header:
     """Read the first 1024 bytes of a shard; `where` names it in errors. Raises DataError."""
     if len(raw) < HEADER_BYTES:
-        raise DataError(f"{where}: header has {len(raw)} bytes, expected {HEADER_BYTES}")
+        known = f": {foreign(raw)}" if raw.startswith(tuple(FOREIGN)) else ""
+        raise DataError(f"{where}: header has {len(raw)} bytes, expected {HEADER_BYTES}{known}")
     magic, version, tokens, extension = _LEGACY.unpack_from(raw)
     if magic != MAGIC:
-        swapped = " (the bytes are in big-endian order)" if raw[:4] == struct.pack(">i", MAGIC) else ""
-        raise DataError(f"{where}: magic number is {magic}, expected {MAGIC}{swapped}")
+        raise DataError(f"{where}: magic number is {magic}, expected {MAGIC}: {foreign(raw)}")
     if version != VERSION:
         raise DataError(f"{where}: format version is {version}, expected {VERSION}")
     if tokens < 1:
@@ -292,10 +312,12 @@ class Tokenizer:
         self.sha256 = hashlib.sha256(self.model).digest()
         self.vocab_size = sp.vocab_size()
         self.bos_id = sp.bos_id()
-        if self.bos_id < 0 or self.vocab_size > IDS:
+        if self.vocab_size > IDS:
+            raise DataError(f"{path}: {self.vocab_size} pieces, expected at most {IDS}: tokens are uint16")
+        if self.bos_id < 0:
             raise DataError(
-                f"{path}: {self.vocab_size} pieces and BOS id {self.bos_id}, expected at most "
-                f"{IDS} pieces and a BOS, with which every document starts"
+                f"{path}: has no BOS, with which every document starts: train it anew with spm_train "
+                "--bos_id=1, or leave it to python -m data.prepare text without --tokenizer"
             )
         self.piece_bytes = np.zeros(IDS, np.uint16)
         self.opens_with_space = np.zeros(IDS, bool)

@@ -368,7 +368,7 @@ def test_a_tokenizer_with_a_dummy_prefix_gives_the_text_back(corpus, tmp_path):
     [
         ({"normalization_rule_name": "nmt_nfkc", "remove_extra_whitespaces": True}, "not lossless"),
         ({"byte_fallback": False}, "not lossless"),
-        ({"bos_id": -1}, "BOS"),
+        ({"bos_id": -1}, "spm_train --bos_id=1"),
     ],
 )
 def test_tokenizers_that_are_refused(corpus, tmp_path, options, words):

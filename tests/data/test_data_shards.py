@@ -105,6 +105,25 @@ def test_headers_come_back(header):
     assert shards.parse(shards.pack(header), "x") == header
 
 
+FOREIGN = {
+    "llm.c for Llama 3": struct.pack("<3i", 20240801, 7, 5) + bytes(1012 + 20),
+    "big-endian": struct.pack(">3i", 20240520, 1, 5) + bytes(1012),
+    "Megatron": np.arange(1000, dtype="<i4").tobytes(),
+    "nanoGPT": np.arange(1000, dtype="<u2").tobytes(),
+    "git lfs pull": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n",
+    "numpy": b"\x93NUMPY" + bytes(2000),
+    "parquet": b"PAR1" + bytes(2000),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_formats_of_others_are_named(tmp_path, name):
+    path = tmp_path / "x_train_000000.bin"
+    path.write_bytes(FOREIGN[name])
+    for said in (run("inspect", path, code=3), run("verify", tmp_path, code=3)):
+        assert (name in said and "python -m data.prepare text" in said) or "git lfs pull" in said
+
+
 @given(st.binary(min_size=1024, max_size=1024))
 @settings(max_examples=200)
 def test_any_header_is_read_or_refused(noise):
