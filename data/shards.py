@@ -93,6 +93,8 @@ def foreign(raw: bytes) -> str:
     for start, what in FOREIGN.items():
         if raw.startswith(start):
             return what
+    if not any(raw):
+        return "zeros alone: make or fetch it again"
     if not any(raw[2::4]) and not any(raw[3::4]):
         return f"tokens of four bytes without a header, as Megatron writes them: {REMAKE}"
     return f"perhaps tokens without a header, as nanoGPT writes them: {REMAKE}"
@@ -615,7 +617,8 @@ def verify_set(folder: Path, headers: dict[Path, Header], whole: bool) -> Iterat
     for split, paths in enumerate(by_split(headers)):
         where = f"{folder}: {SPLIT_NAMES[split]}"
         if not paths:
-            yield f"FAIL {where}: no shards, expected at least one"
+            fail = "FAIL" if whole or split == VAL else "note"
+            yield f"{fail} {where}: no shards, expected at least one"
         elif not legacy:
             places = {path: headers[path] for path in paths}
             yield from verify_places(where, places, whole or split == VAL)
