@@ -2,12 +2,14 @@
 
 import argparse
 import errno
+import functools
 import os
 import re
 import shlex
 import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -29,7 +31,13 @@ class UsageError(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of arguments that reports an error in one line."""
+    """A parser of arguments that reports an error in one line.
+
+    It describes a command by the first line of its docstring, which python -OO takes away.
+    """
+
+    def __init__(self, *args, description: str | None = None, **options):
+        super().__init__(*args, description=(description or "").partition("\n")[0], **options)
 
     def error(self, message: str):
         self.exit(2, f"error: {message}; {self.prog} --help explains the arguments\n")
@@ -70,7 +78,8 @@ def open_streams() -> None:
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # in the C locale a stream takes ASCII alone
+        if hasattr(stream, "reconfigure"):  # a notebook's has not
+            stream.reconfigure(errors="backslashreplace")  # in the C locale a stream takes ASCII alone
 
 
 def printable(text: object) -> str:
@@ -78,9 +87,27 @@ def printable(text: object) -> str:
     return "".join(c if c.isprintable() else " " for c in str(text))
 
 
+def some(names: Sequence[str]) -> str:
+    """The first ten, and how many more there are."""
+    more = f" and {len(names) - 10:,} more" if len(names) > 10 else ""
+    return ", ".join(names[:10]) + more
+
+
 def say(line: str) -> None:
     """Print what has been done, or what is going to take a while."""
     print(line, flush=True)
+
+
+@functools.cache
+def warn_once(line: str) -> None:
+    print(f"warning: {printable(line)}", file=sys.stderr, flush=True)
+
+
+def on_signals(handler: Callable, *numbers: int) -> None:
+    """Python takes signals in its main thread alone; a command in another one leaves them as they are."""
+    if threading.current_thread() is threading.main_thread():
+        for number in numbers:
+            signal.signal(number, handler)
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
@@ -99,7 +126,7 @@ def run(work: Callable[[], int], mend: str) -> int:
 
     SIGTERM ends it as Ctrl-C does, so that nothing half-written stays behind.
     """
-    signal.signal(signal.SIGTERM, interrupt)
+    on_signals(interrupt, signal.SIGTERM)
     try:
         code = work()
         sys.stdout.flush()
@@ -135,11 +162,24 @@ def main(
 def training_command(dataset: Path, tokenizer: Path, vocab_size: int | None) -> str:
     """The command line that trains on a dataset, for the folder that the user is in."""
     settings = [f"VOCAB_SIZE={vocab_size}"] if vocab_size else []
-    settings += [f"DATA_PATH={shown(dataset)}", f"TOKENIZER_PATH={shown(tokenizer)}"]
-    return " ".join([*settings, "python", shown(REPO / "train_gpt.py")])
+    settings += [f"DATA_PATH={shell(dataset)}", f"TOKENIZER_PATH={shell(tokenizer)}"]
+    return " ".join([*settings, shell("python", REPO / "train_gpt.py")])
 
 
-def shown(path: Path) -> str:
-    """A path for a shell: relative where it lies below the working folder."""
-    near = os.path.relpath(path)
-    return shlex.quote(str(path.absolute()) if near.startswith("..") else near)
+def shell(*words: object) -> str:
+    """Words of a command for a shell, quoted; a path is relative where it lies below the working folder.
+
+    What no terminal shows is written in bytes, so that the command stays on its line.
+    """
+    return " ".join(quoted(near(word) if isinstance(word, Path) else str(word)) for word in words)
+
+
+def quoted(word: str) -> str:
+    if word.isprintable():
+        return shlex.quote(word)
+    return "$'" + "".join(f"\\x{byte:02x}" for byte in os.fsencode(word)) + "'"
+
+
+def near(path: Path) -> str:
+    found = os.path.relpath(path)
+    return str(path.absolute()) if found.startswith(("..", "-")) else found

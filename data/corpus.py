@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import struct
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +19,12 @@ import numpy as np
 from tqdm import tqdm
 
 from data import files, shards
-from data.command import DataError, UsageError, say
-from data.sources import MAX_DOCUMENT, Document
+from data.command import DataError, UsageError, printable, say, some
+from data.sources import MAX_DOCUMENT, Document, Read
 
 # --- plan: everything that decides the bytes of the result -----------------------------------------------
 
+MARK = "\u2581".encode()
 SPECIAL_PIECES = 3 + 256  # unknown, BOS, EOS, and every byte
 
 
@@ -85,18 +87,42 @@ PLACE = np.dtype([("hash", ">u8", 4), ("offset", "<u8"), ("name", "<u4"), ("size
 _PLACE = struct.Struct("<32sQII?")
 
 
-def spool(documents: Iterable[Document], plan: Plan, folder: Path) -> None:
+def usable(documents: Iterable[Read], plan: Plan, skip_bad: bool, dropped: Counter) -> Iterator[Document]:
+    """The documents that can be used. Raises DataError for others, or names the first and counts them all."""
+    marked = []
+    for name, text in documents:
+        if isinstance(text, bytes) and MARK in text and not plan.lossy_ok:
+            marked.append(name)
+            text = DataError(f"{name}: holds U+2581, which SentencePiece takes for a space")
+            if not skip_bad:
+                continue
+        if isinstance(text, bytes):
+            yield name, text
+        elif not skip_bad:
+            raise DataError(f"{text}; --skip-bad leaves such documents out")
+        else:
+            dropped["skipped"] += 1
+            if dropped["skipped"] <= 10:
+                say(f"skipped: {printable(text)}")
+    if marked and not skip_bad:
+        raise DataError(
+            f"documents that hold U+2581, which SentencePiece takes for a space: {len(marked):,} "
+            f"({some(marked)}); --skip-bad leaves them out, --lossy-ok accepts the loss"
+        )
+
+
+def spool(documents: Iterable[Read], plan: Plan, folder: Path, skip_bad: bool = False) -> None:
     """Put all documents into `folder`, which appears only when it is whole. Empty ones are left out."""
     partial = files.beside(folder)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    empty = 0
+    dropped = Counter(empty=0, duplicates=0, skipped=0)
     with contextlib.ExitStack() as stack, progress("read", None) as bar:
         texts = [stack.enter_context(open(partial / f"{b:02x}.text", "wb")) for b in range(BUCKETS)]
         places = [stack.enter_context(open(partial / f"{b:02x}.places", "wb")) for b in range(BUCKETS)]
-        for name, text in documents:
+        for name, text in usable(documents, plan, skip_bad, dropped):
             if not text:
-                empty += 1
+                dropped["empty"] += 1
                 continue
             digest = hashlib.sha256(text).digest()
             label = name.encode(errors="replace")
@@ -106,8 +132,8 @@ def spool(documents: Iterable[Document], plan: Plan, folder: Path) -> None:
             places[bucket].write(_PLACE.pack(digest, texts[bucket].tell(), len(label), len(text), train))
             texts[bucket].write(label + text)
             bar.update(len(text))
-    duplicates = sum(sort_bucket(partial / f"{b:02x}.places") for b in range(BUCKETS))
-    (partial / "dropped.json").write_text(json.dumps({"empty": empty, "duplicates": duplicates}))
+    dropped["duplicates"] = sum(sort_bucket(partial / f"{b:02x}.places") for b in range(BUCKETS))
+    (partial / "dropped.json").write_text(json.dumps(dropped))
     os.rename(partial, folder)
 
 
@@ -138,18 +164,18 @@ class Corpus:
         identity = hashlib.sha256()
         smallest = np.zeros(0, np.uint64)  # keys, as many as val must hold
         documents = 0
-        at_least = max(plan.val_docs, 1)
         for bucket in range(BUCKETS):
             places = self.places(bucket)
             identity.update(places["hash"].tobytes())
             keys = places["hash"][~places["train"], 1].astype(np.uint64)
-            smallest = np.sort(np.concatenate([smallest, keys]))[:at_least]
+            smallest = np.sort(np.concatenate([smallest, keys]))[: plan.val_docs or 2]
             documents += len(places)
+        at_least = plan.val_docs or (2 if documents > 2 else 1)  # one alone would decide a score
         if documents <= at_least or len(smallest) < at_least:
             raise DataError(
                 f"the text has {documents} distinct documents that are not empty, expected at least "
                 f"{at_least + 1}: one to train on and {at_least} for validation, of at most "
-                f"{plan.val_max_bytes} bytes (--separator LINE splits .txt files)"
+                f"{plan.val_max_bytes} bytes (--separator LINE splits plain text)"
             )
         self.sha256 = identity.digest()
         if expected not in (None, self.sha256.hex()):
@@ -157,7 +183,7 @@ class Corpus:
                 f"the corpus has sha256 {self.sha256.hex()}, expected {expected}; to mend changed "
                 "packages: pip install --force-reinstall --no-deps -r requirements.txt"
             )
-        self.last_keys = np.array(plan.last_keys(int(smallest[-1])), np.uint64)
+        self.last_keys = np.array(plan.last_keys(int(smallest[at_least - 1])), np.uint64)
         self.count_splits()
         if not self.text_bytes["train"]:
             raise DataError(

@@ -15,20 +15,18 @@ Exit codes: 0 all is there, 2 bad argument, 3 it is not (the last line says why,
 
 import argparse
 import fnmatch
-import itertools
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 
-import filelock
 from huggingface_hub import constants
 from tqdm import tqdm
 
@@ -41,6 +39,7 @@ REPO_ID = "willdepueoai/parameter-golf"
 PREFIX = "datasets"  # the manifest's paths start from this folder of the repo
 MANIFEST = f"{PREFIX}/manifest.json"
 RECORD = "source.json"
+USUAL = 80  # training shards
 LOCK = "datasets/.download.lock"
 OWNER = "tell the repo's owner, or use another --revision"
 
@@ -70,8 +69,9 @@ class Release:
     def origin(self) -> str:
         return f"{self.repo_id}@{self.commit[:12]}"
 
-    def needed(self, train_shards: int) -> tuple[RemoteFile, ...]:
-        return self.tokenizer + self.val + self.train[:train_shards]
+    def needed(self, train_shards: int | None) -> tuple[RemoteFile, ...]:
+        """The files of a call for so many training shards; None: the usual number, or all where less."""
+        return self.tokenizer + self.val + self.train[: USUAL if train_shards is None else train_shards]
 
 
 # --- the hub ---------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def ask_release(args: argparse.Namespace) -> Release:
         groups = {"tokenizer": tokenizer_files(tokenizer, listing, origin)}
         for which in "train", "val":  # some manifests have the folder in the patterns, or no patterns
             pattern = PurePosixPath(dataset.get(f"{which}_glob") or f"*_{which}_*.bin").name
-            groups[which] = split(listing, folder, pattern, origin)
+            groups[which] = split(listing, folder, which, pattern, origin)
         agreed = {
             key: tuple(agree(file, claims.get(file.name, {})) for file in group)
             for key, group in groups.items()
@@ -166,23 +166,26 @@ def tokenizer_files(tokenizer: dict, listing: dict[str, RemoteFile], origin: str
     paths = [inside(tokenizer[key]) for key in ("model_path", "path", "vocab_path") if tokenizer.get(key)]
     if not paths or paths[0] not in listing:
         raise DataError(f"{origin} lacks the file of the tokenizer {tokenizer['name']} {paths[:1]}: {OWNER}")
+    if not paths[0].endswith(".model"):
+        raise DataError(
+            f"{origin}: the tokenizer {paths[0]} is no SentencePiece model (.model), and nothing here can "
+            "train with another: choose another --variant"
+        )
     return [listing[path] for path in paths if path in listing]
 
 
-def split(listing: dict[str, RemoteFile], folder: str, pattern: str, origin: str) -> list[RemoteFile]:
-    """The shards of a split in the order of their numbers. Raises DataError where one is missing."""
-    found = []
-    for path, file in listing.items():
-        number = re.search(r"([0-9]+)\.bin$", path)
-        if number and path == f"{folder}/{file.name}" and fnmatch.fnmatchcase(file.name, pattern):
-            found.append((int(number[1]), file.name, file))
-    found.sort()
-    for (before, name, _), (after, next_name, _) in itertools.pairwise(found):
-        if after != before + 1:
-            raise DataError(
-                f"{origin}: {next_name} follows {name} in {folder}, expected number {before + 1}: {OWNER}"
-            )
-    return [file for _, _, file in found]
+def split(
+    listing: dict[str, RemoteFile], folder: str, which: str, pattern: str, origin: str
+) -> list[RemoteFile]:
+    """The shards of a split in order. Raises DataError where one is missing, or a name is doubtful."""
+    inside = [path for path, file in listing.items() if path == f"{folder}/{file.name}"]
+    chosen = [PurePosixPath(path) for path in inside if fnmatch.fnmatchcase(path.split("/")[-1], pattern)]
+    found = shards.by_split(chosen)[shards.SPLIT_NAMES.index(which)]
+    try:
+        shards.raise_failed(shards.verify_names(f"{origin}: {folder}", found) if found else ())
+    except DataError as error:
+        raise DataError(f"{error}: {OWNER}") from None
+    return [listing[str(path)] for path in found]
 
 
 def inside(path: str) -> str:
@@ -232,7 +235,7 @@ def read_record(folder: Path) -> Release | None:
     except (DataError, TypeError, KeyError) as error:
         raise DataError(
             f"{path}: not what this program wrote ({brief(error)}): "
-            f"rm -r {shlex.quote(str(folder))}, then run the same command again"
+            f"{command.shell('rm', '-r', folder)}, then run the same command again"
         ) from error
 
 
@@ -268,13 +271,14 @@ def check_origin(root: Path, release: Release) -> bool:
     """
     folder = root / release.folder
     record = read_record(folder)
-    mend = f"use another --root, or rm -r {shlex.quote(str(folder))}"
+    mend = f"use another --root, or {command.shell('rm', '-r', folder)}"
     if record and (record.repo_id, record.commit) != (release.repo_id, release.commit):
         raise DataError(
             f"{folder} is from {record.origin}, and this call asks for {release.origin}: go on with "
-            f"--repo-id {record.repo_id} --revision {record.commit}, {mend}"
+            f"{command.shell('--repo-id', record.repo_id, '--revision', record.commit)}, {mend}"
         )
-    strangers = {path.name for path in folder.glob("*.bin")} - {f.name for f in release.train + release.val}
+    names = {path.name for path in folder.glob("*.bin") if shards.parse_name(path)}
+    strangers = names - {file.name for file in release.train + release.val}
     if strangers:
         raise DataError(
             f"{folder} holds {min(strangers)}, which is not of {release.origin}, and a trainer "
@@ -286,8 +290,8 @@ def check_origin(root: Path, release: Release) -> bool:
         path = root / file.path
         if path.is_file() and (problem := damage(path, file, thorough=True)):
             raise DataError(
-                f"{path} is not the one of {release.origin} ({problem}): use another --root, or rm "
-                f"{shlex.quote(str(path))}"
+                f"{path} is not the one of {release.origin} ({problem}): use another --root, or "
+                f"{command.shell('rm', path)}"
             )
     return False
 
@@ -365,11 +369,10 @@ def settle(root: Path, release: Release, missing: dict[RemoteFile, str]) -> None
 
 def download(args: argparse.Namespace) -> int:
     """Make the folder hold what `args` asks for; the exit code. Raises DataError, OSError."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
+    command.on_signals(interrupt, signal.SIGINT, signal.SIGTERM)
     client.hide_bars()
     release = find_release(args)
-    if args.train_shards > len(release.train):
+    if (args.train_shards or 0) > len(release.train):
         raise DataError(
             f"{release.name} of {release.origin} has {len(release.train)} training shards, and not "
             f"{args.train_shards}: call with --train-shards {len(release.train)} or fewer"
@@ -382,7 +385,7 @@ def download(args: argparse.Namespace) -> int:
     bound, missing = survey()
     if not bound or missing:  # else nothing is written, since the root may be read-only
         (args.root / "datasets").mkdir(parents=True, exist_ok=True)
-        with lock(args.root):
+        with alone(args.root):
             bound, missing = survey()  # now that no other download changes anything
             if missing:
                 fetch_all(args.root, release, missing, args.workers)
@@ -395,14 +398,9 @@ def download(args: argparse.Namespace) -> int:
     return 0
 
 
-def lock(root: Path) -> filelock.AcquireReturnProxy:
+def alone(root: Path) -> AbstractContextManager[None]:
     """One download at a time into a root; a second one waits for the first, and then finds its files."""
-    file = filelock.FileLock(root / LOCK)
-    try:
-        return file.acquire(timeout=0)
-    except filelock.Timeout:
-        warn(f"another download into {root} is under way: waiting for it to end")
-        return file.acquire()
+    return files.alone(root / LOCK, f"another download into {root} is under way: waiting for it to end")
 
 
 def report(root: Path, release: Release) -> None:
@@ -421,12 +419,13 @@ def report(root: Path, release: Release) -> None:
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    summary, _, details = __doc__.partition("\n")
-    parser = command.Parser(prog="python -m data.download", description=summary, epilog=details)
+    details = (__doc__ or "").partition("\n")[2]
+    parser = command.Parser(prog="python -m data.download", description=__doc__, epilog=details)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("--variant", default="sp1024", help="dataset by its name or the end of it (%(default)s)")
-    add("--train-shards", type=command.whole(0), default=80, help="how many, from the first on (%(default)s)")
+    many = f"how many, from the first on ({USUAL}, or all where there are fewer)"
+    add("--train-shards", type=command.whole(0), metavar="N", help=many)
     add("--repo-id", type=client.repo_id, default=REPO_ID, help="dataset repo (%(default)s)")
     add("--revision", default="main", help="branch, tag or commit (%(default)s)")
     folder = command.REPO / "data"

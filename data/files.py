@@ -1,17 +1,26 @@
 """Files that strangers sent are read here, and files of ours are written whole or not at all."""
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from data.command import DataError, UsageError
+import filelock
+
+from data.command import DataError, UsageError, warn_once
+
+# What file systems of a network or of a program may answer.
+NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+NO_LOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+UNLOCKED = "no lock can be had here, so let no second command write at the same time"
 
 
 def read_bytes(path: Path) -> bytes:
@@ -67,10 +76,23 @@ def file_sha256(path: Path) -> bytes:
         return hashlib.file_digest(file, "sha256").digest()
 
 
+@contextlib.contextmanager
+def warned(what: str, *errors: int) -> Iterator[None]:
+    """What some file systems cannot do is a warning, once for each of them, and no end."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in errors:
+            raise
+        warn_once(f"{what} ({error.strerror})")
+
+
 def sync(file: IO) -> None:
     """Put a file's bytes on the disk, so that no rename can overtake them."""
     file.flush()
-    os.fsync(file.fileno())
+    folder = os.path.dirname(os.path.abspath(file.name))
+    with warned(f"{folder}: a power failure may cut files here", *NO_SYNC):
+        os.fsync(file.fileno())
 
 
 def beside(path: Path) -> Path:
@@ -106,10 +128,29 @@ def locked(folder: Path) -> Iterator[None]:
     """Nobody else who asks for this folder's lock has it until the block ends, or this process does."""
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        with warned(f"{folder}: {UNLOCKED}", *NO_LOCK):
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     finally:
         os.close(lock)
+
+
+@contextlib.contextmanager
+def alone(path: Path, waiting: str = "") -> Iterator[None]:
+    """The same by a lock file. `waiting` is said before this waits; else another holder raises Timeout."""
+    lock = filelock.FileLock(path, timeout=0, fallback_to_soft=False)
+    with warned(f"{path}: {UNLOCKED}", *NO_LOCK):
+        try:
+            lock.acquire()
+        except filelock.Timeout:
+            if not waiting:
+                raise
+            print(waiting, file=sys.stderr, flush=True)
+            lock.acquire(timeout=-1)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextlib.contextmanager

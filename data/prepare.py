@@ -34,9 +34,10 @@ from data.encode import train_tokenizer, write_split
 from data.shards import SPLIT_NAMES, TRAIN, VAL
 from data.sources import (
     DEMO_SHA256,
-    READERS,
+    FORMATS,
     TRAIN_NAMES,
     Document,
+    Read,
     Source,
     demo_sources,
     find_files,
@@ -50,12 +51,13 @@ class Job:
     """A plan, where its documents come from, and where its results go."""
 
     plan: Plan
-    documents: Iterable[Document]
+    documents: Iterable[Read]
     state: list  # of the source, as JSON: another state, another spool
     root: Path = REPO
     workers: int = 2
     given: bytes | None = None  # tokenizer file to use instead of training one
     expected: str | None = None  # sha256 that the corpus must have
+    skip_bad: bool = False  # documents that cannot be used are counted, and do not end the run
 
     @property
     def target(self) -> Path:
@@ -67,7 +69,7 @@ class Job:
 
     @property
     def work(self) -> Path:
-        return self.root / "data" / f".spool_{self.target.name}"
+        return self.target.with_name(f".spool_{self.target.name}")  # on its file system
 
 
 # --- the pipeline ----------------------------------------------------------------------------------------
@@ -81,7 +83,7 @@ def prepare(job: Job) -> dict:
     """
     job.work.mkdir(parents=True, exist_ok=True)
     try:
-        with filelock.FileLock(job.work / "lock", timeout=0):
+        with files.alone(job.work / "lock"):
             try:
                 manifest = finished(job, job.expected) or build(job)
             except (DataError, UsageError):
@@ -110,6 +112,7 @@ def remove(work: Path) -> None:
     (work / "lock").unlink()
     with contextlib.suppress(OSError):  # another run may have begun there
         work.rmdir()
+        work.parent.rmdir()  # where nothing came of it
 
 
 def finished(job: Job, corpus_sha256: str | None) -> dict | None:
@@ -123,16 +126,17 @@ def finished(job: Job, corpus_sha256: str | None) -> dict | None:
         manifest = shards.load_manifest(job.target) or {}
         same = manifest.get("options") == asdict(job.plan)
         if not same or corpus_sha256 not in (None, manifest["corpus_sha256"]):
-            both = job.target if job.given else f"{job.target} {job.tokenizer}"
+            both = [job.target] if job.given else [job.target, job.tokenizer]
             raise UsageError(
                 f"{job.target}: exists and was made from other text or with other options, expected "
-                f"a free place; choose another --name, or remove it: rm -r {both}"
+                f"a free place; choose another --name, or remove it: {command.shell('rm', '-r', *both)}"
             )
         if corpus_sha256 is None:
             return None
-        shards.raise_failed(shards.verify_folder(job.target, shards.Tokenizer(job.tokenizer)))
+        shards.raise_failed(shards.verify_folder(job.target, shards.Tokenizer(job.tokenizer), whole=True))
     except DataError as error:
-        raise DataError(f"{error}; rm -r {job.target} and the same command makes it anew") from error
+        mend = command.shell("rm", "-r", job.target)
+        raise DataError(f"{error}; {mend} and the same command makes it anew") from error
     say(f"{job.target}: is whole, made by the same command")
     return manifest
 
@@ -145,7 +149,7 @@ def build(job: Job) -> dict:
     model = job.work / "tokenizer.model"
     if not documents.exists():
         say("reading the documents")
-        spool(job.documents, job.plan, documents)
+        spool(job.documents, job.plan, documents, job.skip_bad)
     corpus = Corpus(documents, job.plan, job.expected)
     if manifest := finished(job, corpus.sha256.hex()):
         return manifest
@@ -155,7 +159,7 @@ def build(job: Job) -> dict:
     if job.tokenizer.exists() and job.tokenizer.read_bytes() != model.read_bytes():
         raise UsageError(
             f"{job.tokenizer}: another tokenizer has this name, expected a free place; choose "
-            f"another --name, or remove it: rm {job.tokenizer}"
+            f"another --name, or remove it: {command.shell('rm', job.tokenizer)}"
         )
     tokenizer = shards.Tokenizer(model)
     dataset.mkdir(exist_ok=True)
@@ -195,7 +199,7 @@ def seal(folder: Path, job: Job, corpus: Corpus, tokenizer: shards.Tokenizer) ->
     if flags:
         manifest["lossy"] = True
     files.write_beside(folder / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
-    shards.raise_failed(shards.verify_folder(folder, tokenizer))
+    shards.raise_failed(shards.verify_folder(folder, tokenizer, whole=True))
     return manifest
 
 
@@ -238,7 +242,6 @@ def make_manifest(
 def publish(job: Job, dataset: Path, model: Path) -> None:
     """Give tokenizer and dataset their names; the dataset's folder appears at once and whole."""
     job.tokenizer.parent.mkdir(parents=True, exist_ok=True)
-    job.target.parent.mkdir(parents=True, exist_ok=True)
     files.write_beside(job.tokenizer, model.read_bytes())
     os.rename(dataset, job.target)
 
@@ -253,6 +256,8 @@ def report(job: Job, manifest: dict) -> None:
     """Say what is there now, and the command that trains on it."""
     dropped = manifest["dropped"]
     say(f"dropped: {dropped['duplicates']:,} exact duplicates, {dropped['empty']:,} empty documents")
+    if dropped.get("skipped"):  # older manifests have no such field
+        say(f"skipped: {dropped['skipped']:,} documents that could not be used")
     for entry in manifest["files"]:
         say(
             f"{job.target / entry['name']}: {entry['documents']:,} documents, {entry['bytes']:,} bytes, "
@@ -327,11 +332,9 @@ def demo_tokenizer(root: Path, vocab_size: int) -> shards.Tokenizer:
     """The demo's own, with which all settings carry over. Raises DataError."""
     path = root / "data" / replace(DEMO_PLAN, vocab_size=vocab_size).tokenizer
     if not path.exists():
-        where = "" if root == REPO else f" --root {command.shown(root)}"
-        raise DataError(
-            f"{path}: no such file, expected the demo's tokenizer; "
-            f"python -m data.prepare demo --vocab-size {vocab_size}{where} makes it"
-        )
+        where = [] if root == REPO else ["--root", root]
+        mend = command.shell("python", "-m", "data.prepare", "demo", "--vocab-size", vocab_size, *where)
+        raise DataError(f"{path}: no such file, expected the demo's tokenizer; {mend} makes it")
     return shards.Tokenizer(path)
 
 
@@ -345,7 +348,7 @@ def cores() -> int:
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = command.Parser(prog="python -m data.prepare", description=__doc__.splitlines()[0])
+    parser = command.Parser(prog="python -m data.prepare", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser("demo", help="the demo corpus: sources of the installed packages")
     what = "a text to choose settings on, cut from the demo's training documents"
@@ -366,10 +369,12 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def add_text_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("paths", nargs="+", type=Path, metavar="PATH", help=f"{', '.join(READERS)}, folders")
+    add("paths", nargs="+", type=Path, metavar="PATH", help=f"{FORMATS}; folders")
     add("--name", required=True, help="of the dataset: data/datasets/NAME_sp1024")
-    add("--field", default="text", help="of jsonl and parquet (%(default)s)")
-    add("--separator", metavar="LINE", help="line between documents in .txt; '' for an empty one")
+    add("--field", default="text", help="of JSON and parquet (%(default)s)")
+    add("--separator", metavar="LINE", help="line between documents in plain text; '' for an empty one")
+    add("--as-text", action="append", default=[], metavar="SUFFIX", help="of files that are plain text, too")
+    add("--skip-bad", action="store_true", help="leave out what cannot be used; names the first, counts all")
     add("--tokenizer", type=Path, metavar="FILE", help="take this SentencePiece model")
     add("--lossy-ok", action="store_true", help="accept loss of text; the headers say so")
     count = command.whole(1)
@@ -414,13 +419,15 @@ def make_job(args: argparse.Namespace) -> Job:
             )
         decided = {"vocab_size": tokenizer.vocab_size, "given_tokenizer": tokenizer.sha256.hex()}
         plan = replace(plan, model_type="given", **decided)
-    source = Source(find_files(args.paths), args.field, args.separator)
-    return Job(plan, source.documents(), source.state(), given=given, **common)
+    as_text = tuple(end.lower() for end in args.as_text)
+    source = Source(find_files(args.paths, as_text), args.field, args.separator, as_text)
+    state = [*source.state(), args.skip_bad]
+    return Job(plan, source.documents(), state, given=given, skip_bad=args.skip_bad, **common)
 
 
 def work(args: argparse.Namespace) -> int:
     """Do what the arguments ask for; the exit code."""
-    signal.signal(signal.SIGINT, command.interrupt)  # a shell ignores it for what runs with &
+    command.on_signals(command.interrupt, signal.SIGINT)  # a shell ignores it for what runs with &
     try:
         job = make_job(args)
         report(job, prepare(job))

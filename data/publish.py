@@ -42,7 +42,7 @@ def load_dataset(folder: Path) -> dict:
 def files_of(folder: Path, manifest: dict) -> dict[str, Path]:
     """Shards, tokenizer and manifest by their paths in the repo. Raises DataError where one is another."""
     place = f"{PREFIX}/datasets/{folder.name}"
-    tokenizer = folder / manifest["tokenizer"]["file"]
+    tokenizer = shards.own_tokenizer(folder, manifest)
     hashes = {folder / file["name"]: file["sha256"] for file in manifest["files"]}
     hashes[tokenizer] = manifest["tokenizer"]["sha256"]
     for path, expected in hashes.items():
@@ -51,7 +51,7 @@ def files_of(folder: Path, manifest: dict) -> dict[str, Path]:
         if files.file_sha256(path).hex() != expected:
             raise DataError(
                 f"{path}: not the file of the manifest, sha256 {expected}: "
-                f"python -m data.shards verify {command.shown(folder)} says more"
+                f"{command.shell('python', '-m', 'data.shards', 'verify', folder)} says more"
             )
     found = {f"{place}/{path.name}": path for path in hashes if path != tokenizer}
     found[f"{PREFIX}/tokenizers/{tokenizer.name}"] = tokenizer
@@ -101,7 +101,9 @@ def card(folder: Path, manifest: dict, repo_id: str, license_id: str) -> str:
     )
     rows = "\n".join([row(manifest, "train"), row(manifest, "val")])
     tokenizer = manifest["tokenizer"]
-    shown = f"--repo-id {repo_id} --variant {folder.name} --train-shards {len(of_split(manifest, 'train'))}"
+    shards_of = len(of_split(manifest, "train"))
+    options = ["--repo-id", repo_id, "--variant", folder.name, "--train-shards", shards_of]
+    fetching = command.shell("python", "-m", "data.download", *options)
     return f"""---
 {head.to_yaml()}
 ---
@@ -118,7 +120,7 @@ def card(folder: Path, manifest: dict, repo_id: str, license_id: str) -> str:
 In a copy of the bytegolf repository this fetches shards and tokenizer and checks every one of them:
 
 ```bash
-python -m data.download {shown}
+{fetching}
 ```
 
 `datasets/datasets/{folder.name}/manifest.json` has the hash of every file, and the options that made it.
@@ -129,6 +131,7 @@ def work(args: argparse.Namespace) -> int:
     folder = args.dataset.absolute()
     manifest = load_dataset(folder)
     there = client.look(Repo(args.to, "dataset", f"--to {args.to}"))
+    shards.find_shards(folder)
     sources = files_of(folder, manifest)
     there.refuse_strangers(lambda path: path in sources or path == MANIFEST, f"the dataset {folder.name}")
     with tempfile.TemporaryDirectory() as stage:
@@ -145,8 +148,8 @@ def work(args: argparse.Namespace) -> int:
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    summary, _, details = __doc__.partition("\n")
-    parser = command.Parser(prog="python -m data.publish", description=summary, epilog=details)
+    details = (__doc__ or "").partition("\n")[2]
+    parser = command.Parser(prog="python -m data.publish", description=__doc__, epilog=details)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("dataset", type=Path, metavar="DATASET", help="folder of data/datasets with a manifest.json")

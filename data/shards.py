@@ -16,12 +16,12 @@ import zlib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import numpy as np
 
 from data import command, files
-from data.command import DataError
+from data.command import DataError, some, warn_once
 
 # --- header ----------------------------------------------------------------------------------------------
 
@@ -78,14 +78,36 @@ def pack(header: Header) -> bytes:
     return _EXTENDED.pack(MAGIC, VERSION, tokens, EXTENSION, EXTENSION_VERSION, *fields.values())
 
 
+REMAKE = "python -m data.prepare text makes shards of its text"
+FOREIGN = {  # how files begin that people take for shards
+    struct.pack(">i", MAGIC): f"a shard in big-endian order: {REMAKE}",
+    struct.pack("<i", 20240801): f"a shard of llm.c for Llama 3, tokens of four bytes: {REMAKE}",
+    b"version https://git-lfs": "a pointer of git-lfs: git lfs pull fetches the shard",
+    b"\x93NUMPY": f"an array of numpy: {REMAKE}",
+    b"PAR1": "a parquet file: python -m data.prepare text reads it",
+}
+
+
+def foreign(raw: bytes) -> str:
+    """What a file without our magic number seems to be, and what mends it."""
+    for start, what in FOREIGN.items():
+        if raw.startswith(start):
+            return what
+    if not any(raw):
+        return "zeros alone: make or fetch it again"
+    if not any(raw[2::4]) and not any(raw[3::4]):
+        return f"tokens of four bytes without a header, as Megatron writes them: {REMAKE}"
+    return f"perhaps tokens without a header, as nanoGPT writes them: {REMAKE}"
+
+
 def parse(raw: bytes, where: object) -> Header:
     """Read the first 1024 bytes of a shard; `where` names it in errors. Raises DataError."""
     if len(raw) < HEADER_BYTES:
-        raise DataError(f"{where}: header has {len(raw)} bytes, expected {HEADER_BYTES}")
+        known = f": {foreign(raw)}" if raw.startswith(tuple(FOREIGN)) else ""
+        raise DataError(f"{where}: header has {len(raw)} bytes, expected {HEADER_BYTES}{known}")
     magic, version, tokens, extension = _LEGACY.unpack_from(raw)
     if magic != MAGIC:
-        swapped = " (the bytes are in big-endian order)" if raw[:4] == struct.pack(">i", MAGIC) else ""
-        raise DataError(f"{where}: magic number is {magic}, expected {MAGIC}{swapped}")
+        raise DataError(f"{where}: magic number is {magic}, expected {MAGIC}: {foreign(raw)}")
     if version != VERSION:
         raise DataError(f"{where}: format version is {version}, expected {VERSION}")
     if tokens < 1:
@@ -106,9 +128,9 @@ def parse(raw: bytes, where: object) -> Header:
     return header
 
 
-# --- names: <set>_<split>_<number>.bin -------------------------------------------------------------------
+# --- names: <set>_<split>_<digits>.bin, by number; data/README.md has the rule -----------------------------
 
-_NAME = re.compile(r"(?P<set>.+)_(?P<split>val|train)_(?P<number>[0-9]+)\.bin")
+_NAME = re.compile(r"(?P<set>[^.].*)_(?P<split>val|train)_(?P<number>[0-9]+)\.bin")
 Splits = tuple[list[Path], list[Path]]  # val, train
 
 
@@ -116,22 +138,69 @@ def shard_name(name: str, split: int, number: int) -> str:
     return f"{name}_{SPLIT_NAMES[split]}_{number:06d}.bin"
 
 
-def parse_name(path: Path) -> tuple[str, int, int] | None:
+def parse_name(path: PurePath) -> tuple[str, int, int] | None:
     """(set, split, number) that a file name claims, or None where it follows no such pattern."""
     match = _NAME.fullmatch(path.name)
     return match and (match["set"], SPLIT_NAMES.index(match["split"]), int(match["number"]))
 
 
-def shard_number(path: Path) -> int:
+def shard_number(path: PurePath) -> int:
     return parse_name(path)[2]
 
 
 def by_split(paths: Iterable[Path]) -> Splits:
-    """(val, train) shards in order of the numbers in their names; files with other names are left out."""
+    """(val, train) shards by the numbers in their names; hidden ones and other names are left out."""
     named = [path for path in paths if parse_name(path)]
     val = [path for path in named if parse_name(path)[1] == VAL]
     train = [path for path in named if parse_name(path)[1] == TRAIN]
     return sorted(val, key=shard_number), sorted(train, key=shard_number)
+
+
+def verify_names(where: object, paths: Iterable[PurePath]) -> Iterator[str]:
+    """Check that files, hidden ones apart, are shards of one set, and none is missing between others."""
+    names = [path for path in paths if not path.name.startswith(".")]
+    splits = by_split(names)
+    named = splits[VAL] + splits[TRAIN]
+    if others := sorted(path.name for path in set(names) - set(named)):
+        yield f"note {where}: left out, since no shard is named so: {some(others)}"
+    sets = sorted({parse_name(path)[0] for path in named})
+    yield check(where, f"number of sets ({', '.join(sets)})", len(sets), 1)
+    for name, numbers in zip(SPLIT_NAMES, (list(map(shard_number, paths)) for paths in splits)):
+        doubled = sorted({n for n in numbers if numbers.count(n) > 1})
+        yield check(f"{where}: {name}", "missing shards by their names", gaps(numbers), [])
+        yield check(f"{where}: {name}", "shards of one number", doubled, [])
+
+
+def find_shards(folder: Path) -> Splits:
+    """(val, train) shards of a folder in order; says what is left out. Raises DataError by `verify_names`."""
+    paths = list(folder.glob("*.bin"))
+    splits = by_split(paths)
+    if splits != ([], []):
+        lines = list(verify_names(folder, paths))
+        raise_failed(lines)
+        for line in lines:
+            if line.startswith("note"):
+                warn_once(line.removeprefix("note "))
+    return splits
+
+
+def gaps(numbers: list[int]) -> list[int]:
+    """The first number of each gap in sorted numbers. The first number may be 1: some projects' is."""
+    return [before + 1 for before, after in itertools.pairwise(numbers) if after > before + 1]
+
+
+def check(where: object, what: str, found: object, expected: object) -> str:
+    """A line for a check: "ok ..." or "FAIL ..."; a line "note ..." is of what could not be checked."""
+    if found == expected:
+        return f"ok   {where}: {what} {found}"
+    return f"FAIL {where}: {what} is {found}, expected {expected}"
+
+
+def raise_failed(lines: Iterable[str]) -> None:
+    """Raise DataError at the first check that failed."""
+    for line in lines:
+        if line.startswith("FAIL"):
+            raise DataError(line.removeprefix("FAIL "))
 
 
 # --- reading ---------------------------------------------------------------------------------------------
@@ -173,7 +242,7 @@ def read_shard(path: Path) -> np.ndarray:
 
 def read_split(folder: Path, split: str) -> np.ndarray:
     """All tokens of a split ("val" or "train") in memory, in order of its shards. Raises DataError."""
-    paths = by_split(folder.glob("*.bin"))[SPLIT_NAMES.index(split)]
+    paths = find_shards(folder)[SPLIT_NAMES.index(split)]
     if not paths:
         raise DataError(
             f"{folder}: holds no *_{split}_*.bin, expected one or more: "
@@ -245,10 +314,12 @@ class Tokenizer:
         self.sha256 = hashlib.sha256(self.model).digest()
         self.vocab_size = sp.vocab_size()
         self.bos_id = sp.bos_id()
-        if self.bos_id < 0 or self.vocab_size > IDS:
+        if self.vocab_size > IDS:
+            raise DataError(f"{path}: {self.vocab_size} pieces, expected at most {IDS}: tokens are uint16")
+        if self.bos_id < 0:
             raise DataError(
-                f"{path}: {self.vocab_size} pieces and BOS id {self.bos_id}, expected at most "
-                f"{IDS} pieces and a BOS, with which every document starts"
+                f"{path}: has no BOS, with which every document starts: train it anew with spm_train "
+                "--bos_id=1, or leave it to python -m data.prepare text without --tokenizer"
             )
         self.piece_bytes = np.zeros(IDS, np.uint16)
         self.opens_with_space = np.zeros(IDS, bool)
@@ -419,22 +490,9 @@ def load_manifest(folder: Path) -> dict | None:
     return manifest
 
 
-# --- verify: one line a check, "ok ..." or "FAIL ...", and "note ..." for what could not be checked -------
+# --- verify ----------------------------------------------------------------------------------------------
 
 THREADS = 4  # each maps a whole shard; numpy and zlib let go of the lock
-
-
-def check(where: object, what: str, found: object, expected: object) -> str:
-    if found == expected:
-        return f"ok   {where}: {what} {found}"
-    return f"FAIL {where}: {what} is {found}, expected {expected}"
-
-
-def raise_failed(lines: Iterable[str]) -> None:
-    """Raise DataError at the first check that failed."""
-    for line in lines:
-        if line.startswith("FAIL"):
-            raise DataError(line.removeprefix("FAIL "))
 
 
 def verify(paths: list[Path], given: Path | None) -> Iterator[str]:
@@ -455,31 +513,44 @@ def find_tokenizer(folder: Path, given: Path | None) -> Tokenizer | None:
     if given:
         return Tokenizer(given)
     manifest = load_manifest(folder)
-    return Tokenizer(folder / manifest["tokenizer"]["file"]) if manifest else None
+    return Tokenizer(own_tokenizer(folder, manifest)) if manifest else None
 
 
-def verify_folder(folder: Path, tokenizer: Tokenizer | None) -> Iterator[str]:
-    """Check a dataset: each shard alone, all as a set, the manifest, and that val stands apart from train."""
-    paths = sorted(folder.glob("*.bin"))
+def own_tokenizer(folder: Path, manifest: dict) -> Path:
+    """The file that the manifest names, from where `folder` stands; else from where a link leads."""
+    file = manifest["tokenizer"]["file"]
+    beside = Path(os.path.normpath(folder.absolute() / file))
+    return beside if beside.exists() else folder / file
+
+
+def verify_folder(folder: Path, tokenizer: Tokenizer | None, whole: bool = False) -> Iterator[str]:
+    """Check a dataset: each shard alone, all as a set, the manifest, and that val stands apart from train.
+
+    `whole`: its last training shards may not be missing.
+    """
+    splits = by_split(folder.glob("*.bin"))
+    paths = splits[TRAIN] + splits[VAL]
     if not paths:
         yield f"FAIL {folder}: holds no shards, expected *_train_*.bin and *_val_*.bin"
         return
-    failed = False
+    names = list(verify_names(folder, folder.glob("*.bin")))
+    yield from names
+    failed = any(line.startswith("FAIL") for line in names)
     with ThreadPoolExecutor(THREADS) as pool:
         for lines in pool.map(lambda path: verify_shard(path, tokenizer), paths):
             yield from lines
             failed |= any(line.startswith("FAIL") for line in lines)
     if failed:
-        yield f"note {folder}: not checked as a set while single shards fail"
+        yield f"note {folder}: not checked as a set while names or single shards fail"
         return
     headers = {path: read_header(path) for path in paths}
-    yield from verify_set(folder, headers)
+    yield from verify_set(folder, headers, whole)
     manifest = load_manifest(folder)
     if manifest:
         yield from verify_manifest(folder, headers, manifest)
     else:
         yield f"note {folder}: no manifest.json of data.prepare"
-    yield from verify_documents(folder, by_split(paths), tokenizer, manifest)
+    yield from verify_documents(folder, splits, tokenizer, manifest)
 
 
 def verify_shard(path: Path, tokenizer: Tokenizer | None) -> list[str]:
@@ -535,64 +606,53 @@ def verify_tokenizer(
     return [*lines, check(path, "bytes of text", size, header.text_bytes)]
 
 
-def verify_set(folder: Path, headers: dict[Path, Header]) -> Iterator[str]:
-    """Check that the shards belong together and that none is missing."""
-    splits = by_split(headers)
-    named = splits[VAL] + splits[TRAIN]
-    for path in sorted(headers.keys() - set(named)):
-        yield f"FAIL {path}: the name is no shard's, expected <set>_train_<number>.bin or _val_"
-    sets = sorted({parse_name(path)[0] for path in named})
-    yield check(folder, f"number of sets ({', '.join(sets)})", len(sets), 1)
-    legacy = [path for path in named if headers[path].legacy]
-    if 0 < len(legacy) < len(named):
+def verify_set(folder: Path, headers: dict[Path, Header], whole: bool) -> Iterator[str]:
+    """Check that the shards, whose names are right, belong together and that none is missing."""
+    legacy = [path for path, header in headers.items() if header.legacy]
+    if 0 < len(legacy) < len(headers):
         yield (
-            f"FAIL {folder}: {len(legacy)} of {len(named)} shards are legacy, such as {legacy[0].name}, "
+            f"FAIL {folder}: {len(legacy)} of {len(headers)} shards are legacy, such as {legacy[0].name}, "
             "expected all or none: fetch or make the whole set anew"
         )
-    for name, paths in zip(SPLIT_NAMES, splits):
-        where = f"{folder}: {name}"
-        yield from verify_numbers(where, paths)
-        extended = {path: headers[path] for path in paths if path not in legacy}
-        if extended and not legacy:
-            yield from verify_places(where, extended)
+    for split, paths in enumerate(by_split(headers)):
+        where = f"{folder}: {SPLIT_NAMES[split]}"
+        if not paths:
+            fail = "FAIL" if whole or split == VAL else "note"
+            yield f"{fail} {where}: no shards, expected at least one"
+        elif not legacy:
+            places = {path: headers[path] for path in paths}
+            yield from verify_places(where, places, whole or split == VAL)
     for field in ("tokenizer", "vocab_size", "bos_id", "corpus", "lossy"):
         values = {getattr(header, field) for header in headers.values() if not header.legacy}
         if values:
             yield check(folder, f"different values of {field}", len(values), 1)
 
 
-def verify_numbers(where: str, paths: list[Path]) -> Iterator[str]:
-    """Check the numbers in the names of one split's shards. They may start at 1: some projects' do."""
-    if not paths:
-        yield f"FAIL {where}: no shards, expected at least one"
-        return
-    numbers = [shard_number(path) for path in paths]
-    doubled = sorted({n for n in numbers if numbers.count(n) > 1})
-    yield check(where, "missing shards by their names", gaps(numbers), [])
-    yield check(where, "shards of one number", doubled, [])
+def verify_places(where: str, headers: dict[Path, Header], whole: bool) -> Iterator[str]:
+    """Check what the extended headers of one split say of each shard's place, also against the names.
 
-
-def verify_places(where: str, headers: dict[Path, Header]) -> Iterator[str]:
-    """Check what the extended headers of one split say of each shard's place, also against the names."""
+    Where it need not be `whole`, its last shards may be missing.
+    """
     offsets = {path.name: shard_number(path) - header.index for path, header in headers.items()}
     usual = statistics.mode(offsets.values())
     moved = [name for name, offset in offsets.items() if offset != usual]
     yield check(where, "shards whose header has another index", moved, [])
-    count = max(header.count for header in headers.values())
+    counts = {header.count for header in headers.values()}
+    yield check(where, "different numbers of shards by their headers", len(counts), 1)
     indices = sorted(header.index for header in headers.values())
+    count = max(counts)
+    if not whole and len(indices) < count:
+        yield f"note {where}: the first {len(indices)} of {count} shards"
+        count = len(indices)
     yield check(where, "missing shards by their headers", gaps([-1, *indices, count]), [])
     yield check(where, "number of shards", len(headers), count)
 
 
-def gaps(numbers: list[int]) -> list[int]:
-    """The first number of each gap in sorted numbers."""
-    return [before + 1 for before, after in itertools.pairwise(numbers) if after > before + 1]
-
-
 def verify_manifest(folder: Path, headers: dict[Path, Header], manifest: dict) -> Iterator[str]:
-    """Check manifest.json against the files."""
+    """Check the shards against manifest.json; which of its shards are missing say their headers."""
     listed = {entry["name"]: entry for entry in manifest["files"]}
-    yield check(folder, "files by the manifest", sorted(path.name for path in headers), sorted(listed))
+    unlisted = sorted({path.name for path in headers} - listed.keys())
+    yield check(folder, "shards that the manifest lacks", unlisted, [])
     with ThreadPoolExecutor(THREADS) as pool:
         digests = pool.map(files.file_sha256, headers)
     for (path, header), digest in zip(headers.items(), digests):
@@ -672,7 +732,7 @@ COMMANDS = {"inspect": "print headers", "verify": "check everything; exit code 3
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = command.Parser(prog="python -m data.shards", description=__doc__.splitlines()[0])
+    parser = command.Parser(prog="python -m data.shards", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, what in COMMANDS.items():
         added = commands.add_parser(name, help=what, description=what)
@@ -682,21 +742,25 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def expand(paths: list[Path]) -> list[Path]:
-    """The shards that `paths` name or hold. Raises DataError where a folder holds none."""
-    found = []
+def inspect_all(paths: list[Path]) -> Iterator[str]:
+    """The headers of the shards that `paths` name or hold, and what is wrong with the names in a folder."""
     for path in paths:
-        inside = sorted(path.glob("*.bin")) if path.is_dir() else [path]
-        if not inside:
-            raise DataError(f"{path}: holds no shards, expected *.bin")
-        found += inside
-    return found
+        if not path.is_dir():
+            yield inspect(path)
+            continue
+        splits = by_split(path.glob("*.bin"))
+        if splits == ([], []):
+            yield f"FAIL {path}: holds no shards, expected *_train_*.bin and *_val_*.bin"
+            continue
+        yield from map(inspect, splits[TRAIN] + splits[VAL])
+        names = verify_names(path, path.glob("*.bin"))
+        yield from (line for line in names if not line.startswith("ok"))
 
 
 def work(args: argparse.Namespace) -> int:
     """Do what the arguments ask for, a line at a time; the exit code."""
     inspecting = args.command == "inspect"
-    lines = map(inspect, expand(args.paths)) if inspecting else verify(args.paths, args.tokenizer)
+    lines = inspect_all(args.paths) if inspecting else verify(args.paths, args.tokenizer)
     failed = 0
     for line in lines:
         print(line, flush=True)

@@ -1,70 +1,104 @@
 """Where documents come from: text files of several formats, and the sources that are the demo corpus."""
 
+import bz2
 import gzip
 import importlib.metadata
+import io
 import itertools
 import json
+import lzma
 import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from data.command import REPO, DataError, UsageError, say
+from data.command import REPO, DataError, UsageError, say, shell
 
 Document = tuple[str, bytes]  # a name for people ("book.txt", "a.jsonl:17") and UTF-8 text
+Read = tuple[str, bytes | DataError]  # the same, or why there is no text
+Reader = Callable[[Path, "Source"], Iterator[Read]]
 
 # --- files: which are read, which are left out -----------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Source:
-    """Files to read and how. `field` is for jsonl and parquet, `separator` (a line) for txt."""
+    """Files to read and how. `field` is for JSON and parquet, `separator` (a line) for plain text.
+
+    `as_text`: ends of the names of files that are plain text, whatever the suffix says.
+    """
 
     paths: tuple[Path, ...]
     field: str = "text"
     separator: str | None = None
+    as_text: tuple[str, ...] = ()
 
     def state(self) -> list:
         """What changes when a file, or how it is read, changes."""
         files = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in self.paths]
-        return [files, self.field, self.separator]
+        return [files, self.field, self.separator, self.as_text]
 
-    def documents(self) -> Iterator[Document]:
+    def documents(self) -> Iterator[Read]:
         for path in self.paths:
-            read = READERS[suffix(path)]
+            read = reader(path, self.as_text)
             try:
                 yield from read(path, self)
-            except (OSError, EOFError, zlib.error) as error:  # a broken gzip file gives any of the three
-                raise DataError(f"{path}: cannot be read: {error}") from error
+            except (OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError) as error:
+                yield str(path), DataError(f"{path}: cannot be read: {error}")
+            except DataError as error:
+                yield str(path), error
 
 
-def find_files(paths: list[Path]) -> tuple[Path, ...]:
+def find_files(paths: list[Path], as_text: tuple[str, ...] = ()) -> tuple[Path, ...]:
     """The text files that `paths` name or hold, sorted. Raises DataError, UsageError."""
     found = set()
     for path in paths:
         if not path.exists():
             raise UsageError(f"{path}: does not exist, expected a text file or a folder of them")
-        inside = text_files(path) if path.is_dir() else [path]
-        if not inside or not all(map(suffix, inside)):
-            raise UsageError(f"{path}: expected {', '.join(READERS)} or a folder with such files")
+        inside = text_files(path, as_text) if path.is_dir() else [path]
+        if not inside:
+            raise UsageError(f"{path}: holds no files of text, expected {FORMATS}")
+        if not reader(inside[0], as_text):
+            mend = shell("--as-text", path.suffix or path.name)
+            raise UsageError(f"{path}: expected {FORMATS}; {mend} says that it is plain text")
         found.update(inside)
     return tuple(sorted(found))
 
 
-def suffix(path: Path) -> str | None:
-    return next((s for s in READERS if path.name.lower().endswith(s)), None)
+def reader(path: Path, as_text: tuple[str, ...]) -> Reader | None:
+    """What reads a file: by the end of its name, that of a compression apart. None: nothing does."""
+    name = path.name.lower()
+    compression = path.suffix.lower() if path.suffix.lower() in COMPRESSIONS else ""
+    name = name.removesuffix(compression)
+    if name.endswith(as_text):
+        return read_text
+    found = READERS.get(Path(name).suffix)
+    return None if compression and found is read_parquet else found
 
 
-def text_files(folder: Path) -> list[Path]:
+def opened(path: Path) -> BinaryIO:
+    return COMPRESSIONS.get(path.suffix.lower(), open)(path, "rb")
+
+
+def open_zst(path: Path, mode: str) -> BinaryIO:
+    """zstandard's own reader takes a file that was cut off for a whole one; pyarrow's does not."""
+    import pyarrow  # 0.2 s that other formats need not pay
+
+    return io.BufferedReader(pyarrow.input_stream(path, compression="zstd"), 1 << 16)
+
+
+def text_files(folder: Path, as_text: tuple[str, ...]) -> list[Path]:
     """The text files below a folder; says what else is there. Raises DataError where one cannot be read."""
     found = []
     others = Counter()
     for path in walk(folder):
-        if not suffix(path):
+        if path.name.startswith("."):
+            others["hidden"] += 1
+        elif not reader(path, as_text):
             others[path.suffix or "without a suffix"] += 1
         elif not path.is_file():
             raise DataError(f"{path}: a dangling link or no regular file, expected text: remove or mend it")
@@ -72,88 +106,169 @@ def text_files(folder: Path) -> list[Path]:
             found.append(path)
     if others:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(others.items()))
-        say(f"left out in {folder}: {kinds}; read are {', '.join(READERS)}")
+        say(f"left out in {folder}: {kinds}; read are {FORMATS}; --as-text SUFFIX adds plain text")
     return found
 
 
 def walk(folder: Path) -> Iterator[Path]:
-    """All files below a folder; says which links to folders it leaves out. Raises DataError."""
+    """All files below a folder, and hidden folders; says which links it leaves out. Raises DataError."""
 
     def refuse(error: OSError):
         raise DataError(f"{error.filename}: cannot be read ({error.strerror}), expected a folder") from error
 
     for here, folders, names in os.walk(folder, onerror=refuse):
+        hidden = [name for name in folders if name.startswith(".")]
+        folders[:] = [name for name in folders if name not in hidden]
         for path in (Path(here, name) for name in folders):
             if path.is_symlink():
                 say(f"left out: {path}, a link to a folder; to read it, name it as a PATH of its own")
-        yield from (Path(here, name) for name in names)
+        yield from (Path(here, name) for name in [*hidden, *names])
 
 
-# --- readers: text files, JSON lines, parquet ------------------------------------------------------------
+# --- readers: plain text, JSON, parquet ------------------------------------------------------------------
 
 MAX_DOCUMENT = 16 << 20  # bytes; SentencePiece needs about 30 times as much memory
 MAX_LINE = 8 * MAX_DOCUMENT  # of JSON, where one byte of text can take six
+SPLIT = "--separator LINE splits it (--separator '' at empty lines)"
+PIECE = 2 << 10  # bytes at least of a document cut from a large file; at most four times as many
 
 
-def read_txt(path: Path, source: Source) -> Iterator[Document]:
-    """One document a file, or what stands between separator lines."""
-    with open(path, "rb") as file:
-        if source.separator is None:
-            yield str(path), checked(file.read(MAX_DOCUMENT + 1), str(path), 0)
-        else:
+def tried(make: Callable[..., bytes], *args: Any) -> bytes | DataError:
+    """A document's text, or why there is none: others of its file may be whole."""
+    try:
+        return make(*args)
+    except DataError as error:
+        return error
+
+
+def read_text(path: Path, source: Source) -> Iterator[Read]:
+    """One document a file, or what stands between separator lines, or the pieces of a file that is alone."""
+    with opened(path) as file:
+        if source.separator is not None:
             yield from read_separated(file, path, source.separator.encode())
+        elif len(source.paths) > 1:
+            text = file.read(MAX_DOCUMENT + 1)
+            yield str(path), tried(checked, text, str(path), 0, MAX_DOCUMENT, SPLIT)
+        else:
+            yield from read_pieces(file, path)
 
 
-def read_separated(file: BinaryIO, path: Path, separator: bytes) -> Iterator[Document]:
+def read_separated(file: BinaryIO, path: Path, separator: bytes) -> Iterator[Read]:
     """What stands between the lines of a file that are `separator`."""
-    document = []  # its lines so far
+    document = []  # its lines so far, or as many as a document may have
     first = 1  # number of its first line
     start = size = 0  # its first byte, its bytes so far
     lines = iter(lambda: file.readline(MAX_DOCUMENT + 1), b"")
     for number, line in enumerate(itertools.chain(lines, [separator]), 1):
         if line.rstrip(b"\r\n") == separator:
-            yield f"{path}:{first}", checked(b"".join(document), str(path), start)
+            where = f"{path}:{first}"
+            if size > MAX_DOCUMENT:
+                yield where, too_large(where, SPLIT)
+            else:
+                yield where, tried(checked, b"".join(document), str(path), start)
             document = []
             first = number + 1
             start += size + len(line)
             size = 0
             continue
-        document.append(line)
         size += len(line)
-        if size > MAX_DOCUMENT:
-            raise too_large(f"{path}:{first}")
+        if size <= MAX_DOCUMENT:
+            document.append(line)
 
 
-def read_jsonl(path: Path, source: Source) -> Iterator[Document]:
+def read_pieces(file: BinaryIO, path: Path) -> Iterator[Read]:
+    """All of a file in pieces: each ends at the first empty line, else line, else space of its room."""
+    least = min(PIECE, max(64, path.stat().st_size // 32))
+    first = 1  # number of its first line
+    start = 0
+    rest = file.read(1 << 16)
+    while rest:
+        if len(rest) < 4 * least:
+            rest += file.read(1 << 16)
+        end = piece_end(rest, least)
+        yield f"{path}:{first}", tried(checked, rest[:end], str(path), start)
+        first += rest.count(b"\n", 0, end)
+        start += end
+        rest = rest[end:]
+
+
+def piece_end(text: bytes, least: int) -> int:
+    """Where the first piece of a text ends: between `least` bytes and four times as many."""
+    most = 4 * least
+    for mark in (b"\n\n", b"\n\r\n", b"\n", b" "):
+        at = text.find(mark, least, most)
+        if at >= 0:
+            return at + len(mark)
+    while 0 < most < len(text) and text[most] & 0xC0 == 0x80:  # within a character
+        most -= 1
+    return most or len(text)
+
+
+def read_jsonl(path: Path, source: Source) -> Iterator[Read]:
     """One document a line, the string in `field`; null counts as empty. Blank lines are passed over."""
-    opened = gzip.open if path.name.lower().endswith(".gz") else open
-    with opened(path, "rb") as file:
-        start = 0
-        for number in itertools.count(1):
-            line = file.readline(MAX_LINE + 1)
-            where = f"{path}:{number}"
-            if not line:
-                return
-            if len(line) > MAX_LINE:
-                raise too_large(where)
-            if line.strip():
-                yield where, field_text(parse_json(line, where, start), source.field, where)
-            start += len(line)
+    with opened(path) as file:
+        yield from read_lines(file, path, source)
 
 
-def parse_json(line: bytes, where: str, start: int) -> dict:
-    """The object on a line of JSON."""
+def read_lines(file: BinaryIO, path: Path, source: Source) -> Iterator[Read]:
+    start = 0
+    for number in itertools.count(1):
+        line = file.readline(MAX_LINE + 1)
+        where = f"{path}:{number}"
+        if not line:
+            return
+        size = len(line)
+        if size > MAX_LINE:
+            while not line.endswith(b"\n") and (line := file.readline(MAX_LINE)):
+                size += len(line)
+            yield where, too_large(where)
+        elif line.strip():
+            yield where, tried(line_text, line, source.field, where, start)
+        start += size
+
+
+def line_text(line: bytes, field: str, where: str, start: int) -> bytes:
     try:
         row = json.loads(checked(line, where, start, MAX_LINE))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: no JSON ({error}), expected one object a line") from error
+    return field_text(row, field, where)
+
+
+def read_json(path: Path, source: Source) -> Iterator[Read]:
+    """An array of objects or strings, each a document; else JSON lines."""
+    with opened(path) as file:
+        if not file.peek(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+            yield from read_lines(file, path, source)
+            return
+        for number, value in enumerate(array_values(file, path), 1):
+            where = f"{path}:{number}"
+            row = {source.field: value} if isinstance(value, str) else value
+            yield where, tried(field_text, row, source.field, where)
+
+
+def array_values(file: BinaryIO, path: Path) -> Iterator[Any]:
+    """The values of a JSON array, one at a time: a file may be larger than the memory."""
+    text = io.TextIOWrapper(file, encoding="utf-8-sig")
+    decode = json.JSONDecoder().raw_decode
+    rest = text.read(1 << 16).lstrip()[1:]
+    while not (rest := rest.lstrip(" \t\r\n,")).startswith("]"):
+        try:
+            value, end = decode(rest)
+        except (ValueError, RecursionError) as error:
+            more = text.read(max(1 << 16, len(rest)))  # as much again: no value is tried often
+            if not more or len(rest) > MAX_LINE:
+                raise DataError(f"{path}: no JSON ({error}), expected an array of documents") from error
+            rest += more
+        else:
+            yield value
+            rest = rest[end:]
+
+
+def field_text(row: Any, field: str, where: str) -> bytes:
+    """UTF-8 of a row's text."""
     if not isinstance(row, dict):
         raise DataError(f"{where}: holds a {type(row).__name__}, expected a JSON object")
-    return row
-
-
-def field_text(row: dict, field: str, where: str) -> bytes:
-    """UTF-8 of a row's text."""
     if field not in row:
         raise DataError(f"{where}: no field {field!r} among {sorted(row)}; --field NAME chooses another")
     text = row[field]
@@ -173,7 +288,7 @@ def field_text(row: dict, field: str, where: str) -> bytes:
     return raw
 
 
-def read_parquet(path: Path, source: Source) -> Iterator[Document]:
+def read_parquet(path: Path, source: Source) -> Iterator[Read]:
     """One document a row, the string in column `field`; null counts as empty.
 
     Without a buffer size pyarrow would hold a whole column of a row group: all of the file, as some are made.
@@ -192,18 +307,26 @@ def read_parquet(path: Path, source: Source) -> Iterator[Document]:
             texts = itertools.chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
             for number, text in enumerate(texts, 1):
                 where = f"{path}:{number}"
-                yield where, field_text({source.field: text}, source.field, where)
+                yield where, tried(field_text, {source.field: text}, source.field, where)
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise DataError(f"{path}: no parquet file of text ({error})") from error
 
 
-READERS = {".txt": read_txt, ".jsonl": read_jsonl, ".jsonl.gz": read_jsonl, ".parquet": read_parquet}
+COMPRESSIONS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": open_zst}
+TEXT = ".txt .text .md .markdown .rst .org .adoc .tex .html .htm .xml .srt"
+PROGRAMS = ".py .pyi .c .h .cc .cpp .hpp .cu .cs .java .js .ts .go .rs .rb .php .swift .kt .sh .sql .r .jl"
+JSON = {".json": read_json, ".jsonl": read_jsonl, ".ndjson": read_jsonl}
+READERS = {**dict.fromkeys(f"{TEXT} {PROGRAMS}".split(), read_text), **JSON, ".parquet": read_parquet}
+FORMATS = (
+    f"plain text ({', '.join(TEXT.split())}, programs) and {', '.join(JSON)}, all of them also with "
+    f"{', '.join(COMPRESSIONS)}, and .parquet"
+)
 
 
-def checked(text: bytes, where: str, start: int, limit: int = MAX_DOCUMENT) -> bytes:
+def checked(text: bytes, where: str, start: int, limit: int = MAX_DOCUMENT, mend: str = "") -> bytes:
     """`text`, which begins at byte `start` of its file, if it is UTF-8 and not too large."""
     if len(text) > limit:
-        raise too_large(where)
+        raise too_large(where, mend)
     try:
         text.decode()
     except UnicodeDecodeError as error:
@@ -214,10 +337,10 @@ def checked(text: bytes, where: str, start: int, limit: int = MAX_DOCUMENT) -> b
     return text
 
 
-def too_large(where: str) -> DataError:
+def too_large(where: str, mend: str = "") -> DataError:
     return DataError(
-        f"{where}: a document of more than {MAX_DOCUMENT:,} bytes, expected less; in .txt files "
-        "--separator LINE splits it (--separator '' at empty lines)"
+        f"{where}: a document of more than {MAX_DOCUMENT:,} bytes, expected less: "
+        f"{mend or 'split it into several'}"
     )
 
 
@@ -256,7 +379,7 @@ def demo_sources() -> Iterator[Document]:
     requirements = (REPO / "requirements.txt").read_text(encoding="utf-8")
     pins = dict(re.findall(r"^([\w.-]+)==(\S+)", requirements, re.MULTILINE))
     for package in DEMO_PACKAGES:
-        mend = f"pip install --force-reinstall --no-deps {package}=={pins[package]}"
+        mend = shell("pip", "install", "--force-reinstall", "--no-deps", f"{package}=={pins[package]}")
         try:
             distribution = importlib.metadata.distribution(package)
         except importlib.metadata.PackageNotFoundError as error:

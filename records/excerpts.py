@@ -7,13 +7,12 @@ A sample is what `records.referee sample` prints with the settings below; it tak
 
 import argparse
 import json
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 from data import command
-from data.command import REPO, DataError, Parser, say
+from data.command import REPO, DataError, Parser, say, shell
 from data.files import read_json, write_whole
 from records.archive.tracks import DATA, load_track
 from records.archive.verdicts import folder_sha256
@@ -37,7 +36,7 @@ def make_excerpt(record: Path, options: list[str]) -> dict:
     words[2] = shown
     return {
         "sha256": folder_sha256(record),
-        "command": f"python -m {shlex.join(words)}",
+        "command": shell("python", "-m", *words),
         "prompt": PROMPT,
         "temperature": TEMPERATURE,
         "text": done.stdout.removesuffix("\n"),
@@ -62,7 +61,7 @@ def work(args: argparse.Namespace) -> int:
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m records.excerpts", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m records.excerpts", description=__doc__)
     parser.add_argument("records", nargs="+", type=Path, metavar="RECORD", help="a record's folder")
     parser.add_argument("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/")
     about = "of the record, where its folder holds none"

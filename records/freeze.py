@@ -31,7 +31,7 @@ def record_name(text: str) -> str:
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m records.freeze", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m records.freeze", description=__doc__)
     add = parser.add_argument
     add("runs", nargs="+", metavar="RUN", help="run directories, one for each seed")
     add("--track", required=True, help="folder of records/ that holds track.json")
@@ -54,7 +54,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def work(args: argparse.Namespace) -> int:
     target = freeze(args)
-    print(f"{target}: fill in the README's ablation, then python -m records.verify {target}")
+    verify = command.shell("python", "-m", "records.verify", target)
+    print(f"{target}: fill in the README's ablation, then {verify}")
     return 0
 
 

@@ -29,7 +29,7 @@ WORK = REPO / "logs/judge"
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m records.judge", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m records.judge", description=__doc__)
     add = parser.add_argument
     add("record", type=Path, metavar="RECORD", help="a record's folder in its track's")
     add("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/")

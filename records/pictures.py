@@ -12,12 +12,13 @@ from data import command
 from data.command import Parser, say
 from data.files import read_bytes, write_whole
 from records.archive.tracks import RECORDS, load_track
-from records.board.pictures import pictures
 
 TRACK = "track_floppy"
 
 
 def work(args: argparse.Namespace) -> int:
+    from records.board.pictures import pictures  # its charts need docstrings, which python -OO takes away
+
     code = 0
     for name, picture in pictures(load_track(args.records / TRACK)).items():
         path = args.records / "images" / name
@@ -33,7 +34,7 @@ def work(args: argparse.Namespace) -> int:
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m records.pictures", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m records.pictures", description=__doc__)
     add = parser.add_argument
     add("--records", type=Path, default=RECORDS, help="folder of the tracks")
     add("--check", action="store_true", help="write nothing, exit 1 if something would change")

@@ -21,7 +21,7 @@ from records.board.publishing import publish_record
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m records.publish", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m records.publish", description=__doc__)
     add = parser.add_argument
     add("record", type=Path, metavar="RECORD", help="a record's folder in its track's")
     add("--to", type=client.own_repo, required=True, metavar="USER/NAME", help="the model repo that gets it")

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from data import command
-from data.command import DataError, Parser, say, shown
+from data.command import DataError, Parser, say, shell
 from data.files import write_whole
 from records.archive.tracks import DATA, YARDSTICKS, Yardstick, load_track
 from records.referee.compressors import measure, training_text
@@ -84,9 +84,9 @@ def yardsticks(args: argparse.Namespace) -> int:
             rows.append(asdict(found))
     if not args.write:
         return 0
-    words = f"yardsticks {shown(track.folder)} --dataset {track.dataset['name']} --write"
+    words = ["yardsticks", track.folder, "--dataset", track.dataset["name"], "--write"]
     value = {
-        "written": f"by a program: python -m records.tracks {words}",
+        "written": f"by a program: {shell('python', '-m', 'records.tracks', *words)}",
         "val_sha256": text.sha256,
         "val_bytes": text.bytes,
         "train_sha256": training and training.sha256,
@@ -102,7 +102,7 @@ def yardsticks(args: argparse.Namespace) -> int:
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m records.tracks", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m records.tracks", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     filling = commands.add_parser(
         "fill", help="write the nulls of a track.json from the shards that are here"

@@ -15,7 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import httpx2
-from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token, hf_hub_download
+from huggingface_hub import (
+    CommitOperationAdd,
+    HfApi,
+    _local_folder,
+    constants,
+    file_download,
+    get_token,
+    hf_hub_download,
+)
 from huggingface_hub.errors import (
     HfHubHTTPError,
     HFValidationError,
@@ -28,6 +36,10 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import disable_progress_bars, validate_repo_id
 
 from data.command import DataError, UsageError
+
+# The client's locks are for folders that commands share. Ours are one command's own, and some file systems
+# have no locks.
+file_download.WeakFileLock = _local_folder.WeakFileLock = lambda *_, **__: contextlib.nullcontext()
 
 GO_ON = "run the same command again to go on"
 MAIN = "main"

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from data.command import REPO, DataError, shown
+from data.command import REPO, DataError, shell
 from data.files import read_json
 from records.archive.folders import record_folders
 
@@ -132,7 +132,7 @@ def read_yardsticks(track: Track) -> list[Yardstick]:
     if not path.exists():
         return []
     kept = read_json(path)
-    mend = f"python -m records.tracks yardsticks {shown(track.folder)} --write"
+    mend = shell("python", "-m", "records.tracks", "yardsticks", track.folder, "--write")
     found, expected = kept.get("val_sha256"), track.dataset["val_sha256"]
     if expected not in (None, found):
         raise DataError(f"{path}: measured a text of sha256 {found}, the track's is {expected}: {mend}")

@@ -21,7 +21,7 @@ BOARD = r"(<!-- board -->\n).*(<!-- /board -->)"  # in the README
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m records.board", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m records.board", description=__doc__)
     add = parser.add_argument
     add("--records", type=Path, default=RECORDS, help="folder of the tracks")
     add("--check", action="store_true", help="write nothing, exit 1 if something would change")

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from data.command import shell
 from records.archive.tracks import Track, Yardstick
 from records.board.entries import Entry, best_and_path, words_of_judgings
 
@@ -87,7 +88,7 @@ def yardsticks(track: Track, rows: list[Yardstick]) -> str:
     """What stands below a track's records: sizes to compare a record with. Empty without rows."""
     if not rows:
         return ""
-    command = f"python -m records.tracks yardsticks records/{track.name} --write"
+    command = shell("python", "-m", "records.tracks", "yardsticks", f"records/{track.name}", "--write")
     parts = [f"\n**What well-known compressors need**: `{command}`\n\n", head(YARDSTICK_COLUMNS)]
     for one in rows:
         words = map(cell, (one.name, one.version, one.settings, one.after))

@@ -16,7 +16,6 @@ import contextlib
 import functools
 import json
 import math
-import shlex
 import signal
 import sys
 from collections.abc import Callable
@@ -109,7 +108,7 @@ def seconds(text: str) -> float:
 
 
 def parse_args(argv: list[str]) -> argparse.Namespace:
-    parser = command.Parser(prog="python -m records.campaign", description=__doc__.splitlines()[0])
+    parser = command.Parser(prog="python -m records.campaign", description=__doc__)
     add = parser.add_argument
     add("file", type=Path, metavar="FILE", help="arms, seeds and dataset, in TOML")
     add("--budget", type=budget, default=1.0, metavar="F", help="share of the track's operations (1)")
@@ -188,7 +187,7 @@ def write_law(arms_at: functools.partial, value: dict, home: Path, args: argpars
     path = args.file.with_suffix(".json")
     newer = law.points_of({each: arms_at(each) for each in budgets_of(home)}, value["seeds"], args.score)
     found = law.joined([*value["arms"]], law.earlier(path, args.score), newer)
-    same = shlex.join(["python", "-m", "records.campaign", command.shown(args.file), "--law"])
+    same = command.shell("python", "-m", "records.campaign", args.file, "--law")
     same += " --score" if args.score else ""
     facts = law.law(found, value["base"], load_track(args.records / value["track"]), same)
     write_whole(path, (json.dumps(facts, indent=1) + "\n").encode())
@@ -226,7 +225,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.default_int_handler)
-    same = shlex.join(["python", "-m", "records.campaign", *argv])
+    same = command.shell("python", "-m", "records.campaign", *argv)
 
     def stoppable() -> int:
         try:

@@ -142,8 +142,8 @@ class Arm:
         stored = self.stored()
         changed = [key for key, value in (self.about() | more).items() if stored.get(key) != value]
         if changed:
-            where = command.shown(self.folder)
-            raise DataError(f"{where}: made with other {' and '.join(changed)}; rm -r {where} to run it anew")
+            mend = command.shell("rm", "-r", self.folder)
+            raise DataError(f"{self.folder}: made with other {' and '.join(changed)}; {mend} to run it anew")
 
     def make_folder(self, base: bytes) -> None:
         """Write the patched script, or check that earlier runs had it. Raises UsageError, DataError."""

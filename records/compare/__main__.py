@@ -25,7 +25,7 @@ from records.compare.words import text
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="python -m records.compare",
-        description=__doc__.splitlines()[0],
+        description=__doc__,
         epilog="exit codes: 0 nothing got worse, 1 something did by more than noise, 2 usage, 3 bad logs",
     )
     add = parser.add_argument

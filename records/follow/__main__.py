@@ -12,7 +12,6 @@ import contextlib
 import importlib.util
 import itertools
 import os
-import shlex
 import sys
 import time
 import warnings
@@ -22,7 +21,7 @@ from pathlib import Path
 import filelock
 
 from data import command
-from data.command import DataError, Parser, UsageError, printable, say, whole
+from data.command import DataError, Parser, UsageError, printable, say, shell, whole
 from records.follow.cursor import Cursor
 from records.follow.events import Event, Tail, configuration, measured, summary
 from records.follow.trackers import TRACKERS, Tracker
@@ -179,7 +178,7 @@ def run_folders(path: Path) -> list[Path]:
 def work(args: argparse.Namespace) -> int:
     """Follow all until they have ended; the exit code."""
     if importlib.util.find_spec(args.to) is None:
-        install = shlex.join([sys.executable, "-m", "pip", "install", args.to])
+        install = shell(sys.executable, "-m", "pip", "install", args.to)
         raise UsageError(f"--to {args.to}: the package is not installed: {install}")
     for path in args.runs:
         if not run_folders(path):
@@ -202,7 +201,7 @@ def work(args: argparse.Namespace) -> int:
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m records.follow", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m records.follow", description=__doc__)
     add = parser.add_argument
     add("runs", type=Path, nargs="+", metavar="RUN", help="a run's folder, or one above several")
     add("--to", choices=TRACKERS, required=True, help="the tracker")

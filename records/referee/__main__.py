@@ -155,7 +155,7 @@ OPTIONS = [  # commands that have it (none: all), its name, what argparse makes 
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m records.referee", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m records.referee", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (_, words) in COMMANDS.items():
         one = commands.add_parser(name, help=words, description=words)

@@ -46,11 +46,11 @@ def read_facts(folder: Path, tokenizer_path: Path) -> tuple[dict, dict]:
     Every shard is checked first. Raises DataError.
     """
     tokenizer = shards.Tokenizer(tokenizer_path)
-    headers = {path: shards.read_header(path) for path in sorted(folder.glob("*.bin"))}
+    val, train = shards.find_shards(folder)
+    headers = {path: shards.read_header(path) for path in train + val}
     for path in headers:
         shards.raise_failed(shards.verify_shard(path, tokenizer))
-    shards.raise_failed(shards.verify_set(folder, headers))
-    val, train = shards.by_split(headers)
+    shards.raise_failed(shards.verify_set(folder, headers, whole=True))
     val_sha256, val_bytes = text_facts(val, tokenizer)
     train_sha256, _ = text_facts(train, tokenizer)
     of_text = {"val_sha256": val_sha256, "train_sha256": train_sha256, "val_bytes": val_bytes}

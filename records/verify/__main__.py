@@ -39,7 +39,7 @@ def seed_or_any(text: str) -> str:
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m records.verify", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m records.verify", description=__doc__)
     add = parser.add_argument
     add("folders", nargs="*", metavar="FOLDER", help="a record's folder, or hub:user/name[@commit]")
     add("--track", type=Path, help="of a record from the hub (default: the one that its repo names)")

@@ -1,10 +1,14 @@
 """What data's three commands share: numbers as arguments, errors in one line, the command that trains."""
 
 import argparse
+import ast
+import re
 import subprocess
 import sys
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from data import command, download, prepare, shards
 from tests.kit.data_kit import call, refused
@@ -52,6 +56,37 @@ def test_training_command(monkeypatch, folder):
     else:
         places = f"DATA_PATH=datasets/x TOKENIZER_PATH='tokenizers/a b.model' python {ROOT}/train_gpt.py"
     assert line == f"VOCAB_SIZE=300 {places}"
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8")), min_size=1))
+@example(["rm", "-r", "/home/me/My Projects/a'b", "a\nb", "$HOME", ""])
+@settings(max_examples=30, deadline=None)
+def test_a_shell_gets_the_words_of_a_command_and_they_stay_on_its_line(words):
+    line = command.shell(*words)
+    done = subprocess.run(["bash", "-c", f"printf '%s\\0' {command.printable(line)}"], capture_output=True)
+    assert done.stdout == "".join(word + "\0" for word in words).encode()
+
+
+COMMAND = re.compile(r"(\brm|-m (data|records)\.|\bpip install|\bDATA_PATH=)[^;:,]*(?<!hub:)$")
+
+
+def bare_words(tree: ast.Module) -> list[int]:
+    """Lines on which an f-string has a value within a command, and not by command.shell."""
+    found = []
+    for text in (node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)):
+        said = ""
+        for part in text.values:
+            if isinstance(part, ast.Constant):
+                said += part.value
+            elif COMMAND.search(said) and "shell(" not in ast.unparse(part):
+                found.append(part.lineno)
+    return found
+
+
+def test_every_command_that_a_message_prints_is_quoted():
+    names = [*(ROOT / "data").rglob("*.py"), *(ROOT / "records").rglob("*.py")]
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in names if "track_" not in str(path)}
+    assert not {path: lines for path, tree in trees.items() if (lines := bare_words(tree))}
 
 
 def test_a_signal_waits_for_the_end_of_an_import(tmp_path):

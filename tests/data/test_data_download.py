@@ -189,6 +189,10 @@ def test_any_number_of_shards_and_more_later(hub, tmp_path):
     assert sorted(hub.fetched("bin$", since=before)) == [f"fineweb_train_00000{i}.bin" for i in range(4)]
     check_whole(hub, tmp_path, train_shards=4)
     assert "--train-shards 4 or fewer" in refused(hub, tmp_path, "--train-shards", 80)
+    env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": "", "NO_PROXY": "*"}
+    usual = data_kit.start("data.download", "--root", tmp_path / "usual", env=env)
+    assert usual.wait(60) == 0, usual.stderr.read()
+    check_whole(hub, tmp_path / "usual", train_shards=4)
 
 
 def test_other_repo_revision_and_manifest(hub, tmp_path):
@@ -305,8 +309,12 @@ CONTRADICTIONS = {
     "manifest of another form": (with_manifest(b"[1]"), "not as it should be"),
     "manifest without tokenizer": (published(tokenizer_name="x"), "lacks the tokenizer x"),
     "no tokenizer file": (without("model"), "lacks the file of the tokenizer"),
+    "tokenizer of bytes": (
+        published(tokenizer={"model_path": "tokenizers/b.json"}) | {"datasets/tokenizers/b.json": b"{}"},
+        "tokenizers/b.json is no SentencePiece model",
+    ),
     "half a validation split": (without("val_000001"), "1 validation shards of 2"),
-    "gap in the shards": (without("train_000001"), "expected number 1"),
+    "gap in the shards": (without("train_000001"), "missing shards by their names is [1]"),
     "stale checksum": (published(files=[{"name": FIRST, "sha256": "0" * 64}]), "0" * 64),
     "stale count": (published(files=[{"path": f"x/{FIRST}", "tokens": 5}]), "promises 1034 bytes"),
     "stale tokenizer": (published(tokenizer={"sha256": "1" * 64}), "1" * 64),

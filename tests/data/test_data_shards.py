@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import struct
 import zlib
@@ -102,6 +103,27 @@ def test_golden_bytes(tmp_path):
 )
 def test_headers_come_back(header):
     assert shards.parse(shards.pack(header), "x") == header
+
+
+FOREIGN = {
+    "llm.c for Llama 3": struct.pack("<3i", 20240801, 7, 5) + bytes(1012 + 20),
+    "big-endian": struct.pack(">3i", 20240520, 1, 5) + bytes(1012),
+    "Megatron": np.arange(1000, dtype="<i4").tobytes(),
+    "nanoGPT": np.arange(1000, dtype="<u2").tobytes(),
+    "git lfs pull": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n",
+    "numpy": b"\x93NUMPY" + bytes(2000),
+    "parquet": b"PAR1" + bytes(2000),
+    "zeros": bytes(2000),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_formats_of_others_are_named(tmp_path, name):
+    path = tmp_path / "x_train_000000.bin"
+    path.write_bytes(FOREIGN[name])
+    mend = {"git lfs pull": "git lfs pull", "zeros": "make or fetch it again"}
+    for said in (run("inspect", path, code=3), run("verify", tmp_path, code=3)):
+        assert name in said and mend.get(name, "python -m data.prepare text") in said
 
 
 @given(st.binary(min_size=1024, max_size=1024))
@@ -266,11 +288,10 @@ DAMAGES = {  # what is done to the dataset and its second training shard, words 
     "bytes of text": (rewritten(text_bytes=7), "bytes of text is"),
     "other corpus": (rewritten(corpus=bytes(31) + b"1"), "different values of corpus is 2"),
     "other order": (rewritten(index=3), "another index is ['t_train_000001.bin'], expected []"),
-    "missing": (removed("t_train_000001.bin"), "missing shards by their headers is [1], expected []"),
+    "missing": (removed("t_train_000001.bin"), "missing shards by their names is [1], expected []"),
     "first missing": (removed("t_train_000000.bin"), "missing shards by their headers is [0], expected []"),
     "duplicate": (copied("t_train_1.bin"), "shards of one number is [1], expected []"),
     "two sets": (copied("u_train_000000.bin"), "number of sets (t, u) is 2"),
-    "another name": (copied("extra.bin"), "extra.bin: the name is no shard's"),
     "train as val": (copied("t_val_000000.bin"), "split is 1, expected 0"),
     "no val": (removed("t_val_000000.bin"), "val: no shards"),
     "nothing": (no_shards, "holds no shards"),
@@ -330,6 +351,53 @@ def test_closed_and_broken_output(dataset):
     assert closed.returncode == 0
     assert broken.stderr.read() == ""
     assert broken.wait() == 141
+
+
+# --- names and order -------------------------------------------------------------------------------------
+
+LEFT_OUT = ["x_val_bytes_000000.bin", "x_val_000000 (1).bin", "x_old.bin", "x_train.bin", "valuable.bin"]
+HIDDEN = ["._x_val_000000.bin", ".x_val_000000.bin", ".x_train_000007.bin"]
+REFUSED = {
+    "x_val_00000004.bin": "shards of one number is [4]",
+    "x_val_14.bin": "missing shards by their names is [12]",
+    "y_train_000000.bin": "number of sets (x, y) is 2",
+    "x_val_train_000000.bin": "number of sets (x, x_val) is 2",
+}
+
+
+def test_shards_are_read_by_number_and_no_other_file_is(tmp_path, tokenizer_path, capsys):
+    for number in range(12):
+        legacy_shard(tmp_path / f"x_val_{number:0{number % 3}d}.bin", [1, number + 5])
+    legacy_shard(tmp_path / "x_train_1.bin", [1, 3])
+    for name in HIDDEN:
+        (tmp_path / name).write_bytes(b"Mac OS X")
+    calls = [["inspect", tmp_path], ["verify", tmp_path, "--tokenizer", tokenizer_path]]
+    assert "left out" not in "".join(run(*words) for words in calls)
+    for name in LEFT_OUT:
+        legacy_shard(tmp_path / name, [1, 2])
+    assert shards.read_split(tmp_path, "val")[1::2].tolist() == list(range(5, 17))
+    line = f"{tmp_path}: left out, since no shard is named so: {', '.join(sorted(LEFT_OUT))}"
+    assert capsys.readouterr().err == f"warning: {line}\n"
+    assert all(f"note {line}\n" in run(*words) for words in calls)
+    for name, words in REFUSED.items():
+        legacy_shard(tmp_path / name, [1, 2])
+        assert all(words in run(*call, code=3) for call in calls)
+        with pytest.raises(shards.DataError, match=re.escape(words)):
+            shards.read_split(tmp_path, "val")
+        (tmp_path / name).unlink()
+
+
+def test_the_first_training_shards_pass_with_a_note(dataset):
+    """All that are asked for may be fewer than there are. Of the validation shards none may be missing."""
+    paths = sorted(dataset.glob("*_train_*.bin"))
+    for left in range(len(paths) - 1, 0, -1):
+        paths[left].unlink()
+        said = run("verify", dataset)
+        assert f"note {dataset}: train: the first {left} of {len(paths)} shards" in said
+    paths[0].unlink()
+    assert f"note {dataset}: train: no shards" in run("verify", dataset)
+    rewrite(dataset / "t_val_000000.bin", count=2)
+    assert "val: missing shards by their headers is [1]" in run("verify", dataset, code=3)
 
 
 # --- validation documents in training shards -------------------------------------------------------------
