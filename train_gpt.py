@@ -1233,7 +1233,6 @@ class Machine:
         return wanted
 
     def facts(self) -> Facts:
-        """What bits may depend on, for the log and config.json."""
         model = re.search(r"model name\s*: (.*)", CPUINFO)
         gpu = torch.cuda.get_device_name() if self.device.type == "cuda" else "none"
         facts = {"torch": torch.__version__, "threads": torch.get_num_threads(), "ranks": self.world}
@@ -1401,8 +1400,9 @@ def run_all(s: Settings, origins: dict[str, str], code: Facts, machine: Machine,
     run.line(f"run:{folder} preset:{s.preset} {' '.join(given)}")
     run.line(" ".join(f"{name}:{value}" for name, value in environment.items()))
     run.line(
-        f"device:{machine.device} compile:{machine.compile:d} products:{machine.peak_flops / 1e9:.0f}GFLOP/s "
-        f"params:{sum(trainer.model.sizes)} batch:{s.batch_slots}x{s.slot_tokens} train:{corpus.train.total} "
+        f"device:{machine.device} dtype:{s.dtype} compile:{machine.compile:d} "
+        f"{s.dtype}:{machine.peak_flops / 1e9:.0f}GFLOP/s params:{sum(trainer.model.sizes)} "
+        f"batch:{s.batch_slots}x{s.slot_tokens} train_tokens:{corpus.train.total} "
         f"val_tokens:{len(corpus.val_tokens)} val_bytes:{corpus.bytes_per_token.sum(dtype=np.int64)}"
     )
     run.line("\n".join([*corpus.notes, *notes, f"warming up: {s.warmup_steps} untimed steps"]))
