@@ -35,16 +35,16 @@ Weights = dict[str, mx.array]  # by parameter name
 MLX_VERSION = importlib.metadata.version("mlx")
 evaluate_soon: Function = mx.async_eval
 
-# --- model: B batch, T tokens, D width, H heads, G key-value heads, K head width, V vocabulary ------------
+# --- model: B batch, T tokens, D width, H heads, G key-value heads, K head width, V vocabulary
 
 
 def rms_norm(x: mx.array) -> mx.array:
-    """x / sqrt(mean(x^2) + eps) over the last dimension, float32, no weights (Zhang and Sennrich 2019)."""
+    """x / sqrt(mean(x^2) + eps) over the last dimension, float32 (Zhang and Sennrich 2019)."""
     return mx.fast.rms_norm(x.astype(mx.float32), None, NORM_EPS)
 
 
 def rope_tables(s: Settings, length: int) -> tuple[mx.array, mx.array]:
-    """(cos, cos) and (sin, -sin), float32[T, 1, K], of the rotary position embedding (Su et al. 2021)."""
+    """(cos, cos) and (sin, -sin), float32[T, 1, K], of rotary positions (Su et al. 2021)."""
     inverse = s.rope_base ** (-np.arange(0, s.head_dim, 2) / s.head_dim)
     angles = np.outer(np.arange(length), inverse)[:, None]
     angles = np.concatenate([angles, -angles], axis=-1)
@@ -52,7 +52,7 @@ def rope_tables(s: Settings, length: int) -> tuple[mx.array, mx.array]:
 
 
 def norm_and_rotate(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
-    """RMS-normalise each head and turn its pairs (first half, second half) by the angle of their position."""
+    """RMS-normalise each head and turn its pairs, one of each half, by the position."""
     x = rms_norm(x)
     first, second = mx.split(x, 2, axis=-1)
     swapped = mx.concatenate([second, first], axis=-1)
@@ -60,7 +60,7 @@ def norm_and_rotate(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
 
 
 def attention(q_BTHK: mx.array, k_BTGK: mx.array, v_BTGK: mx.array, window: float) -> mx.array:
-    """Causal softmax attention of a query to its last `window` keys, at scale 1 / sqrt(K): of q's shape."""
+    """Causal softmax attention to the last `window` keys, scale 1 / sqrt(K): of q's shape."""
     q, k, v = (x.swapaxes(1, 2) for x in (q_BTHK, k_BTGK, v_BTGK))
     mask: Any = "causal"
     if window < q.shape[2]:
@@ -73,8 +73,8 @@ def attention(q_BTHK: mx.array, k_BTGK: mx.array, v_BTGK: mx.array, window: floa
 
 
 def kv_shift(k_BTGK: mx.array, share_GK: mx.array) -> mx.array:
-    """Keys in float32, each mixed with the one before: induction (Olsson et al. 2022) in a single layer."""
-    # KV-shifting attention (Xu et al. 2024, arXiv:2411.19574), and RWKV's token shift (Peng et al. 2023).
+    """float32 keys, each mixed with the one before: induction (Olsson et al. 2022)."""
+    # KV-shifting attention (Xu et al. 2024, arXiv:2411.19574), RWKV (Peng et al. 2023).
     k = k_BTGK.astype(mx.float32)
     before = mx.pad(k[:, :-1], [(0, 0), (1, 0), (0, 0), (0, 0)])
     return k + share_GK * (before - k)
@@ -82,7 +82,7 @@ def kv_shift(k_BTGK: mx.array, share_GK: mx.array) -> mx.array:
 
 def remove_own_value(y_BTHK: mx.array, v_BTGK: mx.array) -> mx.array:
     """What attention found, float32, without its part along each token's own value."""
-    # Exclusive self-attention (Zhai 2026, arXiv:2603.09078): the residual stream already holds that value.
+    # Exclusive self-attention (Zhai 2026, arXiv:2603.09078): the stream already holds that.
     v = v_BTGK.astype(mx.float32)
     square = mx.maximum(v.square().sum(-1, keepdims=True), 1e-24)  # a norm has no slope at 0
     own_BTG1K = (v * mx.rsqrt(square))[..., None, :]
@@ -96,7 +96,7 @@ def attend(s: Settings, x: mx.array, rope: tuple[mx.array, mx.array], w: Weights
     cos, sin = rope
     qkv = mx.unflatten(x @ w["qkv"].T, 2, (-1, s.head_dim))
     q, k, v = mx.split(qkv, [s.num_heads, s.num_heads + s.num_kv_heads], axis=2)
-    # Normed queries and keys keep logits small (Henry et al. 2020); a gain for each head sharpens them.
+    # Norms keep logits small (Henry et al. 2020); a gain for each head sharpens them.
     q = norm_and_rotate(q, cos, sin) * w["q_gain"][:, None]
     if "key_shift" in w:
         k = kv_shift(k, w["key_shift"].reshape(s.num_kv_heads, -1))
@@ -110,7 +110,7 @@ def attend(s: Settings, x: mx.array, rope: tuple[mx.array, mx.array], w: Weights
 def mlp(s: Settings, x: mx.array, w: Weights) -> mx.array:
     """The units of a block, [B, T, D] in the compute dtype to the same."""
     y = x @ w["mlp_up"].T
-    # Relu squared (So et al. 2021), with the leak of openai/parameter-golf (#493, #518): all units learn.
+    # Relu squared (So et al. 2021), leaky as in openai/parameter-golf (#493, #518).
     y = mx.maximum(y, s.mlp_leak * y).square()
     return y @ w["mlp_down"].T
 
@@ -118,16 +118,16 @@ def mlp(s: Settings, x: mx.array, w: Weights) -> mx.array:
 def block(
     s: Settings, x: mx.array, x0: mx.array, rope: tuple[mx.array, mx.array], w: Weights, window: float
 ) -> mx.array:
-    """One pre-norm transformer block, [B, T, D] to the same; vectors among its weights act in float32."""
+    """One pre-norm transformer block, [B, T, D] to the same; vectors act in float32."""
     dtype = x.dtype
-    x = w["mix_x"] * x + w["mix_x0"] * x0  # each block may look at the embedding (modded-nanogpt, 2024)
+    x = w["mix_x"] * x + w["mix_x0"] * x0  # a look at the embedding (modded-nanogpt, 2024)
     x = x + w["attn_scale"] * attend(s, rms_norm(x).astype(dtype), rope, w, window)
     x = x + w["mlp_scale"] * mlp(s, rms_norm(x).astype(dtype), w)
     return x.astype(dtype)
 
 
 def head_logits(x: mx.array, matrix: mx.array, softcap: float, dtype: mx.Dtype) -> mx.array:
-    """[..., D] -> float32[..., V]: final norm, product in dtype, softcap c tanh(z / c) (Gemma 2, 2024)."""
+    """[..., D] -> float32[..., V]: norm, product in dtype, c tanh(z / c) (Gemma 2, 2024)."""
     z = rms_norm(x).astype(dtype) @ matrix.astype(dtype).T
     return softcap * mx.tanh(z.astype(mx.float32) / softcap)
 
@@ -168,7 +168,7 @@ class GPT:
         return {p.name: part.reshape(p.shape) for p, part in zip(self.table, parts)}
 
     def weights(self, flat: mx.array) -> tuple[Weights, list[Weights]]:
-        """By name, what is read once and what each layer reads; matrices in the compute dtype."""
+        """By name, what is read once, and by each layer; matrices in the compute dtype."""
         shared: Weights = {}
         layers: list[Weights] = [{} for _ in range(self.s.num_layers)]
         views = self.views(flat)
@@ -184,7 +184,7 @@ class GPT:
         return shared, layers
 
     def trunk(self, flat: mx.array, ids: mx.array) -> tuple[mx.array, mx.array]:
-        """int[B, T] -> the last block's output, [B, T, D] in the compute dtype, and the output matrix."""
+        """int[B, T] -> the last block's output, [B, T, D], and the output matrix."""
         shared, layers = self.weights(flat)
         rope = self.positions(ids.shape[1])
         x0 = rms_norm(shared["tok_emb"][ids]).astype(self.machine.mx_dtype)
@@ -193,7 +193,7 @@ class GPT:
         outputs: list[mx.array] = []
         for i, (layer, window) in enumerate(zip(layers, self.s.windows)):
             if i >= half and outputs:
-                # The second half takes up what the first left, last in first out (Ronneberger et al. 2015).
+                # What the first half left, last in first out (Ronneberger et al. 2015).
                 skip = shared["skip_weight"][i - half] * outputs.pop()
                 x = x + skip.astype(x.dtype)
             x = block(self.s, x, x0, rope, layer, window)
@@ -211,7 +211,7 @@ class GPT:
         return self.token_nll(flat, ids, targets, self.machine.mx_dtype).mean()
 
     def nll(self, ids: np.ndarray) -> np.ndarray:
-        """int64[B, T+1] -> float32[B, T]: nats of ids[:, 1:], each given what stands left of it."""
+        """int64[B, T+1] -> float32[B, T]: nats of ids[:, 1:], each given what is before it."""
         parts = []
         for part in in_passes(mx.array(ids)):
             nats = self.exact_nll(self.flat, part[:, :-1], part[:, 1:])
@@ -219,11 +219,11 @@ class GPT:
         return np.concatenate(parts)
 
 
-# --- optimizer: Muon for the block matrices, Adam for everything else -------------------------------------
+# --- optimizer: Muon for the block matrices, Adam for everything else ---------------------
 
 
 def newton_schulz(stack: mx.array, steps: int, dtype: mx.Dtype) -> mx.array:
-    """Singular values of [n, rows, cols] to 0.7 to 1.2, in dtype: Muon's quintic (Jordan et al. 2024)."""
+    """Singular values of [n, rows, cols] to about 1: Muon's quintic (Jordan et al. 2024)."""
     if stack.shape[1] > stack.shape[2]:
         done = newton_schulz(stack.swapaxes(1, 2), steps, dtype)
         return done.swapaxes(1, 2)
@@ -239,7 +239,7 @@ def newton_schulz(stack: mx.array, steps: int, dtype: mx.Dtype) -> mx.array:
 
 
 class Optimizer:
-    """One step over the flat parameters. `state`: all that the next step depends on but for its number."""
+    """One step over the flat parameters. `state`: what the next step depends on."""
 
     def __init__(self, s: Settings, model: GPT, machine: Machine) -> None:
         self.s = s
@@ -307,7 +307,7 @@ class Optimizer:
         self.moments = kept
 
 
-# --- training: a step; the loop is train_gpt.py's ---------------------------------------------------------
+# --- training: a step; the loop is train_gpt.py's -----------------------------------------
 
 
 class Trainer(train_gpt.Trainer):
@@ -334,7 +334,7 @@ class Trainer(train_gpt.Trainer):
         self.model.flat = mx.array(flat)
 
     def loss_and_gradient(self, batch: Any, seq_len: int) -> tuple[Any, Any]:
-        """This rank's share of the mean loss of int64[n, slot_tokens + 1], and of its flat gradient."""
+        """This rank's share of the mean loss of int64[n, slot_tokens + 1]; its gradient."""
         loss = mx.zeros(())
         gradient = mx.zeros_like(self.model.flat)
         ids = batch[:, :-1].reshape(-1, seq_len)
@@ -353,7 +353,7 @@ class Trainer(train_gpt.Trainer):
         local_nonfinite = ~mx.isfinite(loss + grad.sum())
         loss, grad = self.machine.all_sum(loss), self.machine.all_sum(grad)
         grad_norm = mx.linalg.norm(grad)
-        finite = mx.isfinite(loss + grad_norm)  # not so on one rank is not so in the sum: all skip alike
+        finite = mx.isfinite(loss + grad_norm)  # if not on one rank, not in the sum
         self.optimizer.step(grad, step, lr_mul, finite)
         stats = StepStats(loss, grad_norm, finite, local_nonfinite)
         evaluate_soon(*stats, *self.optimizer.state.values())
@@ -366,7 +366,7 @@ class Trainer(train_gpt.Trainer):
             self.optimizer.moments[name] = mx.array(arrays[name])
 
 
-# --- machine: device, ranks, number format, compiler ------------------------------------------------------
+# --- machine: device, ranks, number format, compiler --------------------------------------
 
 
 @dataclasses.dataclass
