@@ -162,7 +162,8 @@ def verify_names(where: object, paths: Iterable[PurePath]) -> Iterator[str]:
     splits = by_split(names)
     named = splits[VAL] + splits[TRAIN]
     if others := sorted(path.name for path in set(names) - set(named)):
-        yield f"note {where}: left out, since no shard is named so: {some(others)}"
+        # The trainer still reads what has _val_ or _train_ in its name.
+        yield f"note {where}: no shard is named so (train_gpt.py may read it all the same): {some(others)}"
     sets = sorted({parse_name(path)[0] for path in named})
     yield check(where, f"number of sets ({', '.join(sets)})", len(sets), 1)
     for name, numbers in zip(SPLIT_NAMES, (list(map(shard_number, paths)) for paths in splits)):
