@@ -19,11 +19,11 @@ import difflib
 import fcntl
 import functools
 import hashlib
+import itertools
 import json
 import math
 import os
 import re
-import resource
 import signal
 import sys
 import time
@@ -31,7 +31,6 @@ import timeit
 import types
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +41,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from tqdm import tqdm
 
 Arrays = dict[str, np.ndarray]  # by tensor name
 Facts = dict[str, Any]  # that JSON can hold
@@ -75,7 +73,6 @@ MINUTE = FLOPPY | (
 )
 SMOKE = MINUTE | dict(doc_tokens=0, eval_seq_len=0, iterations=60, max_flops=0.0, val_tokens_limit=65536)
 PRESETS: dict[str, Facts] = {"10min_16mb": {}, "floppy": FLOPPY, "minute": MINUTE, "smoke": SMOKE}
-RUN_NAME = r"([\w-][\w.-]{0,99})?"
 LARGE = 1e300  # no limit; infinity is no value of a setting
 
 
@@ -155,22 +152,22 @@ class Settings:
 
 ROWS = {row.name: row for row in dataclasses.fields(Settings)}
 KINDS: Facts = {"int": (int, "a whole number"), "float": (float, "a number")}
-KINDS["bool"] = (["0", "1"].index, "0 or 1")
+KINDS["bool"] = ({"0": False, "1": True}.get, "0 or 1")
 
 
 def parse_setting(name: str, text: str) -> Any:
     """The value of one environment variable. Raises SettingError naming what it takes."""
     if name not in ROWS:
         raise SettingError(f"{name.upper()} is no setting of this script")
-    kind, about = str(ROWS[name].type), ROWS[name].metadata
-    low, high, choices = about["low"], about["high"], about.get("choices")
-    if kind == "str" and (not choices or text in choices):
+    about = ROWS[name].metadata
+    low, high, choices = about["low"], about["high"], about.get("choices", [text])
+    if ROWS[name].type == "str" and text in choices:
         return text
-    parse, takes = KINDS.get(kind, ("".index, f"one of {', '.join(choices or ())}"))
-    with contextlib.suppress(ValueError):  # Python also reads 1_0, and digits of other scripts
-        value = parse(text)
-        if low <= value <= high and re.fullmatch("[0-9.eE+-]+", text):
-            return bool(value) if kind == "bool" else value
+    parse, takes = KINDS.get(str(ROWS[name].type), (None, f"one of {', '.join(choices)}"))
+    if parse and re.fullmatch("[0-9.eE+-]+", text):  # Python also reads 1_0, and digits of other scripts
+        with contextlib.suppress(ValueError, TypeError):
+            if low <= parse(text) <= high:
+                return parse(text)
     takes += f" from {low:g}" if low > -LARGE else ""
     takes += f" to {high:g}" if high < LARGE else ""
     raise SettingError(f"{name.upper()}={text!r}: takes {takes}")
@@ -183,16 +180,32 @@ def format_value(value: Any) -> str:
 
 
 def load_settings(env: Mapping[str, str], default_preset: str) -> tuple[Settings, dict[str, str]]:
-    """The settings, and the origin of each: 'preset' or 'environment'. Raises SettingError."""
+    """The settings, and the origin of each. Raises SettingError."""
     names = {name.upper(): name for name in ROWS}
-    for name in sorted(env.keys() - names - {"COMPILER", "MODEL_DIR"}):  # not ours
-        for meant in difflib.get_close_matches(name.upper(), names, 1, cutoff=0.85):  # ITERATION, num_layers
-            raise SettingError(f"{name}={env[name]!r} is no setting, {meant} is: write that or unset it")
+    for name in sorted(env.keys() - names - {"MODEL_DIR"}):  # which is others'
+        for meant in difflib.get_close_matches(name.upper(), names, 1, cutoff=0.85):
+            found = f"{name}={env[name]!r} is no setting, {meant} is"
+            letters = [i for i, letter in enumerate(meant) if i > 0 and not letter.isdigit()]
+            typos = "|".join(f"{meant[:i]}.?{meant[i + 1 :]}" for i in letters)  # one missing or wrong
+            if re.fullmatch(typos, name.upper()):
+                raise SettingError(f"{found}: write that or unset it")
+            print(f"note: {found}", file=sys.stderr)  # other tools' words
     given = {name: parse_setting(name, env[upper]) for upper, name in names.items() if upper in env}
     preset = given.get("preset", default_preset)
-    s = Settings(**(PRESETS[preset] | {"preset": preset} | given))
+    described = dataset_settings(Path(given["data_path"])) if "data_path" in given else {}
+    s = Settings(**(PRESETS[preset] | {"preset": preset} | described | given))
     check_settings(s)
-    return s, {name: "environment" if name in given else "preset" for name in ROWS}
+    origins = dict.fromkeys(ROWS, "preset") | dict.fromkeys(described, "dataset")
+    return s, origins | dict.fromkeys(given, "environment")
+
+
+def dataset_settings(folder: Path) -> Facts:
+    """Tokenizer and vocabulary by the manifest of data.prepare, if the folder has one."""
+    with contextlib.suppress(OSError, *DAMAGED):
+        about = json.loads((folder / "manifest.json").read_bytes())["tokenizer"]
+        path = os.path.normpath(folder / about["file"])
+        return {"tokenizer_path": path, "vocab_size": int(about["vocab_size"])}
+    return {}
 
 
 def check_settings(s: Settings) -> None:
@@ -203,7 +216,7 @@ def check_settings(s: Settings) -> None:
         ("num_heads", s.model_dim % (2 * s.num_heads) == 0, f"a divisor of half of MODEL_DIM={s.model_dim}"),
         ("num_kv_heads", s.num_heads % s.num_kv_heads == 0, f"a divisor of NUM_HEADS={s.num_heads}"),
         ("train_batch_tokens", s.train_batch_tokens % unit == 0, f"a multiple of {unit}, a sequence a slot"),
-        ("run_id", re.fullmatch(RUN_NAME, s.run_id), "up to 100 letters, digits, . _ -"),
+        ("run_id", re.fullmatch(r"([\w-][\w.-]{0,99})?", s.run_id), "up to 100 letters, digits, . _ -"),
         ("val_tokens_limit", s.val_tokens_limit != 1, "0 or at least 2 tokens"),
         ("max_flops", not 0 < s.max_flops < step, f"0 or at least those of a step, {step}"),
     ):
@@ -613,9 +626,8 @@ class Optimizer:
         self.state = {"weights": weights, "momentum": matrices, "moment1": rest, "moment2": rest.clone()}
         rates = torch.tensor([param.lr for param in model.table])
         self.rates = rates.repeat_interleave(torch.tensor(model.sizes)).to(machine.device)
-        self.orthogonalize = machine.recorded(self.orthogonalized)
 
-    def orthogonalized(self, flat: Tensor) -> list[Tensor]:
+    def orthogonalize(self, flat: Tensor) -> list[Tensor]:
         """Newton-Schulz on each matrix of a flat tensor, times sqrt(max(1, out / in))."""
         updates = []
         for param, part in zip(self.matrices, torch.split(flat, self.matrix_sizes)):
@@ -654,20 +666,12 @@ class Optimizer:
 MICRO_TOKENS = 8192  # slots below it share a pass: fewer calls, still in a CPU's cache
 
 
-class StepStats(NamedTuple):  # float32[] of the framework
-    loss: Any
-    grad_norm: Any
-    finite: Any  # 0: a number of some rank was not finite, and the step changed nothing
-    local_nonfinite: Any  # 1: one of this rank's was not
-
-
 class Trainer:
     """Model and optimizer of one run on this rank. The MLX twin derives from it."""
 
     def __init__(self, s: Settings, machine: Machine) -> None:
         self.s, self.machine = s, machine
         self.model: Any = GPT(s, machine)
-        self.gradient = machine.recorded(self.loss_and_gradient)
         self.reset()
 
     def reset(self) -> None:
@@ -688,7 +692,7 @@ class Trainer:
         loss = torch.zeros((), device=self.machine.device)
         gradient = torch.zeros_like(self.model.flat)
         together = math.gcd(len(batch), max(1, MICRO_TOKENS // self.s.slot_tokens))
-        for slots in torch.split(batch.to(self.machine.device, non_blocking=True), together):
+        for slots in torch.split(batch.to(self.machine.device), together):
             ids = slots[:, :-1].reshape(-1, seq_len)
             targets = slots[:, 1:].reshape(-1, seq_len)
             share = len(slots) / (len(batch) * self.machine.world)
@@ -697,16 +701,15 @@ class Trainer:
             loss += part.detach()
         return loss, gradient
 
-    def step(self, batch: Any, step: Step, lr_mul: float) -> StepStats:
-        """One optimizer step on this rank's slots, int64[n, slot_tokens + 1]."""
-        loss, grad = self.gradient(batch, step.seq_len)
-        local_nonfinite = ~(loss + grad.sum()).isfinite()
+    def step(self, batch: Any, step: Step, lr_mul: float) -> tuple[Any, Any, Any]:
+        """One step on this rank's slots, int64[n, slot_tokens + 1]: loss, gradient norm, whether finite."""
+        loss, grad = self.loss_and_gradient(batch, step.seq_len)
         for part in (loss, grad):
             self.machine.collective(dist.all_reduce, part, group=self.machine.reducers)
         grad_norm = grad.norm()
         finite = (loss + grad_norm).isfinite()  # if not on one rank, not in the sum
         self.optimizer.step(grad, step, lr_mul, finite)
-        return StepStats(loss, grad_norm, finite, local_nonfinite)
+        return loss, grad_norm, finite
 
     def warm_up(self, plan: Plan) -> None:
         """Compile and touch everything with dummy steps of every shape, then forget them."""
@@ -715,7 +718,7 @@ class Trainer:
         for _, seq_len, slots in plan.stages:
             shape = (slots // self.machine.world, self.s.slot_tokens + 1)
             batch = self.machine.tensor(np.zeros(shape, np.int64))
-            self.gradient(batch, seq_len)
+            self.loss_and_gradient(batch, seq_len)
         self.machine.collective(dist.barrier, group=self.machine.patient)  # compiling may take long
         for _ in range(self.s.warmup_steps):
             self.step(batch, step._replace(seq_len=seq_len), 1.0)
@@ -725,9 +728,10 @@ class Trainer:
         arrays = [self.machine.numpy(self.optimizer.state[name]) for name in names]
         return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).digest()
 
-    def export(self) -> bytes:
+    def export(self, tokenizer_sha256: str) -> bytes:
         views = self.model.views(self.optimizer.state["weights"])
-        return encode_artifact(self.s, {name: self.machine.numpy(view) for name, view in views.items()})
+        arrays = {name: self.machine.numpy(view) for name, view in views.items()}
+        return encode_artifact(self.s, arrays, tokenizer_sha256)
 
 
 # --- evaluation: bits per byte of the validation text -------------------------------------
@@ -755,9 +759,9 @@ def bytes_of_tokens(tokenizer: Any, tokens: np.ndarray) -> np.ndarray:
     return np.asarray(np.where(after_control, first[tokens], inner[tokens]))
 
 
-def evaluate(s: Settings, nll: Function, corpus: Corpus, machine: Machine, limit: int) -> Facts:
+def evaluate(s: Settings, nll: Function, corpus: Corpus, run: Run, limit: int) -> Facts:
     """val_loss and val_bpb of the first `limit` tokens, 0: all, in windows side by side."""
-    tokens = corpus.val_tokens[: limit or None]
+    tokens, machine = corpus.val_tokens[: limit or None], run.machine
     rows, window, last, nats = s.eval_rows, s.eval_window, len(tokens) - 1, 0.0
     for first in range(0, math.ceil(last / window), machine.world * rows):
         starts = (first + machine.rank * rows + np.arange(rows)) * window
@@ -770,6 +774,7 @@ def evaluate(s: Settings, nll: Function, corpus: Corpus, machine: Machine, limit
         nats += float(everyone[:, 0].sum())
         if everyone[:, 1].any():
             raise InterruptedError("stopped by a signal in an evaluation")
+        run.line(f"scored {min((first + machine.world * rows) * window, last)} of {last} tokens", 10)
     size = int(corpus.bytes_per_token[1 : len(tokens)].sum(dtype=np.int64))
     score = {"val_loss": nats / last, "val_bpb": nats / math.log(2) / max(size, 1)}
     return score | {"val_tokens": last, "val_bytes": size, "partial": len(tokens) < len(corpus.val_tokens)}
@@ -778,8 +783,7 @@ def evaluate(s: Settings, nll: Function, corpus: Corpus, machine: Machine, limit
 # --- rounding: the artifact, zlib over a safetensors file (format: records/FORMAT.md) -----
 
 INT8_ABOVE = 65536  # elements: smaller tensors are not worth a scale for each row
-# Settings of older artifacts that change no score; a `head` of untied ones has no place.
-GONE = ("data_order", "tie_embeddings", "embed_lr", "head_lr", "grad_clip_norm")
+GONE = ("data_order", "tie_embeddings", "embed_lr", "head_lr", "grad_clip_norm")  # in older artifacts
 # What a scheme adds to a tensor's name, each with its bytes a weight:
 SCHEMES = {"int8 rows": {"": 1, ".scale": 0}, "float16": {"": 2}, "float32": {"": 4}}
 
@@ -802,7 +806,7 @@ def scheme_of(param: Param) -> str:
     return "int8 rows" if param.size > INT8_ABOVE else "float16"
 
 
-def encode_artifact(s: Settings, weights: Arrays) -> bytes:
+def encode_artifact(s: Settings, weights: Arrays, tokenizer_sha256: str) -> bytes:
     """float32 weights by name -> the artifact's bytes. Raises FloatingPointError."""
     schemes = {param.name: scheme_of(param) for param in parameter_table(s)}
     tensors: Arrays = {}
@@ -813,15 +817,16 @@ def encode_artifact(s: Settings, weights: Arrays) -> bytes:
             raise FloatingPointError(f"{name} is not finite, or too large for {scheme}: nothing was exported")
         tensors |= {name + part: array for part, array in parts.items()}
     settings = {k: getattr(s, k) for k, row in ROWS.items() if "free" not in row.metadata}
-    return pack_tensors(tensors, {"schemes": schemes, "settings": settings}, level=9)
+    about = {"schemes": schemes, "settings": settings, "tokenizer_sha256": tokenizer_sha256}
+    return pack_tensors(tensors, about, level=9)
 
 
-def decode_artifact(blob: bytes, path: Any) -> tuple[Facts, Arrays]:
-    """The settings and float32 weights by name of an artifact. Raises DataError if damaged."""
+def decode_artifact(blob: bytes, path: Any) -> tuple[Facts, Arrays, str | None]:
+    """Settings, float32 weights by name, sha256 of the tokenizer. Raises DataError."""
     try:
         tensors, about = unpack_tensors(blob)
-        texts = {key: format_value(value) for key, value in about["settings"].items() if key not in GONE}
-        settings = {key: parse_setting(key, text) for key, text in texts.items()}
+        known = about["settings"].items()
+        settings = {key: parse_setting(key, format_value(was)) for key, was in known if key not in GONE}
         s = Settings(**settings)
         check_settings(s)
         weights = {}
@@ -833,10 +838,10 @@ def decode_artifact(blob: bytes, path: Any) -> tuple[Facts, Arrays]:
             if x.shape != shape or not np.isfinite(weights[name]).all():
                 raise ValueError(f"{name} is {x.shape}, expected finite numbers of {shape}")
         if tensors:
-            raise ValueError(f"holds {min(tensors)!r}, which the model has no place for")
+            raise ValueError(f"its {min(tensors)!r} has no place in the model")
     except DAMAGED as error:
-        raise DataError(f"{path} is no whole artifact: {type(error).__name__}: {error}") from None
-    return settings, weights
+        raise DataError(f"{path} is damaged or of another script: {error!r}") from None
+    return settings, weights, about.get("tokenizer_sha256")  # older ones do not name it
 
 
 # --- predictor: what the referee calls (records/README.md) --------------------------------
@@ -862,7 +867,7 @@ class Predictor:  # a model that is given one token after the other, in many str
 
 def load_predictor(artifact: Path, device: str = "cpu") -> Predictor:
     """An artifact's model as the referee asks for it. Raises DataError."""
-    settings, weights = decode_artifact(read_file(artifact), artifact)
+    settings, weights, _ = decode_artifact(read_file(artifact), artifact)
     keep_freed_memory()
     torch.backends.cuda.enable_cudnn_sdp(False)  # which plans anew for each number of keys
     dtype = torch.float32 if device == "cpu" else torch.bfloat16  # float32: alike on all CPUs
@@ -877,7 +882,8 @@ FIELDS = ["magic", "version", "tokens", "extension", "extension_version", "vocab
 FIELDS += ["documents", "highest_id", "bytes_low", "bytes_high", "crc32", "index", "shards", "split", "flags"]
 HEADER = np.dtype([(x, "<u4") for x in FIELDS] + [("tokenizer", "V32"), ("rest", "V928")])
 GET_DATA = "python -m data.prepare demo makes the demo corpus, python -m data.download fetches FineWeb"
-MEND = "damaged, make or fetch it again; python -m data.shards verify says more"
+MEND = "make or fetch it again; python -m data.shards verify says more"
+ONE_SET = "a folder is for one dataset, its shards numbered from 0 or 1; move or fetch files"
 
 
 def need(where: Any, what: str, found: Any, expected: Any, more: str = MEND) -> None:
@@ -896,47 +902,59 @@ def read_file(path: Any, name: str = "", start: int = 0, size: int = -1) -> byte
         raise DataError(f"{name}{path} (in {os.getcwd()}): {error.strerror}; {GET_DATA}") from None
 
 
+def find_shards(folder: str, split: str, notes: list[str]) -> list[Path]:
+    """Files <set>_<split>_<number>.bin by number; a note of others. Raises DataError."""
+    names = sorted(path.name for path in Path(folder).glob("[!.]*.bin"))
+    shards = [re.fullmatch(r"(.+)_(train|val)_([0-9]+)\.bin", name) for name in names]
+    others = ", ".join([name for name, shard in zip(names, shards) if not shard][:3])
+    if others:
+        notes.append(f"note: {folder}: left out, for these are no names of shards: {others}")
+    own = sorted((int(shard[3]), shard[1], shard[0]) for shard in shards if shard and shard[2] == split)
+    if not own:
+        raise DataError(f"DATA_PATH={folder} (in {os.getcwd()}): no *_{split}_0.bin; {others or GET_DATA}")
+    first = min(own[0][0], 1)  # numbers begin with 0 or 1
+    odd = [name for i, (*place, name) in enumerate(own) if place != [first + i, own[0][1]]]
+    need(folder, "shards of another dataset, of one number, or after a missing one", odd, [], ONE_SET)
+    return [Path(folder, name) for *_, name in own]
+
+
 class TokenStream:
     """The tokens of all shards of a split, end to end and around again. Raises DataError."""
 
-    def __init__(self, s: Settings, split: str, tokenizer_sha256: str) -> None:
-        self.vocab_size = s.vocab_size
-        self.paths = sorted(Path(s.data_path).glob(f"*_{split}_*.bin"))
-        if not self.paths:
-            raise DataError(f"DATA_PATH={s.data_path} (in {os.getcwd()}): no *_{split}_*.bin; {GET_DATA}")
+    def __init__(self, s: Settings, split: str, tokenizer_sha256: str, bos: int, notes: list[str]) -> None:
+        self.paths = find_shards(s.data_path, split, notes)
         blobs = [read_file(path, size=HEADER.itemsize).ljust(HEADER.itemsize, b"\0") for path in self.paths]
-        self.headers = np.frombuffer(b"".join(blobs), HEADER)
+        self.headers = np.frombuffer(bytearray().join(blobs), HEADER)
         self.extended = bool(self.headers["extension"][0])  # else legacy
-        claims: Facts = {"magic": 20240520, "version": 1, "extension": 0x31464C47 if self.extended else 0}
-        if self.extended:
-            claims |= {"vocabulary": s.vocab_size, "shards": len(self.paths), "split": int(split == "train")}
-        for path, header in zip(self.paths, self.headers):
-            for what, expected in claims.items():
-                need(path, what, header[what].item(), expected)
-            if self.extended:
-                need(path, "sha256 of the tokenizer", header["tokenizer"].item().hex(), tokenizer_sha256)
-            size = HEADER.itemsize + 2 * max(header["tokens"].item(), 1)
+        self.starts = np.cumsum([0, *self.headers["tokens"]], dtype=np.int64)
+        self.total = int(self.starts[-1])
+        begins = [np.zeros(1, np.int64)]
+        for index, (path, header, start) in enumerate(zip(self.paths, self.headers, self.starts)):
+            need(path, "magic, version", header[["magic", "version"]].item(), (20240520, 1))
+            size = HEADER.itemsize + 2 * max(header["tokens"].item(), 1 + (split == "val"))
             need(path, "file size", path.stat().st_size, size)
-        ends = np.cumsum(self.headers["tokens"], dtype=np.int64).tolist()
-        self.starts, self.total = [0, *ends[:-1]], ends[-1]
-        self.documents = np.zeros(1, np.int64)  # where they begin; the last goes on at 0
-        for path, header, start in zip(self.paths, self.headers if self.extended else [], self.starts):
+            need(path, "extension", header["extension"], 0x31464C47 if self.extended else 0)
             tokens = self.read(start, int(header["tokens"]))
-            need(path, "crc32 of the tokens", zlib.crc32(tokens.tobytes()), header["crc32"])
-            begins = start + np.flatnonzero(tokens == header["bos"])
-            self.documents = np.union1d(self.documents, begins)
+            need(path, "highest token", max(int(tokens.max()), s.vocab_size - 1), s.vocab_size - 1)
+            crc32 = zlib.crc32(tokens.tobytes())
+            if self.extended:
+                need(path, "index and split", header[["index", "split"]].item(), (index, split == "train"))
+                if split == "val":  # of training text a part will do
+                    need(path, "number of shards", len(self.paths), header["shards"])
+                need(path, "sha256 of the tokenizer", header["tokenizer"].item().hex(), tokenizer_sha256)
+                need(path, "crc32 of the tokens", crc32, header["crc32"])
+            header["crc32"] = crc32  # so a resume knows the text of legacy shards, too
+            begins.append(start + np.flatnonzero(tokens == bos))
+        self.documents = np.unique(np.concatenate(begins))  # where they begin; the last goes on at 0
 
     def read(self, start: int, length: int) -> np.ndarray:
         """uint16[length] from token `start` on, the first token following the last."""
         start %= self.total
         shard = int(np.searchsorted(self.starts, start, "right")) - 1
         path, at = self.paths[shard], start - self.starts[shard]
-        count = min(length, int(self.headers["tokens"][shard]) - at)
-        tokens = np.frombuffer(read_file(path, "", HEADER.itemsize + 2 * at, 2 * count), "<u2")
+        count = min(length, self.starts[shard + 1] - start)
+        tokens = np.fromfile(path, "<u2", count, offset=HEADER.itemsize + 2 * at)
         need(path, f"number of tokens from {at} on", len(tokens), count, "the file was cut")
-        if tokens.max() >= self.vocab_size:
-            found = f"{path}: token {tokens.max()} from number {at} on"
-            raise DataError(f"{found}, expected below VOCAB_SIZE={self.vocab_size}: {MEND}")
         if count == length:
             return tokens
         return np.concatenate([tokens, self.read(start + count, length - count)])
@@ -945,18 +963,22 @@ class TokenStream:
 class BatchReader:
     """Reads this rank's part of each batch. What a slot holds depends on its number alone."""
 
-    def __init__(self, s: Settings, stream: TokenStream, machine: Machine) -> None:
+    def __init__(self, s: Settings, stream: TokenStream, machine: Machine, notes: list[str]) -> None:
         self.stream, self.machine = stream, machine
         self.length = s.slot_tokens + 1  # the last is a target only
         windows = np.arange(stream.total // self.length)
+        if not len(windows):
+            fits = 1 << max(0, (stream.total - 1).bit_length() - 1)
+            found = f"DATA_PATH={s.data_path}: {stream.total} training tokens, a slot takes {self.length}"
+            raise DataError(f"{found}: TRAIN_SEQ_LEN={fits} TRAIN_BATCH_TOKENS={fits * s.batch_slots} fit")
         if s.doc_tokens:  # windows whose middle stands in a short document
             sizes = np.diff(stream.documents, append=stream.total)
             middles = windows * self.length + self.length // 2
             document = np.searchsorted(stream.documents, middles, "right") - 1
-            windows = windows[sizes[document] <= s.doc_tokens]
-        if not len(windows):
-            found = f"DATA_PATH={s.data_path}: {stream.total} training tokens, no slot of {self.length}"
-            raise DataError(f"{found} in a document of DOC_TOKENS; lower TRAIN_BATCH_TOKENS")
+            short = sizes[document] <= s.doc_tokens
+            windows = windows[short] if short.mean() >= 0.1 else windows
+            found = f"note: {short.mean():.0%} of the text is in documents of at most DOC_TOKENS"
+            notes.append(f"{found}; they are read, or all if that is below 10%")
         self.order = np.random.Generator(np.random.Philox(key=s.seed)).permutation(windows)
 
     def read(self, step: Step) -> Any:
@@ -965,16 +987,6 @@ class BatchReader:
         places = self.order[numbers % len(self.order)] * self.length
         rows = [self.stream.read(int(place), self.length) for place in places]
         return self.machine.tensor(np.stack(rows).astype(np.int64))
-
-    def batches(self, steps: Iterator[Step]) -> Iterator[tuple[Step, Any]]:
-        """Each step with its batch, which a thread reads while the step before is computed."""
-        with ThreadPoolExecutor(1, "batch reader") as thread:
-            begun = ((step, thread.submit(self.read, step)) for step in steps)
-            ready = next(begun, None)
-            while ready:
-                coming = next(begun, None)
-                yield ready[0], ready[1].result()
-                ready = coming
 
 
 class Corpus(NamedTuple):  # what a run reads, and what the log says of it
@@ -993,19 +1005,24 @@ def load_corpus(s: Settings, with_train: bool = True) -> Corpus:
     except RuntimeError:
         raise DataError(f"TOKENIZER_PATH={s.tokenizer_path} is no SentencePiece model; {GET_DATA}") from None
     need(s.tokenizer_path, "vocabulary", tokenizer.vocab_size(), s.vocab_size, "so VOCAB_SIZE must be")
-    train = TokenStream(s, "train", sha256(blob)) if with_train else None
+    notes: list[str] = []
+    train = TokenStream(s, "train", sha256(blob), tokenizer.bos_id(), notes) if with_train else None
     hashes = {"train_sha256": sha256(train.headers if train else b""), "tokenizer_sha256": sha256(blob)}
-    if train and not any(Path(s.data_path).glob("*_val_*.bin")):
+    if train and not any(Path(s.data_path).glob("[!.]*_val_*.bin")):  # as where a record is retrained
         none = np.zeros(0, np.uint16)
-        return Corpus(train, none, none, ["note: no validation text, no score"], hashes)
-    val = TokenStream(s, "val", sha256(blob))
-    need(s.data_path, "whether it has two validation tokens", val.total > 1, True)
+        return Corpus(train, none, none, [*notes, "note: no validation text, no score"], hashes)
+    val = TokenStream(s, "val", sha256(blob), tokenizer.bos_id(), notes)
+    if train and train.extended and len(train.paths) < train.headers["shards"][0]:
+        notes.append(f"note: {len(train.paths)} of {train.headers['shards'][0]} training shards are here")
     tokens = val.read(0, val.total)
-    sizes, notes = bytes_of_tokens(tokenizer, tokens), []
+    sizes = bytes_of_tokens(tokenizer, tokens)
     total = int(sizes.sum(dtype=np.int64))
     stated = int(val.headers["bytes_low"].sum()) + (int(val.headers["bytes_high"].sum()) << 32)
     if not val.extended:
-        notes.append(f"note: legacy shards: {total} validation bytes by decoding, no header vouches for them")
+        spaceless = tokenizer.is_unknown(tokenizer.piece_to_id("\u2581"))
+        need(s.tokenizer_path, "whether spaces have no piece", spaceless, False, "bytes cannot be counted")
+        unknown = np.sum(tokens == tokenizer.unk_id())
+        notes.append(f"note: legacy shards: {total} bytes by decoding, {unknown} unknown tokens have none")
     elif val.headers["flags"][0] & 1:  # lossy tokenizer: the true bytes, spread
         sizes = np.diff(np.cumsum(sizes, dtype=np.int64) * stated // max(total, 1), prepend=0)
         notes.append(f"note: lossy tokenizer: {total} bytes decoded of {stated}")
@@ -1041,7 +1058,11 @@ def write_whole(path: Path, blob: bytes) -> None:
         with open(beside, "wb") as file:
             file.write(blob)
             file.flush()
-            os.fsync(file.fileno())
+            try:
+                os.fsync(file.fileno())
+            except OSError as error:  # some mounts have none
+                if error.errno not in (22, 38, 95):  # EINVAL, ENOSYS, ENOTSUP
+                    raise
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
@@ -1061,7 +1082,7 @@ def newest_checkpoint(folder: Path) -> tuple[Arrays, Facts, list[str]]:
     return {}, {}, []
 
 
-def open_run(s: Settings, about: Facts) -> tuple[Path, Arrays, Facts, list[str]]:
+def open_run(s: Settings, about: Facts, scripts: Facts) -> tuple[Path, Arrays, Facts, list[str]]:
     """logs/<RUN_ID>/, locked, and its checkpoint. SettingError, DataError: not of `about`."""
     folder = Path("logs", s.run_id or f"{time.strftime('%Y%m%d-%H%M%S')}-{s.preset}-{os.getpid()}")
     (folder / "checkpoint").mkdir(parents=True, exist_ok=True)
@@ -1072,24 +1093,28 @@ def open_run(s: Settings, about: Facts) -> tuple[Path, Arrays, Facts, list[str]]
         fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)  # to its end
     except BlockingIOError:
         raise SettingError(f"{refused} is in use by another process") from None
+    except OSError as error:
+        print(f"note: {folder} has no lock, so start no second process of it: {error}")
     events = metrics.read_bytes()
     if b'{"event": "final"' in events.rpartition(b"\n")[0]:
         raise SettingError(f"{refused} is a run that has ended and is never overwritten")
     arrays, facts, notes = newest_checkpoint(folder / "checkpoint")
-    for name, was in facts.get("settings", {}).items():
-        now = about["settings"].get(name)
-        if now != was and "free" not in ROWS.get(name, ROWS["seed"]).metadata:
+    for kind in ("settings", "sha256", "environment") if facts else ():
+        for name, was in facts[kind].items():
+            now = about[kind].get(name)
+            if now == was or "free" in ROWS.get(name, ROWS["seed"]).metadata:
+                continue
             found = f"{name.upper()}={format_value(now)}: {folder} was begun with {format_value(was)}"
-            raise SettingError(f"{found}; set that or choose another RUN_ID")
-    for name, was in facts.get("sha256", {}).items():
-        need(folder, name, about["sha256"].get(name), was, "the run was begun with others")
+            if kind != "environment":
+                raise (DataError if kind == "sha256" else SettingError)(f"{found}; or choose another RUN_ID")
+            notes.append(f"note: {found}, so other bits may follow")
     os.truncate(metrics, min(facts.get("metrics_bytes", 0), len(events)))  # steps again
-    write_whole(folder / "config.json", json.dumps(about, indent=1).encode())
+    for name, blob in (scripts | {"config.json": json.dumps(about, indent=1).encode()}).items():
+        write_whole(folder / name, blob)
     return folder, arrays, facts, notes
 
 
-# How far a run has come; a checkpoint holds them.
-COUNTERS = ["train_seconds", "eval_seconds", "data_wait_seconds", "steps", "tokens_seen", "train_flops"]
+COUNTERS = ["train_seconds", "eval_seconds", "steps", "tokens_seen", "train_flops"]  # of a checkpoint
 COUNTERS += ["skipped_steps", "skipped_in_a_row", "resumes"]
 
 
@@ -1101,17 +1126,20 @@ class Run:
         self.folder, self.about = folder, about  # without a folder nothing is written
         self.counters = types.SimpleNamespace(**dict.fromkeys(COUNTERS, 0))
         self.num_steps = Plan(s).num_steps
+        self.spoke = 0.0
 
     def write(self, name: str, text: str) -> None:
         if self.folder and self.machine.rank == 0:
             with open(self.folder / name, "a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text + "\n")
 
-    def line(self, text: str) -> None:
-        if self.machine.rank == 0:
-            with contextlib.suppress(OSError, AttributeError, ValueError):  # no such terminal
-                tqdm.write(text, file=sys.stdout)
-                sys.stdout.flush()
+    def line(self, text: str, pause: float = 0.0) -> None:
+        """A line for people, unless there was one in the last `pause` seconds."""
+        if self.machine.rank > 0 or time.monotonic() < self.spoke + pause:
+            return
+        self.spoke = time.monotonic()
+        with contextlib.suppress(OSError, AttributeError, ValueError):  # no such terminal
+            print(text, flush=True)
         self.write("train.log", text)
 
     def event(self, event: str, **values: Any) -> None:
@@ -1125,31 +1153,28 @@ class Run:
         self.line("\n".join(["---", *(f"{key}: {value}" for key, value in rows.items())]))
         self.event("final", **rows)
 
-    def log_step(self, stats: StepStats, lr_mul: float, waited: float) -> None:
+    def log_step(self, stats: tuple[Any, Any, Any], lr_mul: float) -> None:
         """An event, and some lines. Raises FloatingPointError after MAX_SKIPPED in a row."""
         s, counters, step = self.s, self.counters, self.counters.steps
         seconds, flops = counters.train_seconds, counters.train_flops
-        loss, grad_norm, finite, local_nonfinite = map(float, stats)
+        loss, grad_norm, finite = map(float, stats)
         facts = {"step": step, "train_loss": loss, "grad_norm": grad_norm, "lr_mul": lr_mul}
-        facts |= {"train_seconds": seconds, "train_flops": flops, "data_wait_seconds": waited}
-        self.event("step", **facts)
-        counters.data_wait_seconds += waited
+        self.event("step", **facts, train_seconds=seconds, train_flops=flops)
         counters.skipped_in_a_row = 0 if finite else counters.skipped_in_a_row + 1
         if not finite:
             counters.skipped_steps += 1
-            ranks = np.flatnonzero(self.machine.all_gather(local_nonfinite)).tolist() or "all"
             found = f"step {step} skipped: train_loss {loss}, gradient norm {grad_norm}"
-            self.event("warning", text=f"{found}, from rank {ranks}; weights and optimizer are as before")
+            self.event("warning", text=f"{found}; weights and optimizer are as before")
             if counters.skipped_in_a_row == s.max_skipped:
                 raise FloatingPointError(f"{found}, the last of MAX_SKIPPED; lower MATRIX_LR or SCALAR_LR")
-        if step <= 10 or step % s.train_log_every == 0 or step == self.num_steps:
-            self.line(  # speeds are averages over the run
-                f"step:{step}/{self.num_steps} train_loss:{loss:.4f} lr_mul:{lr_mul:.3f} "
-                f"train_time:{seconds * 1e3:.0f}ms step_avg:{seconds / step * 1e3:.2f}ms "
-                f"tok_s:{counters.tokens_seen / seconds:.0f} "
-                f"mfu:{flops / seconds / self.machine.peak_flops / self.machine.world:.1%} "
-                f"data_wait:{counters.data_wait_seconds / step * 1e3:.1f}ms train_flops:{flops:.4e}"
-            )
+        self.line(  # speeds are averages over the run
+            f"step:{step}/{self.num_steps} train_loss:{loss:.4f} lr_mul:{lr_mul:.3f} "
+            f"train_time:{seconds * 1e3:.0f}ms step_avg:{seconds / step * 1e3:.2f}ms "
+            f"tok_s:{counters.tokens_seen / seconds:.0f} "
+            f"mfu:{flops / seconds / self.machine.peak_flops / self.machine.world:.1%} "
+            f"train_flops:{flops:.4e}",
+            pause=0 if step <= 10 or step % s.train_log_every == 0 or step == self.num_steps else 10,
+        )
 
     def save(self, trainer: Trainer) -> None:
         """Write a checkpoint. The last two are kept. If there is no room, training goes on."""
@@ -1202,23 +1227,17 @@ class Machine:
     def on_rank_0(self, function: Function) -> Any:
         """What a function returns on rank 0, on every rank; if it raises, rank 0 is lost."""
         answer = [function() if self.rank == 0 else None]
-        cpu = torch.device("cpu")
-        self.collective(dist.broadcast_object_list, answer, group=self.patient, device=cpu)
+        self.collective(dist.broadcast_object_list, answer, group=self.patient, device=torch.device("cpu"))
         return answer[0]
 
     def tensor(self, array: np.ndarray) -> Any:
-        tensor = torch.from_numpy(array)
-        return tensor.pin_memory() if self.device.type == "cuda" else tensor
+        return torch.from_numpy(array)
 
     def numpy(self, tensor: Any) -> Any:
         return tensor.detach().cpu().numpy()
 
     def compiled(self, function: Function) -> Function:
         return torch.compile(function, dynamic=False) if self.compile else function
-
-    def recorded(self, function: Function) -> Function:
-        """Of a function that returns tensors: launches were most of floppy's step (H200)."""
-        return CudaGraphs(function) if self.device.type != "cpu" and self.compile else function
 
     def choose_dtype(self, wanted: str) -> str:
         """Set dtype, by a rule: a timing may differ next time, and peak_flops; its name."""
@@ -1236,39 +1255,18 @@ class Machine:
         model = re.search(r"model name\s*: (.*)", CPUINFO)
         gpu = torch.cuda.get_device_name() if self.device.type == "cuda" else "none"
         facts = {"torch": torch.__version__, "threads": torch.get_num_threads(), "ranks": self.world}
-        return facts | {"processor": model[1] if model else os.uname().machine, "gpu": gpu}
-
-    def peak_memory_mib(self) -> int:
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB; bytes on macOS
-        return torch.cuda.max_memory_allocated() >> 20 or most >> (20 if sys.platform == "darwin" else 10)
-
-
-class CudaGraphs:
-    """A function of a tensor whose kernels a GPU launches at once: a CUDA graph a shape."""
-
-    def __init__(self, function: Function) -> None:
-        self.function = function
-        self.graphs: dict[Any, Any] = {}  # by shape: the input, the graph, what it makes
-
-    def __call__(self, tensor: Tensor, *more: int) -> Any:
-        shape = (tensor.shape, *more)
-        if shape not in self.graphs:
-            given, graph = tensor.to("cuda", copy=True), torch.cuda.CUDAGraph()
-            self.function(given, *more)  # compiles
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # others work on
-                self.graphs[shape] = given, graph, self.function(given, *more)
-        given, graph, made = self.graphs[shape]
-        given.copy_(tensor, non_blocking=True)
-        graph.replay()
-        return [part.clone() for part in made]  # the next call overwrites it
+        facts |= {"zlib": zlib.ZLIB_RUNTIME_VERSION, "gpu": gpu}
+        return facts | {"processor": model[1] if model else os.uname().machine}
 
 
 def open_machine(s: Settings) -> Machine:
-    """Device, process group and compiler. Raises SettingError for what is not there."""
-    rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
-    world = int(os.environ.get("WORLD_SIZE", "1"))  # torchrun sets the three
-    if any(slots % world for _, _, slots in Plan(s).stages):
-        raise SettingError(f"WORLD_SIZE={world}: takes a divisor of BATCH_SLOTS={s.batch_slots}")
+    """Device, compiler and process groups. Raises SettingError for what is not there."""
+    defaults = {"WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": 0}  # torchrun sets them, and MASTER_ADDR
+    given = os.environ if "MASTER_ADDR" in os.environ else {}
+    world, rank, local = (int(given.get(name) or default) for name, default in defaults.items())
+    fits = [n for n in range(1, s.batch_slots + 1) if not any(slots % n for *_, slots in Plan(s).stages)]
+    if world not in fits:
+        raise SettingError(f"WORLD_SIZE={world}: by BATCH_SLOTS takes one of {', '.join(map(str, fits))}")
     cuda = s.device == "cuda" or (s.device == "auto" and torch.cuda.is_available())
     if cuda and local >= torch.cuda.device_count():
         raise SettingError(f"DEVICE={s.device}: torch finds no GPU of number LOCAL_RANK={local}")
@@ -1277,7 +1275,8 @@ def open_machine(s: Settings) -> Machine:
         machine.compiled(torch.neg)(torch.zeros(2, device=machine.device))
     except Exception as error:  # no C++ compiler, or a broken one: eager runs
         machine.compile = False
-        print(f"compile:0 (torch.compile fails, so eager and slower: {' '.join(repr(error).split())[:200]})")
+        print(f"compile:0 (torch.compile fails, so eager and slower: {' '.join(repr(error).split())[-200:]})")
+    torch._dynamo.config.suppress_errors = True  # eager, and a warning, where its cache is damaged
     keep_freed_memory()
     if world > 1:  # small decisions travel as CPU tensors over gloo: no GPU waits for them
         timeout = datetime.timedelta(seconds=s.dist_timeout)
@@ -1301,19 +1300,14 @@ def keep_freed_memory() -> None:
 # --- main: a whole run, or an evaluation alone --------------------------------------------
 
 
-def train(trainer: Trainer, corpus: Corpus, run: Run, plan: Plan) -> None:
+def train(trainer: Trainer, corpus: Corpus, reader: BatchReader, run: Run, plan: Plan) -> None:
     """Step and validate until the last step, the cap or a signal (InterruptedError)."""
     s, machine, counters = trainer.s, trainer.machine, run.counters
-    steps = (step for step in plan.steps() if step.number >= counters.steps)
-    batches = BatchReader(s, corpus.train, machine).batches(steps)
-    hidden = machine.rank > 0 or not sys.stderr or None  # None: in a file
-    bar = tqdm(batches, None, plan.num_steps, False, initial=counters.steps, disable=hidden)
-    asked = saved = time.perf_counter()
+    saved = time.perf_counter()
     began = saved - counters.train_seconds  # evaluations move it: their seconds do not count
     signalled = False
-    for step, batch in bar:
+    for step in itertools.islice(plan.steps(), counters.steps, None):
         now = time.perf_counter()
-        waited = now - asked
         save_due = s.ckpt_seconds > 0 and now - saved >= s.ckpt_seconds
         everyone = machine.all_gather(now - began, save_due, len(machine.signals))
         elapsed, save_due, _ = everyone[0].tolist()  # rank 0's clock decides for all
@@ -1328,21 +1322,19 @@ def train(trainer: Trainer, corpus: Corpus, run: Run, plan: Plan) -> None:
             saved = time.perf_counter()
             began += saved - now  # the clock stood still
         lr_mul = plan.lr_multiplier(step, elapsed)
-        stats = trainer.step(batch, step, lr_mul)
-        asked = time.perf_counter()
+        stats = trainer.step(reader.read(step), step, lr_mul)
         counters.steps = step.number + 1
         counters.tokens_seen += step.slots * s.slot_tokens
         counters.train_flops += step.flops
-        counters.train_seconds = asked - began
-        run.log_step(stats, lr_mul, waited)
-    bar.close()
+        counters.train_seconds = time.perf_counter() - began
+        run.log_step(stats, lr_mul)
     machine.on_rank_0(lambda: run.save(trainer))
     if signalled:
         raise InterruptedError(f"stopped by a signal after step {counters.steps} of {plan.num_steps}")
 
 
 def validate(trainer: Trainer, corpus: Corpus, run: Run, limit: int, what: str = "val") -> Facts:
-    """Score `limit` tokens, 0: all; {} without text. FloatingPointError: replicas differ."""
+    """Score the first `limit` tokens, 0: all. FloatingPointError: the replicas differ."""
     counters, began = run.counters, time.perf_counter()
     hashes = trainer.machine.all_gather(*trainer.sha256("weights")).tolist()
     odd = [rank for rank, found in enumerate(hashes) if found != max(hashes, key=hashes.count)]
@@ -1350,7 +1342,7 @@ def validate(trainer: Trainer, corpus: Corpus, run: Run, limit: int, what: str =
         raise FloatingPointError(f"step {counters.steps}: the weights of rank {odd} differ from the others'")
     if not len(corpus.val_tokens):
         return {}
-    score = evaluate(trainer.s, trainer.model.nll, corpus, trainer.machine, limit)
+    score = evaluate(trainer.s, trainer.model.nll, corpus, run, limit)
     counters.eval_seconds += time.perf_counter() - began
     run.event(what, step=counters.steps, train_seconds=counters.train_seconds, **score)
     mark = " partial" if score.pop("partial") else ""
@@ -1362,39 +1354,44 @@ def validate(trainer: Trainer, corpus: Corpus, run: Run, limit: int, what: str =
 
 def score_artifact(trainer: Trainer, blob: bytes, path: Any, corpus: Corpus, run: Run) -> Facts:
     """The result: what an artifact scores. Raises FloatingPointError if that is no number."""
-    trainer.load(decode_artifact(blob, path)[1])
+    _, weights, tokenizer_sha256 = decode_artifact(blob, path)
+    found, named = corpus.sha256["tokenizer_sha256"], "sha256 of the tokenizer"
+    need(path, named, tokenizer_sha256 or found, found, "it was trained on another's tokens")
+    trainer.load(weights)
     score = validate(trainer, corpus, run, trainer.s.val_tokens_limit, "artifact")
     if re.match("nan|inf", score.get("val_loss", "")):
         raise FloatingPointError(f"{path}: scores {score['val_loss']} nats a token")
     return score | {"artifact_bytes": len(blob), "artifact_sha256": sha256(blob)} | corpus.sha256
 
 
-def finish(trainer: Trainer, corpus: Corpus, run: Run, code: Facts) -> int:
+def finish(trainer: Trainer, corpus: Corpus, run: Run) -> int:
     """Write the artifact, and score it: the result. Returns the exit code."""
     s, machine, path = trainer.s, trainer.machine, run.folder / "model.ptz"
-    unrounded = validate(trainer, corpus, run, s.val_tokens_limit)
+    sample = min(s.val_batch_size, s.val_tokens_limit or 2**63)  # of a short run
+    unrounded = validate(trainer, corpus, run, s.val_tokens_limit if s.val_loss_every else sample)
     state_sha256 = trainer.sha256(*trainer.optimizer.state).hex()
-    machine.on_rank_0(lambda: write_whole(path, trainer.export()))
+    machine.on_rank_0(lambda: write_whole(path, trainer.export(corpus.sha256["tokenizer_sha256"])))
     blob = machine.on_rank_0(path.read_bytes)
     rows = score_artifact(trainer, blob, path, corpus, run)
-    rows |= {"val_bpb_unquantized": unrounded["val_bpb"]} if unrounded else {}
-    total = len(blob) + code["code_bytes"]
+    total = len(blob) + run.about["environment"]["code_bytes"]
     budget = "ok" if total <= s.budget_bytes else "over"
-    rows |= vars(run.counters) | code | {"state_sha256": state_sha256}
+    rows |= {"val_bpb_unquantized": unrounded["val_bpb"]} if unrounded and s.val_loss_every else {}
+    rows |= vars(run.counters) | run.about["environment"] | {"state_sha256": state_sha256}
     rows |= {"total_bytes": total, "budget_bytes": s.budget_bytes, "budget": budget}
-    rows |= {"params": sum(trainer.model.sizes), "peak_memory_mib": machine.peak_memory_mib()}
+    rows |= {"params": sum(trainer.model.sizes), "peak_memory_mib": torch.cuda.max_memory_allocated() >> 20}
     rows |= {"preset": s.preset, "seed": s.seed, "run_id": run.folder.name}
-    run.final(rows | {"device": str(machine.device), "torch": torch.__version__})
+    run.final(rows | {"device": str(machine.device)})
     return 0 if budget == "ok" else 4
 
 
-def run_all(s: Settings, origins: dict[str, str], code: Facts, machine: Machine, make: Function) -> int:
+def run_all(s: Settings, about: Facts, scripts: Facts, machine: Machine, make: Function) -> int:
     """A whole run on this rank. Returns the exit code."""
     s = dataclasses.replace(s, dtype=machine.choose_dtype(s.dtype))
-    environment = machine.facts() | {"dtype": s.dtype} | code
-    corpus, plan, settings = load_corpus(s), Plan(s), dataclasses.asdict(s)
-    about = {"settings": settings, "sha256": corpus.sha256, "origins": origins, "environment": environment}
-    folder, arrays, facts, notes = machine.on_rank_0(lambda: open_run(s, about))
+    corpus, plan, settings, origins = load_corpus(s), Plan(s), dataclasses.asdict(s), about["origins"]
+    environment = machine.facts() | {"dtype": s.dtype} | about["environment"]
+    about |= {"settings": settings, "sha256": corpus.sha256, "environment": environment}
+    folder, arrays, facts, notes = machine.on_rank_0(lambda: open_run(s, about, scripts))
+    reader = BatchReader(s, corpus.train, machine, corpus.notes)
     run, trainer = Run(machine, s, folder, about), make(s, machine)
     given = [f"{name.upper()}={format_value(settings[name])}" for name in ROWS if origins[name] != "preset"]
     run.line(f"run:{folder} preset:{s.preset} {' '.join(given)}")
@@ -1405,15 +1402,15 @@ def run_all(s: Settings, origins: dict[str, str], code: Facts, machine: Machine,
         f"batch:{s.batch_slots}x{s.slot_tokens} train_tokens:{corpus.train.total} "
         f"val_tokens:{len(corpus.val_tokens)} val_bytes:{corpus.bytes_per_token.sum(dtype=np.int64)}"
     )
-    run.line("\n".join([*corpus.notes, *notes, f"warming up: {s.warmup_steps} untimed steps"]))
+    run.line("\n".join([*dict.fromkeys(corpus.notes + notes), f"warming up: {s.warmup_steps} untimed steps"]))
     try:
         trainer.warm_up(plan)
         if facts:
             trainer.restore(arrays)
             vars(run.counters).update(facts["counters"])
             run.counters.resumes += 1
-        train(trainer, corpus, run, plan)
-        return finish(trainer, corpus, run, code)
+        train(trainer, corpus, reader, run, plan)
+        return finish(trainer, corpus, run)
     except (OSError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not machine.signals:  # compilers get them
             raise
@@ -1422,7 +1419,7 @@ def run_all(s: Settings, origins: dict[str, str], code: Facts, machine: Machine,
 
 def score_only(s: Settings, origins: dict[str, str], machine: Machine, make: Function) -> int:
     """EVAL_ONLY: score an artifact of any shape, write nothing; its window can be set."""
-    carried, _ = decode_artifact(blob := read_file(s.eval_only, "EVAL_ONLY="), s.eval_only)
+    carried, *_ = decode_artifact(blob := read_file(s.eval_only, "EVAL_ONLY="), s.eval_only)
     own = [k for k in carried if re.match("eval_|val_|dtype", k) and origins[k] != "preset"]
     s = dataclasses.replace(s, **(carried | {name: getattr(s, name) for name in own}))
     check_settings(s)
@@ -1436,7 +1433,7 @@ def score_only(s: Settings, origins: dict[str, str], machine: Machine, make: Fun
 def dry_run(s: Settings, origins: dict[str, str], code_bytes: int) -> int:
     """Print all settings, all parameters and the planned size. Needs no data or device."""
     for name, origin in origins.items():
-        print(f"{name.upper()}={format_value(getattr(s, name))} ({origin})")
+        print(f"{name.upper()}={format_value(getattr(s, name))} ({origin}): {ROWS[name].metadata['doc']}")
     planned = params = 0
     for p in parameter_table(s):
         print(f"{p.name} {p.shape} float32 init {p.init} {p.scale:.6g} {p.group} lr {p.lr:g}")
@@ -1451,40 +1448,52 @@ NO_MEMORY = "out of memory|DefaultCPUAllocator: can't allocate|(Unable|Attemptin
 EXIT_CODES = {SettingError: 2, DataError: 3, FloatingPointError: 17, OSError: 16, dist.DistError: 16}
 
 
-def run_script(open_machine: Function, make: Function, file: str) -> int:
+def run_script(open_machine: Function, make: Function, file: str, *arguments: str) -> int:
     """Do what the environment says. Returns the exit code."""
+    help_asked = arguments in (("-h",), ("--help",))
+    if arguments and not help_asked:
+        raise SettingError(f"{' '.join(arguments)}: write ITERATIONS=9 python train_gpt.py instead")
     s, origins = load_settings(os.environ, "10min_16mb" if torch.cuda.is_available() else "floppy")
-    script = b"".join(Path(path).read_bytes() for path in dict.fromkeys([__file__, file]))
+    files = zip(("train_gpt.py", "train_gpt_mlx.py"), dict.fromkeys(map(os.path.realpath, (__file__, file))))
+    scripts = {name: Path(path).read_bytes() for name, path in files}
+    script = b"".join(scripts.values())
     size = len(script) if s.code_bytes == "raw" else len(zlib.compress(script, 9))
-    if s.dry_run:
+    if s.dry_run or help_asked:
+        print(__doc__ if help_asked else "", end="")
         return dry_run(s, origins, size)
-    machine = open_machine(s)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    try:
+        machine = open_machine(s)
+    except (ValueError, RuntimeError) as error:
+        if isinstance(error, (SettingError, dist.DistError)) or "MASTER_ADDR" not in os.environ:
+            raise  # as it is; the second: a rank came too late
+        raise SettingError(f"{error}; see WORLD_SIZE, RANK, MASTER_PORT, GLOO_SOCKET_IFNAME") from None
+    for name in ("TERM", "INT", "HUP", "USR1", "USR2", "XCPU"):  # the last three: of clusters
+        number = getattr(signal, f"SIG{name}")
         if signal.getsignal(number) != signal.SIG_IGN:  # as nohup does
             signal.signal(number, lambda number, frame: machine.signals.append(number))
     if s.eval_only:
         return score_only(s, origins, machine, make)
-    return run_all(s, origins, {"code_bytes": size, "script_sha256": sha256(script)}, machine, make)
+    about = {"origins": origins, "environment": {"code_bytes": size, "script_sha256": sha256(script)}}
+    return run_all(s, about, scripts, machine, make)
 
 
-def main(open_machine: Function = open_machine, make: Function = Trainer, file: str = __file__) -> int:
+def main(open_machine: Function = open_machine, make: Function = Trainer, argv: Any = (__file__,)) -> int:
     """The program, on this framework or the twin's. Returns the exit code."""
     try:
-        code = run_script(open_machine, make, file)
+        code = run_script(open_machine, make, *argv)
     except (*EXIT_CODES, MemoryError, RuntimeError) as error:
         text, rank = str(error), os.environ.get("RANK", "0")
         code = next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), 0)
         if isinstance(error, MemoryError) or re.search(NO_MEMORY, text):
-            text, code = "out of memory: lower MODEL_DIM or TRAIN_BATCH_TOKENS", 2
+            text, code = "out of memory: lower VAL_BATCH_SIZE, TRAIN_BATCH_TOKENS or MODEL_DIM", 2
         if not code:
             raise
-        if rank == "0" or not isinstance(error, SettingError):  # which is one on all ranks
-            print(f"{Path(file).name}: {text}" + f" (rank {rank})" * (rank != "0"), file=sys.stderr)
+        if rank == "0" or not (isinstance(error, SettingError) and dist.is_torchelastic_launched()):
+            print(f"{Path(argv[0]).name}: {text}" + f" (rank {rank})" * (rank != "0"), file=sys.stderr)
     if dist.is_initialized():  # what waits for a rank which is gone would not end
-        print(end="", flush=True)
         os._exit(code)
     return code
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(argv=sys.argv))

@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 import train_gpt
-from train_gpt import MICRO_TOKENS, NORM_EPS, Arrays, Facts, Function, SettingError, Settings, Step, StepStats
+from train_gpt import MICRO_TOKENS, NORM_EPS, Arrays, Facts, Function, SettingError, Settings, Step
 
 Weights = dict[str, mx.array]  # by parameter name
 MLX_VERSION = importlib.metadata.version("mlx")
@@ -320,7 +320,6 @@ class Trainer(train_gpt.Trainer):
         self.machine = machine
         self.model = GPT(s, machine)
         self.loss_and_slope = machine.compiled(mx.value_and_grad(self.model.loss))
-        self.gradient = self.loss_and_gradient
         self.reset()
 
     def reset(self) -> None:
@@ -347,17 +346,15 @@ class Trainer(train_gpt.Trainer):
             evaluate_soon(loss, gradient)  # else all passes would wait in memory for the last one
         return loss, gradient
 
-    def step(self, batch: Any, step: Step, lr_mul: float) -> StepStats:
+    def step(self, batch: Any, step: Step, lr_mul: float) -> tuple[Any, Any, Any]:
         """One optimizer step on this rank's slots, int64[n, slot_tokens + 1]."""
-        loss, grad = self.gradient(batch, step.seq_len)
-        local_nonfinite = ~mx.isfinite(loss + grad.sum())
+        loss, grad = self.loss_and_gradient(batch, step.seq_len)
         loss, grad = self.machine.all_sum(loss), self.machine.all_sum(grad)
         grad_norm = mx.linalg.norm(grad)
         finite = mx.isfinite(loss + grad_norm)  # if not on one rank, not in the sum
         self.optimizer.step(grad, step, lr_mul, finite)
-        stats = StepStats(loss, grad_norm, finite, local_nonfinite)
-        evaluate_soon(*stats, *self.optimizer.state.values())
-        return stats
+        evaluate_soon(loss, grad_norm, finite, *self.optimizer.state.values())
+        return loss, grad_norm, finite
 
     def restore(self, arrays: Arrays) -> None:
         """Take over the state of a checkpoint, float32 arrays by name."""
@@ -418,10 +415,6 @@ class Machine(train_gpt.Machine):
         gpu = mx.device_info().get("device_name", "of no name") if self.device.type != "cpu" else "none"
         return train_gpt.Machine.facts(cpu) | {"mlx": MLX_VERSION, "gpu": gpu}
 
-    def peak_memory_mib(self) -> int:
-        """Of MLX's arrays."""
-        return mx.get_peak_memory() // 2**20
-
 
 def open_machine(s: Settings) -> Machine:
     """Device, process group and compiler. Raises SettingError for what is not there."""
@@ -475,4 +468,4 @@ def listen_to_mlx_launch() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(train_gpt.main(open_machine, Trainer, __file__))
+    sys.exit(train_gpt.main(open_machine, Trainer, sys.argv))

@@ -150,7 +150,7 @@ def plain_attention(
 def step_call(trainer: train_gpt.Trainer, batch: torch.Tensor) -> Callable[[], Any]:
     """A whole optimizer step; scripts until 2915aee are told its number alone."""
     step = 1
-    if hasattr(train_gpt, "StepStats"):
+    if hasattr(train_gpt, "Step"):
         step = next(train_gpt.Plan(trainer.s).steps())._replace(number=1)
     return functools.partial(trainer.step, batch, step, 1.0)
 
@@ -321,7 +321,7 @@ def export(args: argparse.Namespace) -> dict[str, Any]:
     sizes = []
 
     def whole() -> None:
-        blob = train_gpt.encode_artifact(s, weights)
+        blob = train_gpt.encode_artifact(s, weights, bytes(32).hex())
         train_gpt.decode_artifact(blob, "benchmark")
         sizes.append(len(blob))
 

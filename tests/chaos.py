@@ -221,7 +221,7 @@ def bad_artifact(campaign: Campaign, task: Try) -> list[float]:
     (task.folder / "model.ptz").write_bytes(blob[:-1])
     run = campaign.launch(task.folder, EVAL_ONLY="model.ptz")
     run.need(3)
-    check("model.ptz is no whole artifact" in run.err, f"not reported: {run.err}")
+    check("model.ptz is damaged or of another script" in run.err, f"not reported: {run.err}")
     return []
 
 

@@ -63,7 +63,7 @@ def sleep(place: str) -> None:
 
 def step(
     trainer: train_gpt.Trainer, batch: torch.Tensor, its: train_gpt.Step, lr_mul: float
-) -> train_gpt.StepStats:
+) -> tuple[Any, Any, Any]:
     """Trainer.step after what happens before it."""
     now["step"] = its.number + 1
     sleep("step")
@@ -82,9 +82,9 @@ def step(
 
 
 def init(trainer: train_gpt.Trainer, *args: Any) -> None:
-    """Trainer.__init__, and bad numbers around its gradient: what a GPU recorded calls no Python."""
+    """Trainer.__init__, and bad numbers around its gradient."""
     real_init(trainer, *args)
-    real_gradient = trainer.gradient
+    real_gradient = trainer.loss_and_gradient
 
     def gradient(batch: torch.Tensor, seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
         sleep("gradient")
@@ -94,7 +94,7 @@ def init(trainer: train_gpt.Trainer, *args: Any) -> None:
             spoilt.view(-1)[-1] = NUMBERS[fault["kind"]]
         return loss, grad
 
-    trainer.gradient = gradient
+    trainer.loss_and_gradient = gradient
 
 
 def nll(model: train_gpt.GPT, ids: np.ndarray) -> np.ndarray:

@@ -20,6 +20,7 @@ import train_gpt
 from tests.kit import helpers
 from train_gpt import DataError, decode_artifact, encode_artifact, quantize_rows
 
+TOKENIZER = bytes(range(32)).hex()  # its sha256
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -35,12 +36,16 @@ def random_weights(s, seed: int, scale: float = 1.0) -> dict[str, np.ndarray]:
     return {name: (scale * rng.standard_normal(shape)).astype(np.float32) for name, shape in shapes.items()}
 
 
+def encode(s, weights: dict[str, np.ndarray]) -> bytes:
+    return encode_artifact(s, weights, TOKENIZER)
+
+
 @pytest.fixture(scope="module")
 def artifact():
     """Settings, weights and their artifact: one of each scheme."""
     s = shape_settings()
     weights = random_weights(s, 0)
-    return s, weights, encode_artifact(s, weights)
+    return s, weights, encode(s, weights)
 
 
 def decode(blob: bytes) -> dict[str, np.ndarray]:
@@ -95,7 +100,8 @@ def test_rows_of_zeros_stay_zero_beside_others():
 
 def test_each_tensor_comes_back_as_its_scheme_promises(artifact):
     s, weights, blob = artifact
-    carried, decoded = decode_artifact(blob, "some/model.ptz")
+    carried, decoded, tokenizer = decode_artifact(blob, "some/model.ptz")
+    assert tokenizer == TOKENIZER
     assert list(decoded) == list(weights)
     assert train_gpt.Settings(**carried) == train_gpt.Settings(**{name: getattr(s, name) for name in carried})
     for param in train_gpt.parameter_table(s):
@@ -119,7 +125,7 @@ def test_each_tensor_comes_back_as_its_scheme_promises(artifact):
 def test_any_weights_make_the_trip(seed, scale, layers):
     s = shape_settings(NUM_LAYERS=layers)
     weights = random_weights(s, seed, scale)
-    decoded = decode(encode_artifact(s, weights))
+    decoded = decode(encode(s, weights))
     for name, want in weights.items():
         # a step of int8 rows is 1/127 of the largest; float16 keeps 11 bits and ends at 2^-24
         allowed = np.abs(want).max(initial=0) / 250 + (0 if name == "tok_emb" else 2**-25)
@@ -134,16 +140,16 @@ def test_what_its_scheme_cannot_hold_is_not_exported(artifact, name, bad):
     damaged = weights | {name: weights[name].copy()}
     damaged[name].flat[-1] = bad
     with np.errstate(all="ignore"), pytest.raises(FloatingPointError, match=name):
-        encode_artifact(s, damaged)
+        encode(s, damaged)
 
 
 def test_bytes_are_a_function_of_the_values(artifact):
     """safetensors.numpy writes a transposed view's memory as it lies, under the view's shape."""
     s, weights, blob = artifact
-    assert encode_artifact(s, {name: weights[name].copy() for name in reversed(weights)}) == blob
-    assert encode_artifact(s, {name: np.asfortranarray(value) for name, value in weights.items()}) == blob
+    assert encode(s, {name: weights[name].copy() for name in reversed(weights)}) == blob
+    assert encode(s, {name: np.asfortranarray(value) for name, value in weights.items()}) == blob
     decoded = decode(blob)
-    again = decode(encode_artifact(s, decoded))  # floats are a fixed point, int8 nearly
+    again = decode(encode(s, decoded))  # floats are a fixed point, int8 nearly
     assert all(np.array_equal(again[name], decoded[name]) for name in decoded if name != "tok_emb")
 
 
@@ -151,7 +157,7 @@ PROGRAM = """
 import zlib
 from tests.trainer import test_artifact
 s = test_artifact.shape_settings()
-print(zlib.crc32(test_artifact.encode_artifact(s, test_artifact.random_weights(s, 0))))
+print(zlib.crc32(test_artifact.encode(s, test_artifact.random_weights(s, 0))))
 """
 
 
@@ -188,7 +194,7 @@ def outcome(blob: bytes) -> dict[str, np.ndarray] | None:
         with np.errstate(all="ignore"):
             return decode(blob)
     except DataError as error:
-        assert str(error).startswith("some/model.ptz is no whole artifact: ")
+        assert str(error).startswith("some/model.ptz is damaged or of another script: ")
         return None
 
 
@@ -208,7 +214,7 @@ def damaged(blob: bytes, rng: random.Random) -> bytes:
 
 def small_artifact() -> bytes:
     s = shape_settings(VOCAB_SIZE=20)
-    return encode_artifact(s, random_weights(s, 1))
+    return encode(s, random_weights(s, 1))
 
 
 def test_300_damaged_files_are_refused():

@@ -82,7 +82,7 @@ def test_attention_on_the_gpu_is_pytorchs_in_float64(case, dtype, error, window)
 
 def test_without_a_setting_a_gpu_takes_the_reference_preset_bf16_and_itself(tmp_path, corpus):
     dry = helpers.run_script(tmp_path, {"DRY_RUN": "1"})
-    assert dry.code == 0 and "PRESET=10min_16mb (preset)" in dry.out.splitlines()
+    assert dry.code == 0 and dry.out.startswith("PRESET=10min_16mb (preset): ")
     env = corpus.env(RUN_ID="auto")
     del env["DTYPE"]
     run = helpers.run_script(tmp_path, env)
@@ -121,18 +121,7 @@ def made(compiled: bool) -> tuple[train_gpt.Trainer, list[tuple[torch.Tensor, tr
     return trainer, batches
 
 
-def test_a_recorded_step_is_the_step_that_was_recorded():
-    found = {}
-    for compiled in (False, True):
-        trainer, batches = made(compiled)
-        assert isinstance(trainer.gradient, train_gpt.CudaGraphs) == compiled
-        stats = [trainer.step(batch, step, 1.0) for batch, step in batches]
-        found[compiled] = [(float(each.loss), float(each.grad_norm)) for each in stats]
-    np.testing.assert_allclose(found[True], found[False], rtol=0.02)
-    assert len({loss for loss, _ in found[True]}) == len(batches)
-
-
-def test_a_recorded_step_that_is_not_finite_changes_nothing():
+def test_a_step_that_is_not_finite_changes_nothing():
     trainer, batches = made(compiled=True)
     for batch, step in batches[:3]:
         trainer.step(batch, step, 1.0)
@@ -140,11 +129,10 @@ def test_a_recorded_step_that_is_not_finite_changes_nothing():
     was = float(weights[0])
     weights[0] = math.inf
     before = trainer.sha256(*trainer.optimizer.state)
-    stats = trainer.step(*batches[3], 1.0)
-    assert (bool(stats.finite), bool(stats.local_nonfinite)) == (False, True)
+    assert not trainer.step(*batches[3], 1.0)[2]
     assert trainer.sha256(*trainer.optimizer.state) == before
     weights[0] = was
-    assert trainer.step(*batches[4], 1.0).finite
+    assert trainer.step(*batches[4], 1.0)[2]
     assert trainer.sha256(*trainer.optimizer.state) != before
 
 

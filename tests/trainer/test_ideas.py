@@ -81,7 +81,7 @@ class Fork:
 
 def tokens_read(module: ModuleType, s) -> np.ndarray:
     """All slots of a run, in order: int64[n, slot_tokens + 1]."""
-    reader = module.BatchReader(s, module.load_corpus(s).train, module.Machine(torch.device("cpu")))
+    reader = module.BatchReader(s, module.load_corpus(s).train, module.Machine(torch.device("cpu")), [])
     return np.concatenate([reader.read(step) for step in module.Plan(s).steps()])
 
 
@@ -107,7 +107,7 @@ def load(name: str, script: Path) -> ModuleType:
 @pytest.fixture(scope="module")
 def forks(scripts, corpus):
     """A function that gives the Fork of an idea, trained when it is first asked for."""
-    env, made = corpus.env(RUN_ID="fork", ITERATIONS=20, CKPT_SECONDS=1e-9), {}
+    env, made = corpus.env(RUN_ID="fork", ITERATIONS=20, CKPT_SECONDS=1e-9, VAL_LOSS_EVERY=1000), {}
 
     def fork(name: str) -> Fork:
         if name not in made:
@@ -248,7 +248,7 @@ def test_the_average_is_the_mean_over_the_cool_down_and_is_exported(forks):
     model, exported = fork.model(), fork.weights()
     for name, view in model.views(torch.from_numpy(last["average"])).items():
         assert np.allclose(exported[name], view, rtol=1e-3, atol=1e-6), name  # float16
-    score, unquantized = (float(fork.run.final[key]) for key in ("val_bpb", "val_bpb_unquantized"))
+    score, unquantized = (fork.run.events(kind)[-1]["val_bpb"] for kind in ("artifact", "val"))
     assert unquantized == pytest.approx(score, abs=1e-4), "the score on the way is the mean's, too"
 
 
@@ -353,7 +353,7 @@ def test_a_batch_may_grow_and_every_slot_is_read_once(corpus, tmp_path):
     module = load("grown", tmp_path / "train_gpt.py")
     s, _ = module.load_settings(corpus.env(ITERATIONS=6), "smoke")
     stream = module.load_corpus(s).train
-    reader = module.BatchReader(s, stream, module.Machine(torch.device("cpu")))
+    reader = module.BatchReader(s, stream, module.Machine(torch.device("cpu")), [])
     steps = list(module.Plan(s).steps())
     batches = [reader.read(step) for step in steps]
     assert [len(batch) for batch in batches] == [s.batch_slots // 2] * 3 + [s.batch_slots] * 3
@@ -362,7 +362,7 @@ def test_a_batch_may_grow_and_every_slot_is_read_once(corpus, tmp_path):
     assert slots == (windows * 9)[: len(slots)]
     trainer = module.Trainer(s, module.Machine(torch.device("cpu")))
     for number in (2, 3):
-        assert trainer.step(batches[number], steps[number], 1.0).finite
+        assert trainer.step(batches[number], steps[number], 1.0)[2]
 
 
 # --- NorMuon ----------------------------------------------------------------------------------------------
@@ -421,10 +421,10 @@ def test_a_weight_decays_only_where_the_update_takes_it_the_same_way(normuon):
 def test_a_step_that_is_not_taken_leaves_normuons_rows(normuon, monkeypatch):
     trainer, batch, step = normuon
     assert (trainer.optimizer.state["rows"] > 0).any()
-    loss, gradient = trainer.gradient(batch, trainer.s.train_seq_len)
-    monkeypatch.setattr(trainer, "gradient", lambda *_: (loss, gradient * float("nan")))
+    loss, gradient = trainer.loss_and_gradient(batch, trainer.s.train_seq_len)
+    monkeypatch.setattr(trainer, "loss_and_gradient", lambda *_: (loss, gradient * float("nan")))
     before = trainer.sha256(*trainer.optimizer.state)
-    assert not trainer.step(batch, step, 1.0).finite
+    assert not trainer.step(batch, step, 1.0)[2]
     assert trainer.sha256(*trainer.optimizer.state) == before
 
 

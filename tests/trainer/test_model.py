@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import train_gpt
 from tests.kit import helpers
 from tests.trainer.twin.test_parity import torch_logits
-from train_gpt import Machine, Plan, Predictor, Trainer, evaluate, load_settings
+from train_gpt import Machine, Plan, Predictor, Run, Trainer, evaluate, load_settings
 
 CPU = Machine(torch.device("cpu"))
 # small in every dimension, but no two are equal
@@ -92,9 +92,9 @@ def test_the_gradient_is_the_same_however_many_slots_share_a_pass(monkeypatch, m
     s = tiny()
     trainer = random_trainer(s)
     batch = torch.from_numpy(random_ids(s, s.batch_slots, s.slot_tokens + 1))
-    loss, together = trainer.gradient(batch, s.train_seq_len)
+    loss, together = trainer.loss_and_gradient(batch, s.train_seq_len)
     monkeypatch.setattr(train_gpt, "MICRO_TOKENS", micro_tokens)
-    found, apart = trainer.gradient(batch, s.train_seq_len)
+    found, apart = trainer.loss_and_gradient(batch, s.train_seq_len)
     assert found.item() == pytest.approx(loss.item(), rel=1e-6)
     assert (apart - together).abs().max() < 1e-5 * together.abs().max()
 
@@ -310,12 +310,12 @@ def test_a_step_without_finite_numbers_changes_nothing(monkeypatch, place):
     batch = torch.from_numpy(random_ids(s, s.batch_slots, s.slot_tokens + 1))
     trainer.step(batch, first, 1.0)
     before = trainer.sha256(*trainer.optimizer.state)
-    loss, gradient = trainer.gradient(batch, s.train_seq_len)
+    loss, gradient = trainer.loss_and_gradient(batch, s.train_seq_len)
     bad = loss if place is None else gradient[place]
     bad.fill_(math.nan)
-    monkeypatch.setattr(trainer, "gradient", lambda *_: (loss, gradient))
-    stats = trainer.step(batch, second, 1.0)
-    assert (stats.finite, stats.local_nonfinite) == (0, 1)
+    monkeypatch.setattr(trainer, "loss_and_gradient", lambda *_: (loss, gradient))
+    *_, finite = trainer.step(batch, second, 1.0)
+    assert not finite
     assert trainer.sha256(*trainer.optimizer.state) == before
 
 
@@ -381,7 +381,7 @@ def test_the_score_is_the_expected_one_for_any_window_batch_and_number_of_ranks(
     used = min(total, limit or total)
     scored, scored_bytes = used - 1, worth[1:used].sum()
     nats = reference_nats(tokens[:used].tolist(), window, lambda seen: sum(seen) % 97)
-    for score in on_ranks(world, lambda rank: evaluate(s, nll, text, rank, limit)):
+    for score in on_ranks(world, lambda rank: evaluate(s, nll, text, Run(rank, s), limit)):
         assert (score["val_tokens"], score["val_bytes"]) == (scored, scored_bytes)
         assert score["val_loss"] == pytest.approx(nats / scored, rel=1e-12)
         assert score["val_bpb"] == pytest.approx(nats / math.log(2) / scored_bytes, rel=1e-12)
@@ -391,7 +391,7 @@ def test_the_score_is_the_expected_one_for_any_window_batch_and_number_of_ranks(
 
 def test_a_signal_to_one_rank_ends_an_evaluation_on_all():
     text = SimpleNamespace(val_tokens=np.arange(1000, dtype=np.uint16), bytes_per_token=np.ones(1000))
-    passes = [0, 0]
+    passes, s = [0, 0], tiny(VAL_BATCH_SIZE=8, EVAL_SEQ_LEN=10)
 
     def work(rank: Rank) -> str:
         def nll(ids: np.ndarray) -> np.ndarray:
@@ -401,7 +401,7 @@ def test_a_signal_to_one_rank_ends_an_evaluation_on_all():
             return ids[:, 1:].astype(np.float32)
 
         with pytest.raises(InterruptedError, match="stopped by a signal"):
-            evaluate(tiny(VAL_BATCH_SIZE=8, EVAL_SEQ_LEN=10), nll, text, rank, 0)
+            evaluate(s, nll, text, Run(rank, s), 0)
 
     on_ranks(2, work)
     assert passes == [3, 3]

@@ -1,6 +1,5 @@
 """Whole runs of the real script: what they leave behind, exit codes, ranks, EVAL_ONLY, compiled and eager."""
 
-import fcntl
 import hashlib
 import json
 import math
@@ -8,11 +7,8 @@ import os
 import re
 import shutil
 import signal
-import struct
 import subprocess
 import sys
-import termios
-import time
 import zlib
 from pathlib import Path
 
@@ -28,12 +24,12 @@ from tests.trainer.test_model import nats_of_steps
 NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here: other presets and numbers")
 LINE = {
     "step": r"step:\d+/\d+ train_loss:\d+\.\d{4} lr_mul:\d\.\d{3} train_time:\d+ms step_avg:\d+\.\d{2}ms "
-    r"tok_s:\d+ mfu:\d+\.\d% data_wait:\d+\.\dms train_flops:\d\.\d{4}e\+\d+",
+    r"tok_s:\d+ mfu:\d+\.\d% train_flops:\d\.\d{4}e\+\d+",
     "val": r"(step:\d+/\d+|artifact) val_loss:\d+\.\d{4} val_bpb:\d+\.\d{4}( partial)? train_time:\d+ms",
 }
 FINAL = """
     val_loss val_bpb val_bpb_unquantized val_tokens val_bytes steps train_flops tokens_seen params
-    train_seconds eval_seconds data_wait_seconds peak_memory_mib artifact_bytes code_bytes
+    train_seconds eval_seconds peak_memory_mib artifact_bytes code_bytes
     total_bytes budget_bytes budget artifact_sha256 script_sha256 train_sha256 val_sha256 tokenizer_sha256
     state_sha256 preset seed run_id device torch skipped_steps resumes"""
 FINAL = FINAL.split()
@@ -93,8 +89,7 @@ def test_a_run_ends_with_the_promised_block(base_run, corpus):
     assert final["script_sha256"] == hashlib.sha256(script).hexdigest()
     assert final["tokenizer_sha256"] == helpers.sha256(corpus.tokenizer_path).hex()
     assert final["val_sha256"] == hashlib.sha256(corpus.tokens["val"].astype("<u2").tobytes()).hexdigest()
-    assert 50 < numbers["peak_memory_mib"] < 2048 and 0 < numbers["train_seconds"] < 60
-    assert numbers["data_wait_seconds"] < numbers["train_seconds"]
+    assert 0 < numbers["train_seconds"] < 60
 
 
 def test_the_run_learns(base_run):
@@ -161,7 +156,8 @@ def test_the_same_run_again_gives_the_same_bytes(base_run, corpus, tmp_path):
     shutil.copytree(corpus.data_path, here / "töken$ 1")
     shutil.copy(corpus.tokenizer_path, here / "模型.model")
     script = Path(shutil.copy(helpers.SCRIPT, here / "frozen.py"))
-    env = corpus.env(DATA_PATH="töken$ 1", TOKENIZER_PATH="./模型.model", ITERATIONS=20, WARMUP_STEPS=2)
+    paths = {"DATA_PATH": "töken$ 1", "TOKENIZER_PATH": "./模型.model"}
+    env = corpus.env(**paths, ITERATIONS=20, WARMUP_STEPS=2, VAL_LOSS_EVERY=10)
     run = helpers.run_script(here, env, script=script)
     assert (run.code, run.err) == (0, "")
     same = [name for name in FINAL if re.search("sha256|loss|bpb|_bytes", name)]
@@ -173,26 +169,15 @@ def test_the_same_run_again_gives_the_same_bytes(base_run, corpus, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_terminal_gets_a_progress_bar(corpus, tmp_path):
-    ours, theirs = os.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 40, 120, 0, 0))
-    process = subprocess.Popen(
-        helpers.command(),
-        cwd=tmp_path,
-        stdout=theirs,
-        stderr=theirs,
-        close_fds=True,
-        env=helpers.clean_environment(**corpus.env(RUN_ID="bar", ITERATIONS=12)),
-    )
-    os.close(theirs)
-    shown = b""
-    try:
-        while part := os.read(ours, 65536):
-            shown += part
-    except OSError:  # Linux says so when the other end is closed
-        assert process.wait(60) == 0
-    assert b"/12 [" in shown and b"\r" in shown
-    assert "\r" not in (tmp_path / "logs/bar/train.log").read_text(encoding="utf-8")
+def test_a_line_that_is_not_due_waits_for_a_pause(monkeypatch, capsys):
+    """Steps and evaluations say how far they are every ten seconds."""
+    now = [0.0]
+    monkeypatch.setattr(train_gpt.time, "monotonic", lambda: now[0])
+    run = train_gpt.Run(train_gpt.Machine(torch.device("cpu")), train_gpt.Settings())
+    for now[0] in (1.0, 12.0, 13.0, 22.5):
+        run.line(f"at {now[0]}", pause=10)
+    run.line("at once")
+    assert capsys.readouterr().out.splitlines() == ["at 12.0", "at 22.5", "at once"]
 
 
 # --- refused, untouched -----------------------------------------------------------------------------------
@@ -286,7 +271,7 @@ def test_without_validation_text_an_artifact_is_not_scored(unscored, corpus):
     env = corpus.env(DATA_PATH="data", EVAL_ONLY="logs/run/model.ptz")
     run = helpers.run_script(unscored.cwd, env)
     assert (run.code, run.out) == (3, "")
-    assert re.fullmatch(r"train_gpt\.py: DATA_PATH=data .*no \*_val_\*\.bin.*\n", run.err), run.err
+    assert re.fullmatch(r"train_gpt\.py: DATA_PATH=data .*no \*_val_0\.bin.*\n", run.err), run.err
 
 
 # --- exit codes; 2 and 3 are provoked in test_settings.py and test_damage.py ------------------------------
@@ -359,7 +344,7 @@ def test_a_path_without_programs_does_not_stop_a_run(corpus, tmp_path):
 def test_a_model_that_does_not_fit_into_memory_is_reported_in_one_line(corpus, tmp_path):
     run = helpers.run_script(tmp_path, corpus.env(MODEL_DIM=1048576))
     assert run.code == 2
-    assert re.fullmatch(r"train_gpt\.py: out of memory: lower MODEL_DIM .*\n", run.err), run.err
+    assert re.fullmatch(r"train_gpt\.py: out of memory: lower VAL_BATCH_SIZE, .*\n", run.err), run.err
 
 
 def cannot_allocate(size: int = 2**60) -> None:
@@ -389,7 +374,7 @@ def test_any_library_that_has_no_memory_left_is_understood_on_any_rank(monkeypat
     monkeypatch.setenv("PRESET", "smoke")
     monkeypatch.setenv("RANK", rank)
     assert train_gpt.main(open_machine=fail) == 2
-    said = "train_gpt.py: out of memory: lower MODEL_DIM or TRAIN_BATCH_TOKENS"
+    said = "train_gpt.py: out of memory: lower VAL_BATCH_SIZE, TRAIN_BATCH_TOKENS or MODEL_DIM"
     assert capsys.readouterr().err == said + (" (rank 1)" if rank == "1" else "") + "\n"
 
 
@@ -406,6 +391,7 @@ def test_memory_in_an_errors_text_is_no_lack_of_it(corpus, tmp_path, monkeypatch
 def test_nccl_waits_longer_than_gloo(monkeypatch):
     """Its watchdog ends the process by SIGABRT; before, gloo fails, and the run says how to go on."""
     groups, patience = {}, {}
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
@@ -458,25 +444,8 @@ def test_ranks_that_do_not_divide_the_slots_are_refused_by_name(corpus, tmp_path
     run = helpers.run_script(tmp_path, corpus.env(RUN_ID="three"), ranks=3)
     assert run.code != 0 and "exitcode  : 2" in run.err
     said = [line for line in run.err.splitlines() if line.startswith("train_gpt.py: ")]
-    assert len(said) == 1 and "WORLD_SIZE=3: takes a divisor of BATCH_SLOTS=8" in said[0]
+    assert len(said) == 1 and "WORLD_SIZE=3: by BATCH_SLOTS takes one of 1, 2, 4, 8" in said[0]
     assert not (tmp_path / "logs").exists()
-
-
-@pytest.mark.slow
-def test_damage_that_one_rank_alone_reads_is_reported(corpus, tmp_path):
-    """Each slot is a shard here, without a checksum: rank 1 reads the second that the order has."""
-    tokens = corpus.tokens["train"][: 16 * 65].reshape(16, 65)
-    shutil.copytree(corpus.data_path, tmp_path / "data", ignore=shutil.ignore_patterns("*_train_*"))
-    shards = helpers.write_shards(tmp_path / "data", "train", list(tokens), extended=False)
-    damaged = shards[np.random.Generator(np.random.Philox(key=1337)).permutation(16)[1]]
-    damaged.write_bytes(damaged.read_bytes()[:-2] + b"\xff\xff")
-    env = corpus.env(DATA_PATH=tmp_path / "data", RUN_ID="one")
-    began = time.perf_counter()
-    run = helpers.run_script(tmp_path, env, ranks=2)
-    assert run.code != 0 and time.perf_counter() - began < 100
-    assert re.search(
-        rf"^train_gpt\.py: {re.escape(str(damaged))}: token 65535 .*rank 1", run.err, re.MULTILINE
-    )
 
 
 # --- compiled or eager ------------------------------------------------------------------------------------
@@ -583,7 +552,7 @@ def test_a_partial_score_says_so_in_every_line(variants):
     for name in ("val_loss", "val_bpb"):
         assert run.final[name].endswith(" partial"), name
     assert run.final["val_tokens"] == "999"
-    assert "partial" not in "".join(lines(variants["base"], "val")) + variants["base"].final["val_bpb"]
+    assert "partial" not in lines(variants["base"], "val")[-1] + variants["base"].final["val_bpb"]
 
 
 @pytest.mark.slow
@@ -611,4 +580,4 @@ def test_operations_end_a_run_at_the_last_step_within_them(variants):
 @pytest.mark.slow
 def test_without_a_preset_a_machine_without_cuda_takes_the_floppy(tmp_path):
     run = helpers.run_script(tmp_path, {"DRY_RUN": "1"})
-    assert run.code == 0 and "PRESET=floppy (preset)" in run.out.splitlines()
+    assert run.code == 0 and run.out.startswith("PRESET=floppy (preset): ")

@@ -98,7 +98,7 @@ def batch_of(trainer: train_gpt.Trainer, seed: int = 0):
 
 
 def take_step(trainer: train_gpt.Trainer, batch, number: int, lr_mul: float) -> list[float]:
-    """What a step reports: loss, gradient norm, finite, local_nonfinite."""
+    """What a step reports: loss, gradient norm, finite."""
     step = next(train_gpt.Plan(trainer.s).steps())._replace(number=number)
     return [*map(float, trainer.step(batch, step, lr_mul))]
 
@@ -124,7 +124,7 @@ def test_thirty_steps_are_those_of_train_gpt(pair):
     assert float(reference.final["val_bpb"]) == pytest.approx(float(found.final["val_bpb"]), abs=BPB)
     same = COUNTS.split()
     assert [reference.final[name] for name in same] == [found.final[name] for name in same]
-    assert [*found.final] == [*reference.final]
+    assert [name for name in found.final if name != "mlx"] == [*reference.final]
 
 
 NUMBERS = re.compile(r"\d+(\.\d+)?")
@@ -142,7 +142,7 @@ def test_log_lines_and_files_are_those_of_train_gpt(pair):
         files.append(sorted(str(path.relative_to(run.folder)) for path in run.folder.rglob("*")))
         configs.append(json.loads((run.folder / "config.json").read_text()))
     assert kinds[0] == kinds[1] and len(kinds[0]) >= 20
-    assert files[0] == files[1] and "checkpoint/step_00000030.ckpt" in files[0]
+    assert [*files[0], "train_gpt_mlx.py"] == files[1] and "checkpoint/step_00000030.ckpt" in files[0]
     one, other = configs
     assert [one[part] == other[part] for part in ("settings", "origins", "sha256")] == [True] * 3
 
@@ -150,7 +150,7 @@ def test_log_lines_and_files_are_those_of_train_gpt(pair):
 def main_in(env: dict, monkeypatch, capsys) -> tuple[int, str, str]:
     """The program's exit code, what it prints and what it complains of, in this process."""
     monkeypatch.setattr(os, "environ", env)
-    code = train_gpt.main(twin.open_machine, twin.Trainer, twin.__file__)
+    code = train_gpt.main(twin.open_machine, twin.Trainer, [twin.__file__])
     return code, *capsys.readouterr()
 
 
@@ -176,7 +176,7 @@ def test_equal_weights_give_equal_artifacts():
     """The start weights, of a shape with all three schemes."""
     shape = {"MODEL_DIM": 128, "NUM_LAYERS": 3, "VOCAB_SIZE": 500, "SEED": 5}
     one, other = (small_trainer(script, **shape) for script in (train_gpt, twin))
-    assert one.export() == other.export()
+    assert one.export("") == other.export("")
     assert {train_gpt.scheme_of(param) for param in other.model.table} == set(train_gpt.SCHEMES)
 
 
@@ -290,16 +290,16 @@ def test_a_rank_that_never_comes_is_named(corpus, tmp_path):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_bad_step_changes_nothing_and_is_marked(value, monkeypatch):
+def test_a_bad_step_changes_nothing(value, monkeypatch):
     trainer = small_trainer(twin, BATCH_SLOTS=2)
     batch = batch_of(trainer)
-    assert take_step(trainer, batch, 0, 1.0)[2:] == [1.0, 0.0]
+    assert take_step(trainer, batch, 0, 1.0)[2] == 1.0
     before = state_of(trainer)
-    loss, good = trainer.gradient(batch, trainer.s.train_seq_len)
+    loss, good = trainer.loss_and_gradient(batch, trainer.s.train_seq_len)
     bad = mx.concatenate([good[:7], mx.array([value]), good[8:]])
-    monkeypatch.setattr(trainer, "gradient", lambda *_: (loss, bad))
-    found, norm, finite, marked = take_step(trainer, batch, 1, 1.0)
-    assert (np.isfinite(found), np.isfinite(norm), finite, marked) == (True, False, 0.0, 1.0)
+    monkeypatch.setattr(trainer, "loss_and_gradient", lambda *_: (loss, bad))
+    found, norm, finite = take_step(trainer, batch, 1, 1.0)
+    assert (np.isfinite(found), np.isfinite(norm), finite) == (True, False, 0.0)
     assert state_of(trainer) == before
     monkeypatch.undo()
     assert take_step(trainer, batch, 2, 1.0)[2] == 1.0 and state_of(trainer) != before

@@ -59,7 +59,7 @@ class Adapter:
     def step(self, slots: np.ndarray, number: int, multiplier: float) -> tuple[float, float]:
         """One optimizer step: loss and gradient norm."""
         batch = self.trainer.machine.tensor(slots.astype(np.int64))
-        loss, norm, finite, _ = map(float, self.trainer.step(batch, self.steps[number], multiplier))
+        loss, norm, finite = map(float, self.trainer.step(batch, self.steps[number], multiplier))
         assert finite == 1
         return loss, norm
 
