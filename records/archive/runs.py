@@ -55,9 +55,6 @@ def named_dataset(record: Path) -> str | None:
     return str(name) if name else None
 
 
-# --- a run of no track ------------------------------------------------------------------------------------
-
-
 def named_tokenizer(record: Path, artifact: Path) -> str | None:
     """sha256 of the tokenizer as the artifact names it, else config.json; None where neither does.
 
@@ -78,7 +75,7 @@ def places(record: Path, setting: str, home: Path) -> list[Path]:
     return [Path.cwd() / path, REPO / path, home.absolute() / path.name] if path.name else []
 
 
-def find_tokenizer(record: Path, wanted: str, dataset: Path, data: Path) -> Path:
+def find_tokenizer(record: Path, wanted: str | None, dataset: Path, data: Path) -> Path:
     """The file of the sha256 `wanted`, from data/tokenizers where it is there. Raises DataError."""
     home = data / "tokenizers"
     named = places(record, "tokenizer_path", home)
@@ -87,9 +84,12 @@ def find_tokenizer(record: Path, wanted: str, dataset: Path, data: Path) -> Path
     for path in [*sorted(home.absolute().glob("*.model")), *named]:
         if path.is_file() and file_sha256(path).hex() == wanted:
             return path
-    looked = ", ".join(map(str, dict.fromkeys([*named, home / "*.model"])))
-    mend = f"{shell('cp', 'FILE.model', home)} brings the tokenizer that it was trained with"
-    raise DataError(f"{record}: none of {looked} has sha256 {wanted}: {mend}")
+    looked = ", ".join(map(str, [*named, home / "*.model"]))
+    raise DataError(
+        f"{record}: is of no track, and none of {looked} has its tokenizer's sha256, "
+        f"{wanted or 'which neither artifact nor config.json names'}: {shell('cp', 'FILE.model', home)} "
+        "brings the tokenizer; --track records/track_floppy names a track"
+    )
 
 
 def own_track(record: Path, wanted: str | None, data: Path) -> Track:
@@ -97,17 +97,11 @@ def own_track(record: Path, wanted: str | None, data: Path) -> Track:
 
     Its dataset and its tokenizer are absolute paths. `wanted`: the tokenizer's sha256. Raises DataError.
     """
-    if not wanted:
-        raise DataError(
-            f"{record}: lies in no track's folder, no track has its dataset, and neither artifact nor "
-            "config.json has a tokenizer_sha256; --track records/track_floppy names the track"
-        )
     folders = places(record, "data_path", data / "datasets") or [record.absolute()]
     dataset = next((path for path in folders if path.is_dir()), folders[0])
     tokenizer = find_tokenizer(record, wanted, dataset, data)
     vocabulary = {"name": str(dataset), "tokenizer": str(tokenizer)}
     vocabulary["logged_val_sha256"] = configuration(record).get("val_sha256")
     text = {"tokenizer_policy": "provided", "val_sha256": None, "second": None, "vocabularies": [vocabulary]}
-    rules = load_track(RECORDS / "track_floppy").rules
-    rules |= {"eval_seconds": SECONDS, "second_band": [0, math.inf], "dataset": text}
-    return Track(record, rules, vocabulary)
+    more = {"eval_seconds": SECONDS, "second_band": [0, math.inf], "dataset": text}
+    return Track(record, load_track(RECORDS / "track_floppy").rules | more, vocabulary)

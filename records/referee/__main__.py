@@ -179,18 +179,12 @@ def fetch(args: argparse.Namespace) -> None:
     args.track = found.track
 
 
-def lets_run(run: Path) -> bool:
-    """Whether a run of the user's own runs without a sandbox, as none can be made here. A line says so."""
-    if not is_own(run) or bubblewrap.find():
-        return False
-    print(f"{run}: runs without a sandbox: none can be made here, and the run is your own", file=sys.stderr)
-    return True
-
-
 def work(args: argparse.Namespace) -> int:
     if is_address(args.record):
         fetch(args)
-    args.trust = args.trust or lets_run(args.record)
+    if is_own(args.record) and not (args.trust or bubblewrap.find()):
+        print(f"{args.record}: is your own run and runs without a sandbox: none works here", file=sys.stderr)
+        args.trust = True
     same = ("track", "dataset", "artifact", "data", "trust", "second")
     options = {name: value for name, value in vars(args).items() if name in same}
     alone = args.command in ("sample", "complete")

@@ -114,12 +114,12 @@ def validation_text(track: Track, data: Path, record: Path | None = None, trust:
     """
     folder = data / "datasets" / track.dataset["name"]
     ours, theirs = tokenizer_path(track, data), tokenizer_path(track, data, record)
+    tokenizer = open_tokenizer(ours, not is_ours(ours, data), trust)
     tokens = shards.read_split(folder, "val")
-    text = decode(open_tokenizer(ours, not is_ours(ours, data), trust), tokens)
-    found = {"val_sha256": ("text has", text.sha256), "logged_val_sha256": ("tokens have", sha256(tokens))}
-    for name, (what, digest) in found.items():
-        if (expected := track.dataset[name]) not in (None, digest):
-            raise DataError(f"{folder}: the validation {what} sha256 {digest}, expected {expected}")
+    text = decode(tokenizer, tokens)
+    for name, found in (("val_sha256", text.sha256), ("logged_val_sha256", sha256(tokens))):
+        if (expected := track.dataset[name]) not in (None, found):
+            raise DataError(f"{folder}: the validation text has {name} {found}, expected {expected}")
     return text if ours == theirs else encode(open_tokenizer(theirs, True, trust), text.documents)
 
 

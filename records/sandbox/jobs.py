@@ -11,17 +11,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
-from data.command import REPO, DataError, printable
+from data.command import REPO, DataError, warn_once
 from data.files import read_bytes, sha256
 from records.archive.folders import SCRIPT, run_artifact
 from records.archive.runs import configuration, is_run, named_dataset, named_tokenizer, own_track
 from records.archive.tracks import DATA, RECORDS, Track, is_ours, load_track, tokenizer_path
 from records.sandbox.inside import worker
-from records.sandbox.limits import Limits, Watchdog
+from records.sandbox.limits import Limits
 from records.sandbox.predictor import Mode, RemotePredictor, SandboxError, memory_file, watched
 
 SLOWEST = 8  # how many times slower than the track's machine a machine may be
@@ -69,17 +68,11 @@ class PredictorJob:
             room = [(Path(stage), inside, False)], self.track["imports"], self.mode, self.limits
             pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
             with watched(words, *room, (memory.fileno(),), **pipes) as watchdog:
-                yield self.loaded(memory, watchdog)
-
-    def loaded(self, memory: BinaryIO, watchdog: Watchdog) -> RemotePredictor:
-        """The predictor once it is there. Raises SandboxError, which names a script that cannot load."""
-        try:
-            return RemotePredictor(memory, watchdog, self.track["rows"])
-        except SandboxError as error:
-            if error.kind != "record":
-                raise
-            text = f"{self.script} cannot load {self.artifact}: {error}"
-            raise SandboxError(error.kind, text) from None
+                try:
+                    yield RemotePredictor(memory, watchdog, self.track["rows"])
+                except SandboxError as error:
+                    where = f"{self.script}: " if error.kind == "record" else ""
+                    raise SandboxError(error.kind, f"{where}{error}") from None
 
 
 def processor_speed() -> float:
@@ -101,41 +94,22 @@ def slowness(track: Track) -> float:
     return float(np.clip(track["eval_gflops"] * 1e9 / processor_speed(), 1, SLOWEST))
 
 
-def find_track(record: Path, artifact: Path, data: Path, dataset: str | None) -> Track:
-    """The track in whose folder a record lies, or, for a run, the first one with the run's dataset.
+def find_track(record: Path, artifact: Path, data: Path, track: Path | None, dataset: str | None) -> Track:
+    """The track that is given, in whose folder a record lies, or, of a run, the first with its dataset.
 
     A folder whose text is no track's gets rules of its own. Raises DataError.
     """
-    home = record.resolve().parent
+    home = track or record.resolve().parent
     name = dataset or named_dataset(record)
-    if (home / "track.json").exists():
+    if track or (home / "track.json").exists():
         return load_track(home).using(name)
     wanted = named_tokenizer(record, artifact)
     for path in sorted(RECORDS.glob("*/track.json")) if name and is_run(record) else ():
         with contextlib.suppress(DataError):  # not this track's
-            track = load_track(path.parent).using(name)
-            if dataset or not wanted or track.dataset["tokenizer_sha256"] in (None, wanted):
-                return track
+            rules = load_track(path.parent).using(name)
+            if dataset or not wanted or rules.dataset["tokenizer_sha256"] in (None, wanted):
+                return rules
     return own_track(record, wanted, data).using(dataset)
-
-
-def warn_of_another_script(run: Path) -> None:
-    """Warn if the repository's script, which loads a run's artifact, is not the script that trained it."""
-    wrote = configuration(run).get("script_sha256")
-    if wrote not in (None, sha256(read_bytes(REPO / SCRIPT))):
-        words = f"{run}: was written by another {SCRIPT} than is here now, script_sha256 {wrote!s:.16}"
-        mend = f"put that {SCRIPT} into the folder, and it is loaded in its place"
-        print(f"warning: {printable(words)}; {mend}", file=sys.stderr)
-
-
-def find_artifact(record: Path) -> Path:
-    """The artifact of a run, or the first one of a record. Raises DataError."""
-    if is_run(record) and not run_artifact(record).exists():
-        raise DataError(f"{record}: holds no {run_artifact(record).name}, which a run writes at its end")
-    found = [run_artifact(record)] if is_run(record) else sorted(record.glob("model*"))
-    if not found:
-        raise DataError(f"{record}: holds no model_seed<N>.ptz; --artifact names the file")
-    return found[0]
 
 
 def find_job(
@@ -158,14 +132,20 @@ def find_job(
     script = record / SCRIPT
     if not script.exists() and is_run(record):
         script = REPO / SCRIPT
-        warn_of_another_script(record)
-    artifact = artifact or find_artifact(record)
-    for path in (script, artifact):
+        wrote = configuration(record).get("script_sha256")
+        if wrote not in (None, sha256(read_bytes(script))):
+            words = f"{record}: was written by another {SCRIPT} than is here now, script_sha256 {wrote!s:.16}"
+            warn_once(f"{words}; put that {SCRIPT} into the folder, and it is loaded in its place")
+    if is_run(record) and artifact is None:
+        artifact = run_artifact(record)
+        if not artifact.exists():
+            raise DataError(f"{record}: holds no {artifact.name}, which a run writes at its end")
+    artifacts = [artifact] if artifact else sorted(record.glob("model*"))
+    if not artifacts:
+        raise DataError(f"{record}: holds no model_seed<N>.ptz; --artifact names the file")
+    rules = find_track(record, artifacts[0], data, track, dataset)
+    for path in (script, artifacts[0]):
         read_bytes(path)
-    if track:
-        rules = load_track(track).using(dataset or named_dataset(record))
-    else:
-        rules = find_track(record, artifact, data, dataset)
     slow = slowness(rules)
     seconds = 2 * slow * rules["eval_seconds"]  # the exact limit is a check of the score
     tokenizer = tokenizer_path(rules, data, record)
@@ -173,7 +153,7 @@ def find_job(
     return PredictorJob(
         rules,
         script,
-        artifact,
+        artifacts[0],
         tokenizer,
         Mode(device or rules["device"], trust, alone, hidden=hidden),
         Limits(processor=seconds, seconds=2 * seconds, answer=seconds / 2),
