@@ -56,10 +56,7 @@ def named_dataset(record: Path) -> str | None:
 
 
 def named_tokenizer(record: Path, artifact: Path) -> str | None:
-    """sha256 of the tokenizer as the artifact names it, else config.json; None where neither does.
-
-    The artifact may be of another format, or too old to name one. Raises DataError.
-    """
+    """sha256 of the tokenizer by the artifact; by config.json where that is of another format, or old."""
     try:
         head = zlib.decompressobj().decompress(read_bytes(artifact), MAX_HEADER)
         header = parse_json(head[8 : 8 + int.from_bytes(head[:8], "little")])
@@ -100,8 +97,8 @@ def own_track(record: Path, wanted: str | None, data: Path) -> Track:
     folders = places(record, "data_path", data / "datasets") or [record.absolute()]
     dataset = next((path for path in folders if path.is_dir()), folders[0])
     tokenizer = find_tokenizer(record, wanted, dataset, data)
-    vocabulary = {"name": str(dataset), "tokenizer": str(tokenizer)}
-    vocabulary["logged_val_sha256"] = configuration(record).get("val_sha256")
+    known = configuration(record).get("val_sha256")
+    vocabulary = {"name": str(dataset), "tokenizer": str(tokenizer), "logged_val_sha256": known}
     text = {"tokenizer_policy": "provided", "val_sha256": None, "second": None, "vocabularies": [vocabulary]}
     more = {"eval_seconds": SECONDS, "second_band": [0, math.inf], "dataset": text}
     return Track(record, load_track(RECORDS / "track_floppy").rules | more, vocabulary)
