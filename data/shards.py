@@ -247,7 +247,7 @@ def read_split(folder: Path, split: str) -> np.ndarray:
     if not paths:
         raise DataError(
             f"{folder}: holds no *_{split}_*.bin, expected one or more: "
-            "python -m data.prepare demo makes the demo corpus"
+            "python -m data.prepare demo makes the demo corpus, python -m data.prepare text your own"
         )
     return np.concatenate([read_shard(path) for path in paths])
 

@@ -100,6 +100,11 @@ def tokenizer_path(track: Track, data: Path, record: Path | None = None) -> Path
     return data / "tokenizers" / track.dataset["tokenizer"]
 
 
+def is_ours(tokenizer: Path, data: Path) -> bool:
+    """Whether a tokenizer is one of data/tokenizers. Another may be a stranger's, and no sandbox shows it."""
+    return tokenizer.absolute().parent == (data / "tokenizers").absolute()
+
+
 # --- yardsticks -------------------------------------------------------------------------------------------
 
 

@@ -22,8 +22,9 @@ import filelock
 
 from data import command
 from data.command import DataError, Parser, UsageError, printable, say, shell, whole
+from records.archive.runs import configuration
 from records.follow.cursor import Cursor
-from records.follow.events import Event, Tail, configuration, measured, summary
+from records.follow.events import Event, Tail, measured, summary
 from records.follow.trackers import TRACKERS, Tracker
 
 METRICS = "metrics.jsonl"

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data.command import DataError
-from data.files import parse_json, read_json
+from data.files import parse_json
+from records.archive.runs import plain
 
 Event = dict[str, Any]
 SCORES = {"val_loss", "val_bpb", "val_bpb_unquantized"}  # text in the final block, maybe with " partial"
@@ -78,21 +79,6 @@ def numbers(event: Event) -> dict[str, float]:
             with contextlib.suppress(OverflowError):  # of a whole number; no tracker takes all of those
                 found[name] = float(value)
     return found
-
-
-def configuration(folder: Path) -> dict[str, Any]:
-    """Settings, environment and hashes of a run by their names in config.json. Raises DataError."""
-    path = folder / "config.json"
-    about = read_json(path) if path.exists() else {}
-    found = {}
-    for part in ("settings", "environment", "sha256"):
-        if isinstance(about.get(part), dict):  # else it is another program's
-            found |= about[part]
-    return plain(found)
-
-
-def plain(values: dict[str, Any]) -> dict[str, str | int | float]:
-    return {name: value for name, value in values.items() if isinstance(value, str | int | float)}
 
 
 def summary(folder: Path, final: Event) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import sentencepiece
 from data import prepare, shards
 from data.command import DataError
 from data.files import parse_json, read_bytes, sha256
-from records.archive.tracks import Track, tokenizer_path
+from records.archive.tracks import Track, is_ours, tokenizer_path
 from records.sandbox.jobs import PredictorJob
 from records.sandbox.tokenizer import ForeignTokenizer
 
@@ -60,8 +60,10 @@ def check_size(tokenizer: Tokenizer, path: Path) -> None:
         )
 
 
-def foreign_tokenizer(path: Path, trust: bool = False) -> ForeignTokenizer:
-    """A record's own tokenizer, parsed in a sandbox. Raises DataError, NoSandbox, SandboxError."""
+def open_tokenizer(path: Path, foreign: bool, trust: bool = False) -> Tokenizer:
+    """A tokenizer of ours, or a foreign one in a sandbox. Raises DataError, NoSandbox, SandboxError."""
+    if not foreign:
+        return load_tokenizer(path)
     tokenizer = ForeignTokenizer(path, trust)
     check_size(tokenizer, path)
     return tokenizer
@@ -69,9 +71,7 @@ def foreign_tokenizer(path: Path, trust: bool = False) -> ForeignTokenizer:
 
 def tokenizer_of(job: PredictorJob) -> Tokenizer:
     """A job's tokenizer, the track's or the record's own. Raises DataError, NoSandbox, SandboxError."""
-    if job.own_tokenizer:
-        return foreign_tokenizer(job.tokenizer_path, job.mode.trust)
-    return load_tokenizer(job.tokenizer_path)
+    return open_tokenizer(job.tokenizer_path, job.own_tokenizer, job.mode.trust)
 
 
 def decode(tokenizer: Tokenizer, tokens: np.ndarray) -> Text:
@@ -114,11 +114,13 @@ def validation_text(track: Track, data: Path, record: Path | None = None, trust:
     """
     folder = data / "datasets" / track.dataset["name"]
     ours, theirs = tokenizer_path(track, data), tokenizer_path(track, data, record)
-    text = decode(load_tokenizer(ours), shards.read_split(folder, "val"))
-    if track.dataset["val_sha256"] not in (None, text.sha256):
-        expected = track.dataset["val_sha256"]
-        raise DataError(f"{folder}: the validation text has sha256 {text.sha256}, the track's is {expected}")
-    return text if ours == theirs else encode(foreign_tokenizer(theirs, trust), text.documents)
+    tokenizer = open_tokenizer(ours, not is_ours(ours, data), trust)
+    tokens = shards.read_split(folder, "val")
+    text = decode(tokenizer, tokens)
+    for name, found in (("val_sha256", text.sha256), ("logged_val_sha256", sha256(tokens))):
+        if (expected := track.dataset[name]) not in (None, found):
+            raise DataError(f"{folder}: the validation text has {name} {found}, expected {expected}")
+    return text if ours == theirs else encode(open_tokenizer(theirs, True, trust), text.documents)
 
 
 def second_text(track: Track, tokenizer: Tokenizer, given: Path | None) -> Text | None:

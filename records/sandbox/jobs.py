@@ -14,13 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-from data.command import REPO, DataError, printable
-from data.files import read_bytes, read_json, sha256
+from data.command import REPO, DataError, warn_once
+from data.files import read_bytes, sha256
 from records.archive.folders import SCRIPT, run_artifact
-from records.archive.tracks import DATA, RECORDS, Track, load_track, tokenizer_path
+from records.archive.runs import configuration, is_run, named_dataset, named_tokenizer, own_track
+from records.archive.tracks import DATA, RECORDS, Track, is_ours, load_track, tokenizer_path
 from records.sandbox.inside import worker
 from records.sandbox.limits import Limits
-from records.sandbox.predictor import Mode, RemotePredictor, memory_file, watched
+from records.sandbox.predictor import Mode, RemotePredictor, SandboxError, memory_file, watched
 
 SLOWEST = 8  # how many times slower than the track's machine a machine may be
 SPEED_SIZE = 1024  # of the square matrices whose product is timed
@@ -67,7 +68,11 @@ class PredictorJob:
             room = [(Path(stage), inside, False)], self.track["imports"], self.mode, self.limits
             pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
             with watched(words, *room, (memory.fileno(),), **pipes) as watchdog:
-                yield RemotePredictor(memory, watchdog, self.track["rows"])
+                try:
+                    yield RemotePredictor(memory, watchdog, self.track["rows"])
+                except SandboxError as error:
+                    where = f"{self.script}: " if error.kind == "record" else ""
+                    raise SandboxError(error.kind, f"{where}{error}") from None
 
 
 def processor_speed() -> float:
@@ -89,45 +94,22 @@ def slowness(track: Track) -> float:
     return float(np.clip(track["eval_gflops"] * 1e9 / processor_speed(), 1, SLOWEST))
 
 
-def is_run(record: Path) -> bool:
-    """Whether this is a run's folder in logs/."""
-    return (record / "config.json").exists()
+def find_track(record: Path, artifact: Path, data: Path, track: Path | None, dataset: str | None) -> Track:
+    """The track that is given, in whose folder a record lies, or, of a run, the first with its dataset.
 
-
-def named_dataset(record: Path) -> str | None:
-    """The dataset that a record's submission.json names, or that a run was trained on."""
-    name = None
-    if (record / "submission.json").exists():
-        name = read_json(record / "submission.json").get("dataset")
-    elif is_run(record):
-        settings = read_json(record / "config.json").get("settings")
-        path = settings.get("data_path") if isinstance(settings, dict) else None
-        name = path and Path(str(path)).name
-    return name and str(name)
-
-
-def find_track(record: Path) -> Track:
-    """The track in whose folder a record lies, or, for a run, the first one with the run's dataset."""
-    home = record.resolve().parent
-    if (home / "track.json").exists():
-        return load_track(home)
-    for path in sorted(RECORDS.glob("*/track.json")) if is_run(record) else ():
+    A folder whose text is no track's gets rules of its own. Raises DataError.
+    """
+    home = track or record.resolve().parent
+    name = dataset or named_dataset(record)
+    if track or (home / "track.json").exists():
+        return load_track(home).using(name)
+    wanted = named_tokenizer(record, artifact)
+    for path in sorted(RECORDS.glob("*/track.json")) if name and is_run(record) else ():
         with contextlib.suppress(DataError):  # not this track's
-            return load_track(path.parent).using(named_dataset(record))
-    raise DataError(
-        f"{record}: lies in no track's folder, and no track has its dataset; "
-        "--track records/track_floppy names the track"
-    )
-
-
-def warn_of_another_script(run: Path) -> None:
-    """Warn if the repository's script, which loads a run's artifact, is not the script that trained it."""
-    about = read_json(run / "config.json").get("environment")
-    wrote = about.get("script_sha256") if isinstance(about, dict) else None
-    if wrote not in (None, sha256(read_bytes(REPO / SCRIPT))):
-        words = f"{run}: was written by another {SCRIPT} than is here now, script_sha256 {wrote!s:.16}"
-        mend = f"put that {SCRIPT} into the folder, and it is loaded in its place"
-        print(f"warning: {printable(words)}; {mend}", file=sys.stderr)
+            rules = load_track(path.parent).using(name)
+            if dataset or not wanted or rules.dataset["tokenizer_sha256"] in (None, wanted):
+                return rules
+    return own_track(record, wanted, data).using(dataset)
 
 
 def find_job(
@@ -147,12 +129,13 @@ def find_job(
     """
     if not record.is_dir():
         raise DataError(f"{record}: no such folder")
-    rules = load_track(track) if track else find_track(record)
-    rules = rules.using(dataset or named_dataset(record))
     script = record / SCRIPT
     if not script.exists() and is_run(record):
         script = REPO / SCRIPT
-        warn_of_another_script(record)
+        wrote = configuration(record).get("script_sha256")
+        if wrote not in (None, sha256(read_bytes(script))):
+            words = f"{record}: was written by another {SCRIPT} than is here now, script_sha256 {wrote!s:.16}"
+            warn_once(f"{words}; put that {SCRIPT} into the folder, and it is loaded in its place")
     if is_run(record) and artifact is None:
         artifact = run_artifact(record)
         if not artifact.exists():
@@ -160,6 +143,7 @@ def find_job(
     artifacts = [artifact] if artifact else sorted(record.glob("model*"))
     if not artifacts:
         raise DataError(f"{record}: holds no model_seed<N>.ptz; --artifact names the file")
+    rules = find_track(record, artifacts[0], data, track, dataset)
     for path in (script, artifacts[0]):
         read_bytes(path)
     slow = slowness(rules)
@@ -175,5 +159,5 @@ def find_job(
         Limits(processor=seconds, seconds=2 * seconds, answer=seconds / 2),
         slow,
         second,
-        own_tokenizer=tokenizer != tokenizer_path(rules, data),
+        own_tokenizer=not is_ours(tokenizer, data),
     )

@@ -20,10 +20,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from data import command
-from data.command import DataError, Parser, printable, say, utf8, whole
+from data.command import DataError, Parser, printable, say, shell, utf8, whole
 from records.archive.checks import Check
 from records.archive.folders import is_address, record_folders
 from records.archive.record import Record
+from records.archive.runs import is_run
 from records.archive.tracks import DATA, RECORDS
 from records.archive.verdicts import still_holds, write_verdict
 from records.referee.scoring import LEAST_PROOF
@@ -102,6 +103,11 @@ def cases(args: argparse.Namespace) -> Iterator[tuple[Path, str, Callable[..., I
         folder, track = find_folder(place, args)
         if not folder.is_dir():
             raise DataError(f"{printable(folder)}: no such folder")
+        if is_run(folder) and not (folder.parent / "track.json").exists():
+            mend = (
+                f"{shell('python', '-m', 'records.referee', 'prove', folder)} scores it and proves the score"
+            )
+            raise DataError(f"{printable(folder)}: is a run, no record: {mend}")
         since = passed_before(folder, args)
         yield folder, since, functools.partial(verify, folder, args, since, track)
 

@@ -15,11 +15,12 @@ from data.command import DataError, UsageError
 from data.files import growing_folder, read_bytes, sha256
 from records.archive.folders import PACKED, SCRIPT, is_address, pack, run_artifact
 from records.archive.record import Record
+from records.archive.runs import named_dataset
 from records.archive.submission import ClaimedRun, parse_run, this_machine
 from records.archive.tracks import load_track
 from records.referee.scoring import Result, referee
 from records.referee.text import validation_text
-from records.sandbox.jobs import find_job, named_dataset
+from records.sandbox.jobs import find_job
 from records.sandbox.predictor import NoSandbox, SandboxError
 from records.verify.papers import OF_THE_RUNS, PAPERS, check_papers
 

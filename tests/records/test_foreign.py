@@ -102,7 +102,8 @@ def test_an_excerpt_stands_on_the_record_s_page_until_the_folder_changes(author,
     assert read_excerpts(load_track(track), {record.name: folder_sha256(record)}) == {}
     (record / "train_gpt.py").write_text("def load_predictor(artifact, device):\n    raise ValueError\n")
     said = call(excerpts.main, record, "--data", author.data, "--trust", code=3)
-    assert said == f"error: {record}: no sample: error: the record raised ValueError:\n"
+    script = record / "train_gpt.py"
+    assert said == f"error: {record}: no sample: error: {script}: the record raised ValueError:\n"
     assert json.loads((track / "excerpts.json").read_text())[record.name] == its
 
 

@@ -401,7 +401,7 @@ def test_a_wrong_track_or_text_is_reported(kit, track):
     edit(path, dataset=dataset | {"train_sha256": "ab" * 32})
     assert "training text has sha256" in refused(track, *options)
     edit(path, dataset=dataset | {"val_sha256": "ab" * 32})
-    assert "validation text has sha256" in refused(track, *options)
+    assert "validation text has val_sha256" in refused(track, *options)
     one_line(call(tracks.main, "yardsticks", code=2))
 
 
