@@ -26,8 +26,8 @@ PASSED = ("ranked", "holds", "pass")  # scored and proven
 FAILED = ("fails", "fail")
 NEEDED = ("score", "proof", "second-text", "sandbox")  # checks without which nothing holds
 RETRAINED = "retrained"  # a seed of the submission came out of a room again
-ASIDE = ("gain", RETRAINED, "counted")  # what may be left out, since no `holds` speaks of it
-SAID = ("score", "proof", "counted")  # lines that a verdict keeps, with their seeds, scores and bytes
+ASIDE = ("gain", RETRAINED)  # what may be left out, since no `holds` speaks of it
+SAID = ("score", "proof")  # lines that a verdict keeps, with their seeds, scores and bytes
 NOTHING, ON_PAPERS, ON_CLAIMS, ON_ROOMS = range(4)  # what a verdict may rest on, the least first
 EVIDENCE = ("nothing", "papers", "claims", "rooms")  # their words
 

@@ -2,7 +2,6 @@
 
 import html
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -44,10 +43,10 @@ def judged(author):
 
 @sandboxed
 def test_a_script_of_one_s_own_is_frozen_and_trained_again(author, judged):
-    """Its metrics were packed, and the room gives the artifact back bit for bit, with torch's own count."""
+    """Its metrics were packed, and the room gives the artifact back bit for bit."""
     assert sorted(path.suffix for path in author.folder.glob("metrics*")) == [".gz"] * 2
     assert "PASS retrained: seed 2: the artifact came back bit for bit" in judged
-    assert "PASS counted: " in judged
+    assert "PASS work: " in judged and "PASS train-flops: " in judged
     assert judged.count("PASS proof: ") == 2 and all(
         f"PASS score: seed {seed}: " in judged for seed in (1, 2)
     )
@@ -194,10 +193,11 @@ def train(folder, tokens, size):
 """
 HONEST = {
     "numpy alone, 64 threads, and metrics that are opened to append from the first": (
-        (*NUMPY, *THREADS, FIRST_OPEN),
-        "0 of .*its counter does not see",
+        *NUMPY,
+        *THREADS,
+        FIRST_OPEN,
     ),
-    "an LSTM with 64 threads": (((MAIN, LSTM + MAIN),), r"\d.*its counter does not see"),
+    "an LSTM with 64 threads": ((MAIN, LSTM + MAIN),),
 }
 
 
@@ -205,13 +205,11 @@ HONEST = {
 @bounded
 @pytest.mark.parametrize("kind", HONEST)
 def test_an_honest_script_is_ranked(tmp_path, kind):
-    """torch's counter sees few or none of the operations of these. Processor seconds bound them all."""
-    edits, counted = HONEST[kind]
-    author = Author(tmp_path, (1,), script=record_kit.bigram(*edits), second=None)
+    """Whatever spends the operations of these, processor seconds bound them."""
+    author = Author(tmp_path, (1,), script=record_kit.bigram(*HONEST[kind]), second=None)
     places = ["--data", author.data, "--work", tmp_path / "judge"]
     said = call(judge.main, author.folder, *places, "--write", "--by", "Ada")
     assert said.endswith("\nverdict: ranked\n") and "\nPASS work: seed " in said, said
-    assert re.search(rf"^NOTE counted: seed \d+: {counted}", said, re.MULTILINE), said
 
 
 # --- a tokenizer of one's own -----------------------------------------------------------------------------
