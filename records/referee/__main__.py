@@ -89,7 +89,7 @@ def judge(job: PredictorJob, args: argparse.Namespace) -> int:
     """The commands score and prove."""
     seed = secrets.randbits(32) if args.seed is None else args.seed
     rng = np.random.default_rng(seed)
-    text = validation_text(job.track, args.data, args.record, args.trust)
+    text = validation_text(job.track, args.data)
     print(f"seed: {seed}")
     if args.command == "prove":
         if args.bytes:

@@ -13,9 +13,8 @@ from data.command import DataError
 from data.files import parse_json, read_bytes, sha256
 from records.archive.tracks import Track, tokenizer_path
 from records.sandbox.jobs import PredictorJob
-from records.sandbox.tokenizer import ForeignTokenizer
 
-Tokenizer = sentencepiece.SentencePieceProcessor | ForeignTokenizer
+Tokenizer = sentencepiece.SentencePieceProcessor
 
 
 @dataclass(frozen=True)
@@ -36,41 +35,27 @@ class Text:
         return sha256(b"".join(hashlib.sha256(text).digest() for text in self.documents))
 
 
-def load_tokenizer(path: Path) -> sentencepiece.SentencePieceProcessor:
-    """A tokenizer of ours, parsed here. Raises DataError."""
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Raises DataError."""
     if not path.exists():
         raise DataError(
             f"{path}: no such file; python -m data.prepare demo makes the demo corpus and its tokenizer, "
             "--data names another folder"
         )
     try:
-        tokenizer = sentencepiece.SentencePieceProcessor(model_proto=read_bytes(path))
+        tokenizer = Tokenizer(model_proto=read_bytes(path))
     except RuntimeError:
         raise DataError(f"{path}: is no SentencePiece model") from None
-    check_size(tokenizer, path)
-    return tokenizer
-
-
-def check_size(tokenizer: Tokenizer, path: Path) -> None:
-    """Raises DataError."""
     if tokenizer.bos_id() < 0 or not 0 < tokenizer.vocab_size() <= shards.IDS:
         raise DataError(
             f"{path}: has BOS id {tokenizer.bos_id()} and {tokenizer.vocab_size()} pieces, "
             f"expected a BOS and at most {shards.IDS} pieces"
         )
-
-
-def foreign_tokenizer(path: Path, trust: bool = False) -> ForeignTokenizer:
-    """A record's own tokenizer, parsed in a sandbox. Raises DataError, NoSandbox, SandboxError."""
-    tokenizer = ForeignTokenizer(path, trust)
-    check_size(tokenizer, path)
     return tokenizer
 
 
 def tokenizer_of(job: PredictorJob) -> Tokenizer:
-    """A job's tokenizer, the track's or the record's own. Raises DataError, NoSandbox, SandboxError."""
-    if job.own_tokenizer:
-        return foreign_tokenizer(job.tokenizer_path, job.mode.trust)
+    """A job's tokenizer. Raises DataError."""
     return load_tokenizer(job.tokenizer_path)
 
 
@@ -106,19 +91,14 @@ def read_documents(path: Path) -> list[bytes]:
         raise DataError(f"{path}: {error}; expected a JSON string a line, one for a document") from None
 
 
-def validation_text(track: Track, data: Path, record: Path | None = None, trust: bool = False) -> Text:
-    """The track's validation text in the record's tokens.
-
-    Raises DataError if it is another text. A record's own tokenizer is parsed in a sandbox, which may raise
-    NoSandbox and SandboxError; with `trust`, in a process of its own.
-    """
+def validation_text(track: Track, data: Path) -> Text:
+    """The track's validation text. Raises DataError if it is another text."""
     folder = data / "datasets" / track.dataset["name"]
-    ours, theirs = tokenizer_path(track, data), tokenizer_path(track, data, record)
-    text = decode(load_tokenizer(ours), shards.read_split(folder, "val"))
+    text = decode(load_tokenizer(tokenizer_path(track, data)), shards.read_split(folder, "val"))
     if track.dataset["val_sha256"] not in (None, text.sha256):
         expected = track.dataset["val_sha256"]
         raise DataError(f"{folder}: the validation text has sha256 {text.sha256}, the track's is {expected}")
-    return text if ours == theirs else encode(foreign_tokenizer(theirs, trust), text.documents)
+    return text
 
 
 def second_text(track: Track, tokenizer: Tokenizer, given: Path | None) -> Text | None:

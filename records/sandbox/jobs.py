@@ -39,7 +39,6 @@ class PredictorJob:
     limits: Limits
     slowness: float  # of this machine beside the track's
     second: Path | None = None  # file with the second text
-    own_tokenizer: bool = False  # which a stranger made
 
     @property
     def name(self) -> bytes:
@@ -164,16 +163,14 @@ def find_job(
         read_bytes(path)
     slow = slowness(rules)
     seconds = 2 * slow * rules["eval_seconds"]  # the exact limit is a check of the score
-    tokenizer = tokenizer_path(rules, data, record)
     hidden = (data / "datasets", *([second] if second else []))
     return PredictorJob(
         rules,
         script,
         artifacts[0],
-        tokenizer,
+        tokenizer_path(rules, data),
         Mode(device or rules["device"], trust, alone, hidden=hidden),
         Limits(processor=seconds, seconds=2 * seconds, answer=seconds / 2),
         slow,
         second,
-        own_tokenizer=tokenizer != tokenizer_path(rules, data),
     )

@@ -52,8 +52,6 @@ from records.referee.scoring import Result, referee
 from records.referee.text import Text, validation_text
 from records.sandbox import cgroups
 from records.sandbox.jobs import PredictorJob, find_job
-from records.sandbox.predictor import SandboxError
-from records.verify.claims import owner_of
 from records.verify.papers import check_papers, seconds_before_last_step
 from records.verify.retrain import (
     OF_THE_RECORD,
@@ -289,7 +287,7 @@ def check_room(record: Record, room: dict) -> Iterator[Check]:
     yield check("room", good, f"{took}, exit code {room['code']}, expected 0{reason}")
     if not good:
         return
-    size = room["artifact_bytes"] + track.code_size(record.script) + record.own_tokenizer
+    size = room["artifact_bytes"] + track.code_size(record.script)
     most = track["budget_bytes"]
     yield check("bytes", size <= most, f"{size} bytes, expected {most} at most")
     seconds, most = room["train_seconds"], track["train_seconds"]
@@ -359,13 +357,13 @@ def job_of(judging: Judging, seed: int, args: argparse.Namespace) -> PredictorJo
 
 
 def score_all(judging: Judging, args: argparse.Namespace) -> Iterator[Check]:
-    """Each room's artifact. Raises NoSandbox, VerifierError, DataError, SandboxError."""
+    """Each room's artifact. Raises NoSandbox, VerifierError, DataError."""
     text = None
     with alone_on_this_machine(judging):
         for seed in in_turn(judging):
             found = judging.read(seed, "score")
             if found is None:
-                text = text or validation_text(judging.track, args.data, judging.record.path)
+                text = text or validation_text(judging.track, args.data)
                 found = score_seed(judging, seed, text, args)
             yield from of_seed(seed, check_scored(judging.track, found))
 
@@ -446,9 +444,7 @@ class Judge:
             try:
                 yield from score_all(judging, self.args)
             except DataError as error:
-                yield owner_of(self.record, self.args.data, error)
-            except SandboxError as error:  # by the record's own tokenizer
-                yield check("sandbox", False, f"{error.kind}: {error}")
+                raise VerifierError(str(error)) from None
         self.evidence = judging.evidence()
 
     def conclude(self) -> Finding:

@@ -122,12 +122,7 @@ def need_devices(track: Track) -> None:
 
 
 def training_shards(record: Record, data: Path) -> list[Path]:
-    """Paths of the track's training shards. Raises VerifierError if they are not here.
-
-    Nobody has cut the training text by a record's own tokenizer.
-    """
-    if record.own_tokenizer:
-        raise VerifierError(f"{record.path}: brings a tokenizer, and a room has the track's shards alone")
+    """Paths of the track's training shards. Raises VerifierError if they are not here."""
     dataset = record.track.dataset
     folder = data / "datasets" / dataset["name"]
     paths = sorted(folder.glob("*_train_*.bin"))
@@ -172,7 +167,7 @@ def run_room(record: Record, data: Path, work: Path, given: dict[str, str]) -> D
     mode = Mode(track["device"], hidden=(data / "datasets",))
     work.mkdir()
     os.chown(work, sandbox_user() or -1, -1)
-    inside = {"work": work, "tokenizer.model": tokenizer_path(track, data, record.path)}
+    inside = {"work": work, "tokenizer.model": tokenizer_path(track, data)}
     inside |= {f"data/{path.name}": path for path in training_shards(record, data)}
     with tempfile.TemporaryDirectory(prefix="bytegolf-room-") as folder:
         stage = Path(folder, "room")

@@ -89,7 +89,6 @@ def make_track(folder: Path, corpus: helpers.TinyCorpus, second: str | None = "f
         "logged_train_sha256": hashlib.sha256(headers).hexdigest(),
     }
     rules["dataset"] = {
-        "tokenizer_policy": "provided",
         "val_sha256": hashlib.sha256(b"".join(texts)).hexdigest(),
         "train_sha256": None,
         "val_bytes": corpus.val_bytes(),
@@ -159,11 +158,9 @@ def failed(checks: list[Check]) -> set[str]:
 
 
 class Author:
-    """Somebody with a script of their own, and perhaps a tokenizer, and the track that they send it to."""
+    """Somebody with a script of their own, and the track that they send it to."""
 
-    def __init__(
-        self, root: Path, seeds: tuple[int, ...] = (1, 2), own_vocabulary: int = 0, script: str = "", **rules
-    ):
+    def __init__(self, root: Path, seeds: tuple[int, ...] = (1, 2), script: str = "", **rules):
         self.root = root
         self.seeds = seeds
         self.data = root / "data"
@@ -173,29 +170,14 @@ class Author:
         self.script.parent.mkdir()
         self.script.write_text(script or BIGRAM.read_text())
         self.plain = ["--plain"] if script else []
-        self.own = self.tokenizer = None
-        if own_vocabulary:
-            self.take_tokenizer(own_vocabulary)
         self.folder = self.freeze()
 
     @property
     def track(self) -> Path:
         return self.root / "records" / TRACK
 
-    def take_tokenizer(self, size: int) -> None:
-        """The same texts in tokens of their own; the folder's name is that of the track's dataset."""
-        texts = helpers.documents(400, 3)
-        self.tokenizer = helpers.train_tokenizer(self.root / "own.model", texts, vocab_size=size)
-        self.own = helpers.make_corpus(self.root / "own/tiny_sp400", self.tokenizer)
-
-        def open_up(rules: dict) -> None:
-            rules["dataset"]["tokenizer_policy"] = "own"
-
-        edit_json(self.track / "track.json", open_up)
-
     def train(self, seed: int) -> Path:
-        corpus = self.own or self.corpus
-        given = {"DATA_PATH": corpus.data_path, "TOKENIZER_PATH": corpus.tokenizer_path}
+        given = {"DATA_PATH": self.corpus.data_path, "TOKENIZER_PATH": self.corpus.tokenizer_path}
         env = helpers.clean_environment(**given, SEED=seed, RUN_ID=f"run{seed}")
         subprocess.run([sys.executable, self.script], cwd=self.root, env=env, check=True, timeout=100)
         return self.root / f"logs/run{seed}"
@@ -215,9 +197,8 @@ class Author:
             "short",
         ]
         places = ["--records", self.track.parent, "--data", self.data, "--script", self.script]
-        own = ["--tokenizer", self.tokenizer] if self.tokenizer else []
         more = ["--date", "2025-11-21", *self.plain, *TRUST]
-        return freeze.freeze(freeze.parse_args([*runs, *words, *map(str, [*places, *own]), *more]))
+        return freeze.freeze(freeze.parse_args([*runs, *words, *map(str, places), *more]))
 
     def verify(self, *more: str, code: int = 0) -> str:
         """What records.verify says."""

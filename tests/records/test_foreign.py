@@ -1,4 +1,4 @@
-"""A record that is none of ours: its script is frozen, trained again and judged; and its own tokenizer."""
+"""A record that is none of ours: its script is frozen, trained again and judged."""
 
 import html
 import json
@@ -10,13 +10,10 @@ from pathlib import Path
 import pytest
 
 from records import excerpts, judge
-from records.archive.checks import VerifierError
-from records.archive.record import Record
 from records.archive.tracks import load_track
 from records.archive.verdicts import folder_sha256
 from records.board.excerpts import read_excerpts
 from records.verify import __main__ as verify
-from records.verify.retrain import training_shards
 from records.verify.version import referee_version
 from tests.kit import helpers, record_kit
 from tests.kit.data_kit import call
@@ -210,31 +207,3 @@ def test_an_honest_script_is_ranked(tmp_path, kind):
     places = ["--data", author.data, "--work", tmp_path / "judge"]
     said = call(judge.main, author.folder, *places, "--write", "--by", "Ada")
     assert said.endswith("\nverdict: ranked\n") and "\nPASS work: seed " in said, said
-
-
-# --- a tokenizer of one's own -----------------------------------------------------------------------------
-
-
-@sandboxed
-def test_a_tokenizer_of_one_s_own_cuts_the_text_and_counts_as_bytes(tmp_path):
-    """The score is divided by the bytes of the same text; where the track provides a tokenizer, it fails."""
-    author = Author(tmp_path, seeds=(1,), own_vocabulary=380, second=None)
-    said = author.verify(author.folder, "--proof-bytes", "0")
-    assert "PASS proof" not in said
-    assert "PASS score: " in said and "PASS tokenizer-sha256: " in said
-    record = Record(author.folder)
-    model = (author.folder / "tokenizer.model").stat().st_size
-    assert f" {model} of tokenizer; " in said
-    assert record.total_bytes == 2 * 380**2 + record.track.code_size(record.script) + model
-    tokens = author.own.tokens["val"]
-    assert record.runs[1].value("val_tokens") == len(tokens) - 1 != len(author.corpus.tokens["val"]) - 1
-    assert record.runs[1].value("val_bytes") == author.corpus.val_bytes()
-    close = pytest.approx(record.runs[1].value("val_bpb"), abs=0.1)
-    assert record.scores[1] == close, "in 16 streams instead of one"
-    with pytest.raises(VerifierError, match="a room has the track's shards alone"):
-        training_shards(record, author.data)
-    record_kit.edit(
-        author.track / "track.json", ('"tokenizer_policy": "own"', '"tokenizer_policy": "provided"')
-    )
-    said = author.verify(author.folder, "--static", code=1)
-    assert "FAIL folder: tokenizer.model, which the track provides" in said
