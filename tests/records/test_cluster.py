@@ -259,7 +259,7 @@ def test_an_address_where_nothing_answers_is_one_line(place, command):
     with socket.create_server(("127.0.0.1", 0)) as free:
         dead = f"127.0.0.1:{free.getsockname()[1]}"
     began = time.monotonic()
-    assert f"--ray {dead}: no head answers at " in said(dead)
+    assert f"--ray {dead}: no head answers there: " in said(dead)
     assert time.monotonic() - began < 15
     assert "--ray nowhere: is no address" in said("nowhere")
     assert "use ray job submit" in said("ray://127.0.0.1:10001")
