@@ -121,12 +121,12 @@ def still_holds(folder: Path, referee: str) -> str:
     """Since when a folder has passed, where nothing that decided it has changed since; else ''.
 
     That is its digest, its track's rules and the referee's version. Verdicts of before these were kept are an
-    older referee's, and those of which a part was left out by --proof-bytes hold for no other run. DataError.
+    older referee's. Raises DataError.
     """
     kept = read_verdicts(folder.parent).get(folder.name, {})
     now = {"referee": referee, "track": track_sha256(folder.parent), "sha256": folder_sha256(folder)}
     same = {name: kept.get(name) for name in now} == now
-    return kept["date"] if same and kept["verdict"] in PASSED and not kept.get("partly") else ""
+    return kept["date"] if same and kept["verdict"] in PASSED else ""
 
 
 def today() -> str:

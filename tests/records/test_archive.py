@@ -92,10 +92,9 @@ def test_a_folder_is_read_once_until_it_changes(record, monkeypatch):
         lambda record: edit(record.parent / "verdicts.json", ('"referee": "now"', '"referee": "before"')),
         lambda record: edit(record.parent / "verdicts.json", ('"referee": "now",', "")),
         lambda record: write_verdict(record, [check("score", False, "x")], "Ada", "now"),
-        lambda record: edit(record.parent / "verdicts.json", ('"referee"', '"partly": 1, "referee"')),
         lambda record: (record.parent / "verdicts.json").unlink(),
     ],
-    ids=["script", "artifact", "track", "referee", "older", "failed", "partly", "none"],
+    ids=["script", "artifact", "track", "referee", "older", "failed", "none"],
 )
 def test_a_verdict_holds_until_something_that_decided_it_changes(record, change):
     write_verdict(record, PASSED, "Ada", "now")
