@@ -117,15 +117,21 @@ def replaces(new: Finding, old: dict, digest: str) -> bool:
     return not (ranked_before and new.verdict == "holds")  # which says less
 
 
+def number_of_referee(version: str) -> str:
+    """What decides of a version <number>+<digest>. Earlier referees have a digest alone, or nothing."""
+    return version.partition("+")[0]
+
+
 def still_holds(folder: Path, referee: str) -> str:
     """Since when a folder has passed, where nothing that decided it has changed since; else ''.
 
-    That is its digest, its track's rules and the referee's version. Verdicts of before these were kept are an
+    That is its digest, its track's rules and the referee's number. Verdicts of before these were kept are an
     older referee's. Raises DataError.
     """
     kept = read_verdicts(folder.parent).get(folder.name, {})
-    now = {"referee": referee, "track": track_sha256(folder.parent), "sha256": folder_sha256(folder)}
+    now = {"track": track_sha256(folder.parent), "sha256": folder_sha256(folder)}
     same = {name: kept.get(name) for name in now} == now
+    same = same and number_of_referee(kept.get("referee", "")) == number_of_referee(referee)
     return kept["date"] if same and kept["verdict"] in PASSED else ""
 
 

@@ -45,6 +45,7 @@ from records.archive.verdicts import (
     ON_ROOMS,
     Finding,
     folder_sha256,
+    number_of_referee,
     today,
     track_sha256,
 )
@@ -99,10 +100,12 @@ class Judging:
     def obstacle(self) -> str:
         """Why it cannot go on; empty where it can."""
         now = versions(self.record)
-        words = {"sha256": "the folder has", "track": "the track's rules have", "referee": "the referee has"}
-        changed = [words[name] for name in now if now[name] != getattr(self.draw, name)]
-        if changed:
-            return f"{changed[0]} changed"
+        if now["sha256"] != self.draw.sha256:
+            return "the folder has changed"
+        if now["track"] != self.draw.track:
+            return "the track's rules have changed"
+        if number_of_referee(now["referee"]) != number_of_referee(self.draw.referee):
+            return "the referee has changed"
         return "" if self.folder.is_dir() else f"{self.folder} is not here"
 
     def place(self, seed: int) -> Path:
@@ -151,7 +154,7 @@ class Judging:
 
 
 def versions(record: Record) -> dict[str, str]:
-    """The digests of folder, track and referee as they are now."""
+    """The digests of folder and track, and the referee's version, as they are now."""
     track = track_sha256(record.track.folder)
     return {"sha256": folder_sha256(record.path), "track": track, "referee": referee_version()}
 

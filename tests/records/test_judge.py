@@ -526,7 +526,10 @@ def test_a_judging_goes_on_or_another_one_is_counted(bench, monkeypatch):
         bench.open()
     second = bench.open(again=True)
     assert bench.draws == [first.draw, second.draw] and second.evidence().judging == 2
-    monkeypatch.setattr(judging, "referee_version", lambda: "another")
+    number = second.draw.referee.partition("+")[0]
+    monkeypatch.setattr(judging, "referee_version", lambda: f"{number}+another")
+    assert bench.open() == second
+    monkeypatch.setattr(judging, "referee_version", lambda: f"{number}0+another")
     with pytest.raises(VerifierError, match="cannot go on: the referee has changed; --again"):
         bench.open()
     assert "; judgings without a verdict: 2" in bench.entry.words
