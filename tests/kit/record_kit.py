@@ -28,18 +28,6 @@ MOST_FLOPS = 10**12
 REFEREE = {"eval-time", "second-text", "proof", "proof-size", "sandbox"}
 BIGRAM = helpers.ROOT / "tests/ideas/bigram.py"
 TRUST = [] if bubblewrap.find() else ["--trust"]  # what is run is ours
-NUMPY = (  # edits that make the bigram model do without torch, which takes seconds to start
-    ("import torch\n", ""),
-    ("counts = torch.zeros(size, size)", "counts = np.zeros((size, size))"),
-    (
-        "rows = torch.nn.functional.one_hot(torch.from_numpy(batch), size).float()",
-        "pairs = batch[:-1], batch[1:]",
-    ),
-    ("counts += rows[:-1].T @ rows[1:]", "np.add.at(counts, pairs, 1)"),
-    ("+= 2 * size * size * (len(batch) - 1)", "+= len(batch) - 1"),
-    ("counts.numpy()", "counts"),
-    ("torch:{torch.__version__}", "torch:none"),
-)
 MAIN = 'if __name__ == "__main__":\n'  # before it, a script's edits may say anew what it said
 SETTINGS = {"ITERATIONS": 12, "TRAIN_LOG_EVERY": 5, "MAX_WALLCLOCK_SECONDS": 60}
 

@@ -125,9 +125,7 @@ def test_what_a_score_and_a_verdict_rest_on_grows_no_more():
 def test_whoever_changes_what_decides_says_whether_it_can_alter_a_score_or_a_verdict():
     digest = version.sources_digest()
     text = (REPO / version.CHANGES).read_text(encoding="utf-8")
-    mend = (
-        f"if a score or a verdict can differ, {version.CHANGES} gets a new number; then, as else, `{digest}`"
-    )
+    mend = f"{version.CHANGES}: a new number if a score or a verdict can differ, and always `{digest}`"
     assert f"\nSources: `{digest}`\n" in text, mend
     newest, *_ = numbers = [int(number) for number in re.findall(r"^## (\d+)$", text, re.MULTILINE)]
     assert numbers == [*range(newest, 0, -1)] and version.referee_version() == f"{newest}+{digest}"

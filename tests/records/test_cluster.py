@@ -99,8 +99,7 @@ def claim_more(submission: dict) -> None:
 @pytest.mark.sandbox
 def test_records_get_the_verdicts_of_one_machine_and_a_node_without_a_sandbox_is_refused(ray_nodes, tmp_path):
     """Three records and three nodes: each node gets one, so the third is asked, too. Scores are false."""
-    script = record_kit.bigram(*record_kit.NUMPY)
-    author = record_kit.Author(tmp_path, script=script, imports=["numpy"])
+    author = record_kit.Author(tmp_path, script=record_kit.bigram(), imports=["numpy"])
     record_kit.edit_json(author.folder / "submission.json", claim_more)
     record_kit.reseal(author.folder)
     copies = [author.track / f"2025-11-2{day}_Copy" for day in (2, 3)]

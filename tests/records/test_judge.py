@@ -37,7 +37,6 @@ from tests.kit import helpers, record_kit
 from tests.kit.data_kit import call, refused
 from tests.kit.record_kit import (
     MAIN,
-    NUMPY,
     SEEDS,
     TRACK,
     Author,
@@ -82,7 +81,7 @@ def load_predictor(artifact, device):
 @pytest.fixture(scope="module")
 def author(tmp_path_factory):
     """The bigram model, frozen; with a record before it that an earlier referee passed."""
-    script = record_kit.bigram(*NUMPY, (MAIN, KNOWS + MAIN))
+    script = record_kit.bigram((MAIN, KNOWS + MAIN))
     made = Author(tmp_path_factory.mktemp("author"), SEEDS, script=script, imports=["numpy"])
     old = made.track / "2025-11-20_Old"
     shutil.copytree(made.folder, old)
