@@ -42,7 +42,6 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--claim", choices=["record", "none"], default="record")
     add("--date", default=datetime.date.today().isoformat(), help="(default: today)")
     add("--script", type=Path, default=REPO / SCRIPT, help="as it ran")
-    add("--tokenizer", type=Path, help="the record's own, where the track allows one")
     about = "repo of the hub that gets the artifacts, all but one in place of the folder"
     add("--artifacts", type=utf8, metavar="hub:USER/NAME", help=about)
     add("--plain", action="store_true", help="leave metrics as they are (default: packed by gzip)")

@@ -12,7 +12,7 @@ FOLDER = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})_([A-Za-z0-9][A-Za-z0-9-]{0,59
 SCRIPT = "train_gpt.py"  # what the referee loads
 SEED = "seed(?:0|[1-9][0-9]{0,9})"  # one way to write each number: seed01 would be seed1 again
 FILES = re.compile(
-    r"README\.md|submission\.json|train_gpt\.py|tokenizer\.model"
+    r"README\.md|submission\.json|train_gpt\.py"
     rf"|train_{SEED}\.log|metrics_{SEED}\.jsonl(?:\.gz)?|model_{SEED}\.ptz"
 )
 PACKED = ".gz"
@@ -22,7 +22,7 @@ MAX_FILE |= {PACKED: 16 << 20}
 
 
 def most_bytes(path: PurePath, budget: int) -> int:
-    """How large a file of a record may be, by its name; artifact and tokenizer have the track's budget."""
+    """How large a file of a record may be, by its name; an artifact has the track's budget."""
     return MAX_FILE.get(path.suffix, budget)
 
 

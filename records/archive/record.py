@@ -74,16 +74,9 @@ class Record:
         return {int(seed): ArtifactAddress(**about) for seed, about in named.items()}
 
     @property
-    def own_tokenizer(self) -> int:
-        """Bytes of the record's own tokenizer, 0 without one: the track's tokenizer costs nothing."""
-        path = self.path / "tokenizer.model"
-        return len(read_bytes(path)) if path.exists() else 0
-
-    @property
     def total_bytes(self) -> int:
-        """Bytes that must fit the budget: code, own tokenizer, and the largest artifact of all seeds."""
-        code = self.track.code_size(self.script)
-        return max(self.values("artifact_bytes")) + code + self.own_tokenizer
+        """Bytes that must fit the budget: code, and the largest artifact of all seeds."""
+        return max(self.values("artifact_bytes")) + self.track.code_size(self.script)
 
     @property
     def scores(self) -> dict[int, float]:

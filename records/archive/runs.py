@@ -75,9 +75,11 @@ def places(record: Path, setting: str, home: Path) -> list[Path]:
 def find_tokenizer(record: Path, wanted: str | None, dataset: Path, data: Path) -> Path:
     """The file of the sha256 `wanted`, from data/tokenizers where it is there. Raises DataError."""
     home = data / "tokenizers"
-    named = places(record, "tokenizer_path", home)
-    if manifest := shards.load_manifest(dataset):
-        named.append(shards.own_tokenizer(dataset, manifest))
+    named = []
+    if is_own(record):  # a stranger's folder may not name what is parsed here
+        named = places(record, "tokenizer_path", home)
+        if manifest := shards.load_manifest(dataset):
+            named.append(shards.own_tokenizer(dataset, manifest))
     for path in [*sorted(home.absolute().glob("*.model")), *named]:
         if path.is_file() and file_sha256(path).hex() == wanted:
             return path

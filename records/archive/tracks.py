@@ -91,18 +91,8 @@ def load_track(folder: Path) -> Track:
     return Track(folder, rules, rules["dataset"]["vocabularies"][0])
 
 
-def tokenizer_path(track: Track, data: Path, record: Path | None = None) -> Path:
-    """The record's own tokenizer where the track allows one and it has one, else the track's."""
-    if record and track.dataset["tokenizer_policy"] == "own":
-        own = record / "tokenizer.model"
-        if own.exists():
-            return own
+def tokenizer_path(track: Track, data: Path) -> Path:
     return data / "tokenizers" / track.dataset["tokenizer"]
-
-
-def is_ours(tokenizer: Path, data: Path) -> bool:
-    """Whether a tokenizer is one of data/tokenizers. Another may be a stranger's, and no sandbox shows it."""
-    return tokenizer.absolute().parent == (data / "tokenizers").absolute()
 
 
 # --- yardsticks -------------------------------------------------------------------------------------------

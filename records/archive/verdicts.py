@@ -26,8 +26,8 @@ PASSED = ("ranked", "holds", "pass")  # scored and proven
 FAILED = ("fails", "fail")
 NEEDED = ("score", "proof", "second-text", "sandbox")  # checks without which nothing holds
 RETRAINED = "retrained"  # a seed of the submission came out of a room again
-ASIDE = ("gain", RETRAINED, "counted")  # what may be left out, since no `holds` speaks of it
-SAID = ("score", "proof", "counted")  # lines that a verdict keeps, with their seeds, scores and bytes
+ASIDE = ("gain", RETRAINED)  # what may be left out, since no `holds` speaks of it
+SAID = ("score", "proof")  # lines that a verdict keeps, with their seeds, scores and bytes
 NOTHING, ON_PAPERS, ON_CLAIMS, ON_ROOMS = range(4)  # what a verdict may rest on, the least first
 EVIDENCE = ("nothing", "papers", "claims", "rooms")  # their words
 
@@ -117,16 +117,22 @@ def replaces(new: Finding, old: dict, digest: str) -> bool:
     return not (ranked_before and new.verdict == "holds")  # which says less
 
 
+def number_of_referee(version: str) -> str:
+    """What decides of a version <number>+<digest>. Earlier referees have a digest alone, or nothing."""
+    return version.partition("+")[0]
+
+
 def still_holds(folder: Path, referee: str) -> str:
     """Since when a folder has passed, where nothing that decided it has changed since; else ''.
 
-    That is its digest, its track's rules and the referee's version. Verdicts of before these were kept are an
-    older referee's, and those of which a part was left out by --proof-bytes hold for no other run. DataError.
+    That is its digest, its track's rules and the referee's number. Verdicts of before these were kept are an
+    older referee's. Raises DataError.
     """
     kept = read_verdicts(folder.parent).get(folder.name, {})
-    now = {"referee": referee, "track": track_sha256(folder.parent), "sha256": folder_sha256(folder)}
+    now = {"track": track_sha256(folder.parent), "sha256": folder_sha256(folder)}
     same = {name: kept.get(name) for name in now} == now
-    return kept["date"] if same and kept["verdict"] in PASSED and not kept.get("partly") else ""
+    same = same and number_of_referee(kept.get("referee", "")) == number_of_referee(referee)
+    return kept["date"] if same and kept["verdict"] in PASSED else ""
 
 
 def today() -> str:

@@ -2,10 +2,9 @@
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from records.archive.tracks import Track
 from records.archive.verdicts import PASSED
 from records.board.entries import Entry
-from records.board.tables import cell
+from records.board.tables import cell, limits
 
 
 def metadata(entry: Entry, license_id: str) -> str:
@@ -30,11 +29,6 @@ def verdict_words(entry: Entry) -> str:
     if entry.state in PASSED:
         return f"The referee's verdict: {cell(entry.words)}."
     return f"**This record did not pass.** The scores are its own claims. Verdict: {cell(entry.words)}."
-
-
-def limits(track: Track) -> str:
-    flops = f"{track['train_flops']:.0e} operations in " if track.counts_flops else ""
-    return f"{flops}{track['train_seconds']:g} seconds of training, {track['budget_bytes']:,} bytes"
 
 
 def card(entry: Entry, repo_id: str, license_id: str) -> str:

@@ -59,15 +59,12 @@ def files_of(record: Record, data: Path, there: Standing) -> dict[str, Path]:
         if at not in found and (at not in there.listing or there.listing[at].etag != named.sha256):
             found[at] = fetch_artifact(named)
     tokenizer = tokenizer_path(record.track, data)
-    if not record.own_tokenizer:
-        if not tokenizer.is_file():
-            raise DataError(
-                f"{tokenizer}: no such file, expected the track's tokenizer; --data names its folder"
-            )
-        expected = record.track.dataset["tokenizer_sha256"]
-        if expected not in (None, file_sha256(tokenizer).hex()):
-            raise DataError(f"{tokenizer}: is not the track's tokenizer, whose sha256 is {expected}")
-        found[f"{TOKENIZERS}/{tokenizer.name}"] = tokenizer
+    if not tokenizer.is_file():
+        raise DataError(f"{tokenizer}: no such file, expected the track's tokenizer; --data names its folder")
+    expected = record.track.dataset["tokenizer_sha256"]
+    if expected not in (None, file_sha256(tokenizer).hex()):
+        raise DataError(f"{tokenizer}: is not the track's tokenizer, whose sha256 is {expected}")
+    found[f"{TOKENIZERS}/{tokenizer.name}"] = tokenizer
     return found
 
 

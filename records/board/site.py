@@ -15,9 +15,10 @@ from records.archive.metrics import Metrics, find_runs
 from records.archive.tracks import Track, Yardstick, read_yardsticks
 from records.board.curves import Curves, curves_of, stall_rows
 from records.board.documents import PROGRAM, TEMPLATES, markdown, program, render
-from records.board.entries import KINDS, Entry, load_entries, words_of_judgings
+from records.board.entries import KINDS, Entry, load_entries
 from records.board.excerpts import read_excerpts
 from records.board.ladder import named, over_bytes, over_time, points
+from records.board.tables import words_of_track
 
 KIND_WORDS = {
     "records": "record",
@@ -134,12 +135,6 @@ def yardstick_rows(rows: list[Yardstick]) -> list[list[str]]:
     return [[row.name, row.settings, row.after, f"{row.bytes:,}", f"{row.bits_per_byte:.4f}"] for row in rows]
 
 
-def limits(track: Track) -> str:
-    """In words."""
-    words = f"{track['hardware']}; {track['train_seconds']:g} s at most, {track['budget_bytes']:,} bytes"
-    return f"{track['train_flops']:.0e} operations, {words}" if track.counts_flops else words
-
-
 def track_section(track: Track, entries: list[Entry]) -> tuple[dict, dict]:
     """What the template shows of a track, and its charts by name."""
     yardsticks = read_yardsticks(track)
@@ -156,7 +151,7 @@ def track_section(track: Track, entries: list[Entry]) -> tuple[dict, dict]:
     shown = {
         "name": name,
         "title": track["title"],
-        "facts": "; ".join(filter(None, (limits(track), words_of_judgings(track)))),
+        "facts": words_of_track(track),
         "rows": board_rows(entries),
         "yardsticks": yardstick_rows(yardsticks),
     }

@@ -71,12 +71,21 @@ def table(title: str, chosen: list[Entry], entries: list[Entry], ranked: bool, r
     return title + head(COLUMNS) + "".join(rows) + more
 
 
+def limits(track: Track) -> str:
+    """Machine, operations, seconds and bytes in words."""
+    flops = f"{track['train_flops']:.0e} operations in " if track.counts_flops else ""
+    seconds = f"{track['train_seconds']:g} s at most"
+    return f"{track['hardware']}; {flops}{seconds}, {track['budget_bytes']:,} bytes"
+
+
+def words_of_track(track: Track) -> str:
+    """Its limits, and how often its records were judged."""
+    return "; ".join(filter(None, (limits(track), words_of_judgings(track))))
+
+
 def tables(track: Track, entries: list[Entry]) -> str:
     """A track and its records."""
-    flops = f"{track['train_flops']:.0e} operations in " if track.counts_flops else ""
-    limits = f"{flops}{track['train_seconds']:g} s at most, {track['budget_bytes']:,} bytes"
-    facts = "; ".join(filter(None, (track["hardware"], limits, words_of_judgings(track))))
-    parts = [f"### {track['title']} (`{track.name}`)\n\n{facts}\n\n"]
+    parts = [f"### {track['title']} (`{track.name}`)\n\n{words_of_track(track)}\n\n"]
     for kind, title in TITLES.items():
         chosen = [entry for entry in entries if entry.kind == kind]
         if chosen:

@@ -24,6 +24,7 @@ from typing import Any
 from data.command import DataError, say
 from data.files import read_bytes, read_json, sha256, write_beside
 from records.archive.folders import SCRIPT
+from records.archive.submission import cpuinfo
 from records.campaign.arms import Arm, Dataset
 from records.campaign.runs import ArmRun, Endings, Share, end_with_parent
 from records.cluster.nodes import Lender, actor_here, connect, fetched, ray
@@ -124,15 +125,6 @@ def unlike(kit: ArmKit) -> str:
     return ""
 
 
-def processor() -> str:
-    """Its name; results are equal to the last bit on the same kind alone."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return os.uname().machine
-
-
 def dataset_here(dataset: Dataset, desk) -> Dataset:
     """The dataset on this node: where the command has it, if that is here too, else fetched once.
 
@@ -149,9 +141,10 @@ def dataset_here(dataset: Dataset, desk) -> Dataset:
 
 
 def here_and_now() -> dict:
-    """What the report says of an attempt's place."""
+    """What the report says of an attempt's place: results are equal to the last bit on one kind alone."""
     node = ray.get_runtime_context().get_node_id()
-    return {"node": node, "host": socket.gethostname(), "processor": processor()}
+    processor = cpuinfo("model name") or os.uname().machine
+    return {"node": node, "host": socket.gethostname(), "processor": processor}
 
 
 def watch(process: subprocess.Popen, here: ArmRun, every: float, send: Callable[[dict], Any]) -> int:

@@ -16,7 +16,6 @@ from data.files import growing_folder, read_bytes, sha256
 
 try:
     import ray
-    from ray._private.services import canonicalize_bootstrap_address_or_die  # nothing public resolves "auto"
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 except ImportError as error:
     raise UsageError(f"--ray: {error}: pip install 'ray[default]==2.60.0'") from None
@@ -34,9 +33,9 @@ def connect(address: str) -> None:
         raise UsageError(f"--ray {address}: expected auto or HOST:PORT; from elsewhere use ray job submit")
     travels = {"working_dir": str(REPO), "excludes": STAYS}
     try:
-        head = canonicalize_bootstrap_address_or_die(address)
-        knock(address, head)
-        ray.init(head, runtime_env=travels, log_to_driver=False, logging_level="ERROR")
+        if address != "auto":
+            knock(address)
+        ray.init(address, runtime_env=travels, log_to_driver=False, logging_level="ERROR")
     except ValueError:
         raise UsageError(f"--ray {address}: is no address, expected auto or HOST:PORT") from None
     except ConnectionError:
@@ -47,13 +46,13 @@ def connect(address: str) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray took it
 
 
-def knock(address: str, head: str) -> None:
-    """Raises UsageError where nothing answers, after seconds: Ray itself tries for minutes."""
-    host, _, port = head.rpartition(":")
+def knock(address: str) -> None:
+    """Raises UsageError where nothing answers, after seconds: Ray itself tries for minutes. ValueError."""
+    host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), KNOCK_SECONDS).close()
     except OSError as error:
-        raise UsageError(f"--ray {address}: no head answers at {head}: {error}") from None
+        raise UsageError(f"--ray {address}: no head answers there: {error}") from None
 
 
 class Lender:

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from data import command
-from data.command import DataError, Parser, UsageError, fraction, utf8, whole
+from data.command import DataError, Parser, UsageError, utf8, whole
 from data.files import read_bytes, write_whole
 from records.archive.checks import Check
 from records.archive.folders import is_address
@@ -91,7 +91,7 @@ def judge(job: PredictorJob, args: argparse.Namespace) -> int:
     """The commands score and prove."""
     seed = secrets.randbits(32) if args.seed is None else args.seed
     rng = np.random.default_rng(seed)
-    text = validation_text(job.track, args.data, args.record, args.trust)
+    text = validation_text(job.track, args.data)
     print(f"seed: {seed}")
     if args.command == "prove":
         if args.bytes:
@@ -99,9 +99,6 @@ def judge(job: PredictorJob, args: argparse.Namespace) -> int:
         result = scoring.score_record(job, text, True)
         note = [scoring.PART] if args.bytes else []
         lines = itertools.chain([result], scoring.check_proof(result), note)
-    elif args.share:
-        bpb, half_width, streams, rows = scoring.estimate(job, text, args.share, rng)
-        lines = [f"streams: {streams} of {rows}\nval_bpb: {bpb:.6f} +- {half_width:.6f} (95 %)"]
     else:
         lines = scoring.referee(job, text, False, rng)
     failed = 0
@@ -140,7 +137,6 @@ OPTIONS = [  # commands that have it (none: all), its name, what argparse makes 
     ("", "--trust", {"action": "store_true", "help": "run the record without a sandbox"}),
     ("score prove", "--seed", {"type": whole(0), "help": "of random choices (default: drawn, and printed)"}),
     ("score", "--second", {"type": Path, "help": "second text: a JSON string a line, one for a document"}),
-    ("score", "--share", {"type": fraction, "metavar": "F", "help": "score this share of the streams"}),
     ("prove", "--bytes", {"type": BYTES, "metavar": "N", "help": "of text (default: all)"}),
     ("sample", "--prompt", {"type": utf8, "default": "", "help": "how the text begins"}),
     ("sample complete", "--tokens", {"type": whole(1), "default": 200, "help": "(default: %(default)s)"}),

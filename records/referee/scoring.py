@@ -3,7 +3,6 @@
 For the proof the text is encoded with the record's probabilities, and decoded in a fresh sandbox.
 """
 
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,14 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from data import shards
-from data.command import DataError, UsageError
+from data.command import DataError
 from records.archive.checks import Check, check, skip
 from records.referee.coder import LN2, Charge, Decoder, code, stream_starts, table
 from records.referee.text import Text, decode, encode, second_text, tokenizer_of
 from records.sandbox.jobs import PredictorJob, slowness
 from records.sandbox.predictor import RemotePredictor, SandboxError
 
-LEAST_STREAMS = 16  # of a share: fewer say nothing of the rest
 LEAST_PROOF = 16  # bytes of text
 PROOF = 0.001  # how much larger than the model's nats the proof may be
 PROOF_BYTES = 8  # and by how many bytes more: the coder ends on whole words
@@ -135,38 +133,6 @@ def check_second(result: Result, second: Text) -> Check:
         f"{hidden:.4f} bits per byte, the mean over {len(second.documents)} documents that are in no "
         f"shard, is {hidden / public:.3f} times that of the public ones, expected {low} to {high}",
     )
-
-
-# --- a part of a long text --------------------------------------------------------------------------------
-
-
-def estimate(
-    job: PredictorJob, text: Text, share: float, rng: np.random.Generator
-) -> tuple[float, float, int, int]:
-    """(bits per byte, half its 95 % interval, streams, of how many), from streams drawn at random.
-
-    It is unbiased if the record's streams do not learn from each other. Raises UsageError, SandboxError.
-    """
-    from scipy.stats import t  # a second that other scores need not pay
-
-    with job.predictor() as predictor:
-        rows = fitting_rows(predictor, text)
-        count = math.ceil(share * (rows - 1))
-        if count < LEAST_STREAMS:
-            raise UsageError(
-                f"--share {share:g} of {rows} streams is {count}, expected {LEAST_STREAMS} or more"
-            )
-        drawn = 1 + np.sort(rng.choice(rows - 1, count, replace=False))  # the first has a token that is free
-        starts = stream_starts(len(text.tokens), rows)
-        parts = [text.tokens[starts[row] : starts[row + 1]] for row in drawn]
-        charge = Charge(np.concatenate(parts))
-        borders = np.cumsum([0, *map(len, parts)])
-        code(predictor, borders, None, charge)
-    per_token = np.add.reduceat(charge.nats, borders[:-1]) / np.diff(borders)
-    scale = (len(text.tokens) - 1) / LN2 / text.bytes
-    error = per_token.std(ddof=1) * math.sqrt((1 - count / rows) / count)
-    deviations = float(t.ppf(0.975, count - 1))
-    return scale * per_token.mean(), scale * deviations * error, count, rows
 
 
 # --- the proof --------------------------------------------------------------------------------------------

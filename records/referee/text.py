@@ -11,11 +11,10 @@ import sentencepiece
 from data import prepare, shards
 from data.command import DataError
 from data.files import parse_json, read_bytes, sha256
-from records.archive.tracks import Track, is_ours, tokenizer_path
+from records.archive.tracks import Track, tokenizer_path
 from records.sandbox.jobs import PredictorJob
-from records.sandbox.tokenizer import ForeignTokenizer
 
-Tokenizer = sentencepiece.SentencePieceProcessor | ForeignTokenizer
+Tokenizer = sentencepiece.SentencePieceProcessor
 
 
 @dataclass(frozen=True)
@@ -36,42 +35,28 @@ class Text:
         return sha256(b"".join(hashlib.sha256(text).digest() for text in self.documents))
 
 
-def load_tokenizer(path: Path) -> sentencepiece.SentencePieceProcessor:
-    """A tokenizer of ours, parsed here. Raises DataError."""
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Raises DataError."""
     if not path.exists():
         raise DataError(
             f"{path}: no such file; python -m data.prepare demo makes the demo corpus and its tokenizer, "
             "--data names another folder"
         )
     try:
-        tokenizer = sentencepiece.SentencePieceProcessor(model_proto=read_bytes(path))
+        tokenizer = Tokenizer(model_proto=read_bytes(path))
     except RuntimeError:
         raise DataError(f"{path}: is no SentencePiece model") from None
-    check_size(tokenizer, path)
-    return tokenizer
-
-
-def check_size(tokenizer: Tokenizer, path: Path) -> None:
-    """Raises DataError."""
     if tokenizer.bos_id() < 0 or not 0 < tokenizer.vocab_size() <= shards.IDS:
         raise DataError(
             f"{path}: has BOS id {tokenizer.bos_id()} and {tokenizer.vocab_size()} pieces, "
             f"expected a BOS and at most {shards.IDS} pieces"
         )
-
-
-def open_tokenizer(path: Path, foreign: bool, trust: bool = False) -> Tokenizer:
-    """A tokenizer of ours, or a foreign one in a sandbox. Raises DataError, NoSandbox, SandboxError."""
-    if not foreign:
-        return load_tokenizer(path)
-    tokenizer = ForeignTokenizer(path, trust)
-    check_size(tokenizer, path)
     return tokenizer
 
 
 def tokenizer_of(job: PredictorJob) -> Tokenizer:
-    """A job's tokenizer, the track's or the record's own. Raises DataError, NoSandbox, SandboxError."""
-    return open_tokenizer(job.tokenizer_path, job.own_tokenizer, job.mode.trust)
+    """A job's tokenizer. Raises DataError."""
+    return load_tokenizer(job.tokenizer_path)
 
 
 def decode(tokenizer: Tokenizer, tokens: np.ndarray) -> Text:
@@ -106,21 +91,15 @@ def read_documents(path: Path) -> list[bytes]:
         raise DataError(f"{path}: {error}; expected a JSON string a line, one for a document") from None
 
 
-def validation_text(track: Track, data: Path, record: Path | None = None, trust: bool = False) -> Text:
-    """The track's validation text in the record's tokens.
-
-    Raises DataError if it is another text. A record's own tokenizer is parsed in a sandbox, which may raise
-    NoSandbox and SandboxError; with `trust`, in a process of its own.
-    """
+def validation_text(track: Track, data: Path) -> Text:
+    """The track's validation text. Raises DataError if it is another text."""
     folder = data / "datasets" / track.dataset["name"]
-    ours, theirs = tokenizer_path(track, data), tokenizer_path(track, data, record)
-    tokenizer = open_tokenizer(ours, not is_ours(ours, data), trust)
     tokens = shards.read_split(folder, "val")
-    text = decode(tokenizer, tokens)
+    text = decode(load_tokenizer(tokenizer_path(track, data)), tokens)
     for name, found in (("val_sha256", text.sha256), ("logged_val_sha256", sha256(tokens))):
         if (expected := track.dataset[name]) not in (None, found):
             raise DataError(f"{folder}: the validation text has {name} {found}, expected {expected}")
-    return text if ours == theirs else encode(open_tokenizer(theirs, True, trust), text.documents)
+    return text
 
 
 def second_text(track: Track, tokenizer: Tokenizer, given: Path | None) -> Text | None:

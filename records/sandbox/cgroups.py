@@ -26,7 +26,6 @@ from data.files import locked
 PREFIX = "bytegolf-"  # of every group's name
 NEEDED_V1 = ("memory", "cpuacct", "pids")
 NEEDED_V2 = {"memory", "pids"}  # seconds are counted without a controller
-UNLIMITED = 1 << 60  # bytes: what version 1 says where there is no limit is larger
 END_SECONDS = 10  # that killed processes may take to leave
 SCOPE_SECONDS = 10  # that systemd may take to make a scope
 # The first program of a group joins it and becomes the sandbox: no moment is spent outside.

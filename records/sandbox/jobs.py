@@ -18,7 +18,7 @@ from data.command import REPO, DataError, warn_once
 from data.files import read_bytes, sha256
 from records.archive.folders import SCRIPT, run_artifact
 from records.archive.runs import configuration, is_run, named_dataset, named_tokenizer, own_track
-from records.archive.tracks import DATA, RECORDS, Track, is_ours, load_track, tokenizer_path
+from records.archive.tracks import DATA, RECORDS, Track, load_track, tokenizer_path
 from records.sandbox.inside import worker
 from records.sandbox.limits import Limits
 from records.sandbox.predictor import Mode, RemotePredictor, SandboxError, memory_file, watched
@@ -40,7 +40,6 @@ class PredictorJob:
     limits: Limits
     slowness: float  # of this machine beside the track's
     second: Path | None = None  # file with the second text
-    own_tokenizer: bool = False  # which a stranger made
 
     @property
     def name(self) -> bytes:
@@ -148,16 +147,14 @@ def find_job(
         read_bytes(path)
     slow = slowness(rules)
     seconds = 2 * slow * rules["eval_seconds"]  # the exact limit is a check of the score
-    tokenizer = tokenizer_path(rules, data, record)
     hidden = (data / "datasets", *([second] if second else []))
     return PredictorJob(
         rules,
         script,
         artifacts[0],
-        tokenizer,
+        tokenizer_path(rules, data),
         Mode(device or rules["device"], trust, alone, hidden=hidden),
         Limits(processor=seconds, seconds=2 * seconds, answer=seconds / 2),
         slow,
         second,
-        own_tokenizer=not is_ours(tokenizer, data),
     )

@@ -12,11 +12,10 @@ from data.command import DataError, UsageError
 from records.archive.checks import Check, VerifierError, check, skip
 from records.archive.record import Record
 from records.archive.submission import this_machine
-from records.archive.tracks import tokenizer_path
 from records.referee.scoring import PART, Result, referee
 from records.referee.text import validation_text
 from records.sandbox.jobs import PredictorJob, find_job
-from records.sandbox.predictor import NoSandbox, SandboxError
+from records.sandbox.predictor import NoSandbox
 from records.verify.papers import check_papers
 from records.verify.retrain import retrain
 
@@ -51,17 +50,6 @@ def compare_score(record: Record, seed: int, result: Result) -> Check:
     )
 
 
-def owner_of(record: Record, data: Path, error: DataError) -> Check:
-    """A text that cannot be cut is the fault of a record's own tokenizer, else ours. Raises VerifierError.
-
-    That our text is missing says nothing of a record, and no check may be skipped for it.
-    """
-    own = tokenizer_path(record.track, data, record.path)
-    if own == tokenizer_path(record.track, data):
-        raise VerifierError(str(error))
-    return check("tokenizer", False, f"the record's own cannot cut the text: {error}")
-
-
 def find_artifact(record: Record, seed: int) -> Path:
     """A seed's artifact in the folder, or fetched from its address. Raises DataError."""
     here = record.path / f"model_seed{seed}.ptz"
@@ -74,11 +62,7 @@ def find_artifact(record: Record, seed: int) -> Path:
 
 def check_by_referee(record: Record, options: argparse.Namespace) -> Iterator[Check]:
     """Score again and prove; then train again. Raises NoSandbox, VerifierError, DataError."""
-    try:
-        text = validation_text(record.track, options.data, record.path, options.trust)
-    except SandboxError as error:  # by its own tokenizer
-        yield check("sandbox", False, f"{error.kind}: {error}")
-        return
+    text = validation_text(record.track, options.data)
 
     def job_of(artifact: Path) -> PredictorJob:
         return find_job(
@@ -124,8 +108,8 @@ def check_runs(record: Record, options: argparse.Namespace) -> Iterator[Check]:
     else:
         try:
             yield from check_by_referee(record, options)
-        except DataError as error:
-            yield owner_of(record, options.data, error)
+        except DataError as error:  # what is missing here says nothing of a record
+            raise VerifierError(str(error)) from None
 
 
 def verify(

@@ -35,11 +35,9 @@ def load_run(source: Path) -> ClaimedRun:
 
 
 def copy_files(folder: Path, runs: dict[Path, ClaimedRun], args: argparse.Namespace, most: int) -> None:
-    """Script, tokenizer, and of every run log, metrics and an artifact of less than `most` bytes."""
+    """Script, and of every run log, metrics and an artifact of less than `most` bytes."""
     script = read_bytes(args.script)
     (folder / SCRIPT).write_bytes(script)
-    if args.tokenizer:
-        (folder / "tokenizer.model").write_bytes(read_bytes(args.tokenizer))
     for source, found in runs.items():
         if found.value("script_sha256") != sha256(script):
             raise UsageError(
@@ -62,7 +60,7 @@ def score(folder: Path, source: Path, args: argparse.Namespace) -> float:
     """The referee's score of a run's artifact. Raises DataError."""
     job = find_job(folder, args.records / args.track, run_artifact(source), args.data, trust=args.trust)
     try:
-        text = validation_text(job.track, args.data, folder, args.trust)
+        text = validation_text(job.track, args.data)
         first = next(iter(referee(job, text, False, np.random.default_rng())))
     except (NoSandbox, SandboxError) as error:
         raise DataError(str(error)) from None

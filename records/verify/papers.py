@@ -35,8 +35,6 @@ def check_folder(record: Record) -> Iterator[Check]:
             wrong.append(f"{path.name} has {size} bytes")
     names = {path.name for path in paths}
     wrong += [f"{name} is missing" for name in ("README.md", "submission.json", SCRIPT) if name not in names]
-    if "tokenizer.model" in names and track.dataset["tokenizer_policy"] != "own":
-        wrong.append("tokenizer.model, which the track provides")
     wrong += incomplete_seeds(names)
     yield none_wrong("folder", wrong, "the files of a record and no others")
 
@@ -97,21 +95,16 @@ def check_script(record: Record) -> Iterator[Check]:
 
 
 def check_hashes(record: Record) -> Iterator[Check]:
-    """All logs name this script and the track's data. A value that the track leaves open is None.
-
-    A record's own tokenizer makes other tokens of the same text, of which the track knows no hash.
-    """
+    """All logs name this script and the track's data. A value that the track leaves open is None."""
     dataset = record.track.dataset
     wanted = {
         "val_sha256": dataset["logged_val_sha256"],
         "train_sha256": dataset["logged_train_sha256"],
         "tokenizer_sha256": dataset["tokenizer_sha256"],
         "val_tokens": dataset["val_tokens"],
+        "script_sha256": sha256(record.script),
+        "val_bytes": dataset["val_bytes"],
     }
-    if record.own_tokenizer:
-        wanted = dict.fromkeys(wanted)
-        wanted["tokenizer_sha256"] = sha256(read_bytes(record.path / "tokenizer.model"))
-    wanted |= {"script_sha256": sha256(record.script), "val_bytes": dataset["val_bytes"]}
     for name, value in wanted.items():
         found = sorted(set(record.values(name)))
         expected = found[:1] if value is None else [value]
@@ -167,8 +160,8 @@ def wrong_steps(run: ClaimedRun) -> Iterator[str]:
 def check_limits(record: Record) -> Iterator[Check]:
     """Bytes, seconds and operations of every seed."""
     track = record.track
-    text = f"{record.total_bytes} bytes: {track.code_size(record.script)} of code ({track['code_bytes']}), "
-    text += f"{record.own_tokenizer} of tokenizer; expected {track['budget_bytes']} at most"
+    text = f"{record.total_bytes} bytes: {track.code_size(record.script)} of code ({track['code_bytes']}); "
+    text += f"expected {track['budget_bytes']} at most"
     yield check("bytes", record.total_bytes <= track["budget_bytes"], text)
     worst = max(map(seconds_before_last_step, record.runs.values()))
     text = f"{worst:.1f} s and the step under way, expected {track['train_seconds']:g} s at most"

@@ -1,6 +1,7 @@
-"""Which referee judged: a digest of the sources that decide; and who ran it."""
+"""Which referee judged: its number, and a digest of the sources that decide; and who ran it."""
 
 import ast
+import re
 import subprocess
 from functools import cache
 from importlib.util import resolve_name
@@ -9,9 +10,9 @@ from pathlib import Path
 from data.command import REPO, printable
 from data.files import read_bytes, sha256
 
+CHANGES = "records/referee/CHANGES.md"
 JUDGES = {"records/verify/judging.py", "records/verify/claims.py"}  # whose imports decide, too
-WORKER = "records/sandbox/inside/worker.py"  # which the sandbox runs by its path
-ROOM = "records/sandbox/inside/room.py"
+INSIDE = {"records/sandbox/inside/worker.py", "records/sandbox/inside/room.py"}  # which run by their paths
 SCHEMA = "records/schema.json"
 
 
@@ -38,28 +39,31 @@ def source_of(root: Path, module: str) -> str | None:
     return None
 
 
-def deciding_sources(root: Path = REPO) -> list[str]:
-    """The files of data/ and records/ on which a verdict rests: the judge and all that it imports."""
-    found = {SCHEMA}
-    waiting = {*JUDGES, WORKER, ROOM}
+def sources_of(starts: set[str], root: Path = REPO) -> set[str]:
+    """Files of data/ and records/, and all that they import of these, in functions too."""
+    found = set()
+    waiting = {*starts}
     while waiting:
         name = waiting.pop()
         found.add(name)
         package = str(Path(name).parent).replace("/", ".")
         modules = imported_modules(read_bytes(root / name), package)
         waiting |= {source_of(root, module) for module in modules} - found - {None}
-    return sorted(found)
+    return found
+
+
+def sources_digest(root: Path = REPO) -> str:
+    """16 hexadecimal digits of the sha256 over names and contents of all files that a verdict rests on."""
+    names = sorted(sources_of({*JUDGES, *INSIDE}, root) | {SCHEMA})
+    lines = [f"{name} {sha256(read_bytes(root / name))}\n" for name in names]
+    return sha256("".join(lines).encode())[:16]
 
 
 @cache
-def referee_version(root: Path = REPO) -> str:
-    """16 hexadecimal digits of the sha256 over names and contents of `deciding_sources`.
-
-    A change of the board, the pages or the data's downloads leaves it as it is. A change of a comment in the
-    judge does not: nobody has to trust a rule of what counts.
-    """
-    lines = [f"{name} {sha256(read_bytes(root / name))}\n" for name in deciding_sources(root)]
-    return sha256("".join(lines).encode())[:16]
+def referee_version() -> str:
+    """The newest number of CHANGES, which people raise, and behind a + the digest, which is information."""
+    number = re.search(r"^## (\d+)$", read_bytes(REPO / CHANGES).decode(), re.MULTILINE)[1]
+    return f"{number}+{sources_digest()}"
 
 
 def who() -> str:

@@ -29,7 +29,7 @@ NOWHERE = "http://127.0.0.1:9"
 
 @pytest.fixture(scope="module")
 def author(tmp_path_factory):
-    return Author(tmp_path_factory.mktemp("author"), script=bigram(*record_kit.NUMPY), imports=["numpy"])
+    return Author(tmp_path_factory.mktemp("author"), script=bigram(), imports=["numpy"])
 
 
 def environment(hub, **variables: str) -> dict[str, str]:

@@ -28,18 +28,6 @@ MOST_FLOPS = 10**12
 REFEREE = {"eval-time", "second-text", "proof", "proof-size", "sandbox"}
 BIGRAM = helpers.ROOT / "tests/ideas/bigram.py"
 TRUST = [] if bubblewrap.find() else ["--trust"]  # what is run is ours
-NUMPY = (  # edits that make the bigram model do without torch, which takes seconds to start
-    ("import torch\n", ""),
-    ("counts = torch.zeros(size, size)", "counts = np.zeros((size, size))"),
-    (
-        "rows = torch.nn.functional.one_hot(torch.from_numpy(batch), size).float()",
-        "pairs = batch[:-1], batch[1:]",
-    ),
-    ("counts += rows[:-1].T @ rows[1:]", "np.add.at(counts, pairs, 1)"),
-    ("+= 2 * size * size * (len(batch) - 1)", "+= len(batch) - 1"),
-    ("counts.numpy()", "counts"),
-    ("torch:{torch.__version__}", "torch:none"),
-)
 MAIN = 'if __name__ == "__main__":\n'  # before it, a script's edits may say anew what it said
 SETTINGS = {"ITERATIONS": 12, "TRAIN_LOG_EVERY": 5, "MAX_WALLCLOCK_SECONDS": 60}
 
@@ -89,7 +77,6 @@ def make_track(folder: Path, corpus: helpers.TinyCorpus, second: str | None = "f
         "logged_train_sha256": hashlib.sha256(headers).hexdigest(),
     }
     rules["dataset"] = {
-        "tokenizer_policy": "provided",
         "val_sha256": hashlib.sha256(b"".join(texts)).hexdigest(),
         "train_sha256": None,
         "val_bytes": corpus.val_bytes(),
@@ -159,11 +146,9 @@ def failed(checks: list[Check]) -> set[str]:
 
 
 class Author:
-    """Somebody with a script of their own, and perhaps a tokenizer, and the track that they send it to."""
+    """Somebody with a script of their own, and the track that they send it to."""
 
-    def __init__(
-        self, root: Path, seeds: tuple[int, ...] = (1, 2), own_vocabulary: int = 0, script: str = "", **rules
-    ):
+    def __init__(self, root: Path, seeds: tuple[int, ...] = (1, 2), script: str = "", **rules):
         self.root = root
         self.seeds = seeds
         self.data = root / "data"
@@ -173,29 +158,14 @@ class Author:
         self.script.parent.mkdir()
         self.script.write_text(script or BIGRAM.read_text())
         self.plain = ["--plain"] if script else []
-        self.own = self.tokenizer = None
-        if own_vocabulary:
-            self.take_tokenizer(own_vocabulary)
         self.folder = self.freeze()
 
     @property
     def track(self) -> Path:
         return self.root / "records" / TRACK
 
-    def take_tokenizer(self, size: int) -> None:
-        """The same texts in tokens of their own; the folder's name is that of the track's dataset."""
-        texts = helpers.documents(400, 3)
-        self.tokenizer = helpers.train_tokenizer(self.root / "own.model", texts, vocab_size=size)
-        self.own = helpers.make_corpus(self.root / "own/tiny_sp400", self.tokenizer)
-
-        def open_up(rules: dict) -> None:
-            rules["dataset"]["tokenizer_policy"] = "own"
-
-        edit_json(self.track / "track.json", open_up)
-
     def train(self, seed: int) -> Path:
-        corpus = self.own or self.corpus
-        given = {"DATA_PATH": corpus.data_path, "TOKENIZER_PATH": corpus.tokenizer_path}
+        given = {"DATA_PATH": self.corpus.data_path, "TOKENIZER_PATH": self.corpus.tokenizer_path}
         env = helpers.clean_environment(**given, SEED=seed, RUN_ID=f"run{seed}")
         subprocess.run([sys.executable, self.script], cwd=self.root, env=env, check=True, timeout=100)
         return self.root / f"logs/run{seed}"
@@ -215,9 +185,8 @@ class Author:
             "short",
         ]
         places = ["--records", self.track.parent, "--data", self.data, "--script", self.script]
-        own = ["--tokenizer", self.tokenizer] if self.tokenizer else []
         more = ["--date", "2025-11-21", *self.plain, *TRUST]
-        return freeze.freeze(freeze.parse_args([*runs, *words, *map(str, [*places, *own]), *more]))
+        return freeze.freeze(freeze.parse_args([*runs, *words, *map(str, places), *more]))
 
     def verify(self, *more: str, code: int = 0) -> str:
         """What records.verify says."""

@@ -8,7 +8,6 @@ import json
 import os
 import platform
 import random
-import re
 import shutil
 import statistics
 import subprocess
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from records.archive.submission import cpuinfo
 from tests.kit import helpers, launch
 from tests.kit.launch import Launch, check_same, end_of
 
@@ -208,9 +208,8 @@ REPORT = helpers.ROOT / "tests/RELIABILITY.md"
 
 
 def machine() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*:\s*(.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
-    return f"{found[1] if found else platform.processor()}, {os.cpu_count()} cores, {platform.platform()}"
+    processor = cpuinfo("model name") or platform.processor()
+    return f"{processor}, {os.cpu_count()} cores, {platform.platform()}"
 
 
 def table(results: list[Outcome]) -> list[str]:

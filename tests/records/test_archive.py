@@ -1,6 +1,7 @@
 """What lies on the disk of records: metrics that are packed, digests of folders, and which referee judged."""
 
 import gzip
+import re
 import shutil
 
 import pytest
@@ -14,6 +15,7 @@ from records.verify import version
 from tests.kit.metrics_kit import write_run
 from tests.kit.record_kit import edit
 
+NOW = "7+now"  # a referee
 PASSED = [check(name, True, "x") for name in NEEDED]
 
 
@@ -89,61 +91,62 @@ def test_a_folder_is_read_once_until_it_changes(record, monkeypatch):
         lambda record: edit(record / "train_gpt.py", ("code", "more code")),
         lambda record: (record / "model_seed1.ptz").write_bytes(b"new"),
         lambda record: edit(record.parent / "track.json", ("{}", "{ }")),
-        lambda record: edit(record.parent / "verdicts.json", ('"referee": "now"', '"referee": "before"')),
-        lambda record: edit(record.parent / "verdicts.json", ('"referee": "now",', "")),
-        lambda record: write_verdict(record, [check("score", False, "x")], "Ada", "now"),
-        lambda record: edit(record.parent / "verdicts.json", ('"referee"', '"partly": 1, "referee"')),
+        lambda record: edit(record.parent / "verdicts.json", ('"referee": "7+now"', '"referee": "6+now"')),
+        lambda record: edit(record.parent / "verdicts.json", ('"referee": "7+now",', "")),
+        lambda record: edit(record.parent / "verdicts.json", ('"7+now"', '"0436ae4228b43b6a"')),
+        lambda record: write_verdict(record, [check("score", False, "x")], "Ada", NOW),
         lambda record: (record.parent / "verdicts.json").unlink(),
     ],
-    ids=["script", "artifact", "track", "referee", "older", "failed", "partly", "none"],
+    ids=["script", "artifact", "track", "referee", "none of it", "older", "failed", "none"],
 )
 def test_a_verdict_holds_until_something_that_decided_it_changes(record, change):
-    write_verdict(record, PASSED, "Ada", "now")
-    assert still_holds(record, "now") == read_verdicts(record.parent)[record.name]["date"]
+    write_verdict(record, PASSED, "Ada", NOW)
+    assert still_holds(record, NOW) == read_verdicts(record.parent)[record.name]["date"]
     edit(record / "README.md", ("words", "other words"))
-    assert still_holds(record, "now")
-    assert not write_verdict(record, [check("seeds", True, "x")], "Ada", "now"), (
-        "it says less, and is not kept"
-    )
-    assert still_holds(record, "now")
+    assert still_holds(record, "7+later"), "the number decides"
+    assert not write_verdict(record, [check("seeds", True, "x")], "Ada", NOW), "it says less, and is not kept"
+    assert still_holds(record, NOW)
     change(record)
-    assert not still_holds(record, "now")
+    assert not still_holds(record, NOW)
 
 
 # --- the referee's version -------------------------------------------------------------------------------
 
 
-def test_the_version_is_of_the_sources_that_decide():
-    names = version.deciding_sources()
-    rooms = {name.rpartition("/")[0] for name in names}
-    assert rooms == {"data", "data/hub", "records", *(f"records/{room}" for room in ROOMS.split())}
-    assert {"records/verify/papers.py", "records/referee/coder.py", "records/schema.json"} <= set(names)
-    assert "data/download.py" not in names and "records/verify/freezing.py" not in names
+# Files that a score and a verdict rest on: whoever trusts them has to read these. May fall, not rise.
+SCORE_FILES, VERDICT_FILES = 23, 40
 
 
-ROOMS = "archive sandbox sandbox/inside referee verify"
+def test_what_a_score_and_a_verdict_rest_on_grows_no_more():
+    assert len(version.sources_of({"records/referee/scoring.py"})) <= SCORE_FILES
+    assert len(version.sources_of({*version.JUDGES, *version.INSIDE})) <= VERDICT_FILES
 
 
-def test_the_version_changes_with_what_decides_and_with_nothing_else(tmp_path):
+def test_whoever_changes_what_decides_says_whether_it_can_alter_a_score_or_a_verdict():
+    digest = version.sources_digest()
+    text = (REPO / version.CHANGES).read_text(encoding="utf-8")
+    mend = f"{version.CHANGES}: a new number if a score or a verdict can differ, and always `{digest}`"
+    assert f"\nSources: `{digest}`\n" in text, mend
+    newest, *_ = numbers = [int(number) for number in re.findall(r"^## (\d+)$", text, re.MULTILINE)]
+    assert numbers == [*range(newest, 0, -1)] and version.referee_version() == f"{newest}+{digest}"
+
+
+def test_the_digest_changes_with_what_decides_and_with_nothing_else(tmp_path):
     for name in ("data", "records"):
         odd = shutil.ignore_patterns("track_*", "datasets", "tokenizers", "__pycache__", "*.svg")
         shutil.copytree(REPO / name, tmp_path / name, ignore=odd)
-
-    def now() -> str:
-        return version.referee_version.__wrapped__(tmp_path)
-
-    first = now()
-    assert first == version.referee_version()
+    first = version.sources_digest(tmp_path)
+    assert first == version.sources_digest()
     with open(tmp_path / "records/board/tables.py", "a") as file:
         file.write("\n# more\n")
-    assert now() == first
+    assert version.sources_digest(tmp_path) == first
     found = {first}
     for name in ("records/verify/judging.py", "records/sandbox/inside/room.py", "records/schema.json"):
         with open(tmp_path / name, "a") as file:
             file.write("\n")
-        found.add(now())
+        found.add(version.sources_digest(tmp_path))
     (tmp_path / "records/verify/rules.py").write_text("")
     with open(tmp_path / "records/verify/papers.py", "a") as file:
         file.write("\n\ndef late():\n    from records.verify import rules\n")
-    assert "records/verify/rules.py" in version.deciding_sources(tmp_path)
-    assert len({*found, now()}) == 5
+    assert "records/verify/rules.py" in version.sources_of(version.JUDGES, tmp_path)
+    assert len({*found, version.sources_digest(tmp_path)}) == 5

@@ -1,8 +1,7 @@
-"""A record that is none of ours: its script is frozen, trained again and judged; and its own tokenizer."""
+"""A record that is none of ours: its script is frozen, trained again and judged."""
 
 import html
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -11,17 +10,14 @@ from pathlib import Path
 import pytest
 
 from records import excerpts, judge
-from records.archive.checks import VerifierError
-from records.archive.record import Record
 from records.archive.tracks import load_track
 from records.archive.verdicts import folder_sha256
 from records.board.excerpts import read_excerpts
 from records.verify import __main__ as verify
-from records.verify.retrain import training_shards
 from records.verify.version import referee_version
 from tests.kit import helpers, record_kit
 from tests.kit.data_kit import call
-from tests.kit.record_kit import MAIN, NUMPY, TRACK, Author
+from tests.kit.record_kit import MAIN, TRACK, Author
 
 pytestmark = pytest.mark.slow
 sandboxed = pytest.mark.sandbox
@@ -30,7 +26,7 @@ bounded = pytest.mark.cgroups
 
 @pytest.fixture(scope="module")
 def author(tmp_path_factory):
-    return Author(tmp_path_factory.mktemp("author"), second=None)
+    return Author(tmp_path_factory.mktemp("author"), second=None, imports=["numpy"])
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +40,10 @@ def judged(author):
 
 @sandboxed
 def test_a_script_of_one_s_own_is_frozen_and_trained_again(author, judged):
-    """Its metrics were packed, and the room gives the artifact back bit for bit, with torch's own count."""
+    """Its metrics were packed, and the room gives the artifact back bit for bit."""
     assert sorted(path.suffix for path in author.folder.glob("metrics*")) == [".gz"] * 2
     assert "PASS retrained: seed 2: the artifact came back bit for bit" in judged
-    assert "PASS counted: " in judged
+    assert "PASS work: " in judged and "PASS train-flops: " in judged
     assert judged.count("PASS proof: ") == 2 and all(
         f"PASS score: seed {seed}: " in judged for seed in (1, 2)
     )
@@ -109,7 +105,6 @@ def test_an_excerpt_stands_on_the_record_s_page_until_the_folder_changes(author,
 
 # --- honest scripts that are unlike ours ------------------------------------------------------------------
 
-FIRST_OPEN = ('    (folder / "metrics.jsonl").write_text("")\n', "")  # so that a step's line makes the file
 THREADS = (  # of Python, in the room and in the predictor
     ("import time\n", "import threading\nimport time\nfrom concurrent.futures import ThreadPoolExecutor\n"),
     (
@@ -123,6 +118,8 @@ THREADS = (  # of Python, in the room and in the predictor
     ("    tokens, headers = read_shards", "    Bigram(np.zeros((2, 2)))\n    tokens, headers = read_shards"),
 )
 LSTM = """
+import torch
+
 torch.set_num_threads(64)
 torch.ones(1 << 22).sum()
 assert len(os.listdir("/proc/self/task")) >= 64
@@ -194,11 +191,8 @@ def train(folder, tokens, size):
 
 """
 HONEST = {
-    "numpy alone, 64 threads, and metrics that are opened to append from the first": (
-        (*NUMPY, *THREADS, FIRST_OPEN),
-        "0 of .*its counter does not see",
-    ),
-    "an LSTM with 64 threads": (((MAIN, LSTM + MAIN),), r"\d.*its counter does not see"),
+    "numpy with 64 threads": THREADS,
+    "an LSTM with 64 threads": ((MAIN, LSTM + MAIN),),
 }
 
 
@@ -206,38 +200,8 @@ HONEST = {
 @bounded
 @pytest.mark.parametrize("kind", HONEST)
 def test_an_honest_script_is_ranked(tmp_path, kind):
-    """torch's counter sees few or none of the operations of these. Processor seconds bound them all."""
-    edits, counted = HONEST[kind]
-    author = Author(tmp_path, (1,), script=record_kit.bigram(*edits), second=None)
+    """Whatever spends the operations of these, processor seconds bound them."""
+    author = Author(tmp_path, (1,), script=record_kit.bigram(*HONEST[kind]), second=None)
     places = ["--data", author.data, "--work", tmp_path / "judge"]
     said = call(judge.main, author.folder, *places, "--write", "--by", "Ada")
     assert said.endswith("\nverdict: ranked\n") and "\nPASS work: seed " in said, said
-    assert re.search(rf"^NOTE counted: seed \d+: {counted}", said, re.MULTILINE), said
-
-
-# --- a tokenizer of one's own -----------------------------------------------------------------------------
-
-
-@sandboxed
-def test_a_tokenizer_of_one_s_own_cuts_the_text_and_counts_as_bytes(tmp_path):
-    """The score is divided by the bytes of the same text; where the track provides a tokenizer, it fails."""
-    author = Author(tmp_path, seeds=(1,), own_vocabulary=380, second=None)
-    said = author.verify(author.folder, "--proof-bytes", "0")
-    assert "PASS proof" not in said
-    assert "PASS score: " in said and "PASS tokenizer-sha256: " in said
-    record = Record(author.folder)
-    model = (author.folder / "tokenizer.model").stat().st_size
-    assert f" {model} of tokenizer; " in said
-    assert record.total_bytes == 2 * 380**2 + record.track.code_size(record.script) + model
-    tokens = author.own.tokens["val"]
-    assert record.runs[1].value("val_tokens") == len(tokens) - 1 != len(author.corpus.tokens["val"]) - 1
-    assert record.runs[1].value("val_bytes") == author.corpus.val_bytes()
-    close = pytest.approx(record.runs[1].value("val_bpb"), abs=0.1)
-    assert record.scores[1] == close, "in 16 streams instead of one"
-    with pytest.raises(VerifierError, match="a room has the track's shards alone"):
-        training_shards(record, author.data)
-    record_kit.edit(
-        author.track / "track.json", ('"tokenizer_policy": "own"', '"tokenizer_policy": "provided"')
-    )
-    said = author.verify(author.folder, "--static", code=1)
-    assert "FAIL folder: tokenizer.model, which the track provides" in said

@@ -18,13 +18,10 @@ import numpy as np
 import pytest
 
 from records.referee import coder, scoring
-from records.referee import text as texts
-from records.referee.text import Text, encode, load_tokenizer
+from records.referee.text import Text
 from records.sandbox import bubblewrap, cgroups, limits, predictor
-from records.sandbox.jobs import PredictorJob, find_job
 from records.sandbox.limits import Limits, MachineFull, NoSandbox, Watchdog
-from records.sandbox.predictor import Mode, SandboxError, watched
-from records.sandbox.tokenizer import ForeignTokenizer
+from records.sandbox.predictor import Mode, watched
 from records.verify import __main__ as verify
 from tests.kit import helpers, record_kit
 from tests.records.test_referee import SIZE, Fixed, Stand, cheat
@@ -361,98 +358,6 @@ def test_a_bind_that_would_show_a_secret_is_refused(stand, tmp_path, monkeypatch
     monkeypatch.setattr(bubblewrap, "python_parts", lambda: [helpers.ROOT.parent])
     with pytest.raises(NoSandbox, match="use a Python that is installed elsewhere"):
         made()
-
-
-# --- a stranger's tokenizer -------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def own_track(stand, tmp_path_factory):
-    """A track whose records may bring a tokenizer."""
-    folder = tmp_path_factory.mktemp("own") / "track_own"
-    record_kit.make_track(folder, stand.corpus, imports=["numpy"])
-
-    def allow(rules: dict) -> None:
-        rules["dataset"]["tokenizer_policy"] = "own"
-
-    record_kit.edit_json(folder / "track.json", allow)
-    return folder
-
-
-def with_tokenizer(stand: Stand, own_track, folder, model) -> PredictorJob:
-    folder = stand.foreign(folder)
-    shutil.copy(model, folder / "tokenizer.model")
-    job = stand.job(folder)
-    places = {"data": stand.data, "second": stand.data / "second.jsonl", "dataset": "tiny_sp400"}
-    return replace(find_job(folder, own_track, **places), limits=job.limits)
-
-
-@sandboxed
-def test_a_stranger_s_tokenizer_is_used_in_the_sandbox_alone(stand, own_track, tmp_path, monkeypatch):
-    model = helpers.train_tokenizer(tmp_path / "own.model", helpers.documents(300, 9), vocab_size=380)
-    job = with_tokenizer(stand, own_track, tmp_path / "own", model)
-    ours = load_tokenizer(model)
-    documents = [text.encode() for text in helpers.documents(5, 1)]
-    expected = encode(ours, documents)
-
-    def only_ours(path):
-        assert "own" not in path.parent.name
-        return load_tokenizer(path)
-
-    monkeypatch.setattr(texts, "load_tokenizer", only_ours)
-    assert job.own_tokenizer and not stand.job(job.script.parent).own_tokenizer
-    theirs = texts.tokenizer_of(job)
-    assert isinstance(theirs, ForeignTokenizer)
-    assert np.array_equal(encode(theirs, documents).tokens, expected.tokens)
-    assert texts.decode(theirs, expected.tokens).documents == documents
-    text = texts.validation_text(job.track, stand.data, job.script.parent)
-    assert text.bytes == stand.corpus.val_bytes() and len(text.tokens) != len(stand.corpus.tokens["val"])
-    ids = range(theirs.vocab_size())
-    for name in ("is_control", "is_byte", "id_to_piece"):
-        assert [getattr(theirs, name)(i) for i in ids] == [getattr(ours, name)(i) for i in ids]
-
-
-def make_bomb(path) -> None:
-    """A tokenizer that makes a quarter of a megabyte of each e before it looks for pieces."""
-    rules = path.with_suffix(".tsv")
-    rules.write_text("65\t" + " ".join(["61"] * (1 << 18)) + "\n")
-    helpers.train_tokenizer(path, ["a b c d"], vocab_size=300, normalization_rule_tsv=str(rules))
-
-
-@sandboxed
-def test_a_parser_bomb_hits_its_own_sandbox(tmp_path):
-    make_bomb(tmp_path / "bomb.model")
-    theirs = texts.open_tokenizer(tmp_path / "bomb.model", foreign=True)
-    with pytest.raises(SandboxError, match=r"tokenizer holds \d+ MiB, at most 1024 are allowed|bad_alloc"):
-        theirs.encode(["e" * 200])
-
-
-@sandboxed
-def test_a_tokenizer_that_cannot_be_used_is_the_record_s_failure(stand, own_track, tmp_path):
-    (tmp_path / "none.model").write_bytes(b"no model")
-    job = with_tokenizer(stand, own_track, tmp_path / "none", tmp_path / "none.model")
-    result, checks = stand.judge(job)
-    words = "FAIL sandbox: tokenizer: tokenizer.model cannot be used (exit status 1) RuntimeError"
-    assert result is None and len(checks) == 1 and str(checks[0]).startswith(words)
-
-
-def test_answers_that_no_tokenizer_gives_are_refused(stand, monkeypatch):
-    theirs = ForeignTokenizer(stand.corpus.tokenizer_path)
-    theirs.facts = {"bos": 1, "pieces": [["a", 2]] * 5}
-    cases = {
-        "encode": [[], {}, [[5]], [[-1]], [[True]], ["ab"], [[1], [2]], [None]],
-        "decode": [[], [1], ["\ud800"], ["a", "b"], {"a": "b"}],
-    }
-    for name, answers in cases.items():
-        for answer in answers:
-            monkeypatch.setattr(theirs, "ask", lambda *_, answer=answer: answer)
-            with pytest.raises(SandboxError, match="of the expected form"):
-                getattr(theirs, name)(["abc"] if name == "encode" else [[1, 2]])
-    del theirs.facts
-    for answer in ([], {}, {"bos": 1}, {"bos": "1", "pieces": []}, {"bos": 1, "pieces": [["a", 7]]}):
-        monkeypatch.setattr(theirs, "ask", lambda *_, answer=answer: answer)
-        with pytest.raises(SandboxError, match="no facts of the expected form"):
-            theirs.bos_id()
 
 
 # --- the folder -------------------------------------------------------------------------------------------

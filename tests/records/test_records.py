@@ -552,7 +552,7 @@ if __name__ == "__main__":
 
 
 def train_again(kit, folder, seed=2):
-    """The lines of retrain; checkpoints follow each other quickly, as the run takes a second."""
+    """The lines of retrain."""
     record = Record(folder)
     text = validation_text(record.track, kit.data)
     lines = retrain.retrain(record, seed, kit.data, job_in(folder, kit), text)
@@ -564,19 +564,13 @@ def job_in(folder, kit):
     return lambda path: find_job(folder, artifact=path, data=kit.data)
 
 
-@pytest.fixture
-def often(monkeypatch):
-    monkeypatch.setattr(retrain, "CHECKPOINT_SECONDS", 0.02)
-    monkeypatch.setattr(retrain, "POINTS", 1)
-
-
 @slow
 @sandboxed
-def test_a_seed_that_is_trained_again_comes_back_bit_for_bit(kit, tmp_path, often):
+def test_a_seed_that_is_trained_again_comes_back_bit_for_bit(kit, tmp_path):
     folder = kit.copy(tmp_path)
     lines = train_again(kit, folder)
     assert {name: line.verdict for name, line in lines.items()} == dict.fromkeys(
-        ("retrain", "retrained", "counted"), "PASS"
+        ("retrain", "retrained", "train-flops", "work"), "PASS"
     ), lines
     assert "bit for bit" in lines["retrained"].text
     passed = [check("score", True, "x"), *lines.values()]
@@ -589,8 +583,8 @@ def test_a_seed_that_is_trained_again_comes_back_bit_for_bit(kit, tmp_path, ofte
 @slow
 @sandboxed
 @pytest.mark.cgroups
-def test_the_judge_trains_the_real_script_and_ranks_it(kit, tmp_path, often):
-    """The preset smoke on a copy of the floppy's track: fresh seeds, and torch's own count of one of them."""
+def test_the_judge_trains_the_real_script_and_ranks_it(kit, tmp_path):
+    """The preset smoke on a copy of the floppy's track: fresh seeds are drawn."""
     folder = kit.copy(tmp_path)
     edit_json(folder.parent / "track.json", lambda rules: rules.update(seeds=[1, 2]))  # of three runs
     old = kit.copy(tmp_path, "2025-11-20_Old")
@@ -600,8 +594,6 @@ def test_the_judge_trains_the_real_script_and_ranks_it(kit, tmp_path, often):
     words = [folder, "--data", kit.data, "--second", kit.data / "second.jsonl", "--work", tmp_path / "judge"]
     said = call(judge.main, *words, "--write", "--by", "Ada")
     assert "\nverdict: ranked\n" in said, said
-    (counted,) = re.findall(r"^NOTE counted: seed \d+: (.*)", said, re.MULTILINE)
-    assert re.match(r"[\d.e+]+ of ", counted) and "its counter does not see" not in counted, counted
     its = verdicts.read_verdicts(folder.parent)[NAME]
     assert its["judged"]["beats"] == old.name and len(its["judged"]["seeds"]) == 2
 
@@ -626,9 +618,9 @@ def test_without_a_compiler_the_script_trains_and_scores_as_it_does_with_one(kit
     edit(folder / "train_seed2.log", (" COMPILE=0", " COMPILE=1"))
     hide_compilers(monkeypatch)
     record = Record(folder)
-    done, points = retrain.train_whole(record, 2, kit.data, tmp_path)
+    done = retrain.run_room(record, kit.data, tmp_path / "work", retrain.settings(record, 2))
     assert done.code == 0, done
-    run = points.work / retrain.RUN
+    run = tmp_path / "work" / retrain.RUN
     log = (run / "train.log").read_text()
     assert " COMPILE=1 " in log and " compile:0 " in log
     assert sha256((run / "model.ptz").read_bytes()) == record.runs[2].value("artifact_sha256")
@@ -657,37 +649,12 @@ def test_an_artifact_that_knows_more_than_the_training_text_is_found(kit, tmp_pa
     assert compare().verdict == "PASS"
 
 
-MADE = "    run, trainer = Run(machine, s, folder, about), make(s, machine)\n"
-
-
-@slow
-@sandboxed
-@pytest.mark.parametrize(
-    "lie",
-    [
-        ("train_flops += step.flops", "train_flops += step.flops // 2"),
-        (MADE, MADE + "    torch.ones(4096, 4096) @ torch.ones(4096, 4096)\n"),
-        (MADE, MADE + "    if not s.ckpt_seconds:\n        return 0\n"),
-    ],
-    ids=["half of every step", "before the first step", "no step while counted"],
-)
-def test_operations_that_were_not_logged_are_found(kit, tmp_path, often, monkeypatch, lie):
-    monkeypatch.setattr(retrain, "POINTS", 0)  # the start and the last checkpoint show these
-    folder = kit.copy(tmp_path)
-    edit(folder / "train_gpt.py", lie)
-    if "//" in lie[1]:
-        log_value(folder, 2, "train_flops", submission.read_runs(folder)[2].value("train_flops") // 2)
-    lines = train_again(kit, folder)
-    assert lines["retrained"].verdict == "PASS" and lines["counted"].verdict == "FAIL", lines
-
-
 @slow
 @sandboxed
 def test_the_room_has_the_training_text_and_nothing_else(kit, tmp_path):
     folder = kit.copy(tmp_path)
     (folder / "train_gpt.py").write_text(SPY)
     work = tmp_path / "work"
-    work.mkdir()
     record = Record(folder)
     done = retrain.run_room(record, kit.data, work, retrain.settings(record, 2))
     assert done.code == 0, done

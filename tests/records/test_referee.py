@@ -24,14 +24,14 @@ import pytest
 from hypothesis import given, settings, strategies
 
 from data import prepare
-from data.command import DataError, UsageError
+from data.command import DataError
 from data.files import sha256
 from records.archive.tracks import load_track
 from records.referee import __main__ as referee
 from records.referee import coder, scoring
 from records.referee.sample import sample
 from records.referee.scoring import Result
-from records.referee.text import Text, load_tokenizer, second_text, validation_text
+from records.referee.text import load_tokenizer, second_text, validation_text
 from records.sandbox import bubblewrap, jobs
 from records.sandbox import limits as watch
 from records.sandbox import predictor as sandbox
@@ -314,22 +314,6 @@ class Fixed:
 
     def step(self, ids: np.ndarray) -> np.ndarray:
         return self.table[ids]
-
-
-def test_a_share_of_the_streams_gives_an_interval(stand, bigram, monkeypatch):
-    monkeypatch.setattr(jobs.PredictorJob, "predictor", lambda job: Fixed(30, 1000))
-    job = stand.job(bigram)
-    tokens = np.random.default_rng(1).choice(30, 60_000, p=np.arange(1, 31) / 465)
-    text = Text([b"x" * 90_000], tokens)
-    exact = scoring.score_record(job, text).bpb  # of 1000 streams
-    hits = 0
-    for seed in range(20):
-        bpb, half_width, *streams = scoring.estimate(job, text, 0.1, np.random.default_rng(seed))
-        assert streams == [100, 1000] and half_width < 0.05 * exact
-        hits += abs(bpb - exact) <= half_width
-    assert hits >= 15
-    with pytest.raises(UsageError, match=r"0\.001 of 1000 streams is 1, expected 16 or more"):
-        scoring.estimate(job, text, 0.001, np.random.default_rng(1))
 
 
 # --- dishonest --------------------------------------------------------------------------------------------
@@ -948,8 +932,6 @@ def test_the_commands(stand, bigram, tmp_path):
     assert done.returncode == 0 and "\nval_bpb: " in done.stdout and "seed: 5\n" in done.stdout, done
     done = command(stand, "prove", bigram, "--bytes", "900")
     assert done.returncode == 0 and "\nPASS proof: " in done.stdout, done
-    done = command(stand, "score", bigram, "--share", "0.5")
-    assert done.returncode == 2 and "streams is 8, expected 16 or more" in done.stderr, done
 
 
 # --- samples ----------------------------------------------------------------------------------------------
