@@ -94,8 +94,9 @@ def read_documents(path: Path) -> list[bytes]:
 def validation_text(track: Track, data: Path) -> Text:
     """The track's validation text. Raises DataError if it is another text."""
     folder = data / "datasets" / track.dataset["name"]
+    tokenizer = load_tokenizer(tokenizer_path(track, data))
     tokens = shards.read_split(folder, "val")
-    text = decode(load_tokenizer(tokenizer_path(track, data)), tokens)
+    text = decode(tokenizer, tokens)
     for name, found in (("val_sha256", text.sha256), ("logged_val_sha256", sha256(tokens))):
         if (expected := track.dataset[name]) not in (None, found):
             raise DataError(f"{folder}: the validation text has {name} {found}, expected {expected}")

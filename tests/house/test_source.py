@@ -74,8 +74,8 @@ DENSITY = {
     "predictor": 15.2,
     "data": 14.4,
     "run": 11.7,
-    "machine": 12.3,
-    "main": 12.8,
+    "machine": 12.4,
+    "main": 12.9,
 }
 MARKS = "COMMENT NL NEWLINE INDENT DEDENT ENCODING ENDMARKER"  # tokens that are not counted
 

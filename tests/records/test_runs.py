@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import binary, just
 
+from data.command import DataError
 from data.files import sha256
 from records.archive import runs
 from records.referee import __main__ as referee
@@ -75,29 +76,31 @@ def by_manifest(run, tokenizer):
     tokenizer.rename("x.model")
 
 
-FOUND = {  # where the tokenizer is put, and whether another one may be a stranger's
-    "under another name": (lambda run, tokenizer: tokenizer.rename("data/tokenizers/z.model"), False),
-    "by a path": (
-        lambda run, tokenizer: change(run, "settings", tokenizer_path=tokenizer.rename("x").name),
-        True,
-    ),
-    "by the manifest": (by_manifest, True),
-    "of a dataset that is called as a track's": (
-        lambda run, _: change(run, "settings", data_path="demo_sp1024"),
-        False,
+FOUND = {  # where the tokenizer is put
+    "under another name": lambda run, tokenizer: tokenizer.rename("data/tokenizers/z.model"),
+    "by a path": lambda run, tokenizer: change(run, "settings", tokenizer_path=tokenizer.rename("x").name),
+    "by the manifest": by_manifest,
+    "of a dataset that is called as a track's": lambda run, _: change(
+        run, "settings", data_path="demo_sp1024"
     ),
 }
 
 
 @pytest.mark.parametrize("kind", FOUND)
 def test_a_tokenizer_is_found_by_its_hash(run, tmp_path, kind):
-    put, foreign = FOUND[kind]
     tokenizer = tmp_path / TOKENIZER
     wanted = helpers.sha256(tokenizer)
-    put(run, tokenizer)
+    FOUND[kind](run, tokenizer)
     (tmp_path / "data/tokenizers/a.model").write_bytes(b"another")
     job = find_job(run, data=tmp_path / "data")
-    assert helpers.sha256(job.tokenizer_path) == wanted and job.own_tokenizer == foreign
+    assert helpers.sha256(job.tokenizer_path) == wanted
+
+
+def test_a_strangers_folder_does_not_name_the_file_that_is_parsed(run, tmp_path):
+    elsewhere = shutil.copytree(run, tmp_path / "elsewhere")
+    change(elsewhere, "settings", tokenizer_path=(tmp_path / TOKENIZER).rename(tmp_path / "x").as_posix())
+    with pytest.raises(DataError, match=r"none of .* has its tokenizer's sha256"):
+        find_job(elsewhere, data=tmp_path / "data")
 
 
 def test_what_is_missing_or_was_changed_is_named(run):
