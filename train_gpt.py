@@ -1106,7 +1106,7 @@ def open_run(s: Settings, about: Facts, scripts: Facts) -> tuple[Path, Arrays, F
                 continue
             found = f"{name.upper()}={format_value(now)}: {folder} was begun with {format_value(was)}"
             if kind != "environment":
-                raise (DataError if kind == "sha256" else SettingError)(f"{found}; or choose another RUN_ID")
+                raise (DataError if kind == "sha256" else SettingError)(f"{found}; choose another RUN_ID")
             notes.append(f"note: {found}, so other bits may follow")
     os.truncate(metrics, min(facts.get("metrics_bytes", 0), len(events)))  # steps again
     for name, blob in (scripts | {"config.json": json.dumps(about, indent=1).encode()}).items():
@@ -1167,12 +1167,12 @@ class Run:
             self.event("warning", text=f"{found}; weights and optimizer are as before")
             if counters.skipped_in_a_row == s.max_skipped:
                 raise FloatingPointError(f"{found}, the last of MAX_SKIPPED; lower MATRIX_LR or SCALAR_LR")
+        clock = seconds / (s.max_wallclock_seconds or math.inf)
+        done = max(step / s.iterations, flops / (s.max_flops or math.inf), clock)  # of the limit that ends it
         self.line(  # speeds are averages over the run
-            f"step:{step}/{self.num_steps} train_loss:{loss:.4f} lr_mul:{lr_mul:.3f} "
-            f"train_time:{seconds * 1e3:.0f}ms step_avg:{seconds / step * 1e3:.2f}ms "
-            f"tok_s:{counters.tokens_seen / seconds:.0f} "
-            f"mfu:{flops / seconds / self.machine.peak_flops / self.machine.world:.1%} "
-            f"train_flops:{flops:.4e}",
+            f"step:{step}/{self.num_steps} train_loss:{loss:.4f} time:{seconds:.0f}s "
+            f"left:{seconds / done - seconds:.0f}s tok_s:{counters.tokens_seen / seconds:.0f} "
+            f"mfu:{flops / seconds / self.machine.peak_flops / self.machine.world:.0%}",
             pause=0 if step <= 10 or step % s.train_log_every == 0 or step == self.num_steps else 10,
         )
 
@@ -1268,6 +1268,8 @@ def open_machine(s: Settings) -> Machine:
     if world not in fits:
         raise SettingError(f"WORLD_SIZE={world}: by BATCH_SLOTS takes one of {', '.join(map(str, fits))}")
     cuda = s.device == "cuda" or (s.device == "auto" and torch.cuda.is_available())
+    if world == 1 and os.environ.get("SLURM_NTASKS", "1") != "1":
+        print("note: SLURM_NTASKS, but no MASTER_ADDR: each task trains alone; torchrun joins them")
     if cuda and local >= torch.cuda.device_count():
         raise SettingError(f"DEVICE={s.device}: torch finds no GPU of number LOCAL_RANK={local}")
     machine = Machine(torch.device(f"cuda:{local}" if cuda else "cpu"), rank, world, compile=s.compile)
@@ -1275,7 +1277,7 @@ def open_machine(s: Settings) -> Machine:
         machine.compiled(torch.neg)(torch.zeros(2, device=machine.device))
     except Exception as error:  # no C++ compiler, or a broken one: eager runs
         machine.compile = False
-        print(f"compile:0 (torch.compile fails, so eager and slower: {' '.join(repr(error).split())[-200:]})")
+        print("compile:0 (torch.compile fails, so eager):", *str(error).rpartition("Output:")[2].split()[:30])
     torch._dynamo.config.suppress_errors = True  # eager, and a warning, where its cache is damaged
     keep_freed_memory()
     if world > 1:  # small decisions travel as CPU tensors over gloo: no GPU waits for them
@@ -1348,7 +1350,7 @@ def validate(trainer: Trainer, corpus: Corpus, run: Run, limit: int, what: str =
     mark = " partial" if score.pop("partial") else ""
     found = f"val_loss:{score['val_loss']:.4f} val_bpb:{score['val_bpb']:.4f}{mark}"
     place = f"step:{counters.steps}/{run.num_steps}" if what == "val" else what
-    run.line(f"{place} {found} train_time:{counters.train_seconds * 1e3:.0f}ms")
+    run.line(f"{place} {found} time:{counters.train_seconds:.0f}s")
     return score | {name: f"{score[name]:.8f}{mark}" for name in ("val_loss", "val_bpb")}
 
 
@@ -1367,8 +1369,7 @@ def score_artifact(trainer: Trainer, blob: bytes, path: Any, corpus: Corpus, run
 def finish(trainer: Trainer, corpus: Corpus, run: Run) -> int:
     """Write the artifact, and score it: the result. Returns the exit code."""
     s, machine, path = trainer.s, trainer.machine, run.folder / "model.ptz"
-    sample = min(s.val_batch_size, s.val_tokens_limit or 2**63)  # of a short run
-    unrounded = validate(trainer, corpus, run, s.val_tokens_limit if s.val_loss_every else sample)
+    unrounded = validate(trainer, corpus, run, s.val_tokens_limit if s.val_loss_every else s.val_batch_size)
     state_sha256 = trainer.sha256(*trainer.optimizer.state).hex()
     machine.on_rank_0(lambda: write_whole(path, trainer.export(corpus.sha256["tokenizer_sha256"])))
     blob = machine.on_rank_0(path.read_bytes)
@@ -1443,8 +1444,7 @@ def dry_run(s: Settings, origins: dict[str, str], code_bytes: int) -> int:
     return 0
 
 
-# What torch says of memory, and MLX, in a RuntimeError of no kind of its own:
-NO_MEMORY = "out of memory|DefaultCPUAllocator: can't allocate|(Unable|Attempting) to allocate"
+NO_MEMORY = "out of memory|DefaultCPUAllocator|(Unable|Attempting) to allocate"  # torch says, and MLX
 EXIT_CODES = {SettingError: 2, DataError: 3, FloatingPointError: 17, OSError: 16, dist.DistError: 16}
 
 

