@@ -162,8 +162,7 @@ def verify_names(where: object, paths: Iterable[PurePath]) -> Iterator[str]:
     splits = by_split(names)
     named = splits[VAL] + splits[TRAIN]
     if others := sorted(path.name for path in set(names) - set(named)):
-        # The trainer still reads what has _val_ or _train_ in its name.
-        yield f"note {where}: no shard is named so (train_gpt.py may read it all the same): {some(others)}"
+        yield f"note {where}: left out, not named as shards: {some(others)}"
     sets = sorted({parse_name(path)[0] for path in named})
     yield check(where, f"number of sets ({', '.join(sets)})", len(sets), 1)
     for name, numbers in zip(SPLIT_NAMES, (list(map(shard_number, paths)) for paths in splits)):

@@ -338,20 +338,8 @@ def export(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-class SlowStream(train_gpt.TokenStream):
-    """A token stream behind a disk of so many bytes a second."""
-
-    rate = math.inf
-
-    def read(self, start: int, length: int) -> np.ndarray:
-        time.sleep(2 * length / self.rate)
-        return super().read(start, length)
-
-
 def loader(args: argparse.Namespace) -> dict[str, Any]:
-    """Batches of the reference preset (393,216 tokens a step) from a warm file: alone, then beside steps of
-    --step-ms milliseconds, and with a disk slowed to 200 MB/s."""
-    bandwidth = copy_bandwidth()
+    """A batch of the reference preset, 393,216 tokens, from a warm file: by one rank, and by one of eight."""
     with tempfile.TemporaryDirectory() as folder:
         s = settings(PRESET="10min_16mb", VOCAB_SIZE="65536", DATA_PATH=folder)
         tokens = np.random.default_rng(0).integers(0, 1024, 40_000_000).astype("<u2")
@@ -359,32 +347,22 @@ def loader(args: argparse.Namespace) -> dict[str, Any]:
         head[:3] = 20240520, 1, len(tokens)
         path = Path(folder, "bench_train_000000.bin")
         path.write_bytes(head.tobytes() + tokens.tobytes())
+        stream = train_gpt.TokenStream(s, "train", bytes(32).hex(), 1, [])
 
-        def waits(rate: float, pause: float, steps: int) -> list[float]:
-            stream = SlowStream(s, "train", bytes(32).hex())
-            stream.rate = rate
-            reader = train_gpt.BatchReader(s, stream, train_gpt.Machine(torch.device("cpu")))
-            batches = reader.batches(itertools.islice(train_gpt.Plan(s).steps(), steps))
-            seconds = []
-            for _ in range(steps):
-                seconds += all_seconds(lambda: next(batches), 1, 0)
-                time.sleep(pause)
-            return seconds[1:]  # the first batch is read before the clock starts to matter
+        def seconds(world: int) -> float:
+            machine = train_gpt.Machine(torch.device("cpu"), world=world)
+            reader = train_gpt.BatchReader(s, stream, machine, [])
+            steps = train_gpt.Plan(s).steps()
+            return median_seconds(lambda: reader.read(next(steps)), 100)
 
-        began = time.perf_counter()
-        waits(math.inf, 0.0, 40)
-        rate = 39 * s.train_batch_tokens / (time.perf_counter() - began)
-        pause = args.step_ms / 1e3
-        warm, slow = (sum(waits(speed, pause, 60)) / (59 * pause) for speed in (math.inf, 200e6))
+        alone, of_eight = seconds(1), seconds(8)
     return {
-        "figure": round(rate / 1e6, 1),
-        "unit": "million tokens/s read, checksummed and widened",
-        "step_ms": args.step_ms,
-        "data_wait_warm": f"{warm:.3%}",
-        "data_wait_200_mb_per_second": f"{slow:.3%}",
-        "copy_gb_per_second": round(bandwidth / 1e9, 1),
-        "of_copy_bandwidth": round(10 * rate / bandwidth, 3),
-    }  # 2 bytes read, 8 written a token
+        "figure": f"{of_eight / (args.step_ms / 1e3):.2%}",
+        "unit": f"of a step of {args.step_ms} ms, by one of eight ranks",
+        "milliseconds_of_one_rank": round(1e3 * alone, 2),
+        "milliseconds_of_one_of_eight": round(1e3 * of_eight, 2),
+        "million_tokens_per_second": round(s.train_batch_tokens / alone / 1e6),
+    }
 
 
 def seconds_to_step_1(env: dict[str, str], cwd: str) -> float:

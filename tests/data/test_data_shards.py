@@ -377,7 +377,7 @@ def test_shards_are_read_by_number_and_no_other_file_is(tmp_path, tokenizer_path
         legacy_shard(tmp_path / name, [1, 2])
     assert shards.read_split(tmp_path, "val")[1::2].tolist() == list(range(5, 17))
     named = ", ".join(sorted(LEFT_OUT))
-    line = f"{tmp_path}: no shard is named so (train_gpt.py may read it all the same): {named}"
+    line = f"{tmp_path}: left out, not named as shards: {named}"
     assert capsys.readouterr().err == f"warning: {line}\n"
     assert all(f"note {line}\n" in run(*words) for words in calls)
     for name, words in REFUSED.items():
