@@ -23,7 +23,7 @@ NEAR = 31  # steps around one that say how long a step takes then: machines chan
 STALL_TIMES, STALL_SECONDS, STALL_DEVIATIONS = 2.0, 1.0, 10.0  # a stall is beyond all three
 ONE_END = 5.0  # seconds within which a run ends its two logs
 LAST = 0.05  # part of the steps whose mean is the final training loss, ten steps at least
-FIELDS = ("train_loss", "train_seconds", "train_flops", "data_wait_seconds", "lr_mul", "grad_norm")
+FIELDS = ("train_loss", "train_seconds", "train_flops", "lr_mul", "grad_norm")
 NEEDED = ("train_loss", "train_seconds")
 
 

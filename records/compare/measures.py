@@ -100,11 +100,6 @@ def noise_speed(runs: list[Metrics]) -> float:
     return max(0.05, *(math.expm1(run.wander) for run in runs))
 
 
-def hundredth_of_step(runs: list[Metrics]) -> float:
-    """Milliseconds: a wait for data matters as a part of the step."""
-    return 10 * statistics.fmean(run.step_seconds or 0.0 for run in runs)
-
-
 def noise_start(runs: list[Metrics]) -> float:
     """Seconds: what was compiled before is found again, and disks differ."""
     return max(1.0, 0.3 * max(run.start_seconds or 0.0 for run in runs))
@@ -122,11 +117,6 @@ def per_second(run: Metrics, amount: float | None) -> float | None:
 
 def step_ms(run: Metrics) -> float | None:
     return run.step_seconds and 1e3 * run.step_seconds
-
-
-def wait_ms(run: Metrics) -> float | None:
-    wait = run.median(run.table["data_wait_seconds"])
-    return None if wait is None else 1e3 * wait
 
 
 def machine(run: Metrics) -> tuple:
@@ -173,7 +163,6 @@ def measures(runs: list[Metrics]) -> list[Measure]:
     last = nats | {"known": noise_last}
     bits = loss | {"known": noise_bpb, "floor": floor_bpb, "needs": ("val_bytes",)}
     speed = {"relative": True, "known": noise_speed, "floor": constant(0.01), "steady": True}
-    wait = {"good": -1, "known": hundredth_of_step, "floor": hundredth_of_step, "steady": True}
     start = {"good": -1, "known": noise_start, "floor": part(0.3, noise_start)}
     memory = {"good": -1, "relative": True, "known": constant(0.2), "floor": constant(0.01)}
     packed = {
@@ -202,7 +191,6 @@ def measures(runs: list[Metrics]) -> list[Measure]:
         Measure("step_ms", "median step", "ms", ",.1f", step_ms, -1, needs=("tokens_per_step",), **speed),
         Measure("tokens_per_second", "tokens/s", "", ",.0f", rate, 1, **speed),
         Measure("mfu", "MFU", "%", ".1f", partial(mfu, runs), 1, **speed),
-        Measure("data_wait_ms", "data wait a step", "ms", ",.3f", wait_ms, **wait),
         Measure("train_seconds", "training", "s", ",.1f", training, unjudged="not judged"),
         Measure("start_seconds", "start-up and compile", "s", ",.1f", lambda run: run.start_seconds, **start),
         Measure("peak_memory_mib", "peak memory", "MiB", ",.0f", logged("peak_memory_mib"), **memory),

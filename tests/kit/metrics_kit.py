@@ -38,7 +38,7 @@ def write_run(
     own = loss + 0.1 * spread * rng.standard_normal()
     events = []
     for at in range(steps):
-        facts = {"step": at + 1, "lr_mul": min(1.0, 2 - 2 * at / steps), "data_wait_seconds": 6e-5}
+        facts = {"step": at + 1, "lr_mul": min(1.0, 2 - 2 * at / steps)}
         facts |= {"train_seconds": clock[at], "train_flops": (at + 1) * STEP_FLOPS}
         events.append({"event": "step", "train_loss": curve[at], "grad_norm": 0.5, **facts})
         if (at + 1) % max(1, steps // 5) == 0:

@@ -29,7 +29,7 @@ REFEREE = {"eval-time", "second-text", "proof", "proof-size", "sandbox"}
 BIGRAM = helpers.ROOT / "tests/ideas/bigram.py"
 TRUST = [] if bubblewrap.find() else ["--trust"]  # what is run is ours
 MAIN = 'if __name__ == "__main__":\n'  # before it, a script's edits may say anew what it said
-SETTINGS = {"ITERATIONS": 12, "TRAIN_LOG_EVERY": 5, "MAX_WALLCLOCK_SECONDS": 60}
+SETTINGS = {"ITERATIONS": 12, "TRAIN_LOG_EVERY": 5, "VAL_LOSS_EVERY": 1000, "MAX_WALLCLOCK_SECONDS": 60}
 
 
 def without_sandbox(folder: Path) -> dict[str, str]:
