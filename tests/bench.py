@@ -150,7 +150,7 @@ def plain_attention(
 def step_call(trainer: train_gpt.Trainer, batch: torch.Tensor) -> Callable[[], Any]:
     """A whole optimizer step; scripts until 2915aee are told its number alone."""
     step = 1
-    if hasattr(train_gpt, "Step"):
+    if callable(getattr(train_gpt.Plan, "steps", None)):
         step = next(train_gpt.Plan(trainer.s).steps())._replace(number=1)
     return functools.partial(trainer.step, batch, step, 1.0)
 
