@@ -167,7 +167,8 @@ def verify_names(where: object, paths: Iterable[PurePath]) -> Iterator[str]:
     yield check(where, f"number of sets ({', '.join(sets)})", len(sets), 1)
     for name, numbers in zip(SPLIT_NAMES, (list(map(shard_number, paths)) for paths in splits)):
         doubled = sorted({n for n in numbers if numbers.count(n) > 1})
-        yield check(f"{where}: {name}", "missing shards by their names", gaps(numbers), [])
+        before = [min(numbers[0], 1) - 1] if numbers else []  # they begin with 0 or 1
+        yield check(f"{where}: {name}", "missing shards by their names", gaps(before + numbers), [])
         yield check(f"{where}: {name}", "shards of one number", doubled, [])
 
 

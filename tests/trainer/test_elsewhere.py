@@ -1,0 +1,199 @@
+"""What the script meets away from home: others' shards and names, other launchers, mounts and tokenizers."""
+
+import errno
+import itertools
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import train_gpt
+from data import command, shards
+from tests.kit import helpers
+from train_gpt import DataError, SettingError, find_shards, load_settings
+
+# --- names and order of shards: the rule of data/README.md ------------------------------------------------
+
+NAMES = [f"a_{split}_{n}.bin" for split in ("train", "val") for n in ("0", "00", "1", "000002", "10", "3")]
+NAMES += ["a_val_bytes_0.bin", "a_val_0 (1).bin", "a_val_1_old.bin", ".a_val_1.bin", "._a_train_0.bin"]
+NAMES += ["a_train.bin", "b_val_1.bin", "b_train_1.bin", "a_val_1.BIN", "notes.txt"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from(NAMES), max_size=7, unique=True))
+def test_trainer_and_data_read_the_same_files_in_the_same_order(names):
+    with tempfile.TemporaryDirectory() as where:
+        folder = Path(where)
+        for name in names:
+            (folder / name).touch()
+        notes: list[str] = []
+        found = {}
+        for split in ("val", "train"):
+            try:
+                found[split] = find_shards(where, split, notes)
+            except DataError as error:
+                assert where in str(error)
+        sets = {path.name.split("_")[0] for path in itertools.chain(*found.values())}
+        try:
+            expected = dict(zip(("val", "train"), shards.find_shards(folder)))
+        except command.DataError:
+            assert len(found) < 2 or len(sets) > 1
+            return
+        assert found == {split: paths for split, paths in expected.items() if paths}
+        left_out = [name for name in names if name.endswith(".bin") and name[0] != "."]
+        left_out = sorted({*left_out} - {path.name for path in itertools.chain(*expected.values())})
+        assert not found or bool(left_out) == bool(notes)
+        assert not notes or left_out[0] in notes[0]
+
+
+def test_a_part_of_the_training_shards_trains_with_a_note(corpus, tmp_path):
+    env = dict(corpus.env(DATA_PATH=tmp_path))
+    for path in sorted(corpus.data_path.glob("*.bin"))[:-3] + sorted(corpus.data_path.glob("*_val_*")):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    loaded = train_gpt.load_corpus(load_settings(env, "smoke")[0])
+    assert [note for note in loaded.notes if "2 of 3 training shards" in note]
+
+
+# --- text and tokenizer -----------------------------------------------------------------------------------
+
+
+def loaded(corpus: helpers.TinyCorpus) -> train_gpt.Corpus:
+    return train_gpt.load_corpus(load_settings(corpus.env(), "smoke")[0])
+
+
+def test_documents_and_text_of_legacy_shards_are_known_by_the_tokenizer(corpus, tmp_path, tokenizer_path):
+    same, other = (
+        loaded(helpers.make_corpus(tmp_path / str(seed), tokenizer_path, extended=False, train_docs=count))
+        for seed, count in ((1, 500), (2, 499))
+    )
+    assert np.array_equal(same.train.documents, loaded(corpus).train.documents)
+    again = loaded(helpers.make_corpus(tmp_path / "3", tokenizer_path, extended=False))
+    assert same.sha256 == again.sha256 and same.sha256["train_sha256"] != other.sha256["train_sha256"]
+    path = next((tmp_path / "3").glob("*_train_*"))
+    blob = bytearray(path.read_bytes())
+    blob[1026:1028], blob[1028:1030] = blob[1028:1030], blob[1026:1028]
+    path.write_bytes(blob)
+    swapped = loaded(helpers.TinyCorpus(tmp_path / "3", tokenizer_path, {}, {}))
+    assert swapped.sha256["train_sha256"] != same.sha256["train_sha256"], "of the same size"
+
+
+def test_a_tokenizer_without_a_piece_for_the_space_is_refused_where_bytes_are_decoded(tmp_path):
+    texts = [text.replace(" ", "") for text in helpers.documents(400, 3)]
+    path = helpers.train_tokenizer(tmp_path / "x.model", texts)
+    made = helpers.make_corpus(tmp_path / "data", path, extended=False)
+    env = made.env(VOCAB_SIZE=made.tokenizer.vocab_size())
+    with pytest.raises(DataError, match=r"x\.model: whether spaces have no piece is True"):
+        train_gpt.load_corpus(load_settings(env, "smoke")[0])
+
+
+def test_data_path_alone_names_tokenizer_and_vocabulary(tmp_path):
+    folder = tmp_path / "datasets/notes"
+    folder.mkdir(parents=True)
+    about = {"tokenizer": {"file": "../../tokenizers/x.model", "vocab_size": 300}}
+    (folder / "manifest.json").write_text(json.dumps(about))
+    env = helpers.tiny_env(DATA_PATH=folder)
+    env.pop("VOCAB_SIZE")
+    s, origins = load_settings(env, "smoke")
+    assert (s.tokenizer_path, s.vocab_size) == (str(tmp_path / "tokenizers/x.model"), 300)
+    assert origins["vocab_size"] == "dataset"
+    assert load_settings(env | {"VOCAB_SIZE": "400"}, "smoke")[0].vocab_size == 400
+    for damaged in ("", "[]", "{}", '{"tokenizer": {"file": 1}}', '{"tokenizer": {"file": "x"}}'):
+        (folder / "manifest.json").write_text(damaged)
+        assert load_settings(env, "smoke")[0].vocab_size == load_settings({}, "smoke")[0].vocab_size
+
+
+@pytest.mark.slow
+def test_an_artifact_is_not_scored_with_another_tokenizer(base_run, tmp_path):
+    path = helpers.train_tokenizer(tmp_path / "other.model", helpers.documents(400, 9))
+    other = helpers.make_corpus(tmp_path / "data", path)
+    run = helpers.run_script(tmp_path, other.env(EVAL_ONLY=base_run.folder / "model.ptz"))
+    assert run.code == 3 and "model.ptz: sha256 of the tokenizer is " in run.err and run.err.count("\n") == 1
+
+
+# --- arguments, launchers, mounts -------------------------------------------------------------------------
+
+
+def main(capsys, *arguments: str) -> tuple[int, str, str]:
+    code = train_gpt.main(argv=[str(helpers.SCRIPT), *arguments])
+    return code, *capsys.readouterr()
+
+
+def test_help_lists_the_settings_and_other_arguments_are_refused(capsys, monkeypatch):
+    monkeypatch.setenv("PRESET", "smoke")
+    code, out, _ = main(capsys, "--help")
+    assert code == 0 and out.startswith(train_gpt.__doc__)
+    assert all(
+        f"{name.upper()}=" in out and row.metadata["doc"] in out for name, row in train_gpt.ROWS.items()
+    )
+    for argument in ("--num_layers=3", "ITERATIONS=5", "-v"):
+        code, out, err = main(capsys, argument)
+        assert (code, out) == (2, "") and f"{argument}: write ITERATIONS=9 python train_gpt.py" in err
+
+
+LEFT_OVER = "RANK=1 WORLD_SIZE=2 WORLD_SIZE= WORLD_SIZE=x WORLD_SIZE=-2 RANK=x LOCAL_RANK=-1 LOCAL_RANK=7"
+WRONG = "MASTER_PORT=x RANK=x MASTER_PORT=70000 WORLD_SIZE=x WORLD_SIZE=0"
+
+
+@pytest.mark.parametrize("word", LEFT_OVER.split())
+def test_ranks_without_an_address_are_left_over_and_one_process_runs(word, monkeypatch):
+    monkeypatch.setenv(*word.split("="))
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    machine = train_gpt.open_machine(load_settings(helpers.tiny_env(DEVICE="cpu"), "smoke")[0])
+    assert (machine.rank, machine.world) == (0, 1)
+
+
+@pytest.mark.parametrize("word", WRONG.split())
+def test_wrong_ranks_are_one_line_and_no_traceback(word, capsys, monkeypatch):
+    for name, value in helpers.tiny_env(MASTER_ADDR="127.0.0.1", WORLD_SIZE=2, RANK=0, DEVICE="cpu").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(*word.split("="))
+    code, _, err = main(capsys)
+    assert code == 2 and err.count("\n") == 1 and word.split("=")[0] in err
+
+
+def test_two_tasks_of_slurm_without_torchrun_are_noted(capsys, monkeypatch):
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    train_gpt.open_machine(load_settings(helpers.tiny_env(DEVICE="cpu"), "smoke")[0])
+    assert "note: SLURM_NTASKS" in capsys.readouterr().out
+
+
+def fail(number: int):
+    def call(*_):
+        raise OSError(number, "not here")
+
+    return call
+
+
+def test_a_mount_without_locks_is_noted_and_one_without_fsync_is_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    about = {"settings": {}, "sha256": {}, "environment": {"threads": 2, "script_sha256": "ab"}}
+    monkeypatch.setattr(train_gpt.fcntl, "flock", fail(errno.ENOLCK))
+    monkeypatch.setattr(train_gpt.os, "fsync", fail(errno.EINVAL))
+    s = load_settings({"RUN_ID": "x"}, "smoke")[0]
+    folder, *_ = train_gpt.open_run(s, about, {"train_gpt.py": b"pass"})
+    assert (folder / "train_gpt.py").read_bytes() == b"pass" and "has no lock" in capsys.readouterr().out
+    monkeypatch.setattr(train_gpt.os, "fsync", fail(errno.EIO))
+    with pytest.raises(OSError, match="not here"):
+        train_gpt.write_whole(folder / "model", b"")
+
+
+def test_a_resume_notes_what_bits_may_depend_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    s = load_settings({"RUN_ID": "x"}, "smoke")[0]
+    about = {"settings": {"seed": 1}, "sha256": {"val_sha256": "a"}, "environment": {"threads": 2}}
+    (tmp_path / "logs/x/checkpoint").mkdir(parents=True)
+    blob = train_gpt.pack_tensors({"weights": np.zeros(1)}, about | {"metrics_bytes": 0}, 0)
+    (tmp_path / "logs/x/checkpoint/step_1.ckpt").write_bytes(blob)
+    monkeypatch.setattr(train_gpt.fcntl, "flock", lambda *_: None)
+    *_, notes = train_gpt.open_run(s, about | {"environment": {"threads": 1}}, {})
+    assert any(note.startswith("note: THREADS=1: ") and "begun with 2" in note for note in notes)
+    for part, wrong, kind in (
+        ("settings", {"seed": 2}, SettingError),
+        ("sha256", {"val_sha256": "b"}, DataError),
+    ):
+        with pytest.raises(kind, match="was begun with"):
+            train_gpt.open_run(s, about | {part: wrong}, {})
