@@ -213,10 +213,10 @@ def bad_artifact(campaign: Campaign, task: Try) -> list[float]:
     """Refused, or the very same weights: not every bit of a zlib stream means something."""
     campaign.reference()
     blob = (campaign.folder / "made/alone_0/logs/run/model.ptz").read_bytes()
-    settings, weights = train_gpt.decode_artifact(blob, "whole")
+    settings, weights, _ = train_gpt.decode_artifact(blob, "whole")
     for _ in range(task.count):
         with contextlib.suppress(train_gpt.DataError):
-            found, arrays = train_gpt.decode_artifact(damage(blob, task.rng), "damaged")
+            found, arrays, _ = train_gpt.decode_artifact(damage(blob, task.rng), "damaged")
             check(found == settings and same_arrays(arrays, weights), "taken with other weights")
     (task.folder / "model.ptz").write_bytes(blob[:-1])
     run = campaign.launch(task.folder, EVAL_ONLY="model.ptz")
