@@ -103,7 +103,8 @@ def step(args: argparse.Namespace) -> None:
     one_step = functools.partial(trainer.step, batch, its, 0.1)
     found = milliseconds(one_step, args.repeats)
     print(f"step: {found:.2f} ms, {s.train_batch_tokens / found / 1e3:.3f} million tokens a second")
-    print(f"products: {its.flops / found / 1e9:.0f} TFLOP/s, memory: {machine.peak_memory_mib()} MiB")
+    memory = torch.cuda.max_memory_allocated() >> 20
+    print(f"products: {its.flops / found / 1e9:.0f} TFLOP/s, memory: {memory} MiB")
     if not args.profile:
         return
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
