@@ -185,9 +185,8 @@ def load_settings(env: Mapping[str, str], default_preset: str) -> tuple[Settings
     for name in sorted(env.keys() - names - {"MODEL_DIR"}):  # which is others'
         for meant in difflib.get_close_matches(name.upper(), names, 1, cutoff=0.85):
             found = f"{name}={env[name]!r} is no setting, {meant} is"
-            letters = [i for i, letter in enumerate(meant) if i > 0 and not letter.isdigit()]
-            typos = "|".join(f"{meant[:i]}.?{meant[i + 1 :]}" for i in letters)  # one missing or wrong
-            if re.fullmatch(typos, name.upper()):
+            places = [i for i in range(1, len(meant)) if meant[i] > "9"]  # a letter missing or wrong?
+            if re.fullmatch("|".join(f"{meant[:i]}.?{meant[i + 1 :]}" for i in places), name.upper()):
                 raise SettingError(f"{found}: write that or unset it")
             print(f"note: {found}", file=sys.stderr)  # other tools' words
     given = {name: parse_setting(name, env[upper]) for upper, name in names.items() if upper in env}
@@ -883,7 +882,6 @@ FIELDS += ["documents", "highest_id", "bytes_low", "bytes_high", "crc32", "index
 HEADER = np.dtype([(x, "<u4") for x in FIELDS] + [("tokenizer", "V32"), ("rest", "V928")])
 GET_DATA = "python -m data.prepare demo makes the demo corpus, python -m data.download fetches FineWeb"
 MEND = "make or fetch it again; python -m data.shards verify says more"
-ONE_SET = "a folder is for one dataset, its shards numbered from 0 or 1; move or fetch files"
 
 
 def need(where: Any, what: str, found: Any, expected: Any, more: str = MEND) -> None:
@@ -914,7 +912,7 @@ def find_shards(folder: str, split: str, notes: list[str]) -> list[Path]:
         raise DataError(f"DATA_PATH={folder} (in {os.getcwd()}): no *_{split}_0.bin; {others or GET_DATA}")
     first = min(own[0][0], 1)  # numbers begin with 0 or 1
     odd = [name for i, (*place, name) in enumerate(own) if place != [first + i, own[0][1]]]
-    need(folder, "shards of another dataset, of one number, or after a missing one", odd, [], ONE_SET)
+    need(folder, "shards of another dataset, of one number, or after a missing one", odd, [], "move or fetch")
     return [Path(folder, name) for *_, name in own]
 
 
@@ -955,9 +953,8 @@ class TokenStream:
         count = min(length, self.starts[shard + 1] - start)
         tokens = np.fromfile(path, "<u2", count, offset=HEADER.itemsize + 2 * at)
         need(path, f"number of tokens from {at} on", len(tokens), count, "the file was cut")
-        if count == length:
-            return tokens
-        return np.concatenate([tokens, self.read(start + count, length - count)])
+        rest = length - count
+        return np.concatenate([tokens, self.read(start + count, rest)]) if rest else tokens
 
 
 class BatchReader:
@@ -1390,7 +1387,8 @@ def run_all(s: Settings, about: Facts, scripts: Facts, machine: Machine, make: F
     s = dataclasses.replace(s, dtype=machine.choose_dtype(s.dtype))
     corpus, plan, settings, origins = load_corpus(s), Plan(s), dataclasses.asdict(s), about["origins"]
     environment = machine.facts() | {"dtype": s.dtype} | about["environment"]
-    about |= {"settings": settings, "sha256": corpus.sha256, "environment": environment}
+    model = {"params": sum(param.size for param in parameter_table(s))}  # of a fork they differ
+    about |= {"settings": settings, "sha256": corpus.sha256 | model, "environment": environment}
     folder, arrays, facts, notes = machine.on_rank_0(lambda: open_run(s, about, scripts))
     reader = BatchReader(s, corpus.train, machine, corpus.notes)
     run, trainer = Run(machine, s, folder, about), make(s, machine)
@@ -1407,6 +1405,7 @@ def run_all(s: Settings, about: Facts, scripts: Facts, machine: Machine, make: F
     try:
         trainer.warm_up(plan)
         if facts:
+            need(folder, "state", sorted(arrays), sorted(trainer.optimizer.state), "of another script")
             trainer.restore(arrays)
             vars(run.counters).update(facts["counters"])
             run.counters.resumes += 1
@@ -1469,8 +1468,9 @@ def run_script(open_machine: Function, make: Function, file: str, *arguments: st
         raise SettingError(f"{error}; see WORLD_SIZE, RANK, MASTER_PORT, GLOO_SOCKET_IFNAME") from None
     for name in ("TERM", "INT", "HUP", "USR1", "USR2", "XCPU"):  # the last three: of clusters
         number = getattr(signal, f"SIG{name}")
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup does
-            signal.signal(number, lambda number, frame: machine.signals.append(number))
+        with contextlib.suppress(ValueError):  # a thread gets none
+            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup does
+                signal.signal(number, lambda number, frame: machine.signals.append(number))
     if s.eval_only:
         return score_only(s, origins, machine, make)
     about = {"origins": origins, "environment": {"code_bytes": size, "script_sha256": sha256(script)}}

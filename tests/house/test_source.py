@@ -72,7 +72,7 @@ DENSITY = {
     "evaluation": 17.9,
     "rounding": 13.7,
     "predictor": 15.2,
-    "data": 14.4,
+    "data": 14.6,
     "run": 11.7,
     "machine": 12.7,
     "main": 12.9,

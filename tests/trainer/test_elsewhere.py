@@ -4,6 +4,7 @@ import errno
 import itertools
 import json
 import tempfile
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -197,3 +198,16 @@ def test_a_resume_notes_what_bits_may_depend_on(tmp_path, monkeypatch):
     ):
         with pytest.raises(kind, match="was begun with"):
             train_gpt.open_run(s, about | {part: wrong}, {})
+
+
+@pytest.mark.slow
+def test_a_thread_of_a_notebook_trains(corpus, tmp_path, monkeypatch):
+    """Where signals cannot be listened to."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in corpus.env(RUN_ID="x").items():
+        monkeypatch.setenv(name, value)
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(train_gpt.main()))
+    thread.start()
+    thread.join()
+    assert codes == [0] and (tmp_path / "logs/x/model.ptz").exists()

@@ -440,3 +440,12 @@ def test_more_state_survives_a_resume(forks, tmp_path, name):
     assert (again.code, again.final["resumes"]) == (0, "1")
     for key in ("artifact_sha256", "state_sha256"):
         assert again.final[key] == fork.run.final[key]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, said", [("normuon", "state is "), ("value_embeddings", "PARAMS=")])
+def test_a_run_of_a_fork_is_not_resumed_without_its_patch(forks, tmp_path, name, said):
+    fork = forks(name)
+    shutil.copytree(fork.run.folder / "checkpoint", tmp_path / "logs/fork/checkpoint")
+    run = helpers.run_script(tmp_path, fork.env)
+    assert run.code == 3 and said in run.err and run.err.count("\n") == 1
