@@ -29,7 +29,7 @@ import filelock
 
 from data import command, files, shards
 from data.command import REPO, DataError, UsageError, say
-from data.corpus import WINDOW, Corpus, Plan, judge_validation, spool
+from data.corpus import Corpus, Plan, spool
 from data.encode import train_tokenizer, write_split
 from data.shards import SPLIT_NAMES, TRAIN, VAL
 from data.sources import (
@@ -195,7 +195,8 @@ def seal(folder: Path, job: Job, corpus: Corpus, tokenizer: shards.Tokenizer) ->
             file.write(shards.pack(replace(header, count=len(splits[header.split]), flags=flags)))
             files.sync(file)
     manifest = make_manifest(job, corpus, tokenizer, headers)
-    manifest["validation"] = judge_validation(corpus)
+    largest = corpus.largest["val"] / corpus.text_bytes["val"]
+    manifest["validation"] = {"largest_document": round(largest, 4)}
     if flags:
         manifest["lossy"] = True
     files.write_beside(folder / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
@@ -249,7 +250,6 @@ def publish(job: Job, dataset: Path, model: Path) -> None:
 FEW_DOCUMENTS = 10  # a validation text of fewer, or of fewer bytes, says little about other texts
 FEW_BYTES = 100_000
 LARGE = 0.05  # of the bytes: one document that a model does well or badly on moves the score by hundredths
-REPEATED = 0.3  # the demo has 0.18: licences, imports and idioms of source code; beyond that there are copies
 
 
 def report(job: Job, manifest: dict) -> None:
@@ -277,13 +277,8 @@ def judgements(manifest: dict) -> Iterator[str]:
     val = [entry for entry in manifest["files"] if entry["split"] == "val"]
     documents = sum(entry["documents"] for entry in val)
     size = sum(entry["bytes"] for entry in val)
-    facts = manifest["validation"]
-    largest, repeated = facts["largest_document"], facts["repeated"]
+    largest = manifest["validation"]["largest_document"]
     yield f"validation text: the largest of {documents:,} documents has {largest:.1%} of the bytes"
-    yield (
-        f"validation text: {repeated:.1%} of {facts['looked_for']:,} bytes stand in the training text too, "
-        f"in copies of {WINDOW} bytes or more (searched: {facts['looked_in']:,} bytes)"
-    )
     more = "--val-docs and --val-fraction take more"
     if documents < FEW_DOCUMENTS or size < FEW_BYTES:
         yield (
@@ -294,11 +289,6 @@ def judgements(manifest: dict) -> Iterator[str]:
         yield (
             f"warning: a score depends on one document, which has more than {LARGE:.0%} of the validation "
             f"text: --val-max-bytes leaves large ones to training, {more}"
-        )
-    if repeated > REPEATED:
-        yield (
-            f"warning: a score rewards learning by heart, since more than {REPEATED:.0%} of the validation "
-            "text stands in the training text too: leave out documents that nearly repeat others"
         )
 
 
