@@ -934,7 +934,7 @@ class TokenStream:
             need(path, "extension", header["extension"], 0x31464C47 if self.extended else 0)
             tokens = self.read(start, int(header["tokens"]))
             need(path, "highest token", max(int(tokens.max()), s.vocab_size - 1), s.vocab_size - 1)
-            crc32 = zlib.crc32(tokens.tobytes())
+            crc32 = zlib.crc32(tokens.data)
             if self.extended:
                 need(path, "index and split", header[["index", "split"]].item(), (index, split == "train"))
                 if split == "val":  # of training text a part will do
