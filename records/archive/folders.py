@@ -16,7 +16,10 @@ FILES = re.compile(
     rf"|train_{SEED}\.log|metrics_{SEED}\.jsonl(?:\.gz)?|model_{SEED}\.ptz"
 )
 PACKED = ".gz"
-MAX_METRICS = 64 << 20  # bytes of a run's metrics, unpacked
+MAX_SEEDS = 60  # of a record
+MOST_FILES = 3 * (1 + MAX_SEEDS)  # README, submission and script; of each seed log, metrics and artifact
+MAX_METRICS = 16 << 20  # bytes of a run's metrics, unpacked
+MAX_PAPERS = 64 << 20  # bytes of the logs and metrics of all seeds, unpacked
 MAX_FILE = {".log": 4 << 20, ".jsonl": MAX_METRICS, ".md": 1 << 17, ".json": 1 << 20, ".py": 1 << 20}
 MAX_FILE |= {PACKED: 16 << 20}
 

@@ -18,13 +18,12 @@ from data.command import DataError, UsageError
 from data.files import file_sha256, read_bytes, write_whole
 from data.hub import client
 from data.hub.client import Address, RemoteFile
-from records.archive.folders import FILES, FOLDER, most_bytes
+from records.archive.folders import FILES, FOLDER, MOST_FILES, most_bytes
 from records.archive.record import ArtifactAddress
 from records.archive.tracks import RECORDS, Track, load_track
 
 PLACE = re.compile(rf"(track_[a-z0-9_]+)/({FOLDER.pattern})/(?P<file>[^/]+)", re.ASCII)
 TOKENIZERS = "tokenizers"  # a folder of the repo, as of data/
-MOST_FILES = 256  # of a record: sixty seeds
 COMMIT = re.compile("[0-9a-f]{40}")
 
 

@@ -192,7 +192,7 @@ class Metrics:
         found = self.config.get("environment") or {}
         if not found and self.log:
             try:
-                found = ClaimedRun(self.name, self.log, {}, []).about
+                found = ClaimedRun(self.name, self.log, {}).about
             except DataError:  # a log of another program
                 found = {}
         hashes = ("train_sha256", "val_sha256", "tokenizer_sha256")
@@ -212,7 +212,7 @@ class Metrics:
             kept = {"PRESET", *(name.upper() for name, origin in origins.items() if origin != "preset")}
             return {name: text for name, text in self.settings.items() if name in kept}
         try:
-            return ClaimedRun(self.name, self.log, {}, []).given
+            return ClaimedRun(self.name, self.log, {}).given
         except DataError:
             return {}
 

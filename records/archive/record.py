@@ -64,8 +64,8 @@ class Record:
         return read_runs(self.path)
 
     @cached_property
-    def artifacts(self) -> dict[int, bytes]:
-        return {seed: read_bytes(path) for seed, path in artifact_paths(self.path).items()}
+    def artifacts(self) -> dict[int, Path]:
+        return artifact_paths(self.path)
 
     @cached_property
     def addresses(self) -> dict[int, ArtifactAddress]:

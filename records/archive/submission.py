@@ -1,14 +1,16 @@
 """The logs and metrics of a record's runs, which verify must check, and a description of this machine."""
 
+import io
 import math
 import platform
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from data.command import DataError
 from data.files import parse_json, read_bytes, sha256
-from records.archive.folders import metrics_path, read_metrics, seed_of
+from records.archive.folders import MAX_PAPERS, metrics_path, read_metrics, seed_of
 
 INTEGERS = ("seed", "steps", "val_tokens", "val_bytes", "artifact_bytes", "train_flops")
 NUMBERS = ("val_bpb", "train_seconds")
@@ -24,12 +26,17 @@ def number(text, whole: bool):
 
 @dataclass(frozen=True)
 class ClaimedRun:
-    """One seed's log and metrics, parsed."""
+    """One seed's log, parsed, and its metrics."""
 
     name: str  # for messages
     log: str
     final: dict[str, str]  # the block after '---'
-    events: list[dict]  # metrics.jsonl
+    metrics: bytes = b""  # metrics.jsonl, which parse_events can read
+
+    @property
+    def events(self) -> Iterator[dict]:
+        """Parsed each time: they take forty times their text, which is too much for those of all seeds."""
+        return parse_events(self.metrics)
 
     def kind(self, event: str) -> list[dict]:
         return [e for e in self.events if e.get("event") == event]
@@ -66,31 +73,47 @@ class ClaimedRun:
             raise DataError(f"{self.name}: '{name}: {text[:99]}', expected a number") from None
 
 
+def parse_events(metrics: bytes) -> Iterator[dict]:
+    """The objects of a metrics.jsonl. Raises ValueError."""
+    for line in io.BytesIO(metrics):
+        if line != b"\n":
+            event = parse_json(line.decode())
+            if not isinstance(event, dict):
+                raise ValueError("a line of the metrics is no object")
+            yield event
+
+
 def parse_run(name: str, log: bytes, metrics: bytes) -> ClaimedRun:
     """Raises DataError."""
     try:
         text = log.decode()
-        events = [parse_json(line) for line in metrics.decode().split("\n") if line]
+        for _ in parse_events(metrics):
+            pass
     except ValueError as error:
         raise DataError(f"{name}: log or metrics cannot be read: {error}") from None
     body, mark, block = text.rpartition("\n---\n")
-    if not mark or not all(isinstance(event, dict) for event in events):
-        raise DataError(f"{name}: no finished run: the log has no line '---' or metrics are no objects")
+    if not mark:
+        raise DataError(f"{name}: no finished run: the log has no line '---'")
     lines = block.removesuffix("\n").split("\n")
     rows = dict(line.split(": ", 1) for line in lines if re.fullmatch(r"[a-z0-9_]+: \S.*", line))
     if len(rows) < len(lines) or "\n---\n" in body or not all(map(str.isprintable, lines)):
         # a reader would believe the first of two values, a program the last
         raise DataError(f"{name}: after the one line '---' expected lines 'name: value', each name once")
-    return ClaimedRun(name, body, rows, events)
+    return ClaimedRun(name, body, rows, metrics)
 
 
 def read_runs(folder: Path) -> dict[int, ClaimedRun]:
     """The runs of a record folder by seed. Raises DataError."""
     runs = {}
+    left = MAX_PAPERS
     for path in sorted(folder.glob("train_seed*.log")):
         seed = seed_of(path.name)
+        log = read_bytes(path)
         metrics = read_metrics(metrics_path(folder, seed))
-        runs[seed] = parse_run(path.name, read_bytes(path), metrics)
+        left -= len(log) + len(metrics)
+        if left < 0:
+            raise DataError(f"{folder}: logs and metrics have more than {MAX_PAPERS} bytes, unpacked")
+        runs[seed] = parse_run(path.name, log, metrics)
     if not runs:
         raise DataError(f"{folder}: holds no train_seed<N>.log")
     return runs

@@ -86,7 +86,7 @@ class ArmRun:
         if not last.startswith(b'{"event": "final"'):
             return None
         values = {key: str(value) for key, value in parse_json(last).items()}
-        return ClaimedRun(str(self.folder), "", values, [])
+        return ClaimedRun(str(self.folder), "", values)
 
     def bpb(self, scored: bool) -> float | None:
         """Bits per byte, by its predictor if `scored`, else by its log; None: not known. Raises DataError."""

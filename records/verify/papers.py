@@ -1,12 +1,13 @@
 """The checks of a record's papers: everything that can be checked without running anything of it."""
 
 import datetime
+import itertools
 import re
 from collections.abc import Callable, Iterator
 
 from data.files import read_bytes, sha256
 from records.archive.checks import Check, check, equal, none_wrong, skip
-from records.archive.folders import FILES, FOLDER, SCRIPT, most_bytes, seed_of
+from records.archive.folders import FILES, FOLDER, MAX_SEEDS, MOST_FILES, SCRIPT, most_bytes, seed_of
 from records.archive.ranks import best_before, gain_over
 from records.archive.record import OF_ONE_RUN, Record
 from records.archive.submission import ClaimedRun
@@ -24,7 +25,12 @@ def check_folder(record: Record) -> Iterator[Check]:
     """The folder has the files of a record and no others, each a plain file of a reasonable size."""
     track = load_track(record.home)  # record.track would read submission.json
     wrong = [] if FOLDER.fullmatch(record.name) else [f"the name {record.name!r}"]
-    paths = sorted(record.path.iterdir())
+    paths = sorted(itertools.islice(record.path.iterdir(), MOST_FILES + 1))
+    if len(paths) > MOST_FILES:
+        yield check(
+            "folder", False, f"more than {MOST_FILES} files, expected those of {MAX_SEEDS} seeds at most"
+        )
+        return
     for path in paths:
         size = path.lstat().st_size
         if not FILES.fullmatch(path.name):
@@ -127,12 +133,13 @@ def check_logs(record: Record) -> Iterator[Check]:
 
 def wrong_end(run: ClaimedRun) -> Iterator[str]:
     """Where the end of a run's metrics disagrees with its log."""
-    finals = run.kind("final")
+    events = [*run.events]
+    finals = [event for event in events if event.get("event") == "final"]
     last = {key: str(value) for key, value in (finals[0] if finals else {}).items() if key != "event"}
     if len(finals) != 1 or last != run.final:
         keys = sorted(key for key in last.keys() | run.final.keys() if last.get(key) != run.final.get(key))
         yield f"metrics end with other values than the log: {keys[:4]}"
-    if run.events[-1].get("event") != "final":
+    if events[-1].get("event") != "final":
         yield "metrics go on after the final event"
     vals = run.kind("val")
     if not vals or vals[-1].get("step") != run.value("steps"):
@@ -144,7 +151,8 @@ def wrong_end(run: ClaimedRun) -> Iterator[str]:
 def wrong_steps(run: ClaimedRun) -> Iterator[str]:
     """What is wrong with the steps of a run's metrics, their clock and their operations."""
     steps = run.kind("step")
-    if [step.get("step") for step in steps] != list(range(1, run.value("steps") + 1)):
+    in_order = all(step.get("step") == at for at, step in enumerate(steps, 1))
+    if len(steps) != run.value("steps") or not in_order:
         yield f"metrics have {len(steps)} steps, expected 1 to {run.value('steps')}"
     for name, slack in (("train_seconds", 0.001), ("train_flops", 0)):
         grown = [0, *(step.get(name) for step in steps)]
@@ -199,7 +207,8 @@ def check_artifact(record: Record) -> Iterator[Check]:
     wrong = [f"an address of seed {seed}, which has no run" for seed in record.addresses.keys() - record.runs]
     for seed, run in record.runs.items():
         logged = run.value("artifact_sha256"), run.value("artifact_bytes")
-        blob = record.artifacts.get(seed)
+        path = record.artifacts.get(seed)
+        blob = read_bytes(path) if path else None
         named = record.addresses.get(seed)
         if named and (named.sha256, named.bytes) != logged:
             wrong.append(

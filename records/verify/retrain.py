@@ -27,7 +27,7 @@ import numpy as np
 from data.command import DataError, printable
 from data.files import sha256
 from records.archive.checks import Check, VerifierError, check
-from records.archive.folders import SCRIPT
+from records.archive.folders import MAX_FILE, SCRIPT
 from records.archive.record import Record
 from records.archive.submission import ClaimedRun, cpuinfo, parse_run
 from records.archive.tracks import Track, tokenizer_path
@@ -43,8 +43,7 @@ METRICS = "metrics.jsonl"
 SETUP_SECONDS = 600  # beside the track's: to start, compile and write the artifact
 SLOWER = 5  # operations run at least at this part of the machine's speed of products
 START_SECONDS = 300  # of processors, that each process may take to start and to compile
-MAX_FILE, MAX_WORK = 1 << 30, 8 << 30  # bytes that a run may leave in one file, and in all
-MAX_METRICS = 64 << 20  # bytes of its metrics or log
+MOST_LEFT, MAX_WORK = 1 << 30, 8 << 30  # bytes that a run may leave in one file, and in all
 # beside our own errors, whatever numbers and names of a stranger lead to
 OF_THE_RECORD = (DataError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError)
 HEADER = 1024  # bytes of a shard before its tokens
@@ -107,9 +106,9 @@ def settings(record: Record, seed: int) -> dict[str, str]:
         # a processor that must emulate bfloat16 would take days
         "DTYPE": "bfloat16" if native and run.about.get("dtype") == "bfloat16" else "float32",
     }
-    threads = run.about.get("threads", "")
+    threads = run.about.get("threads")
     alike = run.about.get("processor") == cpuinfo("model name")
-    if alike and threads.isdigit() and 0 < int(threads) <= os.cpu_count():
+    if alike and threads in map(str, range(1, os.cpu_count() + 1)):
         given["OMP_NUM_THREADS"] = threads  # bits depend on it
     return given
 
@@ -162,7 +161,7 @@ def run_room(record: Record, data: Path, work: Path, given: dict[str, str]) -> D
         processor=os.cpu_count() * seconds,
         seconds=seconds,
         output=16 << 20,
-        files=MAX_FILE,
+        files=MOST_LEFT,
     )
     mode = Mode(track["device"], hidden=(data / "datasets",))
     work.mkdir()
@@ -206,8 +205,8 @@ def run_room(record: Record, data: Path, work: Path, given: dict[str, str]) -> D
 
 def room_run(work: Path) -> ClaimedRun:
     """What the run in a room's folder says of itself. Raises DataError."""
-    log = read_below(work, RUN / "train.log", MAX_METRICS)
-    return parse_run("the room", log, read_below(work, RUN / METRICS, MAX_METRICS))
+    log = read_below(work, RUN / "train.log", MAX_FILE[".log"])
+    return parse_run("the room", log, read_below(work, RUN / METRICS, MAX_FILE[".jsonl"]))
 
 
 def check_work(track: Track, logged: int, processor: float, speed: float) -> Iterator[Check]:

@@ -3,6 +3,8 @@
 import gzip
 import re
 import shutil
+import tracemalloc
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,7 @@ from data.command import REPO, DataError
 from records.archive import folders, verdicts
 from records.archive.checks import check
 from records.archive.metrics import find_runs
+from records.archive.submission import read_runs
 from records.archive.verdicts import NEEDED, folder_sha256, read_verdicts, still_holds, write_verdict
 from records.verify import version
 from tests.kit.metrics_kit import write_run
@@ -43,7 +46,7 @@ def test_packed_metrics_are_read_as_the_plain_ones(tmp_path):
 @pytest.mark.parametrize(
     "make, words",
     [
-        (lambda data: gzip.compress(bytes(65 << 20), 1), "unpacks to more than 67108864 bytes"),
+        (lambda data: gzip.compress(bytes(17 << 20), 1), "unpacks to more than 16777216 bytes"),
         (lambda data: gzip.compress(data)[:-20], "is no whole gzip file, or more than one"),
         (lambda data: gzip.compress(data) * 2, "is no whole gzip file, or more than one"),
         (lambda data: gzip.compress(data) + b"x", "is no whole gzip file, or more than one"),
@@ -59,6 +62,35 @@ def test_odd_packed_metrics_are_refused_in_one_line(tmp_path, make, words):
         with pytest.raises(DataError, match=words) as caught:
             read(path)
         assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def write_seeds(folder: Path, count: int, metrics: bytes) -> None:
+    """Logs and packed metrics, as far as reading them cares."""
+    packed = folders.pack(metrics)
+    for seed in range(count):
+        (folder / f"train_seed{seed}.log").write_text("run:x preset:y\n---\nsteps: 1\n")
+        (folder / f"metrics_seed{seed}.jsonl.gz").write_bytes(packed)
+
+
+def test_the_logs_and_metrics_of_a_record_are_bounded_together(tmp_path):
+    write_seeds(tmp_path, 4, b'{"event": "%s"}' % (b"x" * (15 << 20)))
+    assert len(read_runs(tmp_path)) == 4
+    write_seeds(tmp_path, 5, b'{"event": "%s"}' % (b"x" * (15 << 20)))
+    with pytest.raises(DataError, match="logs and metrics have more than 67108864 bytes, unpacked"):
+        read_runs(tmp_path)
+
+
+def test_events_of_all_seeds_are_never_in_memory_together(tmp_path):
+    """An object of one key takes forty times its text."""
+    metrics = b'{"":0}\n' * 50_000
+    write_seeds(tmp_path, 3, metrics)
+    tracemalloc.start()
+    try:
+        runs = read_runs(tmp_path)
+        kept, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len([*runs[0].events]) == 50_000 and kept < most < 6 * len(metrics)
 
 
 # --- verdicts ---------------------------------------------------------------------------------------------

@@ -13,16 +13,22 @@ import sys
 import time
 import venv
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from records.archive.folders import MAX_SEEDS
+from records.archive.record import Record
+from records.archive.submission import ClaimedRun
 from records.referee import coder, scoring
 from records.referee.text import Text
 from records.sandbox import bubblewrap, cgroups, limits, predictor
 from records.sandbox.limits import Limits, MachineFull, NoSandbox, Watchdog
 from records.sandbox.predictor import Mode, watched
 from records.verify import __main__ as verify
+from records.verify import retrain
+from records.verify.papers import check_papers
 from tests.kit import helpers, record_kit
 from tests.records.test_referee import SIZE, Fixed, Stand, cheat
 
@@ -378,3 +384,45 @@ def test_nothing_of_a_folder_that_fails_its_check_is_read(stand, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, cwd=helpers.ROOT, timeout=60)
     assert done.stdout.startswith("FAIL folder: submission.json is no plain file"), done.stderr
     assert done.stdout.endswith("SKIP papers: nothing in such a folder is read\n"), done.stdout
+
+
+def test_the_number_of_seeds_has_a_limit(stand, tmp_path):
+    track = tmp_path / "track"
+    shutil.copytree(stand.root / record_kit.TRACK, track)
+    folder = track / "2025-11-21_Seeds"
+    folder.mkdir()
+    for seed in range(MAX_SEEDS + 1):
+        for name in ("train_seed{}.log", "metrics_seed{}.jsonl", "model_seed{}.ptz"):
+            (folder / name.format(seed)).touch()
+    for name in ("README.md", "submission.json", "train_gpt.py"):
+        (folder / name).touch()
+    first, second = check_papers(Record(folder))
+    assert str(first) == "FAIL folder: more than 183 files, expected those of 60 seeds at most"
+    assert second.verdict == "SKIP"
+
+
+# --- numbers of a log -------------------------------------------------------------------------------------
+
+STEPS = r"""
+import resource
+from records.archive.submission import parse_run
+from records.verify.papers import wrong_steps
+
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+end = "steps: 3000000000\ntrain_seconds: 1\ntrain_flops: 1\n"
+event = b'{"event": "step", "step": 1, "train_seconds": 1, "train_flops": 1}'
+print(*wrong_steps(parse_run("run", f"run:x preset:y\n---\n{end}".encode(), event)))
+"""
+
+
+def test_a_log_of_three_billion_steps_takes_no_memory():
+    done = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, cwd=helpers.ROOT)
+    assert done.stdout == "metrics have 1 steps, expected 1 to 3000000000\n", done.stderr
+
+
+@pytest.mark.parametrize("threads", ["0", "²", "9" * 5000, "1"])
+def test_threads_of_a_log_that_this_machine_has_not_are_left_out(threads):
+    log = f"run:x preset:y\n processor:{retrain.cpuinfo('model name')} threads:{threads} script_sha256:x"
+    record = SimpleNamespace(runs={1: ClaimedRun("run", log, {}, b"")}, track={"device": "cpu"})
+    given = retrain.settings(record, 1)
+    assert given.get("OMP_NUM_THREADS") == ("1" if threads == "1" else None)
