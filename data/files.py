@@ -5,6 +5,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import shutil
 import sys
@@ -36,11 +37,17 @@ def read_bytes(path: Path) -> bytes:
 def parse_json(text: str | bytes) -> Any:
     """A JSON value. Raises ValueError.
 
-    It refuses what readers understand differently: NaN, Infinity, doubled keys and half characters.
+    It refuses what readers understand differently: NaN, Infinity, 1e999, doubled keys and half characters.
     """
 
     def refuse_constant(name: str):
         raise ValueError(f"{name} is no JSON")
+
+    def finite(number: str) -> float:
+        value = float(number)
+        if math.isinf(value):
+            raise ValueError(f"{number[:40]} is too large for a number")
+        return value
 
     def refuse_doubles(pairs: list) -> dict:
         if len(dict(pairs)) < len(pairs):
@@ -48,7 +55,9 @@ def parse_json(text: str | bytes) -> Any:
         return dict(pairs)
 
     try:
-        value = json.loads(text, parse_constant=refuse_constant, object_pairs_hook=refuse_doubles)
+        value = json.loads(
+            text, parse_constant=refuse_constant, parse_float=finite, object_pairs_hook=refuse_doubles
+        )
         if (b"\\u" if isinstance(text, bytes) else "\\u") in text:
             json.dumps(value, ensure_ascii=False).encode()  # half a character raises a ValueError
         return value

@@ -2,9 +2,11 @@
 
 import datetime
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterator
 
+from data.command import DataError
 from data.files import read_bytes, sha256
 from records.archive.checks import Check, check, equal, none_wrong, skip
 from records.archive.folders import FILES, FOLDER, MAX_SEEDS, MOST_FILES, SCRIPT, most_bytes, seed_of
@@ -183,9 +185,15 @@ def check_limits(record: Record) -> Iterator[Check]:
 
 
 def seconds_before_last_step(run: ClaimedRun) -> float:
-    """Training seconds before the last step: a run may finish the step in which its time is up."""
+    """Training seconds before the last step: a run may finish the step in which its time is up.
+
+    Raises DataError where they are no number, and what else a stranger's numbers lead to.
+    """
     ends = [0.0, 0.0, *(step.get("train_seconds", 0.0) for step in run.kind("step"))]
-    return run.value("train_seconds") - (ends[-1] - ends[-2])
+    seconds = run.value("train_seconds") - (ends[-1] - ends[-2])
+    if not math.isfinite(seconds):
+        raise DataError(f"{run.name}: train_seconds of the last steps are {ends[-2]} and {ends[-1]}")
+    return seconds
 
 
 def check_seeds(record: Record) -> Iterator[Check]:

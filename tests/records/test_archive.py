@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from data.command import REPO, DataError
+from data.files import parse_json
 from records.archive import folders, verdicts
 from records.archive.checks import check
 from records.archive.metrics import find_runs
@@ -91,6 +92,13 @@ def test_events_of_all_seeds_are_never_in_memory_together(tmp_path):
     finally:
         tracemalloc.stop()
     assert len([*runs[0].events]) == 50_000 and kept < most < 6 * len(metrics)
+
+
+@pytest.mark.parametrize("text", ["1e999", "-1e999", "NaN", '{"train_seconds": [1e999]}'])
+def test_numbers_that_are_not_finite_are_no_json(text):
+    with pytest.raises(ValueError, match=r"is too large for a number|is no JSON"):
+        parse_json(text)
+    assert parse_json("[1e308, 5e-324]") == [1e308, 5e-324]
 
 
 # --- verdicts ---------------------------------------------------------------------------------------------

@@ -362,6 +362,28 @@ def test_a_script_that_fails_in_the_room_fails_and_is_counted(bench, capsys):
     assert "; judging 2 of 2 of this folder" in bench.entry.words
 
 
+TRAINS = "    counts, final = train(folder, tokens, vocabulary)\n"
+
+
+@pytest.mark.slow
+@sandboxed
+@bounded
+@pytest.mark.parametrize(
+    "seconds, words",
+    [(("1e999",), "1e999 is too large for a number"), (("-1e308", "1e308"), "are -1e+308 and 1e+308")],
+    ids=["a number", "a difference"],
+)
+def test_seconds_without_end_in_a_room_s_metrics_fail_the_record(bench, capsys, seconds, words):
+    text = "".join(f'{{"event": "step", "train_seconds": {value}}}\n' for value in seconds)
+    ends = f'{TRAINS}    with open(folder / "metrics.jsonl", "a") as file:\n        file.write({text!r})\n'
+    record_kit.edit(bench.folder / "train_gpt.py", (TRAINS, ends))
+    reseal(bench.folder)
+    for _ in range(2):
+        assert bench.judge() == 1
+        said = capsys.readouterr().out
+        assert "verdict: fails (room)" in said and words in said, said
+
+
 # --- errors of ours ---------------------------------------------------------------------------------------
 
 
