@@ -7,16 +7,18 @@ import argparse
 import contextlib
 import json
 import os
+import resource
 import secrets
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from data.command import DataError
+from data.command import DataError, UsageError
 from records import judge as command
 from records.archive import ranks, verdicts
 from records.archive.checks import Check, VerifierError, check, skip
@@ -579,6 +581,37 @@ def test_neither_another_name_nor_other_files_make_a_first_judging(tmp_path):
         file.write('{"folder": "A"}\n')
     with pytest.raises(DataError, match="line 6 is no whole judging"):
         read_draws(tmp_path)
+
+
+def test_a_full_disk_leaves_no_part_of_a_judging(tmp_path):
+    first, second = (Draw(name, "1", "t", "r", "2026-01-01", "Ada", (1,)) for name in "AB")
+    record_draw(tmp_path, first)
+    path = tmp_path / JUDGINGS
+    before = path.read_bytes()
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, most))
+    try:
+        with pytest.raises((OSError, UsageError)):
+            record_draw(tmp_path, second)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    assert path.read_bytes() == before and read_draws(tmp_path) == [first]
+
+
+def test_a_judging_that_was_cut_off_ends_no_command_and_does_not_count(tmp_path, capsys):
+    first, second = (Draw(name, "1", "t", "r", "2026-01-01", "Ada", (1,)) for name in "AB")
+    record_draw(tmp_path, first)
+    path = tmp_path / JUDGINGS
+    line = path.read_bytes()
+    for cut in (1, len(line) // 2, len(line) - 2):
+        path.write_bytes(line + line[:cut])
+        assert read_draws(tmp_path) == [first]
+    assert f"{path}: line 2 was cut off before its judging began" in capsys.readouterr().err
+    record_draw(tmp_path, second)
+    path.write_bytes(path.read_bytes().removesuffix(b"\n"))
+    assert read_draws(tmp_path) == [first, second], "an editor took the last line's end: it is whole"
+    record_draw(tmp_path, replace(first, seeds=(2,)))
+    assert [draw.folder for draw in read_draws(tmp_path)] == ["A", "B", "A"]
 
 
 def test_git_merges_the_judgings_of_two_branches(tmp_path):
