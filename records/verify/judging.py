@@ -38,7 +38,7 @@ from records.archive.judgings import Draw, number_of, read_draws, record_draw
 from records.archive.ranks import Rival, best_before
 from records.archive.record import Record
 from records.archive.submission import this_machine
-from records.archive.tracks import Track, tokenizer_path
+from records.archive.tracks import Track
 from records.archive.verdicts import (
     NOTHING,
     ON_PAPERS,
@@ -61,10 +61,10 @@ from records.verify.retrain import (
     need_devices,
     private_folder,
     read_below,
+    room_files,
     room_run,
     run_room,
     settings,
-    training_shards,
 )
 from records.verify.rule import Evidence, check_code, check_rank, compare_claims, kept_evidence, kept_fields
 from records.verify.version import referee_version
@@ -224,10 +224,9 @@ def need_everything(record: Record, data: Path, second: Path | None) -> None:
     """Raises VerifierError where something of ours is missing. No text is decoded: rooms come first."""
     track = record.track
     need_devices(track)
-    training_shards(record, data)
+    room_files(record, data)
     folder = data / "datasets" / track.dataset["name"]
-    needed = [tokenizer_path(track, data), *([second] if second else [])]
-    missing = [str(path) for path in needed if not path.exists()]
+    missing = [str(second)] if second and not second.exists() else []
     if not any(folder.glob("*_val_*.bin")):
         missing.append(f"{folder}/*_val_*.bin")
     if track.dataset["second"] == "file" and second is None:

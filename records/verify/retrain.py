@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.command import DataError, printable
+from data.command import DataError, printable, shell
 from data.files import sha256
 from records.archive.checks import Check, VerifierError, check
 from records.archive.folders import MAX_FILE, SCRIPT
@@ -135,6 +135,22 @@ def training_shards(record: Record, data: Path) -> list[Path]:
     return paths
 
 
+def room_files(record: Record, data: Path) -> dict[str, Path]:
+    """The training text and the tokenizer, by their names in the room.
+
+    Raises VerifierError where they are not here, or where the user that a sandbox runs as cannot read them.
+    """
+    files = {"tokenizer.model": tokenizer_path(record.track, data)}
+    files |= {f"data/{path.name}": path for path in training_shards(record, data)}
+    for path in files.values():
+        if not path.exists():
+            raise VerifierError(f"{path}: is missing, and no seed can be trained without it")
+        if sandbox_user() and not path.stat().st_mode & stat.S_IROTH:
+            mend = shell("chmod", "-R", "o+rX", data)
+            raise VerifierError(f"{path}: another user, as whom a record trains, cannot read it: {mend}")
+    return files
+
+
 @dataclass(frozen=True)
 class Done:
     """How a process in the room ended."""
@@ -166,8 +182,7 @@ def run_room(record: Record, data: Path, work: Path, given: dict[str, str]) -> D
     mode = Mode(track["device"], hidden=(data / "datasets",))
     work.mkdir()
     os.chown(work, sandbox_user() or -1, -1)
-    inside = {"work": work, "tokenizer.model": tokenizer_path(track, data)}
-    inside |= {f"data/{path.name}": path for path in training_shards(record, data)}
+    inside = {"work": work, **room_files(record, data)}
     with tempfile.TemporaryDirectory(prefix="bytegolf-room-") as folder:
         stage = Path(folder, "room")
         hosts = Path(folder, "hosts")

@@ -403,6 +403,26 @@ def test_what_is_missing_here_is_no_verdict(bench, capsys):
 
 @pytest.mark.slow
 @sandboxed
+@bounded
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes run as another user")
+@pytest.mark.parametrize("kind", ["datasets/*/*_train_*.bin", "tokenizers/*.model"])
+def test_data_that_a_sandbox_s_user_cannot_read_are_no_verdict_and_not_counted(bench, tmp_path, kind):
+    """As they are made under umask 077."""
+    before = (bench.track / "verdicts.json").read_bytes()
+    data = tmp_path / "private"
+    shutil.copytree(bench.author.data, data)
+    path = min(data.glob(kind))
+    path.chmod(0o600)
+    line = refused(call(command.main, *bench.words("--data", data), code=2))
+    assert f"error: {path}: another user, as whom a record trains, cannot read it: chmod -R o+rX " in line
+    assert not bench.draws and (bench.track / "verdicts.json").read_bytes() == before
+    words = bench.words("--data", data)
+    places = words[: words.index("--work")] + words[words.index("--work") + 2 :]
+    assert "cannot read it: chmod" in refused(call(verify.main, *places, "--retrain", "any", code=2))
+
+
+@pytest.mark.slow
+@sandboxed
 def test_an_unknown_seed_and_missing_shards_are_the_verifier_s(bench, tmp_path):
     data = bench.author.data
     words = [str(bench.folder), "--data", str(data), "--second", str(data / "second.jsonl"), "--write"]
