@@ -8,6 +8,7 @@ import json
 import math
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from data.command import DataError, UsageError, warn_once
 NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 NO_LOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 UNLOCKED = "no lock can be had here, so let no second command write at the same time"
+SCRATCH = "bytegolf-scratch-"  # of every scratch folder's name
 
 
 def read_bytes(path: Path) -> bytes:
@@ -160,6 +162,36 @@ def alone(path: Path, waiting: str = "") -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A temporary folder, removed at the end with all that a stranger put into it, however deep.
+
+    It is locked as long as this process lives. Those that killed processes left are removed first.
+    """
+    home = Path(tempfile.gettempdir())
+    with contextlib.ExitStack() as stack:
+        with locked(home):  # nobody takes the new one for one that was left
+            remove_left(home)
+            folder = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=home))
+            stack.enter_context(locked(folder))
+        try:
+            yield folder
+        finally:
+            subprocess.run(["rm", "-rf", folder])
+
+
+def remove_left(home: Path) -> None:
+    """Remove the scratch folders whose locks nobody holds."""
+    for folder in home.glob(f"{SCRATCH}*"):
+        with contextlib.suppress(OSError):  # another user's, or one whose process lives
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                subprocess.run(["rm", "-rf", folder])
+            finally:
+                os.close(lock)
 
 
 @contextlib.contextmanager

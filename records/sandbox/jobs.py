@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from data.command import REPO, DataError, warn_once
-from data.files import read_bytes, sha256
+from data.files import read_bytes, scratch_folder, sha256
 from records.archive.folders import SCRIPT, run_artifact
 from records.archive.runs import configuration, is_run, named_dataset, named_tokenizer, own_track
 from records.archive.tracks import DATA, RECORDS, Track, load_track, tokenizer_path
@@ -56,15 +55,15 @@ class PredictorJob:
         Raises NoSandbox, and SandboxError for whatever the record does wrong, here or in the block.
         """
         seen = {"train_gpt.py": self.script, "model.ptz": self.artifact, "worker.py": worker.__file__}
-        with tempfile.TemporaryDirectory(prefix="bytegolf-record-") as stage, memory_file() as memory:
-            os.chmod(stage, 0o755)  # another user reads it
+        with scratch_folder() as stage, memory_file() as memory:
+            stage.chmod(0o755)  # another user reads it
             for name, source in seen.items():
-                shutil.copyfile(source, f"{stage}/{name}")
-                os.chmod(f"{stage}/{name}", 0o644)
-            inside = stage if self.mode.trust else "/record"
+                shutil.copyfile(source, stage / name)
+                (stage / name).chmod(0o644)
+            inside = str(stage) if self.mode.trust else "/record"
             python = [os.path.abspath(sys.executable), "-I", "-B", "-u", f"{inside}/worker.py"]
             words = [*python, inside, self.mode.device, str(memory.fileno())]
-            room = [(Path(stage), inside, False)], self.track["imports"], self.mode, self.limits
+            room = [(stage, inside, False)], self.track["imports"], self.mode, self.limits
             pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
             with watched(words, *room, (memory.fileno(),), **pipes) as watchdog:
                 try:

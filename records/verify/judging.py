@@ -32,7 +32,7 @@ from pathlib import Path
 import numpy as np
 
 from data.command import DataError
-from data.files import read_json, sha256, write_whole
+from data.files import read_json, scratch_folder, sha256, write_whole
 from records.archive.checks import Check, VerifierError, check, note, skip
 from records.archive.judgings import Draw, number_of, read_draws, record_draw
 from records.archive.ranks import Rival, best_before
@@ -59,7 +59,6 @@ from records.verify.retrain import (
     RUN,
     check_work,
     need_devices,
-    private_folder,
     read_below,
     room_files,
     room_run,
@@ -238,7 +237,7 @@ def need_everything(record: Record, data: Path, second: Path | None) -> None:
 def train_seed(judging: Judging, seed: int, data: Path) -> dict:
     """Train a seed in a room; what came of it, its artifact beside it. Raises NoSandbox, VerifierError."""
     record = judging.record
-    with private_folder() as root:
+    with scratch_folder() as root:
         work = root / "work"
         done = run_room(record, data, work, settings(record, seed))
         room = {

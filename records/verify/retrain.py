@@ -8,7 +8,6 @@ Operations are what the script's log says, and processor seconds bound them, wha
 torch.
 """
 
-import contextlib
 import hashlib
 import json
 import os
@@ -16,7 +15,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from data.command import DataError, printable, shell
-from data.files import sha256
+from data.files import scratch_folder, sha256
 from records.archive.checks import Check, VerifierError, check
 from records.archive.folders import MAX_FILE, SCRIPT
 from records.archive.record import Record
@@ -51,16 +49,6 @@ HOSTS = "127.0.0.1 localhost sandbox\n"  # by which a script's processes find ea
 
 
 # --- what a record wrote ----------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def private_folder() -> Iterator[Path]:
-    """A temporary folder, removed at the end with everything that a record put into it, however deep."""
-    folder = tempfile.mkdtemp(prefix="bytegolf-retrain-")
-    try:
-        yield Path(folder)
-    finally:
-        subprocess.run(["rm", "-rf", folder])
 
 
 def open_below(folder: Path, name: Path) -> int:
@@ -183,9 +171,9 @@ def run_room(record: Record, data: Path, work: Path, given: dict[str, str]) -> D
     work.mkdir()
     os.chown(work, sandbox_user() or -1, -1)
     inside = {"work": work, **room_files(record, data)}
-    with tempfile.TemporaryDirectory(prefix="bytegolf-room-") as folder:
-        stage = Path(folder, "room")
-        hosts = Path(folder, "hosts")
+    with scratch_folder() as folder:
+        stage = folder / "room"
+        hosts = folder / "hosts"
         hosts.write_text(HOSTS)
         for name in ("work", "data"):
             (stage / name).mkdir(parents=True)
@@ -193,7 +181,7 @@ def run_room(record: Record, data: Path, work: Path, given: dict[str, str]) -> D
             (stage / name).touch()  # what it is mounted on
         for source in (record.path / SCRIPT, Path(room.__file__)):
             shutil.copyfile(source, stage / source.name)
-        for path in Path(folder).rglob("*"):
+        for path in folder.rglob("*"):
             path.chmod(0o755)  # whatever the caller's umask: another user reads them
         binds = [(path, f"/room/{name}", name == "work") for name, path in inside.items()]
         binds = [(stage, "/room", False), (hosts, "/etc/hosts", False), *binds]
@@ -288,7 +276,7 @@ def retrain(record: Record, seed: int, data: Path, job_of: Callable, text: Text)
 
     Raises NoSandbox and VerifierError, which are no fault of the record.
     """
-    with private_folder() as root:
+    with scratch_folder() as root:
         try:
             yield from train_again(record, seed, data, job_of, text, root)
         except OF_THE_RECORD as error:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import venv
 from dataclasses import replace
@@ -18,6 +19,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from data.files import scratch_folder
 from records.archive.folders import MAX_SEEDS
 from records.archive.record import Record
 from records.archive.submission import ClaimedRun
@@ -239,6 +241,29 @@ def test_a_group_goes_with_its_sandbox_and_after_a_killed_referee():
     assert done.returncode == -signal.SIGKILL and (not left or os.path.exists(left[0]))
     cgroups.clean()
     assert not any(map(os.path.exists, left))
+
+
+KILLED = """
+import os
+from data.files import scratch_folder
+
+with scratch_folder() as folder:
+    (folder / "deep").mkdir()
+    print(folder, flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_the_next_referee_removes_the_folders_that_a_killed_one_left(tmp_path, monkeypatch):
+    env = os.environ | {"TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED], capture_output=True, text=True, cwd=helpers.ROOT, env=env
+    )
+    assert done.returncode == -signal.SIGKILL and [*map(str, tmp_path.iterdir())] == done.stdout.split()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with scratch_folder() as first, scratch_folder() as second:
+        assert {*tmp_path.iterdir()} == {first, second}, "those of the living stay"
+    assert not [*tmp_path.iterdir()]
 
 
 def test_the_files_of_version_2_are_read_and_written(tmp_path):

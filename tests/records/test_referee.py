@@ -662,7 +662,7 @@ def test_a_prisoner_is_held_and_reported(stand, tmp_path, kind, monkeypatch):
     assert failed(checks) == {"sandbox"} and re.search(word, line), line
     assert line.isprintable() and len(line) < 5000
     assert time.monotonic() - began < 100
-    assert not [*stages.glob("bytegolf-record-*")]
+    assert not [*stages.glob("bytegolf-*")]
     assert is_alone(tasks), "a process is left"
 
 
