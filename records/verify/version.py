@@ -68,5 +68,5 @@ def referee_version() -> str:
 
 def who() -> str:
     """git's user.name: who verifies."""
-    done = subprocess.run(["git", "config", "user.name"], cwd=REPO, capture_output=True, text=True)
-    return printable(done.stdout.strip()) or "unknown"
+    done = subprocess.run(["git", "config", "user.name"], cwd=REPO, capture_output=True)
+    return printable(done.stdout.decode(errors="replace").strip()) or "unknown"

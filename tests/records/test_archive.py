@@ -1,6 +1,7 @@
 """What lies on the disk of records: metrics that are packed, digests of folders, and which referee judged."""
 
 import gzip
+import os
 import re
 import shutil
 import tracemalloc
@@ -169,6 +170,13 @@ def test_whoever_changes_what_decides_says_whether_it_can_alter_a_score_or_a_ver
     assert f"\nSources: `{digest}`\n" in text, mend
     newest, *_ = numbers = [int(number) for number in re.findall(r"^## (\d+)$", text, re.MULTILINE)]
     assert numbers == [*range(newest, 0, -1)] and version.referee_version() == f"{newest}+{digest}"
+
+
+def test_a_user_s_name_in_latin_1_is_read(monkeypatch):
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+    monkeypatch.setenv("GIT_CONFIG_KEY_0", "user.name")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", os.fsdecode("Jörg".encode("latin-1")))
+    assert version.who() == "J\ufffdrg"
 
 
 def test_the_digest_changes_with_what_decides_and_with_nothing_else(tmp_path):
