@@ -508,6 +508,23 @@ def test_the_papers_alone_leave_a_verdict_that_rests_on_more(bench):
     assert read_verdicts(bench.track) == before and before[folder.name]["verdict"] == "pass"
 
 
+def test_an_old_verdict_keeps_the_date_of_its_own_files_alone(bench):
+    """Else another's record in the old folder would have its rank before all that came between."""
+    folder = bench.track / "2025-11-20_Old"
+    verdicts.write_finding(bench.folder, Finding("holds", ON_CLAIMS), "Ada", "1+abc")
+
+    def date() -> Check:
+        return next(line for line in judging.check_papers(Record(folder)) if line.name == "date")
+
+    (folder / "README.md").write_text("other words")
+    assert date().verdict == "PASS"
+    shutil.copytree(bench.folder, folder, dirs_exist_ok=True)
+    for failed in ([], ["date"], ["folder"]):  # nor does the verdict that says so help it
+        if failed:
+            verdicts.write_finding(folder, Finding("fails", ON_PAPERS, failed), "Ada", "1+abc")
+        assert str(date()).startswith(f"FAIL date: the folder's name comes before {bench.folder.name}, which")
+
+
 def test_the_record_before_is_derived_and_a_dispute_moves_it(bench):
     track = load_track(bench.track)
     name = bench.folder.name
