@@ -135,12 +135,21 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Nobody else who asks for this folder's lock has it until the block ends, or this process does."""
+def locked(folder: Path, shared: bool = False, waiting: str = "") -> Iterator[None]:
+    """Nobody else who asks for this folder's lock has it until the block ends, or this process does.
+
+    `shared`: nobody has it who asks for it alone. `waiting` is said before this waits.
+    """
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with warned(f"{folder}: {UNLOCKED}", *NO_LOCK):
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(lock, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if waiting:
+                    print(waiting, file=sys.stderr, flush=True)
+                fcntl.flock(lock, kind)
         yield
     finally:
         os.close(lock)

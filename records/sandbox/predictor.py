@@ -16,6 +16,7 @@ import numpy as np
 
 from data import shards
 from data.command import printable
+from data.files import locked
 from records.sandbox import bubblewrap, cgroups, pages
 from records.sandbox.cgroups import Group
 from records.sandbox.inside import worker
@@ -23,6 +24,7 @@ from records.sandbox.limits import Limits, NoSandbox, Watchdog, kill
 
 MAX_FILES = 1024  # that a process has open at once: as many as most systems allow
 MAX_ANSWER = 1 << 28  # bytes of logits
+LOCKS = Path("/tmp")  # on every machine, and whatever a caller's TMPDIR
 
 
 class SandboxError(Exception):
@@ -137,6 +139,27 @@ def launch(
             env=environment(mode),
             **pipes,
         )
+
+
+def lock_folder() -> Path:
+    """The caller's folder on this machine whose lock its sandboxes take. Raises NoSandbox."""
+    folder = LOCKS / f"bytegolf-{os.geteuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.lstat().st_uid != os.geteuid():
+        raise NoSandbox(f"{folder}: belongs to another user, who could hold the lock of all sandboxes")
+    return folder
+
+
+@contextlib.contextmanager
+def on_this_machine(sees_text: bool) -> Iterator[None]:
+    """The machine for a sandbox that sees a text, or for one of several that see none, until the block ends.
+
+    Caches and clocks carry bits between sandboxes that live at once, so a room that trains must not live
+    beside a text that it will be scored on. Raises NoSandbox.
+    """
+    waiting = "another record runs on this machine: waiting for its sandbox to end"
+    with locked(lock_folder(), shared=not sees_text, waiting=waiting):
+        yield
 
 
 @contextlib.contextmanager

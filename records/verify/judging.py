@@ -13,7 +13,7 @@ artifacts are claims: whether their scores lie where the judged ones do is repor
 
 A judging goes on where it was stopped, a seed at a time. Several processes that share repository and work
 folder, on one machine or on several, take a seed each. On one machine rooms may live at once, since none of
-them sees the text. Of the sandboxes that do, one lives at a time: the first of them could tell the next.
+them sees the text. A sandbox that does lives alone, whoever started it.
 
 Where another record before it stands later, the rule is applied once more to the scores that the verdict
 keeps.
@@ -23,7 +23,6 @@ import argparse
 import contextlib
 import fcntl
 import json
-import platform
 import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -360,20 +359,12 @@ def job_of(judging: Judging, seed: int, args: argparse.Namespace) -> PredictorJo
 def score_all(judging: Judging, args: argparse.Namespace) -> Iterator[Check]:
     """Each room's artifact. Raises NoSandbox, VerifierError, DataError."""
     text = None
-    with alone_on_this_machine(judging):
-        for seed in in_turn(judging):
-            found = judging.read(seed, "score")
-            if found is None:
-                text = text or validation_text(judging.track, args.data)
-                found = score_seed(judging, seed, text, args)
-            yield from of_seed(seed, check_scored(judging.track, found))
-
-
-@contextlib.contextmanager
-def alone_on_this_machine(judging: Judging) -> Iterator[None]:
-    """No other process of this machine scores for this judging until the block ends."""
-    with claimed(judging.folder / f"scores on {platform.node()}", wait=True):
-        yield
+    for seed in in_turn(judging):
+        found = judging.read(seed, "score")
+        if found is None:
+            text = text or validation_text(judging.track, args.data)
+            found = score_seed(judging, seed, text, args)
+        yield from of_seed(seed, check_scored(judging.track, found))
 
 
 def check_scored(track: Track, found: dict) -> Iterator[Check]:

@@ -34,7 +34,7 @@ from records.referee.text import Text
 from records.sandbox.inside import room
 from records.sandbox.jobs import processor_speed
 from records.sandbox.limits import Limits
-from records.sandbox.predictor import Mode, sandbox_user, watched
+from records.sandbox.predictor import Mode, on_this_machine, sandbox_user, watched
 
 RUN = Path("logs/room")  # the run's folder in the room's /room/work
 METRICS = "metrics.jsonl"
@@ -171,7 +171,7 @@ def run_room(record: Record, data: Path, work: Path, given: dict[str, str]) -> D
     work.mkdir()
     os.chown(work, sandbox_user() or -1, -1)
     inside = {"work": work, **room_files(record, data)}
-    with scratch_folder() as folder:
+    with on_this_machine(sees_text=False), scratch_folder() as folder:
         stage = folder / "room"
         hosts = folder / "hosts"
         hosts.write_text(HOSTS)

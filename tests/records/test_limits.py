@@ -4,8 +4,11 @@ Each dishonest script here had its way once. The honest ones beside them pass.
 """
 
 import ast
+import contextlib
+import fcntl
 import math
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -25,7 +28,7 @@ from records.archive.record import Record
 from records.archive.submission import ClaimedRun
 from records.referee import coder, scoring
 from records.referee.text import Text
-from records.sandbox import bubblewrap, cgroups, limits, predictor
+from records.sandbox import bubblewrap, cgroups, jobs, limits, predictor
 from records.sandbox.limits import Limits, MachineFull, NoSandbox, Watchdog
 from records.sandbox.predictor import Mode, watched
 from records.verify import __main__ as verify
@@ -389,6 +392,73 @@ def test_a_bind_that_would_show_a_secret_is_refused(stand, tmp_path, monkeypatch
     monkeypatch.setattr(bubblewrap, "python_parts", lambda: [helpers.ROOT.parent])
     with pytest.raises(NoSandbox, match="use a Python that is installed elsewhere"):
         made()
+
+
+# --- one machine ------------------------------------------------------------------------------------------
+
+LIVES = """
+import sys
+from records.sandbox.predictor import on_this_machine
+
+with on_this_machine(sees_text=sys.argv[1] == "text"):
+    print("lives", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def living(kind: str):
+    """A process that holds the machine as a sandbox of this kind does, until the block ends."""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    words = [sys.executable, "-c", LIVES, kind]
+    with subprocess.Popen(words, text=True, cwd=helpers.ROOT, **pipes) as process:
+        yield process
+        process.stdin.close()
+
+
+@pytest.mark.parametrize("kinds", ["room room", "room text", "text room", "text text"])
+def test_a_sandbox_that_sees_a_text_lives_alone(kinds):
+    first, second = kinds.split()
+    with living(first) as one:
+        assert one.stdout.readline() == "lives\n"
+        with living(second) as other:
+            if kinds != "room room":
+                assert other.stderr.readline().startswith("another record runs on this machine: waiting")
+                assert not select.select([other.stdout], [], [], 0.3)[0]
+                one.stdin.close()
+            assert other.stdout.readline() == "lives\n"
+
+
+def is_free(shared: bool) -> bool:
+    """Whether another sandbox could live here now."""
+    lock = os.open(predictor.lock_folder(), os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_NB | (fcntl.LOCK_SH if shared else fcntl.LOCK_EX))
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+
+
+def test_scoring_takes_the_machine_and_a_room_shares_it(stand, tmp_path, monkeypatch):
+    monkeypatch.setattr(predictor, "LOCKS", tmp_path)
+    seen = []
+
+    def look(*args, **options):
+        seen.append((is_free(shared=True), is_free(shared=False)))
+        raise NoSandbox
+
+    monkeypatch.setattr(jobs, "watched", look)
+    monkeypatch.setattr(retrain, "watched", look)
+    job = stand.job(stand.foreign(tmp_path / "foreign"))
+    with pytest.raises(NoSandbox), job.predictor():
+        pass
+    record = SimpleNamespace(track=job.track, path=tmp_path / "foreign")
+    monkeypatch.setattr(retrain, "room_files", lambda record, data: {})
+    with pytest.raises(NoSandbox):
+        retrain.run_room(record, stand.data, tmp_path / "work", {})
+    assert seen == [(False, False), (True, False)] and is_free(shared=False)
 
 
 # --- the folder -------------------------------------------------------------------------------------------
