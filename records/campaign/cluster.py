@@ -13,7 +13,6 @@ import queue
 import shutil
 import socket
 import subprocess
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from data.command import DataError, say
-from data.files import read_bytes, read_json, sha256, write_beside
+from data.files import read_bytes, read_json, scratch_folder, sha256, write_beside
 from records.archive.folders import SCRIPT
 from records.archive.submission import cpuinfo
 from records.campaign.arms import Arm, Dataset
@@ -169,10 +168,10 @@ def carry_out(kit: ArmKit, seed: int, desk) -> Ending:
     place = here_and_now()
     if why := unlike(kit):
         return Ending(place["node"], 0, f"node {place['node']} ({place['host']}) has {why}")
-    with tempfile.TemporaryDirectory(prefix="bytegolf-") as folder:
-        (Path(folder) / SCRIPT).write_bytes(kit.script)
+    with scratch_folder() as folder:
+        (folder / SCRIPT).write_bytes(kit.script)
         dataset = dataset_here(kit.arm.dataset, desk)
-        here = ArmRun(replace(kit.arm, folder=Path(folder), dataset=dataset), seed)
+        here = ArmRun(replace(kit.arm, folder=folder, dataset=dataset), seed)
         for name, blob in ray.get(desk.begin.remote(run, place)).items():
             (here.folder / name).parent.mkdir(parents=True, exist_ok=True)
             (here.folder / name).write_bytes(blob)

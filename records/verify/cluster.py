@@ -6,7 +6,6 @@ without Ray: of sandboxes that see the text, one lives at a time, and seconds co
 
 import argparse
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data.command import say
-from data.files import file_sha256, read_bytes
+from data.files import file_sha256, read_bytes, scratch_folder
 from records.archive.checks import Check, VerifierError
 from records.archive.record import Record
 from records.archive.submission import this_machine
@@ -77,8 +76,8 @@ def run_record(kit: RecordKit, lender) -> Answer | str:
     if not kit.options.trust and bubblewrap.find() is None:
         return "has no bubblewrap (bwrap) that works"
     os.environ.pop("OMP_NUM_THREADS", None)  # which Ray set: bits depend on it, and without Ray it is not set
-    with tempfile.TemporaryDirectory(prefix="bytegolf-") as folder:
-        track = Path(folder, "records", kit.track)
+    with scratch_folder() as folder:
+        track = folder / "records" / kit.track
         path = track / kit.name
         path.mkdir(parents=True)
         (track / "track.json").write_bytes(kit.rules)
@@ -86,7 +85,7 @@ def run_record(kit: RecordKit, lender) -> Answer | str:
             (path / name).write_bytes(blob)
         options = argparse.Namespace(**vars(kit.options))
         if kit.second is not None:
-            options.second = Path(folder, "second.jsonl")
+            options.second = folder / "second.jsonl"
             options.second.write_bytes(kit.second)
         with our_errors(path):
             options.data = fetched(kit.data, lender)
