@@ -163,7 +163,7 @@ def training_command(dataset: Path, tokenizer: Path, vocab_size: int | None) -> 
     """The command line that trains on a dataset, for the folder that the user is in."""
     settings = [f"VOCAB_SIZE={vocab_size}"] if vocab_size else []
     settings += [f"DATA_PATH={shell(dataset)}", f"TOKENIZER_PATH={shell(tokenizer)}"]
-    return " ".join([*settings, shell("python", REPO / "train_gpt.py")])
+    return " ".join([*settings, shell(Path(sys.executable or "python"), REPO / "train_gpt.py")])
 
 
 def shell(*words: object) -> str:

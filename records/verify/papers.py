@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 
-from data.command import DataError
+from data.command import REPO, DataError, UsageError, shell
 from data.files import read_bytes, sha256
 from records.archive.checks import Check, check, equal, none_wrong, skip
 from records.archive.folders import FILES, FOLDER, MAX_SEEDS, MOST_FILES, SCRIPT, most_bytes, seed_of
@@ -284,6 +284,9 @@ def guarded(function: Callable, record: Record) -> Iterator[Check]:
     """The lines of a check, and one more if it cannot be done."""
     try:
         yield from function(record)
+    except ModuleNotFoundError as error:  # the verifier's fault, so no verdict
+        mend = shell("pip", "install", "-r", REPO / "tests/requirements.txt")
+        raise UsageError(f"{record.name}: not checked, {error.name} is not installed: {mend}") from None
     except Exception as error:
         name = function.__name__.removeprefix("check_")
         yield check(name, False, f"cannot be checked: {type(error).__name__}: {error}")

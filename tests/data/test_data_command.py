@@ -5,6 +5,7 @@ import ast
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
@@ -51,10 +52,11 @@ def test_training_command(monkeypatch, folder):
     monkeypatch.chdir(folder)
     tokenizer = ROOT / "data/tokenizers/a b.model"
     line = command.training_command(ROOT / "data/datasets/x", tokenizer, 300)
+    python = command.shell(Path(sys.executable))  # which need not be called python, or be on PATH
     if folder == ROOT:
-        places = "DATA_PATH=data/datasets/x TOKENIZER_PATH='data/tokenizers/a b.model' python train_gpt.py"
+        places = f"DATA_PATH=data/datasets/x TOKENIZER_PATH='data/tokenizers/a b.model' {python} train_gpt.py"
     else:
-        places = f"DATA_PATH=datasets/x TOKENIZER_PATH='tokenizers/a b.model' python {ROOT}/train_gpt.py"
+        places = f"DATA_PATH=datasets/x TOKENIZER_PATH='tokenizers/a b.model' {python} {ROOT}/train_gpt.py"
     assert line == f"VOCAB_SIZE=300 {places}"
 
 

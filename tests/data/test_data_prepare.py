@@ -17,6 +17,7 @@ import resource
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -30,8 +31,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data import command, encode, prepare, shards, sources
 from data import corpus as corpora
-from data import encode, prepare, shards, sources
 from tests.kit import helpers
 from tests.kit.data_kit import call, refused, start, write_jsonl
 
@@ -248,7 +249,7 @@ def test_the_last_line_trains_and_a_small_validation_text_is_reported(tmp_path):
         "VOCAB_SIZE=260",
         f"DATA_PATH={folder}/datasets/t_sp260",
         f"TOKENIZER_PATH={folder}/tokenizers/t_260_bpe.model",
-        "python",
+        command.near(Path(sys.executable)),
     ]
     assert "warning: the validation text is small (documents: 1, " in said
     options[3] = "u"

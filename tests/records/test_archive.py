@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from data.command import REPO, DataError
+from data.command import REPO, DataError, UsageError
 from data.files import parse_json
 from records.archive import folders, verdicts
 from records.archive.checks import check
 from records.archive.metrics import find_runs
+from records.archive.record import Record
 from records.archive.submission import read_runs
 from records.archive.verdicts import NEEDED, folder_sha256, read_verdicts, still_holds, write_verdict
-from records.verify import version
+from records.verify import papers, version
 from tests.kit.metrics_kit import write_run
 from tests.kit.record_kit import edit
 
@@ -198,3 +199,11 @@ def test_the_digest_changes_with_what_decides_and_with_nothing_else(tmp_path):
         file.write("\n\ndef late():\n    from records.verify import rules\n")
     assert "records/verify/rules.py" in version.sources_of(version.JUDGES, tmp_path)
     assert len({*found, version.sources_digest(tmp_path)}) == 5
+
+
+def test_a_package_that_is_missing_is_no_verdict_on_a_record():
+    def check_claim(_):
+        raise ModuleNotFoundError("No module named 'scipy'", name="scipy")
+
+    with pytest.raises(UsageError, match="not checked, scipy is not installed: pip install -r"):
+        list(papers.guarded(check_claim, Record(Path("x"))))
