@@ -351,8 +351,7 @@ def step_flops(s: Settings, seq_len: int, slots: int) -> int:
     sizes = np.diff(starts, append=seq_len)
     pairs = sum(int(sizes @ (sizes + np.minimum(starts, window))) for window in s.windows)
     sequence = 6 * weights * seq_len + 12 * s.model_dim * pairs
-    sequences: int = slots * s.slot_tokens // seq_len
-    return sequences * sequence + s.muon_backend_steps * newton_schulz
+    return int(slots * s.slot_tokens // seq_len) * sequence + s.muon_backend_steps * newton_schulz
 
 
 # --- model: B batch, T tokens, D width, H heads, G kv heads, R = H / G, K head width, V vocab
@@ -579,11 +578,10 @@ class GPT:
                 outputs.append(x)
         return x, shared["tok_emb"]  # one matrix for input and output (Press and Wolf 2017)
 
-    def token_nll(self, ids: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
+    def token_nll(self, ids: Tensor, targets: Tensor, dtype: torch.dtype) -> Any:
         """int64[B, T] and their targets -> float32[B, T], nats; the last product in dtype."""
         x, head = self.trunk(ids)
-        nats: Tensor = self.cross_entropy(x, head, targets, self.s.logit_softcap, dtype)
-        return nats
+        return self.cross_entropy(x, head, targets, self.s.logit_softcap, dtype)
 
     @torch.no_grad()
     def nll(self, ids: np.ndarray) -> np.ndarray:
@@ -782,7 +780,7 @@ def evaluate(s: Settings, nll: Function, corpus: Corpus, run: Run, limit: int) -
 # --- rounding: the artifact, zlib over a safetensors file (format: records/FORMAT.md) -----
 
 INT8_ABOVE = 65536  # elements: smaller tensors are not worth a scale for each row
-GONE = ("data_order", "tie_embeddings", "embed_lr", "head_lr", "grad_clip_norm")  # in older artifacts
+OLD = ("data_order", "tie_embeddings", "embed_lr", "head_lr", "grad_clip_norm")  # in older artifacts
 # What a scheme adds to a tensor's name, each with its bytes a weight:
 SCHEMES = {"int8 rows": {"": 1, ".scale": 0}, "float16": {"": 2}, "float32": {"": 4}}
 
@@ -823,14 +821,13 @@ def encode_artifact(s: Settings, weights: Arrays, tokenizer_sha256: str) -> byte
 def decode_artifact(blob: bytes, path: Any) -> tuple[Facts, Arrays, str | None]:
     """Settings, float32 weights by name, sha256 of the tokenizer. Raises DataError."""
     try:
-        tensors, about = unpack_tensors(blob)
-        known = about["settings"].items()
-        settings = {key: parse_setting(key, format_value(was)) for key, was in known if key not in GONE}
+        tensors, head = unpack_tensors(blob)
+        settings = {k: parse_setting(k, format_value(v)) for k, v in head["settings"].items() if k not in OLD}
         s = Settings(**settings)
         check_settings(s)
         weights = {}
         for name, shape, *_ in parameter_table(s):
-            x, *scale = (tensors.pop(name + part) for part in SCHEMES[about["schemes"][name]])
+            x, *scale = (tensors.pop(name + part) for part in SCHEMES[head["schemes"][name]])
             weights[name] = x.astype(np.float32)
             if scale:
                 weights[name] *= scale[0].astype(np.float32)[..., None]
@@ -840,7 +837,7 @@ def decode_artifact(blob: bytes, path: Any) -> tuple[Facts, Arrays, str | None]:
             raise ValueError(f"its {min(tensors)!r} has no place in the model")
     except DAMAGED as error:
         raise DataError(f"{path} is damaged or of another script: {error!r}") from None
-    return settings, weights, about.get("tokenizer_sha256")  # older ones do not name it
+    return settings, weights, head.get("tokenizer_sha256")  # older ones do not name it
 
 
 # --- predictor: what the referee calls (records/README.md) --------------------------------
@@ -905,8 +902,7 @@ def find_shards(folder: str, split: str, notes: list[str]) -> list[Path]:
     names = sorted(path.name for path in Path(folder).glob("[!.]*.bin"))
     shards = [re.fullmatch(r"(.+)_(train|val)_([0-9]+)\.bin", name) for name in names]
     others = ", ".join([name for name, shard in zip(names, shards) if not shard][:3])
-    if others:
-        notes.append(f"note: {folder}: left out, for these are no names of shards: {others}")
+    notes += [f"note: {folder}: left out, since not named as shards: {others}"] if others else []
     own = sorted((int(shard[3]), shard[1], shard[0]) for shard in shards if shard and shard[2] == split)
     if not own:
         raise DataError(f"DATA_PATH={folder} (in {os.getcwd()}): no *_{split}_0.bin; {others or GET_DATA}")
@@ -1277,6 +1273,10 @@ def open_machine(s: Settings) -> Machine:
         print("compile:0 (torch.compile fails, so eager):", *str(error).rpartition("Output:")[2].split()[:30])
     torch._dynamo.config.suppress_errors = True  # eager, and a warning, where its cache is damaged
     keep_freed_memory()
+    for path in ("cpu.max", "cpu/cpu.cfs_quota_us"):  # a container's limit: more threads would wait
+        with contextlib.suppress(OSError, *DAMAGED):
+            cores = int(Path("/sys/fs/cgroup", path).read_text().split()[0]) // 100_000 % 10**6  # -1: none
+            torch.set_num_threads(max(1, min(cores, torch.get_num_threads())))
     if world > 1:  # small decisions travel as CPU tensors over gloo: no GPU waits for them
         timeout = datetime.timedelta(seconds=s.dist_timeout)
         store, *_ = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -211,3 +212,21 @@ def test_a_thread_of_a_notebook_trains(corpus, tmp_path, monkeypatch):
     thread.start()
     thread.join()
     assert codes == [0] and (tmp_path / "logs/x/model.ptz").exists()
+
+
+LIMITS = [("cpu.max", "100000 100000", 1), ("cpu.max", "250000 100000", 2), ("cpu.max", "max 100000", 4)]
+LIMITS += [("cpu/cpu.cfs_quota_us", "50000", 1), ("cpu/cpu.cfs_quota_us", "-1", 4), ("cpu.max", "", 4)]
+
+
+@pytest.mark.parametrize(("name", "text", "threads"), LIMITS)
+def test_a_containers_limit_bounds_the_threads(tmp_path, monkeypatch, name, text, threads):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(text)
+    monkeypatch.setattr(train_gpt, "Path", lambda _, path: tmp_path / path)
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        train_gpt.open_machine(load_settings(helpers.tiny_env(DEVICE="cpu"), "smoke")[0])
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
