@@ -67,7 +67,7 @@ DENSITY = {
     "imports": 4.4,
     "settings": 13.7,
     "parameters and plan": 11.3,
-    "model": 15.8,
+    "model": 15.9,
     "optimizer": 15.1,
     "evaluation": 17.9,
     "rounding": 13.7,
