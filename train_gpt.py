@@ -887,11 +887,10 @@ def need(where: Any, what: str, found: Any, expected: Any, more: str = MEND) -> 
         raise DataError(f"{where}: {what} is {found}, expected {expected}: {more}")
 
 
-def read_file(path: Any, name: str = "", start: int = 0, size: int = -1) -> bytes:
+def read_file(path: Any, name: str = "", size: int = -1) -> bytes:
     """Bytes of a file. Raises DataError that begins with `name`, the path's setting."""
     try:
         with open(path, "rb") as file:
-            file.seek(start)
             return file.read(size)
     except OSError as error:
         raise DataError(f"{name}{path} (in {os.getcwd()}): {error.strerror}; {GET_DATA}") from None
@@ -1275,8 +1274,9 @@ def open_machine(s: Settings) -> Machine:
     keep_freed_memory()
     for path in ("cpu.max", "cpu/cpu.cfs_quota_us"):  # a container's limit: more threads would wait
         with contextlib.suppress(OSError, *DAMAGED):
-            cores = int(Path("/sys/fs/cgroup", path).read_text().split()[0]) // 100_000 % 10**6  # -1: none
-            torch.set_num_threads(max(1, min(cores, torch.get_num_threads())))
+            cores = int(Path("/sys/fs/cgroup", path).read_text().split()[0]) // 100_000
+            if cores >= 0:  # -1 and max: no limit
+                torch.set_num_threads(max(1, min(cores, torch.get_num_threads())))
     if world > 1:  # small decisions travel as CPU tensors over gloo: no GPU waits for them
         timeout = datetime.timedelta(seconds=s.dist_timeout)
         store, *_ = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
