@@ -773,8 +773,8 @@ def evaluate(s: Settings, nll: Function, corpus: Corpus, run: Run, limit: int) -
             raise InterruptedError("stopped by a signal in an evaluation")
         run.line(f"scored {min((first + machine.world * rows) * window, last)} of {last} tokens", 10)
     size = int(corpus.bytes_per_token[1 : len(tokens)].sum(dtype=np.int64))
-    score = {"val_loss": nats / last, "val_bpb": nats / math.log(2) / max(size, 1)}
-    return score | {"val_tokens": last, "val_bytes": size, "partial": len(tokens) < len(corpus.val_tokens)}
+    facts = {"val_tokens": last, "val_bytes": size, "partial": len(tokens) < len(corpus.val_tokens)}
+    return facts | {"val_loss": nats / last, "val_bpb": nats / math.log(2) / max(size, 1)}
 
 
 # --- rounding: the artifact, zlib over a safetensors file (format: records/FORMAT.md) -----
@@ -1360,7 +1360,7 @@ def score_artifact(trainer: Trainer, blob: bytes, path: Any, corpus: Corpus, run
     score = validate(trainer, corpus, run, trainer.s.val_tokens_limit, "artifact")
     if re.match("nan|inf", score.get("val_loss", "")):
         raise FloatingPointError(f"{path}: scores {score['val_loss']} nats a token")
-    return score | {"artifact_bytes": len(blob), "artifact_sha256": sha256(blob)} | corpus.sha256
+    return corpus.sha256 | {"artifact_sha256": sha256(blob), "artifact_bytes": len(blob)} | score
 
 
 def finish(trainer: Trainer, corpus: Corpus, run: Run) -> int:
@@ -1370,15 +1370,15 @@ def finish(trainer: Trainer, corpus: Corpus, run: Run) -> int:
     state_sha256 = trainer.sha256(*trainer.optimizer.state).hex()
     machine.on_rank_0(lambda: write_whole(path, trainer.export(corpus.sha256["tokenizer_sha256"])))
     blob = machine.on_rank_0(path.read_bytes)
-    rows = score_artifact(trainer, blob, path, corpus, run)
+    score = score_artifact(trainer, blob, path, corpus, run)
     total = len(blob) + run.about["environment"]["code_bytes"]
     budget = "ok" if total <= s.budget_bytes else "over"
-    rows |= {"val_bpb_unquantized": unrounded["val_bpb"]} if unrounded and s.val_loss_every else {}
-    rows |= vars(run.counters) | run.about["environment"] | {"state_sha256": state_sha256}
-    rows |= {"total_bytes": total, "budget_bytes": s.budget_bytes, "budget": budget}
+    rows = run.about["environment"] | {"device": str(machine.device), "state_sha256": state_sha256}
     rows |= {"params": sum(trainer.model.sizes), "peak_memory_mib": torch.cuda.max_memory_allocated() >> 20}
-    rows |= {"preset": s.preset, "seed": s.seed, "run_id": run.folder.name}
-    run.final(rows | {"device": str(machine.device)})
+    rows |= {"preset": s.preset, "seed": s.seed, "run_id": run.folder.name} | vars(run.counters)
+    rows |= {"val_bpb_unquantized": unrounded["val_bpb"]} if unrounded and s.val_loss_every else {}
+    rows |= score | {"total_bytes": total, "budget_bytes": s.budget_bytes, "budget": budget}
+    run.final(rows | {"next": f"python -m records sample {run.folder}"})  # what counts comes last
     return 0 if budget == "ok" else 4
 
 
