@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import struct
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from tqdm import tqdm
 
 from data import files, shards
 from data.command import DataError, UsageError, printable, say, some
-from data.sources import MAX_DOCUMENT, Document, Read
+from data.sources import DEMO_SHA256, MAX_DOCUMENT, TRAIN_NAMES, Document, Read, demo_sources
 
 # --- plan: everything that decides the bytes of the result -----------------------------------------------
 
@@ -248,3 +249,21 @@ def batches(documents: Iterator[Document], least: int) -> Iterator[tuple[list[Do
             size = 0
     if batch:
         yield batch, size
+
+
+# --- the demo corpus -------------------------------------------------------------------------------------
+
+DEMO_PLAN = Plan(
+    "demo", val_fraction=0.17, val_max_bytes=32 << 10, train_names=TRAIN_NAMES, second_fraction=0.08
+)
+
+
+def demo_documents(split: str) -> list[Document]:
+    """Documents of the demo corpus in order: split is val, train, or second, which is in no shard.
+
+    Read from the installed packages, for the referee, who needs no shards. Raises DataError.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        documents = Path(folder, "documents")
+        spool(demo_sources(), DEMO_PLAN, documents)
+        return list(Corpus(documents, DEMO_PLAN, DEMO_SHA256).read(split))

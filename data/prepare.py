@@ -1,8 +1,8 @@
 """From text to a tokenizer, shards and a manifest. data/README.md explains the options.
 
-    python -m data.prepare demo
-    python -m data.prepare development
-    python -m data.prepare text PATH... --name NAME --vocab-size 1024
+    python -m data prepare demo
+    python -m data prepare development
+    python -m data prepare text PATH... --name NAME --vocab-size 1024
 
 All run the same pipeline, in bounded memory whatever the size of the text:
   1. spool     read every document once, hash it, put it in one of 64 buckets by its hash; sort each bucket
@@ -13,30 +13,29 @@ All run the same pipeline, in bounded memory whatever the size of the text:
 All of it grows in a hidden folder beside the target. A second run continues from the parts that are whole.
 """
 
-import argparse
 import contextlib
 import json
 import os
 import shutil
 import signal
 import sys
-import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import click
 import filelock
 
-from data import command, files, shards
-from data.command import REPO, DataError, UsageError, say
-from data.corpus import Corpus, Plan, spool
+from data import check, files, shards
+from data.command import REPO, DataError, UsageError, say, shell, training_command
+from data.corpus import DEMO_PLAN, Corpus, Plan, demo_documents, spool
+from data.door import Group, Number, interrupt, on_signals
 from data.encode import train_tokenizer, write_split
 from data.shards import SPLIT_NAMES, TRAIN, VAL
 from data.sources import (
     DEMO_SHA256,
-    FORMATS,
     TRAIN_NAMES,
-    Document,
     Read,
     Source,
     demo_sources,
@@ -129,13 +128,13 @@ def finished(job: Job, corpus_sha256: str | None) -> dict | None:
             both = [job.target] if job.given else [job.target, job.tokenizer]
             raise UsageError(
                 f"{job.target}: exists and was made from other text or with other options, expected "
-                f"a free place; choose another --name, or remove it: {command.shell('rm', '-r', *both)}"
+                f"a free place; choose another --name, or remove it: {shell('rm', '-r', *both)}"
             )
         if corpus_sha256 is None:
             return None
-        shards.raise_failed(shards.verify_folder(job.target, shards.Tokenizer(job.tokenizer), whole=True))
+        shards.raise_failed(check.verify_folder(job.target, shards.Tokenizer(job.tokenizer), whole=True))
     except DataError as error:
-        mend = command.shell("rm", "-r", job.target)
+        mend = shell("rm", "-r", job.target)
         raise DataError(f"{error}; {mend} and the same command makes it anew") from error
     say(f"{job.target}: is whole, made by the same command")
     return manifest
@@ -159,7 +158,7 @@ def build(job: Job) -> dict:
     if job.tokenizer.exists() and job.tokenizer.read_bytes() != model.read_bytes():
         raise UsageError(
             f"{job.tokenizer}: another tokenizer has this name, expected a free place; choose "
-            f"another --name, or remove it: {command.shell('rm', job.tokenizer)}"
+            f"another --name, or remove it: {shell('rm', job.tokenizer)}"
         )
     tokenizer = shards.Tokenizer(model)
     dataset.mkdir(exist_ok=True)
@@ -200,7 +199,7 @@ def seal(folder: Path, job: Job, corpus: Corpus, tokenizer: shards.Tokenizer) ->
     if flags:
         manifest["lossy"] = True
     files.write_beside(folder / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
-    shards.raise_failed(shards.verify_folder(folder, tokenizer, whole=True))
+    shards.raise_failed(check.verify_folder(folder, tokenizer, whole=True))
     return manifest
 
 
@@ -269,7 +268,7 @@ def report(job: Job, manifest: dict) -> None:
     for line in judgements(manifest):
         say(line)
     say("To train on it:")
-    say(command.training_command(job.target, job.tokenizer, job.plan.vocab_size))
+    say(training_command(job.target, job.tokenizer, job.plan.vocab_size))
 
 
 def judgements(manifest: dict) -> Iterator[str]:
@@ -292,24 +291,6 @@ def judgements(manifest: dict) -> Iterator[str]:
         )
 
 
-# --- the demo corpus -------------------------------------------------------------------------------------
-
-DEMO_PLAN = Plan(
-    "demo", val_fraction=0.17, val_max_bytes=32 << 10, train_names=TRAIN_NAMES, second_fraction=0.08
-)
-
-
-def demo_documents(split: str) -> list[Document]:
-    """Documents of the demo corpus in order: split is val, train, or second, which is in no shard.
-
-    Read from the installed packages, for the referee, who needs no shards. Raises DataError.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        documents = Path(folder, "documents")
-        spool(demo_sources(), DEMO_PLAN, documents)
-        return list(Corpus(documents, DEMO_PLAN, DEMO_SHA256).read(split))
-
-
 # --- the development text: cut from the demo's training documents, to choose settings and ideas on ---------
 
 # The same rules as the demo's, so that a document is of the same kind; the next ones by their keys.
@@ -323,7 +304,7 @@ def demo_tokenizer(root: Path, vocab_size: int) -> shards.Tokenizer:
     path = root / "data" / replace(DEMO_PLAN, vocab_size=vocab_size).tokenizer
     if not path.exists():
         where = [] if root == REPO else ["--root", root]
-        mend = command.shell("python", "-m", "data.prepare", "demo", "--vocab-size", vocab_size, *where)
+        mend = shell("python", "-m", "data", "prepare", "demo", "--vocab-size", vocab_size, *where)
         raise DataError(f"{path}: no such file, expected the demo's tokenizer; {mend} makes it")
     return shards.Tokenizer(path)
 
@@ -337,89 +318,42 @@ def cores() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = command.Parser(prog="python -m data.prepare", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    demo = commands.add_parser("demo", help="the demo corpus: sources of the installed packages")
-    what = "a text to choose settings on, cut from the demo's training documents"
-    development = commands.add_parser("development", help=what)
-    text = commands.add_parser("text", help="your own text")
-    add_text_arguments(text)
-    count = command.whole(1)
-    for added in (demo, text):
-        added.add_argument("--model-type", choices=["bpe", "unigram"], help="of the tokenizer (bpe)")
-    for added in (demo, development, text):
-        add = added.add_argument
-        add("--vocab-size", type=count, metavar="V", help="260 (bytes) to 65536 (1024, or the tokenizer's)")
-        add("--shard-tokens", type=count, default=Plan.shard_tokens, metavar="N", help="most (%(default)s)")
-        add("--workers", type=count, default=cores(), metavar="N", help="threads that encode (%(default)s)")
-        add("--root", type=Path, default=REPO, help="write into ROOT/data (this repo)")
-    return parser.parse_args(joined(sys.argv[1:] if argv is None else argv, "--separator"))
+COUNT = {"type": click.IntRange(1), "metavar": "N"}
 
 
-def add_text_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("paths", nargs="+", type=Path, metavar="PATH", help=f"{FORMATS}; folders")
-    add("--name", required=True, help="of the dataset: data/datasets/NAME_sp1024")
-    add("--field", default="text", help="of JSON and parquet (%(default)s)")
-    add("--separator", metavar="LINE", help="line between documents in plain text; '' for an empty one")
-    add("--as-text", action="append", default=[], metavar="SUFFIX", help="of files that are plain text, too")
-    add("--skip-bad", action="store_true", help="leave out what cannot be used; names the first, counts all")
-    add("--tokenizer", type=Path, metavar="FILE", help="take this SentencePiece model")
-    add("--lossy-ok", action="store_true", help="accept loss of text; the headers say so")
-    count = command.whole(1)
-    largest = "larger documents are for training (%(default)s)"
-    add("--val-max-bytes", type=count, default=Plan.val_max_bytes, metavar="N", help=largest)
-    add = parser.add_mutually_exclusive_group().add_argument
-    add("--val-docs", type=count, default=0, metavar="N", help="validation documents, by hash")
-    share = "share of validation documents, by hash (%(default)s)"
-    add("--val-fraction", type=command.fraction, default=Plan.val_fraction, metavar="F", help=share)
+def options(function: Callable[..., Job]) -> Callable[..., Job]:
+    """The options of all three commands."""
+    sizes = "260 (bytes) to 65536  [default: 1024, or the tokenizer's]"
+    for option in (
+        click.option("--root", type=Path, default=REPO, help="write into ROOT/data"),
+        click.option("--workers", **COUNT, default=cores(), help="threads that encode"),
+        click.option("--shard-tokens", **COUNT, default=Plan.shard_tokens, help="of a shard, at most"),
+        click.option("--vocab-size", **COUNT, help=sizes),
+    ):
+        function = option(function)
+    return function
 
 
-def joined(argv: list[str], option: str) -> list[str]:
-    """`argv` with OPTION VALUE as OPTION=VALUE: argparse takes a value like --- for another option."""
-    if option not in argv[:-1]:
-        return argv
-    at = argv.index(option)
-    return [*argv[:at], f"{option}={argv[at + 1]}", *argv[at + 2 :]]
+model_type = click.option(
+    "--model-type", type=click.Choice(["bpe", "unigram"]), help="of the tokenizer  [default: bpe]"
+)
 
 
-def make_job(args: argparse.Namespace) -> Job:
-    """What the arguments ask for. Raises DataError, UsageError."""
-    options = asdict(DEMO_PLAN).keys()
-    fields = {name: value for name, value in vars(args).items() if name in options and value is not None}
-    common = {"root": args.root, "workers": args.workers}
-    if args.command == "demo":
-        plan = replace(DEMO_PLAN, **fields)
-        return Job(plan, demo_sources(), [DEMO_SHA256], expected=DEMO_SHA256, **common)
-    if args.command == "development":
-        plan = replace(DEVELOPMENT_PLAN, **fields)
-        tokenizer = demo_tokenizer(args.root, plan.vocab_size)
-        plan = replace(plan, model_type="given", given_tokenizer=tokenizer.sha256.hex())
-        return Job(plan, demo_documents("train"), [DEMO_SHA256], given=tokenizer.model, **common)
-    plan = Plan(**fields)
-    given = None
-    if args.tokenizer:
-        tokenizer = shards.Tokenizer(args.tokenizer)
-        given = tokenizer.model
-        if args.model_type or args.vocab_size not in (None, tokenizer.vocab_size):
-            raise UsageError(
-                f"{args.tokenizer}: has {tokenizer.vocab_size} pieces and a type of its own, expected no "
-                "--model-type and no other --vocab-size beside --tokenizer"
-            )
-        decided = {"vocab_size": tokenizer.vocab_size, "given_tokenizer": tokenizer.sha256.hex()}
-        plan = replace(plan, model_type="given", **decided)
-    as_text = tuple(end.lower() for end in args.as_text)
-    source = Source(find_files(args.paths, as_text), args.field, args.separator, as_text)
-    state = [*source.state(), args.skip_bad]
-    return Job(plan, source.documents(), state, given=given, skip_bad=args.skip_bad, **common)
+def planned(plan: Plan, **options: Any) -> Plan:
+    """The plan with the options that were given. Raises UsageError."""
+    return replace(plan, **{name: value for name, value in options.items() if value is not None})
 
 
-def work(args: argparse.Namespace) -> int:
-    """Do what the arguments ask for; the exit code."""
-    command.on_signals(command.interrupt, signal.SIGINT)  # a shell ignores it for what runs with &
+@click.group(cls=Group, help=__doc__)
+def main() -> None:
+    pass
+
+
+@main.result_callback()
+def carry_out(job: Job) -> int:
+    """Prepare what a command below asks for; the exit code."""
+    on_signals(interrupt, signal.SIGINT)  # a shell ignores it for what runs with &
     try:
-        job = make_job(args)
         report(job, prepare(job))
     except KeyboardInterrupt:
         print("stopped; the same command continues from what is whole", file=sys.stderr)
@@ -427,9 +361,73 @@ def work(args: argparse.Namespace) -> int:
     return 0
 
 
-def main(argv: list[str] | None = None) -> int:
-    return command.main(parse_args, work, "the same command continues from what is whole", argv)
+@main.command()
+@options
+@model_type
+def demo(root: Path, workers: int, **fields: Any) -> Job:
+    """The demo corpus: sources of the installed packages."""
+    plan = planned(DEMO_PLAN, **fields)
+    return Job(plan, demo_sources(), [DEMO_SHA256], root, workers, expected=DEMO_SHA256)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+@main.command()
+@options
+def development(root: Path, workers: int, **fields: Any) -> Job:
+    """A text to choose settings on, cut from the demo's training documents."""
+    plan = planned(DEVELOPMENT_PLAN, **fields)
+    tokenizer = demo_tokenizer(root, plan.vocab_size)
+    plan = replace(plan, model_type="given", given_tokenizer=tokenizer.sha256.hex())
+    return Job(plan, demo_documents("train"), [DEMO_SHA256], root, workers, given=tokenizer.model)
+
+
+@main.command()
+@click.argument("paths", nargs=-1, required=True, type=Path, metavar="PATH...")
+@click.option("--name", required=True, help="of the dataset: data/datasets/NAME_sp1024")
+@click.option("--field", default="text", help="of JSON and parquet")
+@click.option("--separator", metavar="LINE", help="between documents in plain text; '' for an empty line")
+@click.option("--as-text", multiple=True, metavar="SUFFIX", help="of files that are plain text, too")
+@click.option("--skip-bad", is_flag=True, help="leave out what cannot be used; names the first, counts all")
+@click.option("--tokenizer", type=Path, metavar="FILE", help="take this SentencePiece model")
+@click.option("--lossy-ok", is_flag=True, help="accept loss of text; the headers say so")
+@click.option(
+    "--val-max-bytes", **COUNT, default=Plan.val_max_bytes, help="larger documents are for training"
+)
+@click.option("--val-docs", **COUNT, help="validation documents, by hash; in place of --val-fraction")
+@click.option(
+    "--val-fraction",
+    type=Number(0, 1, min_open=True, max_open=True),
+    metavar="F",
+    help=f"share of validation documents, by hash  [default: {Plan.val_fraction}]",
+)
+@options
+@model_type
+def text(
+    paths: tuple[Path, ...],
+    field: str,
+    separator: str | None,
+    as_text: tuple[str, ...],
+    skip_bad: bool,
+    tokenizer: Path | None,
+    root: Path,
+    workers: int,
+    **fields: Any,
+) -> Job:
+    """Your own text: files, and folders of them, in all formats that data/README.md names."""
+    if fields["val_docs"] and fields["val_fraction"]:
+        raise UsageError("--val-docs and --val-fraction given, expected one of them")
+    plan = planned(Plan(fields["name"]), **fields)
+    given = None
+    if tokenizer:
+        model = shards.Tokenizer(tokenizer)
+        given = model.model
+        if fields["model_type"] or fields["vocab_size"] not in (None, model.vocab_size):
+            raise UsageError(
+                f"{tokenizer}: has {model.vocab_size} pieces and a type of its own, expected no "
+                "--model-type and no other --vocab-size beside --tokenizer"
+            )
+        decided = {"vocab_size": model.vocab_size, "given_tokenizer": model.sha256.hex()}
+        plan = replace(plan, model_type="given", **decided)
+    as_text = tuple(end.lower() for end in as_text)
+    source = Source(find_files(paths, as_text), field, separator, as_text)
+    state = [*source.state(), skip_bad]
+    return Job(plan, source.documents(), state, root, workers, given=given, skip_bad=skip_bad)

@@ -1,26 +1,18 @@
-"""Token shards: 1024 bytes of header, then uint16 tokens. data/README.md has the format as a table.
+"""Token shards: 1024 bytes of header, then uint16 tokens. data/README.md has the format as a table."""
 
-python -m data.shards inspect FILE|FOLDER...
-python -m data.shards verify  FILE|FOLDER... [--tokenizer MODEL]
-"""
-
-import argparse
 import hashlib
 import itertools
 import os
 import re
-import statistics
 import struct
-import sys
 import zlib
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePath
 
 import numpy as np
 
-from data import command, files
+from data import files
 from data.command import DataError, some, warn_once
 
 # --- header ----------------------------------------------------------------------------------------------
@@ -424,26 +416,6 @@ def read_runs(paths: list[Path], bos_id: int) -> Iterator[DocumentSpan]:
         yield DocumentSpan(begun, cut, only)
 
 
-def documents_in_both(splits: Splits, bos_id: int) -> tuple[list[Path], int]:
-    """Training documents with the tokens of a validation document: the shard of each, and how many were read.
-
-    Training documents are hashed only where the fingerprint is a validation document's: the work is reading.
-    """
-    fingerprints = []
-    digests = set()
-    for run in read_runs(splits[VAL], bos_id):
-        fingerprints.append(run.fingerprints())
-        digests.update(run.sha256(i) for i in range(len(run.starts)))
-    fingerprints = np.concatenate(fingerprints)
-    found = []
-    documents = 0
-    for run in read_runs(splits[TRAIN], bos_id):
-        documents += len(run.starts)
-        candidates = np.flatnonzero(np.isin(run.fingerprints(), fingerprints))
-        found += [run.path for i in candidates if run.sha256(i) in digests]
-    return found, documents
-
-
 # --- manifest --------------------------------------------------------------------------------------------
 
 MANIFEST_FORMAT = "bytegolf dataset"
@@ -491,289 +463,8 @@ def load_manifest(folder: Path) -> dict | None:
     return manifest
 
 
-# --- verify ----------------------------------------------------------------------------------------------
-
-THREADS = 4  # each maps a whole shard; numpy and zlib let go of the lock
-
-
-def verify(paths: list[Path], given: Path | None) -> Iterator[str]:
-    """Check datasets (folders) and single shards."""
-    for path in paths:
-        folder = path if path.is_dir() else path.parent
-        try:
-            tokenizer = find_tokenizer(folder, given)
-            if tokenizer is None:
-                yield f"note {folder}: tokenizer unknown, so text is not counted; --tokenizer MODEL names it"
-            yield from verify_folder(path, tokenizer) if path.is_dir() else verify_shard(path, tokenizer)
-        except DataError as error:
-            yield f"FAIL {error}"
-
-
-def find_tokenizer(folder: Path, given: Path | None) -> Tokenizer | None:
-    """The tokenizer that was given, else the manifest's, else None."""
-    if given:
-        return Tokenizer(given)
-    manifest = load_manifest(folder)
-    return Tokenizer(own_tokenizer(folder, manifest)) if manifest else None
-
-
 def own_tokenizer(folder: Path, manifest: dict) -> Path:
     """The file that the manifest names, from where `folder` stands; else from where a link leads."""
     file = manifest["tokenizer"]["file"]
     beside = Path(os.path.normpath(folder.absolute() / file))
     return beside if beside.exists() else folder / file
-
-
-def verify_folder(folder: Path, tokenizer: Tokenizer | None, whole: bool = False) -> Iterator[str]:
-    """Check a dataset: each shard alone, all as a set, the manifest, and that val stands apart from train.
-
-    `whole`: its last training shards may not be missing.
-    """
-    splits = by_split(folder.glob("*.bin"))
-    paths = splits[TRAIN] + splits[VAL]
-    if not paths:
-        yield f"FAIL {folder}: holds no shards, expected *_train_*.bin and *_val_*.bin"
-        return
-    names = list(verify_names(folder, folder.glob("*.bin")))
-    yield from names
-    failed = any(line.startswith("FAIL") for line in names)
-    with ThreadPoolExecutor(THREADS) as pool:
-        for lines in pool.map(lambda path: verify_shard(path, tokenizer), paths):
-            yield from lines
-            failed |= any(line.startswith("FAIL") for line in lines)
-    if failed:
-        yield f"note {folder}: not checked as a set while names or single shards fail"
-        return
-    headers = {path: read_header(path) for path in paths}
-    yield from verify_set(folder, headers, whole)
-    manifest = load_manifest(folder)
-    if manifest:
-        yield from verify_manifest(folder, headers, manifest)
-    else:
-        yield f"note {folder}: no manifest.json of data.prepare"
-    yield from verify_documents(folder, splits, tokenizer, manifest)
-
-
-def verify_shard(path: Path, tokenizer: Tokenizer | None) -> list[str]:
-    """Check one shard: header, size, name, checksum, and what its tokens say."""
-    try:
-        header, tokens = open_shard(path)
-    except DataError as error:
-        return [f"FAIL {error}"]
-    lines = [f"ok   {path}: size {header.file_bytes}"]
-    histogram = count_ids(tokens)
-    if header.legacy:
-        lines.append(f"note {path}: legacy, its header vouches for the number of tokens only")
-    else:
-        lines += verify_claims(path, header, tokens, histogram)
-    if tokenizer:
-        lines += verify_tokenizer(path, header, tokens, histogram, tokenizer)
-    return lines
-
-
-def verify_claims(path: Path, header: Header, tokens: np.ndarray, histogram: np.ndarray) -> list[str]:
-    """Check what an extended header says of its tokens, and the file's name against it."""
-    highest = highest_id(histogram)
-    inside = highest < header.vocab_size
-    lines = [
-        check(path, "crc32", f"{zlib.crc32(tokens):08x}", f"{header.crc32:08x}"),
-        check(path, "highest id", highest, header.max_id),
-        check(path, f"highest id below the vocabulary's {header.vocab_size}", inside, True),
-        check(path, "documents (BOS tokens)", int(histogram[header.bos_id]), header.documents),
-    ]
-    if header.corpus != UNKNOWN:  # a shard upgraded by older tools may begin within a document
-        lines.append(check(path, "first token", tokens[:1].tolist(), [header.bos_id]))
-    if name := parse_name(path):
-        lines.append(check(path, "split", header.split, name[1]))
-    return lines
-
-
-def verify_tokenizer(
-    path: Path, header: Header, tokens: np.ndarray, histogram: np.ndarray, tokenizer: Tokenizer
-) -> list[str]:
-    """Check a shard against its tokenizer: hash, vocabulary, and bytes by decoding."""
-    lines = []
-    if not header.legacy:
-        sha256 = tokenizer.sha256.hex()
-        lines.append(check(path, "sha256 of the tokenizer", sha256, header.tokenizer.hex()))
-        lines.append(check(path, "vocabulary size", header.vocab_size, tokenizer.vocab_size))
-    highest = highest_id(histogram)
-    if highest >= tokenizer.vocab_size:
-        return [*lines, f"FAIL {path}: highest id is {highest}, expected below {tokenizer.vocab_size}"]
-    size = tokenizer.text_bytes(tokens, histogram)
-    if header.legacy or header.lossy:
-        why = "LOSSY, the tokens do not give back the text exactly" if header.lossy else "legacy"
-        return [*lines, f"note {path}: {why}; its tokens decode to {size} bytes"]
-    return [*lines, check(path, "bytes of text", size, header.text_bytes)]
-
-
-def verify_set(folder: Path, headers: dict[Path, Header], whole: bool) -> Iterator[str]:
-    """Check that the shards, whose names are right, belong together and that none is missing."""
-    legacy = [path for path, header in headers.items() if header.legacy]
-    if 0 < len(legacy) < len(headers):
-        yield (
-            f"FAIL {folder}: {len(legacy)} of {len(headers)} shards are legacy, such as {legacy[0].name}, "
-            "expected all or none: fetch or make the whole set anew"
-        )
-    for split, paths in enumerate(by_split(headers)):
-        where = f"{folder}: {SPLIT_NAMES[split]}"
-        if not paths:
-            fail = "FAIL" if whole or split == VAL else "note"
-            yield f"{fail} {where}: no shards, expected at least one"
-        elif not legacy:
-            places = {path: headers[path] for path in paths}
-            yield from verify_places(where, places, whole or split == VAL)
-    for field in ("tokenizer", "vocab_size", "bos_id", "corpus", "lossy"):
-        values = {getattr(header, field) for header in headers.values() if not header.legacy}
-        if values:
-            yield check(folder, f"different values of {field}", len(values), 1)
-
-
-def verify_places(where: str, headers: dict[Path, Header], whole: bool) -> Iterator[str]:
-    """Check what the extended headers of one split say of each shard's place, also against the names.
-
-    Where it need not be `whole`, its last shards may be missing.
-    """
-    offsets = {path.name: shard_number(path) - header.index for path, header in headers.items()}
-    usual = statistics.mode(offsets.values())
-    moved = [name for name, offset in offsets.items() if offset != usual]
-    yield check(where, "shards whose header has another index", moved, [])
-    counts = {header.count for header in headers.values()}
-    yield check(where, "different numbers of shards by their headers", len(counts), 1)
-    indices = sorted(header.index for header in headers.values())
-    count = max(counts)
-    if not whole and len(indices) < count:
-        yield f"note {where}: the first {len(indices)} of {count} shards"
-        count = len(indices)
-    yield check(where, "missing shards by their headers", gaps([-1, *indices, count]), [])
-    yield check(where, "number of shards", len(headers), count)
-
-
-def verify_manifest(folder: Path, headers: dict[Path, Header], manifest: dict) -> Iterator[str]:
-    """Check the shards against manifest.json; which of its shards are missing say their headers."""
-    listed = {entry["name"]: entry for entry in manifest["files"]}
-    unlisted = sorted({path.name for path in headers} - listed.keys())
-    yield check(folder, "shards that the manifest lacks", unlisted, [])
-    with ThreadPoolExecutor(THREADS) as pool:
-        digests = pool.map(files.file_sha256, headers)
-    for (path, header), digest in zip(headers.items(), digests):
-        if entry := listed.get(path.name):
-            counts = {"tokens": header.tokens, "bytes": header.text_bytes, "documents": header.documents}
-            yield check(path, "sha256", digest.hex(), entry["sha256"])
-            yield check(path, "counts", counts, {key: entry[key] for key in counts})
-            yield check(path, "lossy", header.lossy, manifest["lossy"])
-            yield check(path, "corpus", header.corpus.hex(), manifest["corpus_sha256"])
-            yield check(path, "tokenizer", header.tokenizer.hex(), manifest["tokenizer"]["sha256"])
-
-
-def verify_documents(
-    folder: Path, splits: Splits, tokenizer: Tokenizer | None, manifest: dict | None
-) -> Iterator[str]:
-    """Check the validation text, and that none of its documents stands in the training shards.
-
-    One tokenizer makes one sequence of tokens of one text, so equal texts are equal sequences. A lossy
-    tokenizer makes equal sequences of different texts too: these are counted, and do not fail.
-    """
-    if manifest and tokenizer and not manifest["lossy"]:
-        digest = val_text_sha256(splits[VAL], tokenizer)
-        yield check(folder, "sha256 of the validation text", digest, manifest["val_sha256"])
-    if not all(splits):
-        return
-    header = read_header(splits[VAL][0])
-    bos_id = tokenizer.bos_id if tokenizer else header.bos_id
-    if bos_id < 0:
-        yield f"note {folder}: val was not looked for in train: BOS id unknown, --tokenizer MODEL names it"
-        return
-    yield f"note {folder}: looking for validation documents in the training shards"
-    found, documents = documents_in_both(splits, bos_id)
-    names = ", ".join(sorted({path.name for path in found}))
-    where = f" (in {names})" if names else ""
-    what = f"validation documents among {documents} training documents"
-    if header.lossy:
-        yield f"note {folder}: tokens of {what}: {len(found)}{where}; LOSSY, so the texts may differ"
-    else:
-        yield check(folder, what, len(found), 0) + where
-
-
-def val_text_sha256(val: list[Path], tokenizer: Tokenizer) -> str:
-    """sha256 over the sha256 of each validation document's text, by decoding."""
-    total = hashlib.sha256()
-    for run in read_runs(val, tokenizer.bos_id):
-        for i in range(len(run.starts)):
-            text = tokenizer.processor.decode(run.document(i).tolist())
-            total.update(hashlib.sha256(text.encode()).digest())
-    return total.hexdigest()
-
-
-# --- inspect ---------------------------------------------------------------------------------------------
-
-
-def inspect(path: Path) -> str:
-    """The header of a shard as text, or a line that says FAIL."""
-    try:
-        header = read_header(path)
-    except DataError as error:
-        return f"FAIL {error}\n"
-    if header.legacy:
-        return f"{path}\n  tokens {header.tokens}\n  legacy: nothing else is known\n"
-    values = asdict(header) | {
-        "split": SPLIT_NAMES[header.split],
-        "tokenizer": header.tokenizer.hex(),
-        "crc32": f"{header.crc32:08x}",
-        "lossy": header.lossy,
-        "corpus": "unknown" if header.corpus == UNKNOWN else header.corpus.hex(),
-    }
-    del values["legacy"], values["flags"]
-    return "\n".join([str(path), *(f"  {key} {value}" for key, value in values.items())]) + "\n"
-
-
-# --- command line ----------------------------------------------------------------------------------------
-
-COMMANDS = {"inspect": "print headers", "verify": "check everything; exit code 3 if a check fails"}
-
-
-def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = command.Parser(prog="python -m data.shards", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, what in COMMANDS.items():
-        added = commands.add_parser(name, help=what, description=what)
-        added.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="shards, or folders of them")
-    about = "the model that made the shards (default: the manifest's)"
-    added.add_argument("--tokenizer", type=Path, metavar="MODEL", help=about)
-    return parser.parse_args(argv)
-
-
-def inspect_all(paths: list[Path]) -> Iterator[str]:
-    """The headers of the shards that `paths` name or hold, and what is wrong with the names in a folder."""
-    for path in paths:
-        if not path.is_dir():
-            yield inspect(path)
-            continue
-        splits = by_split(path.glob("*.bin"))
-        if splits == ([], []):
-            yield f"FAIL {path}: holds no shards, expected *_train_*.bin and *_val_*.bin"
-            continue
-        yield from map(inspect, splits[TRAIN] + splits[VAL])
-        names = verify_names(path, path.glob("*.bin"))
-        yield from (line for line in names if not line.startswith("ok"))
-
-
-def work(args: argparse.Namespace) -> int:
-    """Do what the arguments ask for, a line at a time; the exit code."""
-    inspecting = args.command == "inspect"
-    lines = inspect_all(args.paths) if inspecting else verify(args.paths, args.tokenizer)
-    failed = 0
-    for line in lines:
-        print(line, flush=True)
-        failed += line.startswith("FAIL")
-    if failed:
-        raise DataError(f"{failed} checks failed, see the FAIL lines")
-    return 0
-
-
-def main(argv: list[str] | None = None) -> int:
-    return command.main(parse_args, work, "run the same command again", argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,7 +5,6 @@ HF_TOKEN and its other variables. Here stand what is asked of it, the check of e
 line for each thing that can go wrong.
 """
 
-import argparse
 import contextlib
 import hashlib
 import re
@@ -88,7 +87,7 @@ def repo_id(text: str) -> str:
 def own_repo(text: str) -> str:
     """The type of an argument that names a repo to write to."""
     if text.count("/") != 1:
-        raise argparse.ArgumentTypeError(f"{text!r} given, expected USER/NAME")
+        raise ValueError(f"{text!r} given, expected USER/NAME")
     return repo_id(text)
 
 

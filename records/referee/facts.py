@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from data import shards
+from data import check, shards
 from records.referee.text import decode
 
 
@@ -49,8 +49,8 @@ def read_facts(folder: Path, tokenizer_path: Path) -> tuple[dict, dict]:
     val, train = shards.find_shards(folder)
     headers = {path: shards.read_header(path) for path in train + val}
     for path in headers:
-        shards.raise_failed(shards.verify_shard(path, tokenizer))
-    shards.raise_failed(shards.verify_set(folder, headers, whole=True))
+        shards.raise_failed(check.verify_shard(path, tokenizer))
+    shards.raise_failed(check.verify_set(folder, headers, whole=True))
     val_sha256, val_bytes = text_facts(val, tokenizer)
     train_sha256, _ = text_facts(train, tokenizer)
     of_text = {"val_sha256": val_sha256, "train_sha256": train_sha256, "val_bytes": val_bytes}

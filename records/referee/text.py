@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import sentencepiece
 
-from data import prepare, shards
+from data import corpus, shards
 from data.command import DataError
 from data.files import parse_json, read_bytes, sha256
 from records.archive.tracks import Track, tokenizer_path
@@ -39,7 +39,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """Raises DataError."""
     if not path.exists():
         raise DataError(
-            f"{path}: no such file; python -m data.prepare demo makes the demo corpus and its tokenizer, "
+            f"{path}: no such file; python -m data prepare demo makes the demo corpus and its tokenizer, "
             "--data names another folder"
         )
     try:
@@ -65,7 +65,7 @@ def decode(tokenizer: Tokenizer, tokens: np.ndarray) -> Text:
     if not len(tokens) or not len(starts) or starts[0] or int(tokens.max()) >= tokenizer.vocab_size():
         raise DataError(
             "the tokens are not this tokenizer's: expected a BOS first and ids below "
-            f"{tokenizer.vocab_size()}; python -m data.shards verify DATASET says more"
+            f"{tokenizer.vocab_size()}; python -m data verify DATASET says more"
         )
     parts = np.split(tokens, starts[1:])
     texts = tokenizer.decode([part[1:].tolist() for part in parts])
@@ -112,5 +112,5 @@ def second_text(track: Track, tokenizer: Tokenizer, given: Path | None) -> Text 
     if given:
         return encode(tokenizer, read_documents(given))
     if track.dataset["second"] == "demo":
-        return encode(tokenizer, [text for _, text in prepare.demo_documents("second")])
+        return encode(tokenizer, [text for _, text in corpus.demo_documents("second")])
     return None

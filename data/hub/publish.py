@@ -1,25 +1,25 @@
-"""Put a dataset that data.prepare made on the Hugging Face hub: shards, tokenizer, manifest and a card.
+"""Put a dataset that `prepare` made on the Hugging Face hub: shards, tokenizer, manifest and a card.
 
-    python -m data.publish data/datasets/NAME_sp1024 --to user/name
+    python -m data publish data/datasets/NAME_sp1024 --to user/name
 
-data.download --repo-id user/name --variant NAME_sp1024 fetches it. The token is HF_TOKEN, or that of
-`hf auth login`. When the same command is given again, only what has changed is sent, and an upload that was
-cut off goes on. A repo holds one dataset; one that holds anything else is left as it is.
+`python -m data download --repo-id user/name --variant NAME_sp1024` fetches it. The token is HF_TOKEN, or that
+of `hf auth login`. When the same command is given again, only what has changed is sent, and an upload that
+was cut off goes on. A repo holds one dataset; one that holds anything else is left as it is.
 """
 
-import argparse
 import json
-import sys
 import tempfile
 from pathlib import Path
 
+import click
 from huggingface_hub import DatasetCardData
 
-from data import command, files, shards
-from data.command import DataError, say
-from data.download import MANIFEST, PREFIX
+from data import files, shards
+from data.command import DataError, say, shell
+from data.door import Command
 from data.hub import client
 from data.hub.client import CARD, Repo
+from data.hub.download import MANIFEST, PREFIX
 
 LOSSY = (
     "**Lossy.** The tokenizer does not give back all of the text. Shards, manifest and the logs of every run "
@@ -51,7 +51,7 @@ def files_of(folder: Path, manifest: dict) -> dict[str, Path]:
         if files.file_sha256(path).hex() != expected:
             raise DataError(
                 f"{path}: not the file of the manifest, sha256 {expected}: "
-                f"{command.shell('python', '-m', 'data.shards', 'verify', folder)} says more"
+                f"{shell('python', '-m', 'data', 'verify', folder)} says more"
             )
     found = {f"{place}/{path.name}": path for path in hashes if path != tokenizer}
     found[f"{PREFIX}/tokenizers/{tokenizer.name}"] = tokenizer
@@ -103,7 +103,7 @@ def card(folder: Path, manifest: dict, repo_id: str, license_id: str) -> str:
     tokenizer = manifest["tokenizer"]
     shards_of = len(of_split(manifest, "train"))
     options = ["--repo-id", repo_id, "--variant", folder.name, "--train-shards", shards_of]
-    fetching = command.shell("python", "-m", "data.download", *options)
+    fetching = shell("python", "-m", "data", "download", *options)
     return f"""---
 {head.to_yaml()}
 ---
@@ -127,10 +127,14 @@ In a copy of the bytegolf repository this fetches shards and tokenizer and check
 """
 
 
-def work(args: argparse.Namespace) -> int:
-    folder = args.dataset.absolute()
+@click.command(cls=Command, help=__doc__)
+@click.argument("dataset", type=Path)
+@click.option("--to", type=client.own_repo, required=True, metavar="USER/NAME", help="the repo that gets it")
+@click.option("--license", "license_id", default="unknown", help="of the text, as the hub names it")
+def main(dataset: Path, to: str, license_id: str) -> int:
+    folder = dataset.absolute()
     manifest = load_dataset(folder)
-    there = client.look(Repo(args.to, "dataset", f"--to {args.to}"))
+    there = client.look(Repo(to, "dataset", f"--to {to}"))
     shards.find_shards(folder)
     sources = files_of(folder, manifest)
     there.refuse_strangers(lambda path: path in sources or path == MANIFEST, f"the dataset {folder.name}")
@@ -138,31 +142,10 @@ def work(args: argparse.Namespace) -> int:
         sources[MANIFEST] = Path(stage) / "manifest.json"
         sources[MANIFEST].write_text(json.dumps(index(folder, manifest), indent=1) + "\n")
         sources[CARD] = Path(stage) / CARD
-        sources[CARD].write_text(card(folder, manifest, args.to, args.license), encoding="utf-8")
+        sources[CARD].write_text(card(folder, manifest, to, license_id), encoding="utf-8")
         commit, changed = client.publish(there, sources, folder.name)
     if changed:
-        say(f"{args.to}@{commit}: {len(changed)} of {len(sources)} files were sent")
+        say(f"{to}@{commit}: {len(changed)} of {len(sources)} files were sent")
     else:
-        say(f"nothing to publish: {args.to}@{commit} holds all {len(sources)} files")
+        say(f"nothing to publish: {to}@{commit} holds all {len(sources)} files")
     return 0
-
-
-def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    details = (__doc__ or "").partition("\n")[2]
-    parser = command.Parser(prog="python -m data.publish", description=__doc__, epilog=details)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    add = parser.add_argument
-    add("dataset", type=Path, metavar="DATASET", help="folder of data/datasets with a manifest.json")
-    add(
-        "--to", type=client.own_repo, required=True, metavar="USER/NAME", help="the dataset repo that gets it"
-    )
-    add("--license", default="unknown", help="of the text, as the hub names it (%(default)s)")
-    return parser.parse_args(argv)
-
-
-def main(argv: list[str] | None = None) -> int:
-    return command.main(parse_args, work, "publish again", argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,8 +1,8 @@
 """Published shards and their tokenizer from the Hugging Face hub: each file whole and checked, or not there.
 
-    python -m data.download --variant sp1024 --train-shards 80
-    python -m data.download --variant sp1024 --train-shards 0      # the validation split alone
-    python -m data.download --variant sp1024 --verify              # check every byte of what is there
+    python -m data download --variant sp1024 --train-shards 80
+    python -m data download --variant sp1024 --train-shards 0      # the validation split alone
+    python -m data download --variant sp1024 --verify              # check every byte of what is there
 
 The hub client fetches: token, mirror, proxy, retries and rate limits are its own, set by HF_ENDPOINT,
 HF_TOKEN and its other variables. This program chooses the files and checks them. All come from one commit of
@@ -13,7 +13,6 @@ what is not whole yet.
 Exit codes: 0 all is there, 2 bad argument, 3 it is not (the last line says why, and what to do), 130 Ctrl-C.
 """
 
-import argparse
 import fnmatch
 import json
 import os
@@ -27,11 +26,12 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 
+import click
 from huggingface_hub import constants
 from tqdm import tqdm
 
-from data import command, files, shards
-from data.command import DataError
+from data import door, files, shards
+from data.command import REPO, DataError, say, shell, training_command
 from data.hub import client
 from data.hub.client import GO_ON, RemoteFile, Repo, Unreachable, brief, checksum_or_none, damage
 
@@ -98,20 +98,20 @@ def fetch(repo_id: str, commit: str, file: RemoteFile, stage: Path) -> Path:
 # --- the manifest: from a variant to its files -----------------------------------------------------------
 
 
-def ask_release(args: argparse.Namespace) -> Release:
+def ask_release(repo_id: str, revision: str, variant: str) -> Release:
     """What the hub publishes as the variant now. Raises DataError."""
-    commit, listing = client.ask_listing(repo_of(args.repo_id), args.revision)
-    origin = f"{args.repo_id}@{commit[:12]}"
+    commit, listing = client.ask_listing(repo_of(repo_id), revision)
+    origin = f"{repo_id}@{commit[:12]}"
     if "manifest.json" not in listing:
         raise DataError(f"{origin} has no {MANIFEST}, and so no shards: check --repo-id and --revision")
     with tempfile.TemporaryDirectory() as stage:
-        raw = fetch(args.repo_id, commit, listing["manifest.json"], Path(stage)).read_bytes()
+        raw = fetch(repo_id, commit, listing["manifest.json"], Path(stage)).read_bytes()
     try:
         manifest = files.parse_json(raw)
     except ValueError as error:
         raise DataError(f"{origin}: {MANIFEST} is not JSON ({error}): {OWNER}") from error
     try:
-        dataset, tokenizer = choose(manifest, args.variant, origin)
+        dataset, tokenizer = choose(manifest, variant, origin)
         folder = inside(dataset.get("path") or f"datasets/{dataset['name']}").rstrip("/")
         claims = claimed(dataset, tokenizer)
         groups = {"tokenizer": tokenizer_files(tokenizer, listing, origin)}
@@ -131,8 +131,8 @@ def ask_release(args: argparse.Namespace) -> Release:
             f"and a score needs the whole split: {OWNER}"
         )
     return Release(
-        repo_id=args.repo_id,
-        revision=args.revision,
+        repo_id=repo_id,
+        revision=revision,
         commit=commit,
         name=dataset["name"],
         folder=folder,
@@ -235,30 +235,32 @@ def read_record(folder: Path) -> Release | None:
     except (DataError, TypeError, KeyError) as error:
         raise DataError(
             f"{path}: not what this program wrote ({brief(error)}): "
-            f"{command.shell('rm', '-r', folder)}, then run the same command again"
+            f"{shell('rm', '-r', folder)}, then run the same command again"
         ) from error
 
 
-def recorded_release(args: argparse.Namespace) -> Release | None:
+def recorded_release(root: Path, repo_id: str, revision: str, variant: str) -> Release | None:
     """What an earlier call for the same repo, revision and variant fetched."""
-    for path in args.root.glob(f"datasets/*/{RECORD}"):
+    for path in root.glob(f"datasets/*/{RECORD}"):
         release = read_record(path.parent)
-        same = release.repo_id == args.repo_id and args.revision in (release.revision, release.commit)
-        if same and fits(release.name, args.variant):
+        same = release.repo_id == repo_id and revision in (release.revision, release.commit)
+        if same and fits(release.name, variant):
             return release
     return None
 
 
-def find_release(args: argparse.Namespace) -> Release:
+def find_release(
+    root: Path, repo_id: str, revision: str, variant: str, train_shards: int | None, workers: int
+) -> Release:
     """The hub's word, or the folder's own where that cannot have changed or the hub is out of reach."""
-    known = recorded_release(args)
-    if known and known.commit == args.revision:
+    known = recorded_release(root, repo_id, revision, variant)
+    if known and known.commit == revision:
         return known
-    command.say(f"asking {constants.ENDPOINT} for {args.repo_id} at {args.revision}")
+    say(f"asking {constants.ENDPOINT} for {repo_id} at {revision}")
     try:
-        return ask_release(args)
+        return ask_release(repo_id, revision, variant)
     except Unreachable as error:
-        if not known or lacking(args.root, known.needed(args.train_shards), False, args.workers):
+        if not known or lacking(root, known.needed(train_shards), False, workers):
             raise
         warn(f"{error}. Yet all files of {known.origin} are there, whatever {known.revision} may be by now")
         return known
@@ -271,11 +273,11 @@ def check_origin(root: Path, release: Release) -> bool:
     """
     folder = root / release.folder
     record = read_record(folder)
-    mend = f"use another --root, or {command.shell('rm', '-r', folder)}"
+    mend = f"use another --root, or {shell('rm', '-r', folder)}"
     if record and (record.repo_id, record.commit) != (release.repo_id, release.commit):
         raise DataError(
             f"{folder} is from {record.origin}, and this call asks for {release.origin}: go on with "
-            f"{command.shell('--repo-id', record.repo_id, '--revision', record.commit)}, {mend}"
+            f"{shell('--repo-id', record.repo_id, '--revision', record.commit)}, {mend}"
         )
     names = {path.name for path in folder.glob("*.bin") if shards.parse_name(path)}
     strangers = names - {file.name for file in release.train + release.val}
@@ -291,7 +293,7 @@ def check_origin(root: Path, release: Release) -> bool:
         if path.is_file() and (problem := damage(path, file, thorough=True)):
             raise DataError(
                 f"{path} is not the one of {release.origin} ({problem}): use another --root, or "
-                f"{command.shell('rm', path)}"
+                f"{shell('rm', path)}"
             )
     return False
 
@@ -329,7 +331,7 @@ def fetch_all(root: Path, release: Release, missing: dict[RemoteFile, str], work
     free = shutil.disk_usage(stage).free
     if to_come > free:
         raise DataError(f"{root}: {to_come} bytes to come and {free} free: make room, then {GO_ON}")
-    command.say(f"{release.name} of {release.origin}: {len(missing)} files, {to_come / 1e6:.1f} MB to come")
+    say(f"{release.name} of {release.origin}: {len(missing)} files, {to_come / 1e6:.1f} MB to come")
     total = sum(file.size for file in missing)
     pool = ThreadPoolExecutor(workers)
     try:
@@ -367,37 +369,6 @@ def settle(root: Path, release: Release, missing: dict[RemoteFile, str]) -> None
     shutil.rmtree(stage.parent, ignore_errors=True)  # with what came of other commits
 
 
-def download(args: argparse.Namespace) -> int:
-    """Make the folder hold what `args` asks for; the exit code. Raises DataError, OSError."""
-    command.on_signals(interrupt, signal.SIGINT, signal.SIGTERM)
-    client.hide_bars()
-    release = find_release(args)
-    if (args.train_shards or 0) > len(release.train):
-        raise DataError(
-            f"{release.name} of {release.origin} has {len(release.train)} training shards, and not "
-            f"{args.train_shards}: call with --train-shards {len(release.train)} or fewer"
-        )
-    needed = release.needed(args.train_shards)
-
-    def survey() -> tuple[bool, dict[RemoteFile, str]]:
-        return check_origin(args.root, release), lacking(args.root, needed, args.verify, args.workers)
-
-    bound, missing = survey()
-    if not bound or missing:  # else nothing is written, since the root may be read-only
-        (args.root / "datasets").mkdir(parents=True, exist_ok=True)
-        with alone(args.root):
-            bound, missing = survey()  # now that no other download changes anything
-            if missing:
-                fetch_all(args.root, release, missing, args.workers)
-            if missing or not bound:
-                settle(args.root, release, missing)
-    if not missing:
-        checked = "checksums are right" if args.verify else "sizes are right (--verify checks every byte)"
-        print(f"nothing to download: all {len(needed)} files are there, {checked}")
-    report(args.root, release)
-    return 0
-
-
 def alone(root: Path) -> AbstractContextManager[None]:
     """One download at a time into a root; a second one waits for the first, and then finds its files."""
     return files.alone(root / LOCK, f"another download into {root} is under way: waiting for it to end")
@@ -412,39 +383,64 @@ def report(root: Path, release: Release) -> None:
         f"{release.name} of {release.origin}: {len(train)} training shards ({tokens:,} tokens), "
         f"{len(release.val)} validation shards, tokenizer {tokenizer.name}. To train on it:"
     )
-    print(command.training_command(root / release.folder, root / tokenizer.path, release.vocab_size))
+    print(training_command(root / release.folder, root / tokenizer.path, release.vocab_size))
 
 
 # --- the command line ------------------------------------------------------------------------------------
 
 
-def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    details = (__doc__ or "").partition("\n")[2]
-    parser = command.Parser(prog="python -m data.download", description=__doc__, epilog=details)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    add = parser.add_argument
-    add("--variant", default="sp1024", help="dataset by its name or the end of it (%(default)s)")
-    many = f"how many, from the first on ({USUAL}, or all where there are fewer)"
-    add("--train-shards", type=command.whole(0), metavar="N", help=many)
-    add("--repo-id", type=client.repo_id, default=REPO_ID, help="dataset repo (%(default)s)")
-    add("--revision", default="main", help="branch, tag or commit (%(default)s)")
-    folder = command.REPO / "data"
-    add("--root", type=Path, default=folder, help="gets datasets/ and tokenizers/ (%(default)s)")
-    add("--workers", type=command.whole(1), default=8, help="files at a time (%(default)s)")
-    add("--verify", action="store_true", help="compare the checksums of files that are there")
-    args = parser.parse_args(argv)
-    args.root = args.root.absolute()
-    return args
-
-
 def interrupt(*_: object) -> None:
     warn(f"\ninterrupted: {GO_ON}")
-    os._exit(command.INTERRUPTED)  # at once: nothing has its name before it is whole
+    os._exit(door.INTERRUPTED)  # at once: nothing has its name before it is whole
 
 
-def main(argv: list[str] | None = None) -> int:
-    return command.main(parse_args, download, f"{GO_ON}, or use another --root", argv)
+@click.command(cls=door.Command, help=__doc__)
+@click.option("--variant", default="sp1024", help="dataset by its name or the end of it")
+@click.option(
+    "--train-shards",
+    type=click.IntRange(0),
+    metavar="N",
+    help=f"how many, from the first on  [default: {USUAL}, or all where there are fewer]",
+)
+@click.option("--repo-id", type=client.repo_id, default=REPO_ID, metavar="USER/NAME", help="dataset repo")
+@click.option("--revision", default="main", help="branch, tag or commit")
+@click.option("--root", type=Path, default=REPO / "data", help="gets datasets/ and tokenizers/")
+@click.option("--workers", type=click.IntRange(1), default=8, metavar="N", help="files at a time")
+@click.option("--verify", is_flag=True, help="compare the checksums of files that are there")
+def main(
+    variant: str,
+    train_shards: int | None,
+    repo_id: str,
+    revision: str,
+    root: Path,
+    workers: int,
+    verify: bool,
+) -> int:
+    door.on_signals(interrupt, signal.SIGINT, signal.SIGTERM)
+    client.hide_bars()
+    root = root.absolute()
+    release = find_release(root, repo_id, revision, variant, train_shards, workers)
+    if (train_shards or 0) > len(release.train):
+        raise DataError(
+            f"{release.name} of {release.origin} has {len(release.train)} training shards, and not "
+            f"{train_shards}: call with --train-shards {len(release.train)} or fewer"
+        )
+    needed = release.needed(train_shards)
 
+    def survey() -> tuple[bool, dict[RemoteFile, str]]:
+        return check_origin(root, release), lacking(root, needed, verify, workers)
 
-if __name__ == "__main__":
-    sys.exit(main())
+    bound, missing = survey()
+    if not bound or missing:  # else nothing is written, since the root may be read-only
+        (root / "datasets").mkdir(parents=True, exist_ok=True)
+        with alone(root):
+            bound, missing = survey()  # now that no other download changes anything
+            if missing:
+                fetch_all(root, release, missing, workers)
+            if missing or not bound:
+                settle(root, release, missing)
+    if not missing:
+        checked = "checksums are right" if verify else "sizes are right (--verify checks every byte)"
+        print(f"nothing to download: all {len(needed)} files are there, {checked}")
+    report(root, release)
+    return 0

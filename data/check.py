@@ -1,0 +1,332 @@
+"""Are token shards what they say? A line a check, and what their headers say."""
+
+import hashlib
+import statistics
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+import numpy as np
+
+from data import files
+from data.command import DataError
+from data.door import Command
+from data.shards import (
+    SPLIT_NAMES,
+    TRAIN,
+    UNKNOWN,
+    VAL,
+    Header,
+    Splits,
+    Tokenizer,
+    by_split,
+    check,
+    count_ids,
+    gaps,
+    highest_id,
+    load_manifest,
+    open_shard,
+    own_tokenizer,
+    parse_name,
+    read_header,
+    read_runs,
+    shard_number,
+    verify_names,
+)
+
+# --- verify ----------------------------------------------------------------------------------------------
+
+THREADS = 4  # each maps a whole shard; numpy and zlib let go of the lock
+
+
+def verify_all(paths: tuple[Path, ...], given: Path | None) -> Iterator[str]:
+    """Check datasets (folders) and single shards."""
+    for path in paths:
+        folder = path if path.is_dir() else path.parent
+        try:
+            tokenizer = find_tokenizer(folder, given)
+            if tokenizer is None:
+                yield f"note {folder}: tokenizer unknown, so text is not counted; --tokenizer MODEL names it"
+            yield from verify_folder(path, tokenizer) if path.is_dir() else verify_shard(path, tokenizer)
+        except DataError as error:
+            yield f"FAIL {error}"
+
+
+def find_tokenizer(folder: Path, given: Path | None) -> Tokenizer | None:
+    """The tokenizer that was given, else the manifest's, else None."""
+    if given:
+        return Tokenizer(given)
+    manifest = load_manifest(folder)
+    return Tokenizer(own_tokenizer(folder, manifest)) if manifest else None
+
+
+def verify_folder(folder: Path, tokenizer: Tokenizer | None, whole: bool = False) -> Iterator[str]:
+    """Check a dataset: each shard alone, all as a set, the manifest, and that val stands apart from train.
+
+    `whole`: its last training shards may not be missing.
+    """
+    splits = by_split(folder.glob("*.bin"))
+    paths = splits[TRAIN] + splits[VAL]
+    if not paths:
+        yield f"FAIL {folder}: holds no shards, expected *_train_*.bin and *_val_*.bin"
+        return
+    names = list(verify_names(folder, folder.glob("*.bin")))
+    yield from names
+    failed = any(line.startswith("FAIL") for line in names)
+    with ThreadPoolExecutor(THREADS) as pool:
+        for lines in pool.map(lambda path: verify_shard(path, tokenizer), paths):
+            yield from lines
+            failed |= any(line.startswith("FAIL") for line in lines)
+    if failed:
+        yield f"note {folder}: not checked as a set while names or single shards fail"
+        return
+    headers = {path: read_header(path) for path in paths}
+    yield from verify_set(folder, headers, whole)
+    manifest = load_manifest(folder)
+    if manifest:
+        yield from verify_manifest(folder, headers, manifest)
+    else:
+        yield f"note {folder}: no manifest.json of data.prepare"
+    yield from verify_documents(folder, splits, tokenizer, manifest)
+
+
+def verify_shard(path: Path, tokenizer: Tokenizer | None) -> list[str]:
+    """Check one shard: header, size, name, checksum, and what its tokens say."""
+    try:
+        header, tokens = open_shard(path)
+    except DataError as error:
+        return [f"FAIL {error}"]
+    lines = [f"ok   {path}: size {header.file_bytes}"]
+    histogram = count_ids(tokens)
+    if header.legacy:
+        lines.append(f"note {path}: legacy, its header vouches for the number of tokens only")
+    else:
+        lines += verify_claims(path, header, tokens, histogram)
+    if tokenizer:
+        lines += verify_tokenizer(path, header, tokens, histogram, tokenizer)
+    return lines
+
+
+def verify_claims(path: Path, header: Header, tokens: np.ndarray, histogram: np.ndarray) -> list[str]:
+    """Check what an extended header says of its tokens, and the file's name against it."""
+    highest = highest_id(histogram)
+    inside = highest < header.vocab_size
+    lines = [
+        check(path, "crc32", f"{zlib.crc32(tokens):08x}", f"{header.crc32:08x}"),
+        check(path, "highest id", highest, header.max_id),
+        check(path, f"highest id below the vocabulary's {header.vocab_size}", inside, True),
+        check(path, "documents (BOS tokens)", int(histogram[header.bos_id]), header.documents),
+    ]
+    if header.corpus != UNKNOWN:  # a shard upgraded by older tools may begin within a document
+        lines.append(check(path, "first token", tokens[:1].tolist(), [header.bos_id]))
+    if name := parse_name(path):
+        lines.append(check(path, "split", header.split, name[1]))
+    return lines
+
+
+def verify_tokenizer(
+    path: Path, header: Header, tokens: np.ndarray, histogram: np.ndarray, tokenizer: Tokenizer
+) -> list[str]:
+    """Check a shard against its tokenizer: hash, vocabulary, and bytes by decoding."""
+    lines = []
+    if not header.legacy:
+        sha256 = tokenizer.sha256.hex()
+        lines.append(check(path, "sha256 of the tokenizer", sha256, header.tokenizer.hex()))
+        lines.append(check(path, "vocabulary size", header.vocab_size, tokenizer.vocab_size))
+    highest = highest_id(histogram)
+    if highest >= tokenizer.vocab_size:
+        return [*lines, f"FAIL {path}: highest id is {highest}, expected below {tokenizer.vocab_size}"]
+    size = tokenizer.text_bytes(tokens, histogram)
+    if header.legacy or header.lossy:
+        why = "LOSSY, the tokens do not give back the text exactly" if header.lossy else "legacy"
+        return [*lines, f"note {path}: {why}; its tokens decode to {size} bytes"]
+    return [*lines, check(path, "bytes of text", size, header.text_bytes)]
+
+
+def verify_set(folder: Path, headers: dict[Path, Header], whole: bool) -> Iterator[str]:
+    """Check that the shards, whose names are right, belong together and that none is missing."""
+    legacy = [path for path, header in headers.items() if header.legacy]
+    if 0 < len(legacy) < len(headers):
+        yield (
+            f"FAIL {folder}: {len(legacy)} of {len(headers)} shards are legacy, such as {legacy[0].name}, "
+            "expected all or none: fetch or make the whole set anew"
+        )
+    for split, paths in enumerate(by_split(headers)):
+        where = f"{folder}: {SPLIT_NAMES[split]}"
+        if not paths:
+            fail = "FAIL" if whole or split == VAL else "note"
+            yield f"{fail} {where}: no shards, expected at least one"
+        elif not legacy:
+            places = {path: headers[path] for path in paths}
+            yield from verify_places(where, places, whole or split == VAL)
+    for field in ("tokenizer", "vocab_size", "bos_id", "corpus", "lossy"):
+        values = {getattr(header, field) for header in headers.values() if not header.legacy}
+        if values:
+            yield check(folder, f"different values of {field}", len(values), 1)
+
+
+def verify_places(where: str, headers: dict[Path, Header], whole: bool) -> Iterator[str]:
+    """Check what the extended headers of one split say of each shard's place, also against the names.
+
+    Where it need not be `whole`, its last shards may be missing.
+    """
+    offsets = {path.name: shard_number(path) - header.index for path, header in headers.items()}
+    usual = statistics.mode(offsets.values())
+    moved = [name for name, offset in offsets.items() if offset != usual]
+    yield check(where, "shards whose header has another index", moved, [])
+    counts = {header.count for header in headers.values()}
+    yield check(where, "different numbers of shards by their headers", len(counts), 1)
+    indices = sorted(header.index for header in headers.values())
+    count = max(counts)
+    if not whole and len(indices) < count:
+        yield f"note {where}: the first {len(indices)} of {count} shards"
+        count = len(indices)
+    yield check(where, "missing shards by their headers", gaps([-1, *indices, count]), [])
+    yield check(where, "number of shards", len(headers), count)
+
+
+def verify_manifest(folder: Path, headers: dict[Path, Header], manifest: dict) -> Iterator[str]:
+    """Check the shards against manifest.json; which of its shards are missing say their headers."""
+    listed = {entry["name"]: entry for entry in manifest["files"]}
+    unlisted = sorted({path.name for path in headers} - listed.keys())
+    yield check(folder, "shards that the manifest lacks", unlisted, [])
+    with ThreadPoolExecutor(THREADS) as pool:
+        digests = pool.map(files.file_sha256, headers)
+    for (path, header), digest in zip(headers.items(), digests):
+        if entry := listed.get(path.name):
+            counts = {"tokens": header.tokens, "bytes": header.text_bytes, "documents": header.documents}
+            yield check(path, "sha256", digest.hex(), entry["sha256"])
+            yield check(path, "counts", counts, {key: entry[key] for key in counts})
+            yield check(path, "lossy", header.lossy, manifest["lossy"])
+            yield check(path, "corpus", header.corpus.hex(), manifest["corpus_sha256"])
+            yield check(path, "tokenizer", header.tokenizer.hex(), manifest["tokenizer"]["sha256"])
+
+
+def verify_documents(
+    folder: Path, splits: Splits, tokenizer: Tokenizer | None, manifest: dict | None
+) -> Iterator[str]:
+    """Check the validation text, and that none of its documents stands in the training shards.
+
+    One tokenizer makes one sequence of tokens of one text, so equal texts are equal sequences. A lossy
+    tokenizer makes equal sequences of different texts too: these are counted, and do not fail.
+    """
+    if manifest and tokenizer and not manifest["lossy"]:
+        digest = val_text_sha256(splits[VAL], tokenizer)
+        yield check(folder, "sha256 of the validation text", digest, manifest["val_sha256"])
+    if not all(splits):
+        return
+    header = read_header(splits[VAL][0])
+    bos_id = tokenizer.bos_id if tokenizer else header.bos_id
+    if bos_id < 0:
+        yield f"note {folder}: val was not looked for in train: BOS id unknown, --tokenizer MODEL names it"
+        return
+    yield f"note {folder}: looking for validation documents in the training shards"
+    found, documents = documents_in_both(splits, bos_id)
+    names = ", ".join(sorted({path.name for path in found}))
+    where = f" (in {names})" if names else ""
+    what = f"validation documents among {documents} training documents"
+    if header.lossy:
+        yield f"note {folder}: tokens of {what}: {len(found)}{where}; LOSSY, so the texts may differ"
+    else:
+        yield check(folder, what, len(found), 0) + where
+
+
+def documents_in_both(splits: Splits, bos_id: int) -> tuple[list[Path], int]:
+    """Training documents with the tokens of a validation document: the shard of each, and how many were read.
+
+    Training documents are hashed only where the fingerprint is a validation document's: the work is reading.
+    """
+    fingerprints = []
+    digests = set()
+    for run in read_runs(splits[VAL], bos_id):
+        fingerprints.append(run.fingerprints())
+        digests.update(run.sha256(i) for i in range(len(run.starts)))
+    fingerprints = np.concatenate(fingerprints)
+    found = []
+    documents = 0
+    for run in read_runs(splits[TRAIN], bos_id):
+        documents += len(run.starts)
+        candidates = np.flatnonzero(np.isin(run.fingerprints(), fingerprints))
+        found += [run.path for i in candidates if run.sha256(i) in digests]
+    return found, documents
+
+
+def val_text_sha256(val: list[Path], tokenizer: Tokenizer) -> str:
+    """sha256 over the sha256 of each validation document's text, by decoding."""
+    total = hashlib.sha256()
+    for run in read_runs(val, tokenizer.bos_id):
+        for i in range(len(run.starts)):
+            text = tokenizer.processor.decode(run.document(i).tolist())
+            total.update(hashlib.sha256(text.encode()).digest())
+    return total.hexdigest()
+
+
+# --- inspect ---------------------------------------------------------------------------------------------
+
+
+def header_text(path: Path) -> str:
+    """The header of a shard as text, or a line that says FAIL."""
+    try:
+        header = read_header(path)
+    except DataError as error:
+        return f"FAIL {error}\n"
+    if header.legacy:
+        return f"{path}\n  tokens {header.tokens}\n  legacy: nothing else is known\n"
+    values = asdict(header) | {
+        "split": SPLIT_NAMES[header.split],
+        "tokenizer": header.tokenizer.hex(),
+        "crc32": f"{header.crc32:08x}",
+        "lossy": header.lossy,
+        "corpus": "unknown" if header.corpus == UNKNOWN else header.corpus.hex(),
+    }
+    del values["legacy"], values["flags"]
+    return "\n".join([str(path), *(f"  {key} {value}" for key, value in values.items())]) + "\n"
+
+
+def headers_of(paths: tuple[Path, ...]) -> Iterator[str]:
+    """The headers of the shards that `paths` name or hold, and what is wrong with the names in a folder."""
+    for path in paths:
+        if not path.is_dir():
+            yield header_text(path)
+            continue
+        splits = by_split(path.glob("*.bin"))
+        if splits == ([], []):
+            yield f"FAIL {path}: holds no shards, expected *_train_*.bin and *_val_*.bin"
+            continue
+        yield from map(header_text, splits[TRAIN] + splits[VAL])
+        names = verify_names(path, path.glob("*.bin"))
+        yield from (line for line in names if not line.startswith("ok"))
+
+
+# --- commands ---------------------------------------------------------------------------------------------
+
+of_paths = click.argument("paths", nargs=-1, required=True, type=Path, metavar="FILE|FOLDER...")
+
+
+def print_all(lines: Iterator[str]) -> int:
+    """Print line by line. Raises DataError if one says FAIL."""
+    failed = 0
+    for line in lines:
+        print(line, flush=True)
+        failed += line.startswith("FAIL")
+    if failed:
+        raise DataError(f"{failed} checks failed, see the FAIL lines")
+    return 0
+
+
+@click.command(cls=Command)
+@of_paths
+@click.option("--tokenizer", type=Path, metavar="MODEL", help="that made the shards, if no manifest names it")
+def verify(paths: tuple[Path, ...], tokenizer: Path | None) -> int:
+    """Check every byte of datasets and single shards. Exit code 3 if a check fails."""
+    return print_all(verify_all(paths, tokenizer))
+
+
+@click.command(cls=Command)
+@of_paths
+def inspect(paths: tuple[Path, ...]) -> int:
+    """Print the headers of shards. Exit code 3 if one cannot be read."""
+    return print_all(headers_of(paths))
