@@ -89,7 +89,7 @@ def verify_folder(folder: Path, tokenizer: Tokenizer | None, whole: bool = False
     if manifest:
         yield from verify_manifest(folder, headers, manifest)
     else:
-        yield f"note {folder}: no manifest.json of data.prepare"
+        yield f"note {folder}: no manifest.json of python -m data prepare"
     yield from verify_documents(folder, splits, tokenizer, manifest)
 
 

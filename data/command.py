@@ -22,6 +22,22 @@ class UsageError(Exception):
     exit_code = 2
 
 
+def open_streams() -> None:
+    """Give standard streams that the caller closed a place, and let all of them take any text.
+
+    Otherwise the next file to be opened would get the number of the closed stream, and its messages too.
+    """
+    descriptor = os.open(os.devnull, os.O_RDWR)
+    while descriptor <= 2:
+        descriptor = os.open(os.devnull, os.O_RDWR)
+    os.close(descriptor)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a notebook's has not
+            stream.reconfigure(errors="backslashreplace")  # in the C locale a stream takes ASCII alone
+
+
 def printable(text: object) -> str:
     """One line without control characters, so that no stranger's text looks like another line of ours."""
     return "".join(c if c.isprintable() else " " for c in str(text))

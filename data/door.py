@@ -13,7 +13,7 @@ from types import FrameType
 
 import click
 
-from data.command import DataError, UsageError, printable
+from data.command import DataError, UsageError, open_streams, printable
 
 OUTPUT_CLOSED = 141  # as a shell reports a program whose reader went away (128 + SIGPIPE)
 INTERRUPTED = 130  # as a shell reports a program that Ctrl-C ended (128 + SIGINT)
@@ -51,7 +51,7 @@ class Command(Verbatim):
     """A command of a package."""
 
 
-class Group(Verbatim, click.Group):
+class Commands(Verbatim, click.Group):
     """A command with commands of its own, which it lists where none is named."""
 
     command_class = Command
@@ -60,7 +60,7 @@ class Group(Verbatim, click.Group):
         return super().parse_args(ctx, args or ["--help"])
 
 
-class Door(Group):
+class Door(Commands):
     """A package's commands, by a table: name, the place module:function, and what it does.
 
     A module is imported when its command is called: many of them import torch or pyarrow.
@@ -96,22 +96,6 @@ class Door(Group):
 
 
 # --- from a command to its exit code ----------------------------------------------------------------------
-
-
-def open_streams() -> None:
-    """Give standard streams that the caller closed a place, and let all of them take any text.
-
-    Otherwise the next file to be opened would get the number of the closed stream, and its messages too.
-    """
-    descriptor = os.open(os.devnull, os.O_RDWR)
-    while descriptor <= 2:
-        descriptor = os.open(os.devnull, os.O_RDWR)
-    os.close(descriptor)
-    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
-    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a notebook's has not
-            stream.reconfigure(errors="backslashreplace")  # in the C locale a stream takes ASCII alone
 
 
 def on_signals(handler: Callable, *numbers: int) -> None:

@@ -30,7 +30,7 @@ import filelock
 from data import check, files, shards
 from data.command import REPO, DataError, UsageError, say, shell, training_command
 from data.corpus import DEMO_PLAN, Corpus, Plan, demo_documents, spool
-from data.door import Group, Number, interrupt, on_signals
+from data.door import Commands, Number, interrupt, on_signals
 from data.encode import train_tokenizer, write_split
 from data.shards import SPLIT_NAMES, TRAIN, VAL
 from data.sources import (
@@ -92,7 +92,7 @@ def prepare(job: Job) -> dict:
             return manifest
     except filelock.Timeout as error:
         raise UsageError(
-            f"{job.work}: another data.prepare is at work there, expected to be alone"
+            f"{job.work}: another python -m data prepare is at work there, expected to be alone"
         ) from error
 
 
@@ -344,7 +344,7 @@ def planned(plan: Plan, **options: Any) -> Plan:
     return replace(plan, **{name: value for name, value in options.items() if value is not None})
 
 
-@click.group(cls=Group, help=__doc__)
+@click.group(cls=Commands, help=__doc__)
 def main() -> None:
     pass
 

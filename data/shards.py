@@ -70,13 +70,13 @@ def pack(header: Header) -> bytes:
     return _EXTENDED.pack(MAGIC, VERSION, tokens, EXTENSION, EXTENSION_VERSION, *fields.values())
 
 
-REMAKE = "python -m data.prepare text makes shards of its text"
+REMAKE = "python -m data prepare text makes shards of its text"
 FOREIGN = {  # how files begin that people take for shards
     struct.pack(">i", MAGIC): f"a shard in big-endian order: {REMAKE}",
     struct.pack("<i", 20240801): f"a shard of llm.c for Llama 3, tokens of four bytes: {REMAKE}",
     b"version https://git-lfs": "a pointer of git-lfs: git lfs pull fetches the shard",
     b"\x93NUMPY": f"an array of numpy: {REMAKE}",
-    b"PAR1": "a parquet file: python -m data.prepare text reads it",
+    b"PAR1": "a parquet file: python -m data prepare text reads it",
 }
 
 
@@ -239,7 +239,7 @@ def read_split(folder: Path, split: str) -> np.ndarray:
     if not paths:
         raise DataError(
             f"{folder}: holds no *_{split}_*.bin, expected one or more: "
-            "python -m data.prepare demo makes the demo corpus, python -m data.prepare text your own"
+            "python -m data prepare demo makes the demo corpus, python -m data prepare text your own"
         )
     return np.concatenate([read_shard(path) for path in paths])
 
@@ -312,7 +312,7 @@ class Tokenizer:
         if self.bos_id < 0:
             raise DataError(
                 f"{path}: has no BOS, with which every document starts: train it anew with spm_train "
-                "--bos_id=1, or leave it to python -m data.prepare text without --tokenizer"
+                "--bos_id=1, or leave it to python -m data prepare text without --tokenizer"
             )
         self.piece_bytes = np.zeros(IDS, np.uint16)
         self.opens_with_space = np.zeros(IDS, bool)
@@ -457,7 +457,7 @@ def load_manifest(folder: Path) -> dict | None:
     errors = jsonschema.Draft202012Validator(MANIFEST).iter_errors(manifest)
     if error := jsonschema.exceptions.best_match(errors):
         raise DataError(
-            f"{path}: {error.json_path}: {error.message[:200]}, expected what data.prepare writes; "
+            f"{path}: {error.json_path}: {error.message[:200]}, expected what python -m data prepare writes; "
             "make the dataset anew"
         )
     return manifest

@@ -96,9 +96,9 @@ def find() -> int:
 
 
 def run(command: str, folder: Path, lines: list[str]) -> int:
-    """Run records.verify or records.judge, and pass on each line; its exit code."""
+    """Run `records verify` or `records judge`, and pass on each line; its exit code."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    words = [sys.executable, "-m", command, str(folder)]
+    words = [sys.executable, "-m", "records", command, str(folder)]
     with subprocess.Popen(words, text=True, encoding="utf-8", errors="replace", **pipes) as process:
         for line in process.stdout:
             lines.append(printable(line.rstrip("\n")))
@@ -110,12 +110,12 @@ def judge() -> int:
     """Verify the folder, and judge it if it is asked for and passes. Raises DataError."""
     folder = Path(os.environ["FOLDER"])
     lines = []
-    code = run("records.verify", folder, lines)
+    code = run("verify", folder, lines)
     scored = any(line.startswith("PASS score: ") for line in lines)
     words = {0: "passes." if scored else "passes on paper; it could not be scored here.", 1: "fails."}
     said = words.get(code, "could not be verified, for no fault of its own.")
     if code == 0 and os.environ["JUDGE"] == "true":
-        code = run("records.judge", folder, lines)
+        code = run("judge", folder, lines)
         words = {0: "So does the judge's trial.", 1: "The judge's trial does not."}
         said += " " + words.get(code, "It could not be judged, for no fault of its own.")
     summarise(f"`{folder}` {said}", lines)

@@ -33,9 +33,7 @@ def load_dataset(folder: Path) -> dict:
         raise DataError(f"{folder}: no such folder")
     manifest = shards.load_manifest(folder)
     if manifest is None:
-        raise DataError(
-            f"{folder}: holds no manifest.json of data.prepare, and only such datasets are published"
-        )
+        raise DataError(f"{folder}: holds no manifest.json, expected a dataset of python -m data prepare")
     return manifest
 
 
@@ -60,7 +58,7 @@ def files_of(folder: Path, manifest: dict) -> dict[str, Path]:
 
 
 def index(folder: Path, manifest: dict) -> dict:
-    """The manifest.json of the whole repo, which data.download reads."""
+    """The manifest.json of the whole repo, which `download` reads."""
     tokenizer = manifest["tokenizer"]
     name = Path(tokenizer["file"]).name
     dataset = {

@@ -74,7 +74,7 @@ def read_metrics(path: Path, most: int = MAX_METRICS) -> bytes:
         raise DataError(f"{path}: unpacks to more than {most} bytes, which no run needs")
     if not unpacker.eof or unpacker.unused_data:
         raise DataError(
-            f"{path}: is no whole gzip file, or more than one; python -m records.freeze packs one"
+            f"{path}: is no whole gzip file, or more than one; python -m records freeze packs one"
         )
     return data
 

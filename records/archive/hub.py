@@ -1,6 +1,6 @@
 """Records and artifacts from the Hugging Face hub. All that comes from there is a stranger's.
 
-A repo of a record holds what `records.publish` puts there: the folder as it lies in records/, and beside it
+A repo of a record holds what `records publish` puts there: the folder as it lies in records/, and beside it
 the track's tokenizer. Only files that a record may have are fetched, none larger than a record's may be, and
 each must have the checksum that the hub lists at the commit. Nothing of it runs outside the sandbox.
 """
@@ -73,7 +73,7 @@ def only_folder(paths: list[str], text: str) -> PurePosixPath:
     if len(found) != 1:
         raise DataError(
             f"{text}: holds {len(found)} folders <track>/<date>_<name>, expected the one of a record, "
-            "as python -m records.publish puts it there"
+            "as python -m records publish puts it there"
         )
     return found.pop()
 
@@ -147,7 +147,7 @@ def fetch_artifact(named: ArtifactAddress) -> Path:
 
 
 def publish_artifacts(text: str, place: str, artifacts: dict[int, Path]) -> str:
-    """Put a record's artifacts where records.publish would: their address. Raises UsageError, DataError."""
+    """Put a record's artifacts where `records publish` would: their address. Raises UsageError, DataError."""
     address = client.read_address(text)
     if address.text != f"hub:{address.id}":
         raise UsageError(f"{text}: expected hub:user/name, without a commit: there will be a new one")

@@ -63,8 +63,8 @@ artifacts. Run these commands in a copy of the bytegolf repository. They fetch t
 and run it in a sandbox.
 
 ```bash
-python -m records.referee sample hub:{repo_id} --prompt "def "
-python -m records.referee score hub:{repo_id}
-python -m records.verify hub:{repo_id}
+python -m records sample hub:{repo_id} --prompt "def "
+python -m records score hub:{repo_id}
+python -m records verify hub:{repo_id}
 ```
 """

@@ -23,6 +23,6 @@ def read_excerpts(track: Track, digests: dict[str, str]) -> dict[str, dict]:
         ]
         if wrong:
             raise DataError(
-                f"{path}: {name!r} is no whole sample: python -m records.excerpts writes it again"
+                f"{path}: {name!r} is no whole sample: python -m records excerpts writes it again"
             )
     return {name: its for name, its in kept.items() if digests.get(name) == its["sha256"]}

@@ -27,7 +27,7 @@ from records.board.ladder import (
 )
 from records.board.look import MANY, PICTURE, finished
 
-LAW = "campaigns/scaling.json"  # written by records.campaign --law
+LAW = "campaigns/scaling.json"  # written by records sweep --law
 PAR = "Par"  # what every record has to beat
 WIDTH, HEIGHT = 620, 260  # pixels
 POINTS = 150  # of a curve's means

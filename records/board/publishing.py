@@ -1,10 +1,14 @@
 """A record put on the Hugging Face hub: its folder, the track's tokenizer, and a card."""
 
+import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.command import DataError, printable
+import click
+
+from data.command import DataError, printable, say
+from data.door import Command
 from data.files import file_sha256
 from data.hub import client
 from data.hub.client import CARD, Repo, Standing
@@ -12,8 +16,8 @@ from records.archive.folders import FILES, FOLDER, SCRIPT
 from records.archive.hub import TOKENIZERS, fetch_artifact
 from records.archive.judgings import read_draws
 from records.archive.record import Record
-from records.archive.tracks import schema_errors, tokenizer_path
-from records.archive.verdicts import read_verdicts
+from records.archive.tracks import DATA, schema_errors, tokenizer_path
+from records.archive.verdicts import PASSED, read_verdicts
 from records.board.card import card
 from records.board.entries import Entry
 
@@ -81,3 +85,30 @@ def publish_record(folder: Path, repo_id: str, license_id: str, data: Path) -> P
         files[CARD].write_text(card(entry, repo_id, license_id), encoding="utf-8")
         commit, changed = client.publish(there, files, f"{record.name}: {entry.interval} bits per byte")
     return Published(f"hub:{repo_id}@{commit}", len(files), changed, entry.state)
+
+
+@click.command(cls=Command)
+@click.argument("record", type=Path)
+@click.option("--to", type=client.own_repo, required=True, metavar="USER/NAME", help="the repo that gets it")
+@click.option("--license", "license_id", default="mit", help="of script and artifacts, as the hub names it")
+@click.option("--data", type=Path, default=DATA, help="folder with tokenizers/")
+def publish(record: Path, to: str, license_id: str, data: Path) -> int:
+    """Put a record on the Hugging Face hub: folder, tokenizer, and a card with its score and verdict.
+
+        python -m records publish records/<track>/<folder> --to user/name
+
+    The token is HF_TOKEN, or that of `hf auth login`. A record that did not pass is published as such. When
+    the same command is given again, only what has changed is sent, and an upload that was cut off goes on. A
+    repo that holds anything else is left as it is.
+    """
+    folder = Path(os.path.abspath(record))
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder")
+    found = publish_record(folder, to, license_id, data)
+    if found.state not in PASSED:
+        say(f"the record did not pass, and its card says so: {found.state}")
+    if not found.changed:
+        say(f"nothing to publish: {found.address} holds all {found.files} files")
+    else:
+        say(f"{found.address}: {len(found.changed)} of {found.files} files were sent")
+    return 0

@@ -1,7 +1,7 @@
 """The board as a site of plain files: the tracks on one page, and a page for each record.
 
 Any server serves it as it is, and so does a disk. Nothing is run for it: curves come from the records'
-metrics, and what a model writes from excerpts.json, which `python -m records.excerpts` writes.
+metrics, and what a model writes from excerpts.json, which `python -m records excerpts` writes.
 """
 
 import re

@@ -67,7 +67,7 @@ def table(title: str, chosen: list[Entry], entries: list[Entry], ranked: bool, r
     rank = {entry.name: str(place) if ranked else "" for place, entry in enumerate(chosen, 1)}
     rows = [row(rank[entry.name], entry, root) for entry in shown]
     left = len(chosen) - len(shown)
-    more = f"\n{left} more: `python -m records.board --html site` shows all.\n" if left else ""
+    more = f"\n{left} more: `python -m records board --html site` shows all.\n" if left else ""
     return title + head(COLUMNS) + "".join(rows) + more
 
 
@@ -97,7 +97,7 @@ def yardsticks(track: Track, rows: list[Yardstick]) -> str:
     """What stands below a track's records: sizes to compare a record with. Empty without rows."""
     if not rows:
         return ""
-    command = shell("python", "-m", "records.tracks", "yardsticks", f"records/{track.name}", "--write")
+    command = shell("python", "-m", "records", "track", "yardsticks", f"records/{track.name}", "--write")
     parts = [f"\n**What well-known compressors need**: `{command}`\n\n", head(YARDSTICK_COLUMNS)]
     for one in rows:
         words = map(cell, (one.name, one.version, one.settings, one.after))

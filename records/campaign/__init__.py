@@ -1,1 +1,1 @@
-"""Ideas compared by many runs. `python -m records.campaign` is the command."""
+"""Ideas compared by many runs. `python -m records sweep` is the command."""

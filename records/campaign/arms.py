@@ -107,9 +107,11 @@ class Dataset:
 def load_dataset(folder: Path, track: Track) -> Dataset:
     """The dataset in a folder. Raises DataError, also for a track's validation text."""
     manifest = shards.load_manifest(folder)
-    mend = "python -m data.prepare development makes development_sp1024"
+    mend = "python -m data prepare development makes development_sp1024"
     if manifest is None:
-        raise DataError(f"{folder}: holds no manifest.json, expected a dataset of data.prepare; {mend}")
+        raise DataError(
+            f"{folder}: holds no manifest.json, expected a dataset of python -m data prepare; {mend}"
+        )
     if manifest["val_sha256"] == track["dataset"]["val_sha256"]:
         raise DataError(f"{folder}: holds the validation text of {track.name}, expected another one; {mend}")
     return Dataset(folder, manifest)

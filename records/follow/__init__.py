@@ -1,1 +1,1 @@
-"""Send what a run writes to a tracker. `python -m records.follow` is the command."""
+"""Send what a run writes to a tracker. `python -m records follow` is the command."""

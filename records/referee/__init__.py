@@ -1,1 +1,1 @@
-"""The score: the text, the coder, and the proof. `python -m records.referee` is the command."""
+"""The score: the text, the coder, and the proof. `python -m records` is the command."""

@@ -148,7 +148,7 @@ def compress(predictor, tokenizer, record: bytes, text: bytes) -> bytes:
 def decompress(predictor, tokenizer, record: bytes, data: bytes) -> bytes:
     """The text of a compressed file. Raises DataError if it is damaged, or another record's."""
     if len(data) < HEAD.size or data[:4] != MAGIC:
-        raise DataError("no file that records.referee compress has written")
+        raise DataError("no file that python -m records compress has written")
     _, theirs, rows, total, size, crc32 = HEAD.unpack_from(data)
     if theirs != record:
         raise DataError(f"was compressed by the record {theirs.hex()}, this is {record.hex()}")

@@ -1,9 +1,9 @@
 """All checks of what a record claims: its papers, score and proof of its artifacts, and a seed again."""
 
-import argparse
 import contextlib
 import secrets
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from data.command import DataError, UsageError
 from records.archive.checks import Check, VerifierError, check, skip
 from records.archive.record import Record
 from records.archive.submission import this_machine
+from records.archive.tracks import DATA
 from records.referee.scoring import PART, Result, referee
 from records.referee.text import validation_text
 from records.sandbox.jobs import PredictorJob, find_job
@@ -21,6 +22,19 @@ from records.verify.retrain import retrain
 
 NO_ARTIFACT = skip("score", "no artifact is here or has an address; the judge scores those of its rooms")
 LOOSE, DECIMALS = 1e-4, 5.1e-9  # of a score: on another machine, and on one of the same kind
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """What a verification does, as the command's help has it."""
+
+    data: Path = DATA
+    second: Path | None = None
+    static: bool = False
+    every_seed: bool = False
+    trust: bool = False
+    proof_bytes: int | None = None
+    retrain: str | None = None
 
 
 @contextlib.contextmanager
@@ -60,7 +74,7 @@ def find_artifact(record: Record, seed: int) -> Path:
     return fetch_artifact(record.addresses[seed])
 
 
-def check_by_referee(record: Record, options: argparse.Namespace) -> Iterator[Check]:
+def check_by_referee(record: Record, options: VerifyOptions) -> Iterator[Check]:
     """Score again and prove; then train again. Raises NoSandbox, VerifierError, DataError."""
     text = validation_text(record.track, options.data)
 
@@ -99,7 +113,7 @@ def check_by_referee(record: Record, options: argparse.Namespace) -> Iterator[Ch
         yield from retrain(record, seed, options.data, job_of, text)
 
 
-def check_runs(record: Record, options: argparse.Namespace) -> Iterator[Check]:
+def check_runs(record: Record, options: VerifyOptions) -> Iterator[Check]:
     """All checks that run anything of a record, on this machine. Raises NoSandbox, VerifierError."""
     if record.track["device"] == "cuda" and not Path("/dev/nvidiactl").exists():
         yield skip("score", "the track's machine has a CUDA GPU, this one has none")
@@ -114,10 +128,10 @@ def check_runs(record: Record, options: argparse.Namespace) -> Iterator[Check]:
 
 def verify(
     path: Path,
-    options: argparse.Namespace,
+    options: VerifyOptions,
     since: str = "",
     track: Path | None = None,
-    run: Callable[[Record, argparse.Namespace], Iterator[Check]] = check_runs,
+    run: Callable[[Record, VerifyOptions], Iterator[Check]] = check_runs,
 ) -> Iterator[Check]:
     """All checks of one folder. Raises NoSandbox.
 

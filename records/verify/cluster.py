@@ -4,12 +4,11 @@ Papers are checked on the machine of the command. A record gets a whole node, as
 without Ray: of sandboxes that see the text, one lives at a time, and seconds count.
 """
 
-import argparse
 import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from data.command import say
@@ -28,7 +27,7 @@ from records.cluster.nodes import (
     ray,
 )
 from records.sandbox import bubblewrap
-from records.verify.claims import check_runs, our_errors
+from records.verify.claims import VerifyOptions, check_runs, our_errors
 
 Checks = Callable[..., Iterator[Check]]  # `claims.verify` of one folder; takes what runs the record
 
@@ -43,7 +42,7 @@ class RecordKit:
     files: dict[str, bytes]  # of the record's folder
     data: Wanted  # what the referee reads of the folder data/
     second: bytes | None  # the second text, of which no node keeps a copy
-    options: argparse.Namespace
+    options: VerifyOptions
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Answer:
     machine: dict[str, str]
 
 
-def kit_of(record: Record, options: argparse.Namespace) -> RecordKit:
+def kit_of(record: Record, options: VerifyOptions) -> RecordKit:
     """Raises DataError."""
     dataset = Path("datasets", record.track.dataset["name"])
     kinds = ["val"] if options.retrain is None else ["val", "train"]
@@ -83,12 +82,12 @@ def run_record(kit: RecordKit, lender) -> Answer | str:
         (track / "track.json").write_bytes(kit.rules)
         for name, blob in kit.files.items():
             (path / name).write_bytes(blob)
-        options = argparse.Namespace(**vars(kit.options))
+        options = kit.options
         if kit.second is not None:
-            options.second = folder / "second.jsonl"
+            options = replace(options, second=folder / "second.jsonl")
             options.second.write_bytes(kit.second)
         with our_errors(path):
-            options.data = fetched(kit.data, lender)
+            options = replace(options, data=fetched(kit.data, lender))
             return Answer(list(check_runs(Record(path), options)), this_machine())
 
 
@@ -137,7 +136,7 @@ class NodePool:
                 say(f"refused: {self.why}")
             self.changed.notify_all()
 
-    def run(self, record: Record, options: argparse.Namespace) -> Iterator[Check]:
+    def run(self, record: Record, options: VerifyOptions) -> Iterator[Check]:
         """`check_runs` on a node that is free; where that one is refused or lost, on another.
 
         Raises VerifierError, DataError.

@@ -1,12 +1,12 @@
 """A record's folder made from the run directories of its seeds.
 
 Script, logs and artifacts are copied byte for byte, metrics are packed by gzip, and the referee scores every
-artifact. A folder that records.verify would fail on its papers is not made.
+artifact. A folder that `verify` would fail on its papers is not made.
 """
 
-import argparse
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,26 @@ from records.sandbox.predictor import NoSandbox, SandboxError
 from records.verify.papers import OF_THE_RUNS, PAPERS, check_papers
 
 
+@dataclass(frozen=True)
+class FreezeOptions:
+    """What is frozen, and what its author says of it, as the command's help has it."""
+
+    runs: tuple[Path, ...]
+    track: str
+    name: str
+    author: str
+    what: str
+    why: str
+    claim: str
+    day: str
+    script: Path
+    artifacts: str | None
+    plain: bool
+    records: Path
+    data: Path
+    trust: bool
+
+
 def load_run(source: Path) -> ClaimedRun:
     """A finished run with its artifact. Raises DataError."""
     found = parse_run(str(source), read_bytes(source / "train.log"), read_bytes(source / "metrics.jsonl"))
@@ -34,7 +54,7 @@ def load_run(source: Path) -> ClaimedRun:
     return found
 
 
-def copy_files(folder: Path, runs: dict[Path, ClaimedRun], args: argparse.Namespace, most: int) -> None:
+def copy_files(folder: Path, runs: dict[Path, ClaimedRun], args: FreezeOptions, most: int) -> None:
     """Script, and of every run log, metrics and an artifact of less than `most` bytes."""
     script = read_bytes(args.script)
     (folder / SCRIPT).write_bytes(script)
@@ -56,7 +76,7 @@ def copy_files(folder: Path, runs: dict[Path, ClaimedRun], args: argparse.Namesp
             (folder / f"model_seed{seed}.ptz").write_bytes(artifact)
 
 
-def score(folder: Path, source: Path, args: argparse.Namespace) -> float:
+def score(folder: Path, source: Path, args: FreezeOptions) -> float:
     """The referee's score of a run's artifact. Raises DataError."""
     job = find_job(folder, args.records / args.track, run_artifact(source), args.data, trust=args.trust)
     try:
@@ -133,10 +153,9 @@ def refuse(record: Record, checks: list[Callable]) -> None:
             raise UsageError(f"nothing was frozen, since verify would say: {line}")
 
 
-def freeze(args: argparse.Namespace) -> Path:
+def freeze(args: FreezeOptions) -> Path:
     """Write the folder; it appears whole or not at all. Raises UsageError, DataError."""
-    sources = [Path(folder) for folder in args.runs]
-    runs = {source: load_run(source) for source in sources}
+    runs = {source: load_run(source) for source in args.runs}
     by_logs = {run.value("seed"): run.value("val_bpb") for run in runs.values()}
     if len(by_logs) < len(runs):
         raise UsageError(f"{len(runs)} runs of the seeds {sorted(by_logs)}, expected one run of each")
@@ -146,14 +165,14 @@ def freeze(args: argparse.Namespace) -> Path:
     words = {
         "format": "bytegolf record",
         "version": 2,
-        "dataset": named_dataset(sources[0]),
+        "dataset": named_dataset(args.runs[0]),
         "author": args.author,
         "claim": args.claim,
         "what_changed": args.what,
         "why": args.why,
         "scored_on": this_machine(),
     }
-    target = track.folder / f"{args.date}_{args.name}"
+    target = track.folder / f"{args.day}_{args.name}"
     with growing_folder(target) as folder:
         copy_files(folder, runs, args, track["artifact_below"])
         record = Record(folder, target.name)

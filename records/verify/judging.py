@@ -19,7 +19,6 @@ Where another record before it stands later, the rule is applied once more to th
 keeps.
 """
 
-import argparse
 import contextlib
 import fcntl
 import json
@@ -37,7 +36,7 @@ from records.archive.judgings import Draw, number_of, read_draws, record_draw
 from records.archive.ranks import Rival, best_before
 from records.archive.record import Record
 from records.archive.submission import this_machine
-from records.archive.tracks import Track
+from records.archive.tracks import DATA, Track
 from records.archive.verdicts import (
     NOTHING,
     ON_PAPERS,
@@ -69,6 +68,19 @@ from records.verify.version import referee_version
 
 SEEDS = 1 << 31  # numbers that a seed is drawn from
 ARTIFACT = "model.ptz"
+
+
+@dataclass(frozen=True)
+class JudgeOptions:
+    """What the judge does, as the command's help has it."""
+
+    work: Path  # folder of all judgings
+    data: Path = DATA
+    second: Path | None = None
+    again: bool = False
+    read_by: str | None = None
+    write: bool = False
+    by: str = "unknown"
 
 
 # --- what a judging keeps ---------------------------------------------------------------------------------
@@ -175,7 +187,7 @@ def draw_seeds(record: Record, earlier: list[Draw], by: str) -> Draw:
     return Draw(record.name, date=today(), by=by, seeds=tuple(seeds), **versions(record))
 
 
-def open_judging(record: Record, args: argparse.Namespace) -> Judging:
+def open_judging(record: Record, args: JudgeOptions) -> Judging:
     """The judging that was begun, or a new one whose seeds are drawn and recorded now.
 
     The draw of a trial is recorded in the work folder alone, and no verdict is kept of it. One that was begun
@@ -326,7 +338,7 @@ def in_turn(judging: Judging) -> Iterator[int]:
 # --- scores -----------------------------------------------------------------------------------------------
 
 
-def score_seed(judging: Judging, seed: int, text: Text, args: argparse.Namespace) -> dict:
+def score_seed(judging: Judging, seed: int, text: Text, args: JudgeOptions) -> dict:
     """Score and prove a room's artifact. Raises NoSandbox, DataError."""
     job = job_of(judging, seed, args)
     found = {}
@@ -347,7 +359,7 @@ def score_seed(judging: Judging, seed: int, text: Text, args: argparse.Namespace
     return found
 
 
-def job_of(judging: Judging, seed: int, args: argparse.Namespace) -> PredictorJob:
+def job_of(judging: Judging, seed: int, args: JudgeOptions) -> PredictorJob:
     """How the referee runs the artifact of a room."""
     artifact = judging.place(seed) / ARTIFACT
     room = judging.read(seed, "room")
@@ -356,7 +368,7 @@ def job_of(judging: Judging, seed: int, args: argparse.Namespace) -> PredictorJo
     return find_job(judging.record.path, artifact=artifact, data=args.data, second=args.second)
 
 
-def score_all(judging: Judging, args: argparse.Namespace) -> Iterator[Check]:
+def score_all(judging: Judging, args: JudgeOptions) -> Iterator[Check]:
     """Each room's artifact. Raises NoSandbox, VerifierError, DataError."""
     text = None
     for seed in in_turn(judging):
@@ -382,7 +394,7 @@ def check_scored(track: Track, found: dict) -> Iterator[Check]:
 class Judge:
     """One command's judging of a folder: its lines as they come, then `finding`."""
 
-    def __init__(self, path: Path, args: argparse.Namespace):
+    def __init__(self, path: Path, args: JudgeOptions):
         self.record = Record(path)
         self.args = args
         self.said: list[Check] = []

@@ -118,7 +118,7 @@ def training_shards(record: Record, data: Path) -> list[Path]:
         with open(path, "rb") as file:
             headers.update(file.read(HEADER))
     if not paths or dataset["logged_train_sha256"] not in (None, headers.hexdigest()):
-        mend = "python -m data.prepare demo makes the demo's"
+        mend = "python -m data prepare demo makes the demo's"
         raise VerifierError(f"{folder}: has not the track's training shards; {mend}")
     return paths
 

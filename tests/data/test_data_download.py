@@ -1,4 +1,4 @@
-"""data.download with the real hub client against tests/kit/hub_server.py.
+"""`data download` with the real hub client against tests/kit/hub_server.py.
 
 Each misfortune is one clear line, nothing half-written is a dataset, and a second call goes on.
 """
@@ -90,7 +90,9 @@ def start(
     url = hub if isinstance(hub, str) else hub.url
     env = {"HF_ENDPOINT": url, "HF_HOME": str(root.parent / "home"), "HF_TOKEN": "", "NO_PROXY": "*"}
     env |= {"LC_ALL": "C"} | variables
-    return data_kit.start("data.download", "--root", root, "--train-shards", 2, *args, env=env, stderr=stderr)
+    return data_kit.start(
+        "data", "download", "--root", root, "--train-shards", 2, *args, env=env, stderr=stderr
+    )
 
 
 def call(hub, root: Path, *args: object, code: int = 0, **variables: str) -> tuple[str, str]:
@@ -190,7 +192,7 @@ def test_any_number_of_shards_and_more_later(hub, tmp_path):
     check_whole(hub, tmp_path, train_shards=4)
     assert "--train-shards 4 or fewer" in refused(hub, tmp_path, "--train-shards", 80)
     env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": "", "NO_PROXY": "*"}
-    usual = data_kit.start("data.download", "--root", tmp_path / "usual", env=env)
+    usual = data_kit.start("data", "download", "--root", tmp_path / "usual", env=env)
     assert usual.wait(60) == 0, usual.stderr.read()
     check_whole(hub, tmp_path / "usual", train_shards=4)
 

@@ -1,4 +1,4 @@
-"""data.prepare: text in, the same text out of the shards; bad input, kills and full disks.
+"""`data prepare`: text in, the same text out of the shards; bad input, kills and full disks.
 
 The reader in this file is written against the format's table in data/README.md, not against data/shards.py.
 """
@@ -65,7 +65,7 @@ def documents(count: int = 120, seed: int = 1) -> list[str]:
 
 
 def run(*args: object, code: int = 0) -> str:
-    return call(prepare.main, *args, code=code)
+    return call("data", "prepare", *args, code=code)
 
 
 def read_split(folder: Path, split: str) -> tuple[list[bytes], list[np.ndarray]]:
@@ -180,9 +180,9 @@ def test_formats_order_and_duplicates_do_not_matter(corpus, tmp_path):
 def test_same_bytes_on_one_core(corpus, tmp_path):
     core = {min(os.sched_getaffinity(0))}
     options = ["text", corpus, "--name", "t", "--vocab-size", 500, "--root"]
-    assert start("data.prepare", *options, tmp_path / "two").wait() == 0
+    assert start("data", "prepare", *options, tmp_path / "two").wait() == 0
     with_one = start(
-        "data.prepare", *options, tmp_path / "one", preexec_fn=lambda: os.sched_setaffinity(0, core)
+        "data", "prepare", *options, tmp_path / "one", preexec_fn=lambda: os.sched_setaffinity(0, core)
     )
     assert with_one.wait() == 0
     assert tree(tmp_path / "one") == tree(tmp_path / "two")
@@ -341,7 +341,7 @@ def test_different_texts_of_equal_tokens(tmp_path):
     options = ["--name", "t", "--tokenizer", model, "--root", tmp_path, "--val-docs", 10, "--lossy-ok"]
     run("text", file, *options)
     (folder,) = (tmp_path / "data/datasets").iterdir()
-    said = call(shards.main, "verify", folder)
+    said = call("data", "verify", folder)
     assert "tokens of validation documents among 90 training documents: 90 (in t_train_000000.bin)" in said
 
 
@@ -568,7 +568,7 @@ def test_two_at_once(corpus, tmp_path):
     (tmp_path / "data/datasets/.spool_t_sp300").mkdir(parents=True)
     with filelock.FileLock(tmp_path / "data/datasets/.spool_t_sp300/lock"):
         said = run("text", corpus, "--name", "t", "--vocab-size", 300, "--root", tmp_path, code=2)
-    assert "another data.prepare is at work" in refused(said)
+    assert "another python -m data prepare is at work" in refused(said)
 
 
 # --- output that nobody reads ----------------------------------------------------------------------------
@@ -589,11 +589,11 @@ def test_closed_and_broken_output(tmp_path):
         tmp_path,
         "--name",
     ]
-    closed = start("data.prepare", *options, "a", stdout=None, preexec_fn=lambda: os.close(1))
-    broken = start("data.prepare", *options, "b")
+    closed = start("data", "prepare", *options, "a", stdout=None, preexec_fn=lambda: os.close(1))
+    broken = start("data", "prepare", *options, "b")
     broken.stdout.close()
-    plain = start("data.prepare", *options, "c", env={"LC_ALL": "C", "PYTHONUTF8": "0"})
-    wrong = start("data.prepare", *options, "é", env={"LC_ALL": "C", "PYTHONUTF8": "0"})
+    plain = start("data", "prepare", *options, "c", env={"LC_ALL": "C", "PYTHONUTF8": "0"})
+    wrong = start("data", "prepare", *options, "é", env={"LC_ALL": "C", "PYTHONUTF8": "0"})
     assert closed.communicate()[1] == ""
     assert closed.returncode == 0
     assert broken.stderr.read() == ""
@@ -620,7 +620,7 @@ def test_kill_9_at_many_moments(tmp_path):
     for attempt in range(2):
         root = tmp_path / f"killed{attempt}"
         for moment in MOMENTS:
-            process = start("data.prepare", *options, "--root", root)
+            process = start("data", "prepare", *options, "--root", root)
             while not list(root.glob(f"data/datasets/.spool_t_sp400/{moment}")) and process.poll() is None:
                 time.sleep(0.002)
             time.sleep(rng.uniform(0, 0.05))
@@ -667,7 +667,7 @@ def test_second_run_continues(corpus, tmp_path, monkeypatch):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_stopped_by_a_signal(corpus, tmp_path, number):
     options = ["text", corpus, "--name", "t", "--vocab-size", 400, "--root"]
-    process = start("data.prepare", *options, tmp_path / "cut")
+    process = start("data", "prepare", *options, tmp_path / "cut")
     while not list(tmp_path.glob("cut/data/datasets/.spool*/plan.json")) and process.poll() is None:
         time.sleep(0.005)
     process.send_signal(number)
@@ -687,7 +687,7 @@ def test_no_space_left(corpus, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
 
     options = ["text", corpus, "--name", "t", "--vocab-size", 300, "--root", tmp_path / "full"]
-    full = start("data.prepare", *options, preexec_fn=limit, stdout=subprocess.DEVNULL)
+    full = start("data", "prepare", *options, preexec_fn=limit, stdout=subprocess.DEVNULL)
     line = refused(full.communicate()[1])
     assert full.returncode == 3
     assert "File too large" in line
@@ -709,7 +709,7 @@ def test_demo(tmp_path):
         digests[split] = [sha(text) for _, text in prepare.demo_documents(split)]
     for vocab in (1024, 260):
         options = [] if vocab == 1024 else ["--vocab-size", vocab]
-        assert start("data.prepare", "demo", *options, "--root", tmp_path, cwd="/").wait() == 0
+        assert start("data", "prepare", "demo", *options, "--root", tmp_path, cwd="/").wait() == 0
         folder = tmp_path / f"data/datasets/demo_sp{vocab}"
         names = ["demo_train_000000.bin", "demo_val_000000.bin", "manifest.json"]
         assert sorted(p.name for p in folder.iterdir()) == names
@@ -745,7 +745,7 @@ def test_development_text_is_cut_from_the_demos_training_documents(tmp_path):
     (tmp_path / "data/tokenizers").mkdir(parents=True)
     (tmp_path / "data/tokenizers/demo_260_bpe.model").write_bytes(model)
     for _ in range(2):  # the second time all is there, and is found to be the same
-        made = start("data.prepare", "development", "--vocab-size", 260, "--root", tmp_path)
+        made = start("data", "prepare", "development", "--vocab-size", 260, "--root", tmp_path)
         assert made.wait() == 0, made.stderr.read()
     folder = tmp_path / "data/datasets/development_sp260"
     val, train = (read_split(folder, split)[0] for split in ("val", "train"))
@@ -763,7 +763,7 @@ def test_development_text_is_cut_from_the_demos_training_documents(tmp_path):
 
 def test_development_needs_the_demos_tokenizer(tmp_path):
     line = refused(run("development", "--vocab-size", 300, "--root", tmp_path, code=3))
-    assert f"data.prepare demo --vocab-size 300 --root {tmp_path} makes it" in line
+    assert f"python -m data prepare demo --vocab-size 300 --root {tmp_path} makes it" in line
 
 
 def make_package(folder: Path, source: bytes) -> None:

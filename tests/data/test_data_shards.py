@@ -15,22 +15,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data import prepare, shards
+from data import shards
 from tests.kit import helpers
 from tests.kit.data_kit import call, start, write_jsonl
 
 
 def run(*args: object, code: int = 0) -> str:
-    return call(shards.main, *args, code=code)
+    return call("data", *args, code=code)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
-    """A root that data.prepare filled: one validation shard, several for training."""
+    """A root that `data prepare` filled: one validation shard, several for training."""
     root = tmp_path_factory.mktemp("made")
     corpus = write_jsonl(root / "texts.jsonl", helpers.documents(600, 1))
     options = ["--vocab-size", 500, "--shard-tokens", 5_000, "--val-docs", 30, "--root", root]
-    call(prepare.main, "text", corpus, "--name", "t", *options)
+    call("data", "prepare", "text", corpus, "--name", "t", *options)
     return root
 
 
@@ -123,7 +123,7 @@ def test_formats_of_others_are_named(tmp_path, name):
     path.write_bytes(FOREIGN[name])
     mend = {"git lfs pull": "git lfs pull", "zeros": "make or fetch it again"}
     for said in (run("inspect", path, code=3), run("verify", tmp_path, code=3)):
-        assert name in said and mend.get(name, "python -m data.prepare text") in said
+        assert name in said and mend.get(name, "python -m data prepare text") in said
 
 
 @given(st.binary(min_size=1024, max_size=1024))
@@ -303,7 +303,7 @@ DAMAGES = {  # what is done to the dataset and its second training shard, words 
     "manifest without end": (manifest_is("[" * 100_000), "manifest.json: no JSON"),
     "empty manifest": (
         manifest_is('{"format": "bytegolf dataset"}'),
-        "is a required property, expected what data.prepare writes",
+        "is a required property, expected what python -m data prepare writes",
     ),
     "manifest of another shape": (
         manifest_with(lambda m: m["files"][0].pop("tokens")),
@@ -344,8 +344,8 @@ def test_inspect_goes_on_after_a_damaged_shard(dataset):
 
 @pytest.mark.slow
 def test_closed_and_broken_output(dataset):
-    closed = start("data.shards", "verify", dataset, stdout=None, preexec_fn=lambda: os.close(1))
-    broken = start("data.shards", "inspect", dataset)
+    closed = start("data", "verify", dataset, stdout=None, preexec_fn=lambda: os.close(1))
+    broken = start("data", "inspect", dataset)
     broken.stdout.close()
     assert closed.communicate()[1] == ""
     assert closed.returncode == 0

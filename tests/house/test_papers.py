@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from records.referee import __main__ as referee
+from data.__main__ import COMMANDS
+from records.__main__ import COMMANDS as OF_RECORDS
+from records.__main__ import main as records
 from tests.kit import helpers, record_kit
 
 FROZEN = re.compile(r"records/track_\w+/20\d\d-")  # a record's folder stays as it was sent
@@ -72,14 +74,16 @@ def help_of(*words: str) -> str:
     return done.stdout
 
 
-OURS = re.compile(r"-m ((?:data|records|tests)(?:\.\w+)+)([^&|;#]*)")
+OURS = re.compile(r"-m (data|records|tests(?:\.\w+)+)\b([^&|;#`]*)")
+DOORS = {"data": COMMANDS, "records": OF_RECORDS}
 
 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_commands_name_modules_and_scripts_that_exist(paper):
     for line in commands_of(paper):
-        for module, _ in OURS.findall(line):
+        for module, words in OURS.findall(line):
             assert importlib.util.find_spec(module), line
+            assert module not in DOORS or words.split()[0] in DOORS[module], line
         for script in re.findall(r"python3? ([\w/]+\.py)", line):
             assert (helpers.ROOT / script).exists(), line
 
@@ -89,10 +93,11 @@ def test_commands_name_modules_and_scripts_that_exist(paper):
 def test_options_in_commands_are_options_of_our_tools(paper):
     for line in commands_of(paper):
         for module, rest in OURS.findall(line):
-            if module.startswith("tests."):  # some of them take no options and begin to work at once
+            if module not in DOORS:  # some of the tests take no options and begin to work at once
                 continue
-            command = re.match(r" ([a-z]+)(?!\S)", rest)
-            named = help_of(module) + (help_of(module, command[1]) if command else "")
+            command, *more = rest.split()
+            words = [command, more[0]] if command in ("prepare", "track") else [command]
+            named = help_of(module, *words)
             for option in re.findall(r"(?<!\S)--[a-z][\w-]*", rest):
                 assert option in named, line
 
@@ -121,7 +126,7 @@ def test_the_record_in_the_papers_scores_as_it_stands_there(tmp_path, capsys):
     places = [f"--{name}={tmp_path / name}" for name in ("track", "data")]
     second = f"--second={tmp_path / 'data/second.jsonl'}"
     words = ["score", str(folder), *places, second, "--dataset=tiny_sp400", *record_kit.TRUST]
-    assert referee.main(words) == 0
+    assert records(words) == 0
     score = float(re.search(r"val_bpb: (\S+)", capsys.readouterr().out)[1])
     counts = np.fromfile(folder / "model.bin", "<u2").reshape(400, 400) + 0.01
     nats = -np.log(counts / counts.sum(1, keepdims=True))
@@ -135,7 +140,7 @@ def test_a_termination_leaves_nothing_half_written(tmp_path):
     code = """
 import sys, time
 from pathlib import Path
-from data import command
+from data import door
 from data.files import growing_folder
 
 def work():
@@ -143,7 +148,7 @@ def work():
         print("begun", flush=True)
         time.sleep(60)
 
-sys.exit(command.run(work, ""))
+sys.exit(door.run(work))
 """
     words = [sys.executable, "-c", code, str(tmp_path / "record")]
     with subprocess.Popen(words, cwd=helpers.ROOT, stdout=subprocess.PIPE) as process:

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 import pytest
 
 import train_gpt
+from records.verify.version import INSIDE, JUDGES, sources_of
 from tests.kit import helpers, readme
 
 README = readme.README.read_text(encoding="utf-8")
@@ -148,7 +149,7 @@ def test_data_tools_and_referee_know_nothing_of_the_trainer_and_the_tests():
     assert len(tools) > 10 and not [name for name in tools if imported(name) & RINGS - {"data", "records"}]
 
 
-# Each room of records/ and the rooms that it may import beside itself; files beside the rooms are commands.
+# Each room of records/ and the rooms that it may import beside itself.
 ROOMS = {
     "archive": set(),
     "sandbox": {"archive", "sandbox.inside"},
@@ -198,13 +199,19 @@ def test_rooms_import_what_stands_below_them():
         if module.startswith("data."):
             assert not rooms, module
         elif room in ROOMS:
-            assert rooms - {""} <= {room, *ROOMS[room]}, module  # "": commands, of which the next test
+            assert rooms - {""} <= {room, *ROOMS[room]}, module
 
 
-def test_no_library_imports_a_command():
-    commands = {module for module in TOOLS if module.endswith("__main__") or room_of(module) == "records"}
-    found = {(module, one) for module, found in TOOLS.items() for one in found & commands - {"records"}}
-    assert not found
+def test_what_a_verdict_rests_on_imports_no_command():
+    sources = sources_of({*JUDGES, *INSIDE})
+    assert len(sources) > 30 and "data/door.py" not in sources
+
+
+def test_commands_are_listed_without_what_they_work_with():
+    code = "import sys, data.__main__, records.__main__\n"
+    code += "assert data.__main__.main(['--help']) == records.__main__.main([]) == 0\n"
+    code += "assert not {'torch', 'numpy', 'huggingface_hub'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], cwd=helpers.ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
 def test_imports_run_in_no_circle():
@@ -307,5 +314,5 @@ def test_the_first_commands_of_the_readme_need_requirements_txt_alone():
     lines = (helpers.ROOT / "tests/requirements.txt").read_text().splitlines()
     names = [re.match(r"[\w-]+", line)[0].replace("-", "_") for line in lines if line[:1].isalpha()]
     code = f"import sys; sys.modules.update(dict.fromkeys({names}))\n"  # an import of these fails
-    code += "import data.prepare, records.referee, train_gpt"
+    code += "import data.prepare, records.referee.commands, train_gpt"
     subprocess.run([sys.executable, "-c", code], cwd=helpers.ROOT, check=True)

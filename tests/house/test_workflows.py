@@ -24,11 +24,12 @@ STAND_IN = """
 import sys
 from pathlib import Path
 
-folder = Path(sys.argv[1])
+_, command, folder = sys.argv
+folder = Path(folder)
 readme = (folder / "README.md").read_text()
-print(sys.argv[1:], sorted(path.name for path in folder.iterdir()), flush=True)
+print(sys.argv[2:], sorted(path.name for path in folder.iterdir()), flush=True)
 print(readme)
-sys.exit(f"bad for {__spec__.name}" in readme)
+sys.exit(f"bad for {command}" in readme)
 """
 
 
@@ -58,8 +59,7 @@ class Forge:
             (self.base / "records" / track.name).mkdir(exist_ok=True)
             shutil.copy(track / "track.json", self.base / "records" / track.name)
         if tiny is None:
-            for command in ("verify/__main__.py", "judge.py"):
-                (self.base / "records" / command).write_text(STAND_IN)
+            (self.base / "records/__main__.py").write_text(STAND_IN)
         self.git(root, "init", "--quiet", "--initial-branch=main", self.base)
         self.first = self.commit(self.base)
         for clone in (self.fork, self.runner):
@@ -163,13 +163,11 @@ def test_a_label_has_it_judged_once_it_is_verified(hub):
 
 
 def test_a_failed_verification_or_trial_fails_the_job(hub):
-    verdict = hub.judge(lambda root: add_record(root, readme="bad for records.judge"))
+    verdict = hub.judge(lambda root: add_record(root, readme="bad for judge"))
     assert verdict.code == 0, "nobody gave it the label"
-    verdict = hub.reset().judge(lambda root: add_record(root, readme="bad for records.judge"), label="true")
+    verdict = hub.reset().judge(lambda root: add_record(root, readme="bad for judge"), label="true")
     assert verdict.code == 1 and verdict.summary.split("\n")[0].endswith(" The judge's trial does not.")
-    verdict = hub.reset().judge(
-        lambda root: add_record(root, readme="bad for records.verify.__main__"), label="true"
-    )
+    verdict = hub.reset().judge(lambda root: add_record(root, readme="bad for verify"), label="true")
     assert verdict.code == 1 and verdict.summary.startswith(f"`{NEW}` fails.\n")
 
 
@@ -258,7 +256,7 @@ def rename_old(root):
 CHANGES = {
     "a file in a room beside it": (also("records/sandbox/inside/worker.py"), "nothing else"),
     "two records": (lambda root: [add_record(root), add_record(root, NEW + "2")], "nothing else"),
-    "referee": (also("records/verify/__main__.py", "print('PASS')"), "nothing else"),
+    "referee": (also("records/__main__.py", "print('PASS')"), "nothing else"),
     "workflow": (also(".github/workflows/record.yml"), "nothing else"),
     "a package in the way": (also("numpy.py"), "nothing else"),
     "verdicts": (also("records/track_floppy/verdicts.json", "{}"), "nothing else"),

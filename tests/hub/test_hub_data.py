@@ -1,4 +1,4 @@
-"""data.publish, and data.download of what it published."""
+"""`data publish`, and `data download` of what it published."""
 
 import json
 from pathlib import Path
@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 from huggingface_hub import DatasetCard
 
-from data import download, prepare
-from data import publish as data_publish
 from tests.kit import data_kit, helpers
 
 pytestmark = pytest.mark.slow
@@ -22,13 +20,13 @@ def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("here")
     text = data_kit.write_jsonl(root / "words.jsonl", helpers.documents(400, 3))
     options = ("--name", "words", "--vocab-size", 400, "--shard-tokens", 4000, "--val-docs", 20)
-    data_kit.call(prepare.main, "text", text, *options, "--root", root)
+    data_kit.call("data", "prepare", "text", text, *options, "--root", root)
     return root / "data"
 
 
 def publish(hub, root: Path, code: int = 0, to: str = REPO) -> str:
     with hub.here(hub.home):
-        return data_kit.call(data_publish.main, root / "datasets" / NAME, "--to", to, code=code)
+        return data_kit.call("data", "publish", root / "datasets" / NAME, "--to", to, code=code)
 
 
 def test_what_is_published_is_what_download_fetches(hub, root, tmp_path):
@@ -42,7 +40,7 @@ def test_what_is_published_is_what_download_fetches(hub, root, tmp_path):
     assert count > 1
     options = ("--repo-id", REPO, "--variant", "sp400", "--train-shards", count, "--root", tmp_path / "data")
     with hub.here(hub.home, token=""):  # by anybody
-        data_kit.call(download.main, *options, "--verify")
+        data_kit.call("data", "download", *options, "--verify")
     assert {path.name: path.read_bytes() for path in tmp_path.rglob("*.bin")} == ours
     name = "tokenizers/words_400_bpe.model"
     assert (tmp_path / "data" / name).read_bytes() == (root / name).read_bytes()

@@ -1,4 +1,4 @@
-"""records.publish, hub: addresses of referee and verify, and artifacts by address."""
+"""`records publish`, hub: addresses of referee and verify, and artifacts by address."""
 
 import json
 import os
@@ -7,16 +7,11 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from huggingface_hub import ModelCard
 
 from data.files import sha256
-from records import freeze as records_freeze
-from records import publish as records_publish
-from records.referee import __main__ as records_referee
-from records.verify import __main__ as records_verify
 from tests.kit import data_kit, helpers, record_kit
 from tests.kit.record_kit import TRUST, Author, bigram, passed_earlier
 
@@ -37,14 +32,14 @@ def environment(hub, **variables: str) -> dict[str, str]:
     return env | {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DOWNLOAD_TIMEOUT": "1"} | variables
 
 
-def call(hub, command: ModuleType, *args: object, code: int = 0, **hub_here: str) -> str:
+def call(hub, *args: object, code: int = 0, **hub_here: str) -> str:
     """What a command says that runs in this process; its exit code is checked."""
     with hub.here(hub.home, **hub_here):
-        return data_kit.call(command.main, *args, code=code)
+        return data_kit.call("records", *args, code=code)
 
 
 def publish(hub, folder: Path, data: Path) -> str:
-    return call(hub, records_publish, folder, "--to", REPO, "--data", data)
+    return call(hub, "publish", folder, "--to", REPO, "--data", data)
 
 
 def refused(hub, *args: object, **hub_here: str) -> str:
@@ -53,7 +48,7 @@ def refused(hub, *args: object, **hub_here: str) -> str:
 
 def verify(hub, author: Author, place: object, *args: object, **more) -> str:
     places = ("--data", author.data, "--track", author.track, "--second", author.data / "second.jsonl")
-    return call(hub, records_verify, place, *places, *TRUST, *args, **more)
+    return call(hub, "verify", place, *places, *TRUST, *args, **more)
 
 
 def put(hub, author: Author, **changes: bytes | None) -> str:
@@ -107,7 +102,7 @@ def test_an_upload_that_was_cut_off_goes_on(hub, author):
     hub.fault(f"PUT /blob/{second}/2", times=1, before=waits.set)
     hub.fault(f"PUT /blob/{second}/3", times=1, before=lambda: hub.closing.wait(20))
     args = (author.folder, "--to", REPO, "--data", author.data)
-    process = data_kit.start("records.publish", *args, env=environment(hub))
+    process = data_kit.start("records", "publish", *args, env=environment(hub))
     assert waits.wait(60)
     while first not in hub.blobs:
         assert process.poll() is None
@@ -130,7 +125,7 @@ def test_what_holds_something_else_is_left_as_it_is(hub, author):
     }
     for repo_id, (files, kind, words) in theirs.items():
         hub.commit(repo_id, files, kind=kind)
-        args = (records_publish, author.folder, "--data", author.data, "--to", repo_id)
+        args = ("publish", author.folder, "--data", author.data, "--to", repo_id)
         assert words in refused(hub, *args)
         assert hub.files(repo_id, kind) == files
     for repo_id, token, words in (
@@ -138,11 +133,11 @@ def test_what_holds_something_else_is_left_as_it_is(hub, author):
         ("me/x", "hf_wrong", "HTTP 401"),
         ("you/x", "hf_write", "HTTP 403"),
     ):
-        args = (records_publish, author.folder, "--data", author.data, "--to", repo_id)
+        args = ("publish", author.folder, "--data", author.data, "--to", repo_id)
         line = refused(hub, *args, token=token)
         assert words in line and f"may write to {repo_id}" in line
     assert "check network" in refused(
-        hub, records_publish, author.folder, "--data", author.data, "--to", REPO, url=NOWHERE
+        hub, "publish", author.folder, "--data", author.data, "--to", REPO, url=NOWHERE
     )
 
 
@@ -162,11 +157,11 @@ def test_a_record_is_fetched_at_a_commit_and_judged_in_the_sandbox(hub, author, 
     text = tmp_path / "text.txt"
     text.write_text("one two")
     env = environment(hub, HF_ENDPOINT=NOWHERE)
-    process = data_kit.start("records.referee", "complete", at[0], text, *at[1:], *TRUST, env=env)
+    process = data_kit.start("records", "complete", at[0], text, *at[1:], *TRUST, env=env)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert (data / "tokenizers/tiny.model").exists() and at[0] in err and "hub:" not in out
-    assert "expected the one of a record" in refused(hub, records_referee, "sample", f"hub:{REPO}")
+    assert "expected the one of a record" in refused(hub, "sample", f"hub:{REPO}")
 
 
 def test_what_is_no_record_is_not_fetched(hub, author):
@@ -180,17 +175,17 @@ def test_what_is_no_record_is_not_fetched(hub, author):
     }
     for words, commit in cases.items():
         args = (f"hub:{REPO}@{commit}", "--track", author.track, "--static")
-        assert words.strip() in refused(hub, records_verify, *args)
+        assert words.strip() in refused(hub, "verify", *args)
     assert not hub.fetched()
     put(hub, author)
-    assert "--track names the track" in refused(hub, records_verify, f"hub:{REPO}", "--static")
-    assert "401" in refused(hub, records_verify, "hub:no/body", "--static")
+    assert "--track names the track" in refused(hub, "verify", f"hub:{REPO}", "--static")
+    assert "401" in refused(hub, "verify", "hub:no/body", "--static")
     hub.commit("me/data", {"a": b""})
-    assert "is a dataset repo" in refused(hub, records_verify, "hub:me/data", "--static")
+    assert "is a dataset repo" in refused(hub, "verify", "hub:me/data", "--static")
     for address in "hub:x", "hub:a/b/c", "hub:../b@main", "hub:a/b@":
-        assert "is no address" in call(hub, records_verify, address, "--static", code=2)
+        assert "is no address" in call(hub, "verify", address, "--static", code=2)
     hub.fault(f"GET /cdn/.*{MODEL}", body=lambda data: data[:-1] + b"\xff")
-    line = refused(hub, records_verify, f"hub:{REPO}", "--track", author.track, "--static")
+    line = refused(hub, "verify", f"hub:{REPO}", "--track", author.track, "--static")
     assert "checksum is not" in line and not [*hub.home.rglob(MODEL)]
 
 
@@ -203,7 +198,7 @@ def frozen_by_address(hub, author: Author, root: Path) -> Path:
     runs = [author.root / f"logs/run{seed}" for seed in author.seeds]
     words = ["--track", "track_tiny", "--name", "Far", "--author", "Eve", "--what", "x", "--why", "y"]
     places = ["--records", root, "--data", author.data, "--script", author.script, "--date", "2025-11-21"]
-    call(hub, records_freeze, *runs, *words, *places, *TRUST, "--artifacts", f"hub:{REPO}")
+    call(hub, "freeze", *runs, *words, *places, *TRUST, "--artifacts", f"hub:{REPO}")
     return root / "track_tiny/2025-11-21_Far"
 
 
@@ -242,7 +237,7 @@ def test_artifacts_lie_on_the_hub_and_are_judged_by_their_hash(hub, author, tmp_
 
 
 def test_no_command_loads_the_hub_s_client_unasked():
-    modules = ("records.referee.__main__", "records.verify.__main__", "records.freeze", "records.judge")
+    modules = ("records.referee.commands", "records.verify.commands", "records.board.commands")
     code = f"import sys, {', '.join(modules)}; print({{'huggingface_hub', 'ray'}} & sys.modules.keys())"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=helpers.ROOT, env=dict(os.environ), text=True, capture_output=True

@@ -5,7 +5,6 @@ import subprocess
 import time
 from pathlib import Path
 
-from records.campaign import __main__ as campaign
 from tests.kit import record_kit
 from tests.kit.data_kit import call, start
 
@@ -110,10 +109,10 @@ class Place:
         return [self.file, *(word for name, path in places.items() for word in (f"--{name}", path))]
 
     def run(self, *more: object, code: int = 0) -> str:
-        return call(campaign.main, *self.options, *more, code=code)
+        return call("records", "sweep", *self.options, *more, code=code)
 
     def start(self, *more: object, **options) -> subprocess.Popen:
-        return start("records.campaign", *self.options, *more, **options)
+        return start("records", "sweep", *self.options, *more, **options)
 
     def attempts(self, arm: str, seed: int, budget: str = "1") -> list[str]:
         return (self.home / budget / arm / f"logs/{seed}/attempts").read_text().splitlines()

@@ -7,21 +7,21 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
+from data.__main__ import main as data
+from records.__main__ import main as records
 from tests.kit import helpers
 
 
-def call(main: Callable[[list[str]], int], *args: object, code: int = 0) -> str:
+def call(package: str, *args: object, code: int = 0) -> str:
     """What a command says that runs in this process; its exit code is checked."""
+    main = {"data": data, "records": records}[package]
     said = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             found = main([str(arg) for arg in args])
-    except SystemExit as stopped:
-        found = stopped.code
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -30,11 +30,11 @@ def call(main: Callable[[list[str]], int], *args: object, code: int = 0) -> str:
     return text
 
 
-def start(module: str, *args: object, **options) -> subprocess.Popen:
+def start(package: str, *args: object, **options) -> subprocess.Popen:
     """A command as a process of its own; its output is read as text."""
     options = {"cwd": helpers.ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
     environment = os.environ | {"PYTHONPATH": str(helpers.ROOT)} | options.pop("env", {})
-    command = [sys.executable, "-m", module, *map(str, args)]
+    command = [sys.executable, "-m", package, *map(str, args)]
     return subprocess.Popen(command, text=True, env=environment, **options)
 
 

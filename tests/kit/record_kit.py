@@ -6,17 +6,17 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 
-from records import freeze
 from records.archive import submission
 from records.archive.checks import Check
 from records.archive.record import Record
 from records.archive.verdicts import folder_sha256, read_verdicts
 from records.sandbox import bubblewrap
-from records.verify import __main__ as verify
+from records.verify import claims, commands
 from tests.kit import helpers
 from tests.kit.data_kit import call
 
@@ -87,8 +87,19 @@ def make_track(folder: Path, corpus: helpers.TinyCorpus, second: str | None = "f
     (folder / "track.json").write_text(json.dumps(rules))
 
 
+def frozen(*words: object) -> Path:
+    """The folder that `records freeze` makes."""
+    return Path(call("records", "freeze", *words).splitlines()[-1].partition(": fill in")[0])
+
+
+def options_of(*words: object) -> claims.VerifyOptions:
+    """What these words are to `records verify`."""
+    asked = commands.verify.make_context("verify", [str(word) for word in words]).params
+    return claims.VerifyOptions(**{each.name: asked[each.name] for each in fields(claims.VerifyOptions)})
+
+
 class Kit:
-    """A tiny track with a good record in it, made by the real script and records.freeze.
+    """A tiny track with a good record in it, made by the real script and `records freeze`.
 
     Tests work on copies.
     """
@@ -107,7 +118,7 @@ class Kit:
             env = self.corpus.env(**SETTINGS, SEED=seed, RUN_ID=f"run{seed}")
             done = helpers.run_script(root, env, script=self.script)
             assert done.code == 0, done.err
-        self.good = freeze.freeze(freeze.parse_args(self.freeze_args()))
+        self.good = frozen(*self.freeze_args())
 
     def freeze_args(self, *more: str, name: str = "Good", runs=SEEDS) -> list[str]:
         options = {
@@ -137,8 +148,8 @@ class Kit:
     def verify(self, folder: Path, *more: str) -> list[Check]:
         """All checks."""
         second = str(self.data / "second.jsonl")
-        options = ["--data", str(self.data), "--second", second, *more]
-        return list(verify.verify(folder, verify.parse_args([str(folder), *options])))
+        options = options_of("--data", self.data, "--second", second, *more)
+        return list(claims.verify(folder, options))
 
 
 def failed(checks: list[Check]) -> set[str]:
@@ -186,11 +197,11 @@ class Author:
         ]
         places = ["--records", self.track.parent, "--data", self.data, "--script", self.script]
         more = ["--date", "2025-11-21", *self.plain, *TRUST]
-        return freeze.freeze(freeze.parse_args([*runs, *words, *map(str, places), *more]))
+        return frozen(*runs, *words, *places, *more)
 
     def verify(self, *more: str, code: int = 0) -> str:
-        """What records.verify says."""
-        return call(verify.main, *more, "--data", self.data, *TRUST, code=code)
+        """What `records verify` says."""
+        return call("records", "verify", *more, "--data", self.data, *TRUST, code=code)
 
     @property
     def kept(self) -> dict:

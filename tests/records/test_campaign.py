@@ -1,4 +1,4 @@
-"""records.campaign: runs in processes of their own that are stopped, killed and resumed, and the statistics.
+"""`records sweep`: runs in processes of their own that are stopped, killed and resumed, and the statistics.
 
 Most tests run a stand-in for train_gpt.py, which takes milliseconds; the slow ones run the script itself.
 """
@@ -73,7 +73,7 @@ def test_a_signal_stops_gently_and_the_same_command_goes_on(place, number):
     process.send_signal(number)
     _, said = process.communicate(timeout=30)
     assert process.returncode == 16
-    assert "stopped; this goes on: python -m records.campaign" in said
+    assert "stopped; the same command goes on" in said
     before = metrics[0].read_text()
     assert "1.0015" in place.run()
     assert metrics[0].read_text().startswith(before)
@@ -130,7 +130,7 @@ def test_the_validation_text_is_refused(place):
     place.manifest("tiny_sp400", rules["dataset"]["val_sha256"])
     line = refused(place.run(code=3))
     assert "tiny_sp400: holds the validation text of track_tiny, expected another" in line
-    assert "python -m data.prepare development" in line
+    assert "python -m data prepare development" in line
     place.manifest("tiny_sp400", "ab" * 32)
     place.manifest("other_sp400", "cd" * 32)
     place.write(narrow="", wide='dataset = "other_sp400"')

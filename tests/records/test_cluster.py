@@ -21,7 +21,6 @@ from data.files import sha256
 from records.archive.record import Record
 from records.archive.verdicts import read_verdicts
 from records.campaign import arms, runs
-from records.verify import __main__ as verify
 from tests.kit import helpers, record_kit
 from tests.kit.campaign_kit import Place, rows_of, wait_until
 from tests.kit.data_kit import call, refused, start
@@ -106,12 +105,12 @@ def test_records_get_the_verdicts_of_one_machine_and_a_node_without_a_sandbox_is
     for copy in copies:
         shutil.copytree(author.folder, copy)
     words = ["--data", author.data, "--second", author.data / "second.jsonl", "--retrain", "any"]
-    options = verify.parse_args([str(word) for word in (author.folder, *words)])
+    options = record_kit.options_of(*words)
     there = nodes.home_of(verify_cluster.kit_of(Record(author.folder), options).data)
     shutil.rmtree(there, ignore_errors=True)
     ray_nodes.have(ordinary=2)
     more = [*ray_nodes.options[:2], "--write", "--by", "Ada"]
-    process = start("records.verify", author.folder, *copies, *words, *more)
+    process = start("records", "verify", author.folder, *copies, *words, *more)
     said, errors = process.communicate(timeout=300)
     assert process.returncode == 1, said + errors
     assert f"refused: node {ray_nodes.strange.node_id} (" in said
@@ -119,7 +118,7 @@ def test_records_get_the_verdicts_of_one_machine_and_a_node_without_a_sandbox_is
     assert said.endswith("3 records, 3 checks failed\n")
     kept = read_verdicts(author.track)
     assert [its["failed"] for its in kept.values()] == 3 * [["score"]]
-    here = verdicts_in(call(verify.main, author.folder, *words, code=1))
+    here = verdicts_in(call("records", "verify", author.folder, *words, code=1))
     assert {"FAIL score", "PASS second-text", "PASS proof", "PASS retrained", "PASS work"} <= {*here}
     assert verdicts_in(said) == 3 * here
     assert sorted(path.name for path in there.rglob("*.bin")) == [
@@ -253,7 +252,7 @@ def test_an_address_where_nothing_answers_is_one_line(place, command):
     def said(address: str) -> str:
         if command == "campaign":
             return refused(place.run("--ray", address, code=2))
-        return refused(call(verify.main, place.root, "--ray", address, code=2))
+        return refused(call("records", "verify", place.root, "--ray", address, code=2))
 
     with socket.create_server(("127.0.0.1", 0)) as free:
         dead = f"127.0.0.1:{free.getsockname()[1]}"
@@ -274,5 +273,7 @@ def test_ray_is_for_those_who_ask_for_it(place, monkeypatch):
         monkeypatch.delitem(sys.modules, f"records.{room}.cluster")
         monkeypatch.delattr(f"records.{room}.cluster")
     assert "pip install 'ray[default]==" in refused(place.run("--ray", "auto", code=2))
-    assert "pip install 'ray[default]==" in refused(call(verify.main, place.root, "--ray", "auto", code=2))
+    assert "pip install 'ray[default]==" in refused(
+        call("records", "verify", place.root, "--ray", "auto", code=2)
+    )
     place.run()

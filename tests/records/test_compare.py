@@ -1,4 +1,4 @@
-"""records.compare: noise, change, and broken logs. The runs are made up; tests/repeats.py has real ones."""
+"""`records compare`: noise, change, and broken logs. The runs are made up; tests/repeats.py has real ones."""
 
 import json
 import random
@@ -10,9 +10,9 @@ import pytest
 from scipy.stats import t
 
 from data.command import DataError
+from records.__main__ import main as records
 from records.archive.metrics import find_runs
 from records.archive.tracks import load_track
-from records.compare import __main__ as command
 from records.compare.bands import FAMILY, LEVEL, band, paired, welch
 from records.compare.comparison import load
 from records.compare.measures import noise_bpb
@@ -32,7 +32,7 @@ def sides(tmp_path):
 
 def run(capsys, base, new, *words) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a comparison of two lists of runs."""
-    code = command.main(["--base", *map(str, base), "--new", *map(str, new), *map(str, words)])
+    code = records(["compare", "--base", *map(str, base), "--new", *map(str, new), *map(str, words)])
     return code, *capsys.readouterr()
 
 
@@ -455,10 +455,9 @@ def test_a_page_needs_a_file(tmp_path, capsys, target):
 
 @pytest.mark.parametrize("words", [["A"], ["--base", "A"], ["--new", "A"], ["--base", "--new", "A"]])
 def test_two_sides_are_needed(capsys, words):
-    with pytest.raises(SystemExit) as stopped:
-        command.main(words)
+    code = records(["compare", *words])
     err = capsys.readouterr().err
-    assert stopped.value.code == 2 and err.startswith("error: ") and err.count("\n") == 1
+    assert code == 2 and err.startswith("error: ") and err.count("\n") == 1
 
 
 def test_no_such_run(tmp_path, capsys):

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from records.follow import __main__ as follow
+from records.__main__ import main as records
+from records.follow import command as follow
 from records.follow import events
 from tests.kit import helpers
 
@@ -148,7 +149,7 @@ def environment(root: Path) -> dict[str, str]:
 
 
 def command(to: str, *more) -> list[str]:
-    return [sys.executable, "-m", "records.follow", "logs", "--to", to, *map(str, more)]
+    return [sys.executable, "-m", "records", "follow", "logs", "--to", to, *map(str, more)]
 
 
 def process(to: str, root: Path, *more, **env) -> subprocess.CompletedProcess:
@@ -168,7 +169,7 @@ def here(tmp_path, monkeypatch):
     """Calls the command in this process, with TensorBoard, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(follow, "LOOK_SECONDS", 0.01)
-    return lambda *args: follow.main([*map(str, args), "--to", "tensorboard"])
+    return lambda *args: records(["follow", *map(str, args), "--to", "tensorboard"])
 
 
 @pytest.mark.parametrize("to", [pytest.param(to, marks=() if to == "tensorboard" else slow) for to in ALL])
@@ -201,7 +202,7 @@ def test_numbers_that_are_not_finite_and_foreign_values():
 def test_a_resume_doubles_nothing(tmp_path, seen_cut):
     """The run is killed at step 27 and goes on from step 20; the follower sees that at once, or late."""
     folder = make_run(tmp_path / "logs/one", lines(1, 27) + '{"event": "st')
-    followed = follow.Followed(folder, follow.parse_args([str(folder), "--to", "tensorboard"]))
+    followed = follow.Followed(folder, "tensorboard")
     followed.look()
     assert followed.sent == 29
     text = lines(1, 19) + step(20)
@@ -418,7 +419,7 @@ def test_wrong_uses_are_one_line(here, tmp_path, capsys, monkeypatch):
     for path in (tmp_path / "logs/b", tmp_path / "logs/a/config.json"):
         assert here(path) == 3
         assert "holds no metrics.jsonl, expected a run's folder" in capsys.readouterr().err
-    first = follow.Followed(folder, follow.parse_args([str(folder), "--to", "tensorboard"]))
+    first = follow.Followed(folder, "tensorboard")
     first.look()
     assert here(folder) == 2
     assert "is followed to tensorboard already, expected one at a time" in capsys.readouterr().err
@@ -426,8 +427,7 @@ def test_wrong_uses_are_one_line(here, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert here(folder) == 2
     assert capsys.readouterr().err.endswith("-m pip install tensorboard\n")
-    with pytest.raises(SystemExit, match="2"):
-        follow.main([str(folder), "--to", "mlflow"])
+    assert records(["follow", str(folder), "--to", "mlflow"]) == 2
 
 
 @slow

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from records import excerpts, judge
 from records.archive.tracks import load_track
 from records.archive.verdicts import folder_sha256
 from records.board.excerpts import read_excerpts
-from records.verify import __main__ as verify
+from records.verify import commands
 from records.verify.version import referee_version
 from tests.kit import helpers, record_kit
 from tests.kit.data_kit import call
@@ -53,7 +52,7 @@ def test_a_script_of_one_s_own_is_frozen_and_trained_again(author, judged):
 
 @sandboxed
 def test_all_leaves_what_passed_and_judges_what_has_changed(author, judged, monkeypatch):
-    monkeypatch.setattr(verify, "RECORDS", author.track.parent)
+    monkeypatch.setattr(commands, "RECORDS", author.track.parent)
     words = ["--all", "--write", "--by", "Bob"]
     before = author.kept
     said = author.verify(*words)
@@ -64,7 +63,7 @@ def test_all_leaves_what_passed_and_judges_what_has_changed(author, judged, monk
     assert "\n1 records were left, " in said and "PASS script-sha256: " in said and author.kept == before
     said = author.verify("--all", "--static")
     assert "SKIP" not in said.replace("SKIP gain", "") and "left" not in said
-    monkeypatch.setattr(verify, "referee_version", lambda: "ab" * 8)
+    monkeypatch.setattr(commands, "referee_version", lambda: "ab" * 8)
     said = author.verify(*words)
     assert "PASS score: " in said and "PASS proof: " in said and "left" not in said
     found = {"found": author.kept["found"]}  # of a seed that was drawn
@@ -77,7 +76,7 @@ def test_all_leaves_what_passed_and_judges_what_has_changed(author, judged, monk
 
 
 def page_of(track: Path, name: str, target: Path) -> str:
-    words = ["records.board", "--records", str(track.parent), "--html", str(target)]
+    words = ["records", "board", "--records", str(track.parent), "--html", str(target)]
     subprocess.run([sys.executable, "-m", *words], cwd=helpers.ROOT, check=True, capture_output=True)
     return html.unescape((target / f"{track.name}/{name}.html").read_text(encoding="utf-8"))
 
@@ -87,9 +86,9 @@ def test_an_excerpt_stands_on_the_record_s_page_until_the_folder_changes(author,
     record = track / author.folder.name
     shutil.copytree(author.folder, record)
     shutil.copy(author.track / "track.json", track)
-    call(excerpts.main, record, "--data", author.data, "--trust")
+    call("records", "excerpts", record, "--data", author.data, "--trust")
     its = json.loads((track / "excerpts.json").read_text())[record.name]
-    assert its["command"].startswith(f"python -m records.referee sample records/{TRACK}/{record.name} ")
+    assert its["command"].startswith(f"python -m records sample records/{TRACK}/{record.name} ")
     new = its["text"].removeprefix(its["prompt"])
     assert len(new) > 100 and new != its["text"]
     words = its["command"]
@@ -97,7 +96,7 @@ def test_an_excerpt_stands_on_the_record_s_page_until_the_folder_changes(author,
     record_kit.edit(record / "train_seed1.log", ("preset:none", "preset:some"))
     assert read_excerpts(load_track(track), {record.name: folder_sha256(record)}) == {}
     (record / "train_gpt.py").write_text("def load_predictor(artifact, device):\n    raise ValueError\n")
-    said = call(excerpts.main, record, "--data", author.data, "--trust", code=3)
+    said = call("records", "excerpts", record, "--data", author.data, "--trust", code=3)
     script = record / "train_gpt.py"
     assert said == f"error: {record}: no sample: error: {script}: the record raised ValueError:\n"
     assert json.loads((track / "excerpts.json").read_text())[record.name] == its
@@ -203,5 +202,5 @@ def test_an_honest_script_is_ranked(tmp_path, kind):
     """Whatever spends the operations of these, processor seconds bound them."""
     author = Author(tmp_path, (1,), script=record_kit.bigram(*HONEST[kind]), second=None)
     places = ["--data", author.data, "--work", tmp_path / "judge"]
-    said = call(judge.main, author.folder, *places, "--write", "--by", "Ada")
+    said = call("records", "judge", author.folder, *places, "--write", "--by", "Ada")
     assert said.endswith("\nverdict: ranked\n") and "\nPASS work: seed " in said, said

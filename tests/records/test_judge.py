@@ -3,7 +3,6 @@
 Most tests judge a bigram model in numpy on a tiny copy of the floppy's track: a room takes a second.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -19,7 +18,7 @@ import numpy as np
 import pytest
 
 from data.command import DataError, UsageError
-from records import judge as command
+from records.__main__ import main as records
 from records.archive import ranks, verdicts
 from records.archive.checks import Check, VerifierError, check, skip
 from records.archive.judgings import JUDGINGS, Draw, number_of, read_draws, record_draw
@@ -33,7 +32,6 @@ from records.referee.text import validation_text
 from records.sandbox import cgroups, limits, pages, predictor
 from records.sandbox.jobs import find_job
 from records.sandbox.limits import Limits
-from records.verify import __main__ as verify
 from records.verify import judging, retrain, rule
 from tests.kit import helpers, record_kit
 from tests.kit.data_kit import call, refused
@@ -110,17 +108,17 @@ class Bench:
         return [str(self.folder), *pairs, "--write", "--by", "Ada", *more]
 
     def judge(self, *more: str) -> int:
-        return command.main(self.words(*more))
+        return records(["judge", *self.words(*more)])
 
     def verify(self, folder: Path, *more: str, code: int = 0) -> str:
         data = self.author.data
         places = ["--data", data, "--second", data / "second.jsonl"]
-        return call(verify.main, folder, *places, "--write", "--by", "Ada", *more, code=code)
+        return call("records", "verify", folder, *places, "--write", "--by", "Ada", *more, code=code)
 
     def open(self, write: bool = True, again: bool = False) -> judging.Judging:
         """The judging that the command would go on with or begin; nothing is trained."""
-        args = argparse.Namespace(work=self.work, write=write, again=again, by="Ada")
-        return judging.open_judging(Record(self.folder), args)
+        options = judging.JudgeOptions(self.work, write=write, again=again, by="Ada")
+        return judging.open_judging(Record(self.folder), options)
 
     @property
     def draws(self) -> list[Draw]:
@@ -206,7 +204,7 @@ def count_calls(monkeypatch, module: object, name: str) -> list[str]:
 @bounded
 def test_two_processes_share_the_seeds_of_one_judging(bench):
     """Each trains what the other does not, waits for the other, and says the same in the end."""
-    words = [sys.executable, "-m", "records.judge", *bench.words()]
+    words = [sys.executable, "-m", "records", "judge", *bench.words()]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": helpers.ROOT}
     both = [subprocess.Popen(words, **pipes) for _ in range(2)]
     said = [process.communicate()[0] for process in both]
@@ -393,10 +391,10 @@ def test_what_is_missing_here_is_no_verdict(bench, capsys):
     before = (bench.track / "verdicts.json").read_bytes()
     data = bench.author.data
     words = [str(bench.folder), "--data", str(data), "--work", str(bench.work), "--write"]
-    assert "the second text, which --second names" in refused(call(command.main, *words, code=2))
+    assert "the second text, which --second names" in refused(call("records", "judge", *words, code=2))
     empty = bench.work.parent / "empty"
     empty.mkdir()
-    line = refused(call(command.main, *bench.words("--data", str(empty)), code=2))
+    line = refused(call("records", "judge", *bench.words("--data", str(empty)), code=2))
     assert "has not the track's training shards" in line
     assert (bench.track / "verdicts.json").read_bytes() == before and not bench.work.exists()
 
@@ -413,12 +411,12 @@ def test_data_that_a_sandbox_s_user_cannot_read_are_no_verdict_and_not_counted(b
     shutil.copytree(bench.author.data, data)
     path = min(data.glob(kind))
     path.chmod(0o600)
-    line = refused(call(command.main, *bench.words("--data", data), code=2))
+    line = refused(call("records", "judge", *bench.words("--data", data), code=2))
     assert f"error: {path}: another user, as whom a record trains, cannot read it: chmod -R o+rX " in line
     assert not bench.draws and (bench.track / "verdicts.json").read_bytes() == before
     words = bench.words("--data", data)
     places = words[: words.index("--work")] + words[words.index("--work") + 2 :]
-    assert "cannot read it: chmod" in refused(call(verify.main, *places, "--retrain", "any", code=2))
+    assert "cannot read it: chmod" in refused(call("records", "verify", *places, "--retrain", "any", code=2))
 
 
 @pytest.mark.slow
@@ -427,18 +425,20 @@ def test_an_unknown_seed_and_missing_shards_are_the_verifier_s(bench, tmp_path):
     data = bench.author.data
     words = [str(bench.folder), "--data", str(data), "--second", str(data / "second.jsonl"), "--write"]
     before = (bench.track / "verdicts.json").read_bytes()
-    assert "--retrain 9999" in refused(call(verify.main, *words, "--retrain", "9999", code=2))
+    assert "--retrain 9999" in refused(call("records", "verify", *words, "--retrain", "9999", code=2))
     copy = tmp_path / "data"
     shutil.copytree(data, copy)
     for path in copy.glob("datasets/*/*_train_*.bin"):
         path.unlink()
     line = refused(
-        call(verify.main, str(bench.folder), "--data", str(copy), *words[3:], "--retrain", "1", code=2)
+        call(
+            "records", "verify", str(bench.folder), "--data", str(copy), *words[3:], "--retrain", "1", code=2
+        )
     )
     assert "training shards" in line
     (tmp_path / "broken.jsonl").write_text("{")
     words[4] = str(tmp_path / "broken.jsonl")
-    assert "broken.jsonl" in refused(call(verify.main, *words, code=2))
+    assert "broken.jsonl" in refused(call("records", "verify", *words, code=2))
     assert (bench.track / "verdicts.json").read_bytes() == before
 
 
@@ -452,7 +452,7 @@ def test_a_full_machine_is_no_verdict(bench, monkeypatch):
         available = 1 << 20
 
     monkeypatch.setattr(limits.psutil, "virtual_memory", Full)
-    for said in (bench.verify(bench.folder, code=2), call(command.main, *bench.words(), code=2)):
+    for said in (bench.verify(bench.folder, code=2), call("records", "judge", *bench.words(), code=2)):
         assert "this machine is out of memory: make room, then do it again" in refused(said)
     assert (bench.track / "verdicts.json").read_bytes() == before
 
@@ -460,9 +460,7 @@ def test_a_full_machine_is_no_verdict(bench, monkeypatch):
 @pytest.mark.parametrize("option", ["--trust", "--proof-bytes=0", "--proof-bytes=999"])
 def test_what_earns_nothing_is_not_kept(bench, option):
     for words in (["--write", option], ["--trust", "--retrain", "any"]):
-        with pytest.raises(SystemExit) as done:
-            verify.parse_args([str(bench.folder), *words])
-        assert done.value.code == 2
+        refused(call("records", "verify", bench.folder, *words, code=2))
 
 
 # --- verdicts ---------------------------------------------------------------------------------------------

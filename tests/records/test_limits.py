@@ -31,10 +31,10 @@ from records.referee.text import Text
 from records.sandbox import bubblewrap, cgroups, jobs, limits, predictor
 from records.sandbox.limits import Limits, MachineFull, NoSandbox, Watchdog
 from records.sandbox.predictor import Mode, watched
-from records.verify import __main__ as verify
 from records.verify import retrain
 from records.verify.papers import check_papers
 from tests.kit import helpers, record_kit
+from tests.kit.data_kit import call, refused
 from tests.records.test_referee import SIZE, Fixed, Stand, cheat
 
 sandboxed = pytest.mark.sandbox
@@ -106,12 +106,10 @@ def test_bits_that_the_nats_do_not_explain_are_charged():
         assert replace(honest, payload=bytes(size)).charged == nats.sum()
 
 
-def test_a_proof_of_a_part_gives_no_verdict(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        verify.parse_args(["x", "--write", "--proof-bytes", "900"])
-    assert "--write keeps verdicts, and --proof-bytes gives none" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="2"):
-        verify.parse_args(["x", "--write", "--proof-bytes", "0"])
+@pytest.mark.parametrize("size", [0, 900])
+def test_a_proof_of_a_part_gives_no_verdict(size):
+    said = call("records", "verify", "x", "--write", "--proof-bytes", size, code=2)
+    assert "--write keeps verdicts, and --proof-bytes gives none" in refused(said)
 
 
 # --- limits by the kernel ---------------------------------------------------------------------------------

@@ -12,13 +12,11 @@ import numpy as np
 import pytest
 
 from data.command import DataError
-from records import pictures as pictures_command
+from records.__main__ import main as records
 from records.archive.metrics import find_runs
 from records.archive.tracks import load_track
 from records.archive.verdicts import folder_sha256
-from records.board import __main__ as board
 from records.board import curves, documents, entries, excerpts, ladder, pictures, tables
-from records.compare import __main__ as compare
 from tests.kit.helpers import ROOT
 from tests.kit.metrics_kit import edit_events, write_run
 
@@ -37,7 +35,7 @@ HOSTILE += ["datum.at'] || window.hurt", "läuft-日本-\u202e\u2028", "a" * 180
 
 def compared(base, new, page: Path) -> int:
     sides = [[str(run) for run in side] for side in (base, new)]
-    return compare.main(["--base", *sides[0], "--new", *sides[1], "--html", str(page)])
+    return records(["compare", "--base", *sides[0], "--new", *sides[1], "--html", str(page)])
 
 
 def specs_of(path: Path) -> dict[str, dict]:
@@ -87,7 +85,7 @@ def test_a_table_says_what_was_measured_where_it_was(tmp_path):
 
 
 def test_the_pictures_of_the_readme_are_of_the_records_that_are_here(tmp_path, capsys):
-    assert pictures_command.main(["--check"]) == 0
+    assert records(["pictures", "--check"]) == 0
     for name in ("track.json", "verdicts.json", "yardsticks.json", "2026-11-22_Par"):
         copy = shutil.copytree if (FLOPPY / name).is_dir() else shutil.copy
         (tmp_path / "track_floppy").mkdir(exist_ok=True)
@@ -96,7 +94,7 @@ def test_the_pictures_of_the_readme_are_of_the_records_that_are_here(tmp_path, c
     kept = {"2026-11-22_Par": verdicts["2026-11-22_Par"]}
     (tmp_path / "track_floppy/verdicts.json").write_text(json.dumps(kept))
     shutil.copytree(ROOT / "records/images", tmp_path / "images")
-    assert pictures_command.main(["--check", "--records", str(tmp_path)]) == 1
+    assert records(["pictures", "--check", "--records", str(tmp_path)]) == 1
     assert "ladder.svg: is not up to date" in capsys.readouterr().out
 
 
@@ -121,7 +119,7 @@ def test_of_many_records_the_readme_shows_the_ten_best_and_the_path(many_entries
     ranks = [int(found) for found in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)]
     path = entries.path_to_best(many_entries)
     assert [entry.short_name for entry in path] == [f"Idea{at}" for at in range(0, 30, 3)]
-    assert ranks[:10] == [*range(1, 11)] and "20 more: `python -m records.board --html site`" in text
+    assert ranks[:10] == [*range(1, 11)] and "20 more: `python -m records board --html site`" in text
     worst_first = entries.best_and_path(many_entries[::-1], many_entries)
     assert worst_first[10:] == path and worst_first[:10] == many_entries[:19:-1]
     drawn = pictures.ladder_data(many_entries, [])
@@ -202,7 +200,10 @@ def site_folder(tmp_path_factory):
     submission = track / names[0] / "submission.json"
     words = dict.fromkeys(("author", "what_changed", "why"), HOSTILE[0])
     submission.write_text(json.dumps(json.loads(submission.read_text()) | words))
-    assert board.main(["--records", str(folder / "records"), "--html", str(folder / "out/board.html")]) == 0
+    assert (
+        records(["board", "--records", str(folder / "records"), "--html", str(folder / "out/board.html")])
+        == 0
+    )
     return folder / "out"
 
 

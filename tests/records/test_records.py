@@ -25,19 +25,17 @@ import pytest
 
 from data.command import REPO, DataError
 from data.files import sha256
-from records import freeze, judge
+from records.__main__ import main as records
 from records.archive import submission, verdicts
 from records.archive.checks import check
 from records.archive.folders import pack, record_folders
 from records.archive.judgings import Draw, record_draw
 from records.archive.record import Record
 from records.archive.tracks import load_track
-from records.board import __main__ as board
 from records.referee.scoring import score_record
 from records.referee.text import validation_text
 from records.sandbox import bubblewrap, cgroups
 from records.sandbox.jobs import find_job
-from records.verify import __main__ as verify
 from records.verify import retrain
 from records.verify.source import check_source
 from tests.house.test_workflows import Forge
@@ -592,7 +590,7 @@ def test_the_judge_trains_the_real_script_and_ranks_it(kit, tmp_path):
     reseal(old)
     passed_earlier(old)
     words = [folder, "--data", kit.data, "--second", kit.data / "second.jsonl", "--work", tmp_path / "judge"]
-    said = call(judge.main, *words, "--write", "--by", "Ada")
+    said = call("records", "judge", *words, "--write", "--by", "Ada")
     assert "\nverdict: ranked\n" in said, said
     its = verdicts.read_verdicts(folder.parent)[NAME]
     assert its["judged"]["beats"] == old.name and len(its["judged"]["seeds"]) == 2
@@ -736,8 +734,8 @@ def test_a_pull_request_with_a_forged_score_fails(kit, forge):
 
 
 def refusal(capsys, args: list[str], code: int = 2) -> str:
-    """Run records.freeze; the one line that it says."""
-    assert freeze.main(args) == code
+    """Run `records freeze`; the one line that it says."""
+    assert records(["freeze", *args]) == code
     line = capsys.readouterr().err
     assert line.startswith("error: ") and line.count("\n") == 1
     return line
@@ -748,7 +746,7 @@ def test_freeze_refuses(kit, capsys, tmp_path):
     before = sorted(kit.records.rglob("*"))
     assert "runs of seeds [1, 2]" in refusal(capsys, kit.freeze_args(name="Two", runs=(1, 2)))
     assert "never overwritten" in refusal(capsys, kit.freeze_args())
-    other = str(RECORDS / "freeze.py")
+    other = str(RECORDS / "__main__.py")
     assert "--script" in refusal(capsys, kit.freeze_args("--script", other, name="Other"))
     away = tmp_path / "logs"
     for seed in SEEDS:
@@ -775,9 +773,9 @@ def test_the_board_shows_what_was_verified(kit, tmp_path):
     good = [check(name, True, "x") for name in verdicts.NEEDED]
     verdicts.write_verdict(folder, good, "Ada")
     verdicts.write_verdict(other, [check("seeds", False, "x")], "Ada")
-    assert board.main(["--records", str(tmp_path), "--check"]) == 1
-    assert board.main(["--records", str(tmp_path)]) == 0
-    assert board.main(["--records", str(tmp_path), "--check"]) == 0
+    assert records(["board", "--records", str(tmp_path), "--check"]) == 1
+    assert records(["board", "--records", str(tmp_path)]) == 0
+    assert records(["board", "--records", str(tmp_path), "--check"]) == 0
     text = (tmp_path / "README.md").read_text()
     rows = [line for line in text.splitlines() if line.startswith("| ") and "[" in line]
     mean = Record(folder).mean
@@ -791,7 +789,7 @@ def test_the_board_shows_what_was_verified(kit, tmp_path):
         and "a \\| pipe and &lt;b" in rows[1]
     )
     verdicts.write_verdict(folder, [*good, check("retrained", True, "x")], "Bob")
-    board.main(["--records", str(tmp_path)])
+    records(["board", "--records", str(tmp_path)])
     text = (tmp_path / "README.md").read_text()
     assert "| 1 | [Good]" not in text and "by Bob (" in text, "a seed of its own gives no rank"
     judged = {"judged": {"seeds": {"77": {"score": 1.25}, "78": {"score": 1.75}}}}
@@ -799,7 +797,7 @@ def test_the_board_shows_what_was_verified(kit, tmp_path):
     assert verdicts.write_finding(folder, found, "Bob", "0123abcd")
     for name, seeds in ((NAME, (75, 76)), ("2025-11-20_Gone", (1, 2)), (NAME, (77, 78))):
         record_draw(tmp_path / TRACK, Draw(name, name, "t", "0123abcd", "2025-11-22", "Bob", seeds))
-    board.main(["--records", str(tmp_path)])
+    records(["board", "--records", str(tmp_path)])
     text = (tmp_path / "README.md").read_text()
     assert "| 1 | [Good]" in text and "| 1.5000 ± " in text, "the scores of the rooms"
     assert "by referee 0123abcd; seeds 77, 78 on " in text
@@ -807,7 +805,7 @@ def test_the_board_shows_what_was_verified(kit, tmp_path):
     assert "; judgings so far: 3, of folders: 2\n" in text, "also of what is gone"
     for name, stale in (("README.md", False), ("submission.json", True)):
         edit(folder / name, ("nothing", "something"))
-        board.main(["--records", str(tmp_path)])
+        records(["board", "--records", str(tmp_path)])
         assert ("changed since" in (tmp_path / "README.md").read_text()) is stale
 
 
@@ -817,10 +815,10 @@ def test_the_repository_s_own_records_are_good_and_on_the_board(capsys):
 
     The sandboxed checks of the records are for the one who merges them: verify --all --write.
     """
-    assert verify.main(["--all", "--static"]) == 0
+    assert records(["verify", "--all", "--static"]) == 0
     said = capsys.readouterr().out
     assert said.endswith(f"\n{len(record_folders(RECORDS))} records, 0 checks failed\n")
-    assert board.main(["--check"]) == 0
+    assert records(["board", "--check"]) == 0
 
 
 # --- tracks, schema, command line -------------------------------------------------------------------------
@@ -836,7 +834,7 @@ def test_tracks_are_by_the_schema(name):
 def test_the_floppy_s_track_is_of_the_demo_corpus(name):
     manifest = helpers.ROOT / f"data/datasets/{name}/manifest.json"
     if not manifest.exists():
-        pytest.skip("no demo corpus: python -m data.prepare demo")
+        pytest.skip("no demo corpus: python -m data prepare demo")
     made = json.loads(manifest.read_text())
     dataset = load_track(RECORDS / "track_floppy").using(name).dataset
     val = made["files"][0]
@@ -864,18 +862,18 @@ def test_errors_are_one_line(tmp_path):
     (tmp_path / "naïve/train_gpt.py").write_text("")
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0"}
     for args, code in (
-        (("records.verify", tmp_path / "no"), 3),
-        (("records.verify",), 2),
-        (("records.referee", "score", tmp_path / "naïve"), 3),
-        (("records.freeze", "logs/ü", "--track", "t", "--name", "a b"), 2),
-        (("records.board", "--records", tmp_path), 3),
+        (("verify", tmp_path / "no"), 3),
+        (("verify",), 2),
+        (("score", tmp_path / "naïve"), 3),
+        (("freeze", "logs/ü", "--track", "t", "--name", "a b"), 2),
+        (("board", "--records", tmp_path), 3),
     ):
         done = command(*args, **ascii_only)
         assert done.returncode == code and "Traceback" not in done.stderr and done.stderr.strip(), args
 
 
 def test_output_may_be_closed_or_go_away(tmp_path):
-    words = f"{sys.executable} -m records.verify --static {tmp_path}"
+    words = f"{sys.executable} -m records verify --static {tmp_path}"
     for shell, code in ((f"{words} >&-", 1), (f"{words} | true; exit ${{PIPESTATUS[0]}}", 141)):
         done = subprocess.run(["bash", "-c", shell], cwd=REPO, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (code, ""), shell
@@ -885,6 +883,6 @@ def test_output_may_be_closed_or_go_away(tmp_path):
 def test_a_verification_that_fails_exits_with_1(kit, tmp_path, capsys):
     bad = kit.copy(tmp_path)
     drop_seed(bad)
-    assert verify.main([str(bad), "--static"]) == 1
+    assert records(["verify", str(bad), "--static"]) == 1
     out = capsys.readouterr().out
     assert "FAIL seeds: " in out and out.endswith("1 records, 2 checks failed\n")

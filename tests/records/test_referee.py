@@ -23,11 +23,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies
 
-from data import prepare
+from data import corpus, sources
 from data.command import DataError
 from data.files import sha256
 from records.archive.tracks import load_track
-from records.referee import __main__ as referee
 from records.referee import coder, scoring
 from records.referee.sample import sample
 from records.referee.scoring import Result
@@ -38,6 +37,7 @@ from records.sandbox import predictor as sandbox
 from records.sandbox.inside import worker
 from records.sandbox.jobs import PredictorJob, find_job
 from tests.kit import helpers, record_kit
+from tests.kit.data_kit import call, refused
 from tests.kit.record_kit import TRACK, failed
 
 sandboxed = pytest.mark.sandbox
@@ -730,7 +730,7 @@ raise LookupError(f'{{len(found)}} documents among {{texts}} sources {{found[:5]
 def test_no_document_of_the_demo_corpus_is_in_the_sandbox(stand, tmp_path):
     """All of it: validation, second text and training text are in the installed packages outside."""
     try:
-        documents = [text for _, text in prepare.demo_sources() if text]
+        documents = [text for _, text in sources.demo_sources() if text]
     except DataError as error:
         pytest.skip(str(error))
     hashes = [hashlib.sha256(text).hexdigest() for text in documents]
@@ -751,7 +751,7 @@ def test_no_document_that_is_scored_is_in_the_sandbox_as_bytecode():
     assert len(modules) > 500
     for split in ("val", "second"):
         try:
-            found = {name for name, _ in prepare.demo_documents(split)}
+            found = {name for name, _ in corpus.demo_documents(split)}
         except DataError as error:
             pytest.skip(str(error))
         assert len(found) >= 60 and not found & modules, sorted(found & modules)[:5]
@@ -906,7 +906,7 @@ def test_a_text_that_is_not_the_track_s_is_an_error_of_one_line(stand, tmp_path)
 def command(stand: Stand, name: str, *args, **environment) -> subprocess.CompletedProcess:
     """The referee as a process, with a record that is trusted."""
     options = ["--track", stand.root / TRACK, "--dataset", "tiny_sp400", "--data", stand.data, "--trust"]
-    words = [sys.executable, "-m", "records.referee", name, *map(str, (*args, *options))]
+    words = [sys.executable, "-m", "records", name, *map(str, (*args, *options))]
     kept = helpers.clean_environment(**environment)
     return subprocess.run(words, capture_output=True, encoding="utf-8", cwd=helpers.ROOT, env=kept)
 
@@ -1007,9 +1007,8 @@ def test_a_sample_is_written_by_a_process(stand, bigram, capsys):
     done = command(stand, "sample", bigram, "--prompt", "naïve ", "--tokens", "50", **ascii_only)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     assert done.stdout.startswith("na\\xefve ") and len(done.stdout) > 60
-    with pytest.raises(SystemExit, match="2"):
-        referee.main(["sample", str(bigram), "--temperature", "-1"])
-    assert "expected a number of 0 or more" in capsys.readouterr().err
+    for wrong in ("-1", "nan"):
+        refused(call("records", "sample", bigram, "--temperature", wrong, code=2))
 
 
 @slow

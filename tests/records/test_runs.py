@@ -13,10 +13,8 @@ from hypothesis.strategies import binary, just
 from data.command import DataError
 from data.files import sha256
 from records.archive import runs
-from records.referee import __main__ as referee
 from records.sandbox import bubblewrap
 from records.sandbox.jobs import find_job
-from records.verify import __main__ as verify
 from tests.kit import helpers, record_kit
 from tests.kit.data_kit import call, refused
 from tests.kit.record_kit import edit_json
@@ -49,12 +47,12 @@ def test_all_commands_need_neither_track_nor_trust(run, tmp_path, monkeypatch):
     words = "sample {0} --tokens 9, complete {0} a.txt --tokens 9, score {0}, prove {0} --bytes 200"
     words += ", compress {0} a.txt, decompress {0} a.txt.bg -o b.txt"
     for each in words.format(run).split(", "):
-        said = call(referee.main, *each.split(), "--data", "data")
+        said = call("records", *each.split(), "--data", "data")
         assert "is your own run and runs without a sandbox" in said, each
     assert (tmp_path / "b.txt").read_bytes() == text.read_bytes()
     run.rename("sent")
-    assert "--trust" in refused(call(referee.main, "sample", "sent", "--data", "data", code=3))
-    assert "is a run, no record" in refused(call(verify.main, "sent", code=3))
+    assert "--trust" in refused(call("records", "sample", "sent", "--data", "data", code=3))
+    assert "is a run, no record" in refused(call("records", "verify", "sent", code=3))
 
 
 def test_a_run_is_one_s_own_in_logs_alone(run):
@@ -105,7 +103,7 @@ def test_a_strangers_folder_does_not_name_the_file_that_is_parsed(run, tmp_path)
 
 def test_what_is_missing_or_was_changed_is_named(run):
     def said(name):
-        return refused(call(referee.main, name, run, "--data", "data", "--trust", code=3))
+        return refused(call("records", name, run, "--data", "data", "--trust", code=3))
 
     change(run, "sha256", val_sha256="ab" * 32)
     assert "the validation text has logged_val_sha256 " in said("score")

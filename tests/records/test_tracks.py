@@ -11,6 +11,7 @@ import random
 import shutil
 import zlib
 from dataclasses import replace
+from pathlib import Path
 
 import brotli
 import pytest
@@ -18,15 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.command import DataError
-from records import excerpts, freeze, judge, tracks
 from records.archive.checks import VerifierError
 from records.archive.record import Record
 from records.archive.tracks import NOTHING, TRAINING, Yardstick, load_track
 from records.archive.verdicts import read_verdicts
-from records.board import __main__ as board
-from records.referee import __main__ as referee
 from records.referee import compressors
-from records.verify import __main__ as verify
 from records.verify import judging, retrain
 from tests.kit import helpers, record_kit
 from tests.kit.data_kit import call
@@ -61,7 +58,7 @@ def text_of(corpus, split):
 def written(kit):
     """What the command said, and what it wrote."""
     root, _ = kit
-    said = call(tracks.main, "yardsticks", *arguments(root, "--write"))
+    said = call("records", "track", "yardsticks", *arguments(root, "--write"))
     return said, json.loads((root / "records/track_tiny/yardsticks.json").read_text())
 
 
@@ -91,7 +88,7 @@ def clear(rules):
 
 
 def fill(folder, data, code=0):
-    return call(tracks.main, "fill", folder, "--data", data, code=code)
+    return call("records", "track", "fill", folder, "--data", data, code=code)
 
 
 @pytest.fixture
@@ -131,7 +128,7 @@ def test_the_floppy_s_values_come_back(tmp_path):
     offered = json.loads(committed.read_text())["dataset"]["vocabularies"]
     names = [one["name"] for one in offered if (here / one["name"]).exists()]
     if not names:
-        pytest.skip("no demo corpus: python -m data.prepare demo")
+        pytest.skip("no demo corpus: python -m data prepare demo")
 
     def forget(rules):
         rules["dataset"].update(dict.fromkeys(OF_TEXT))
@@ -216,7 +213,7 @@ class Team:
         words = ["--track", self.track.name, "--name", "Pair", "--author", "Ada", "--what", "x", "--why", "y"]
         places = ["--records", self.track.parent, "--data", self.data, "--script", self.script]
         more = ["--date", "2025-11-21", "--plain"]
-        self.record = freeze.freeze(freeze.parse_args([*map(str, [*runs, *words, *places, *more])]))
+        self.record = record_kit.frozen(*runs, *words, *places, *more)
 
     def train(self, seed):
         settings = {**record_kit.SETTINGS, "CODE_BYTES": "raw", "SEED": seed, "RUN_ID": f"run{seed}"}
@@ -242,7 +239,7 @@ def test_a_track_of_two_devices_judges_a_record_whose_artifacts_are_not_kept(tea
     """From nulls to a first place: filled, trained by torchrun, frozen, verified, judged, on the board."""
     record = team.copy(tmp_path)
     assert not list(record.glob("model*")) and "ranks:2 " in (record / "train_seed0.log").read_text()
-    said = call(verify.main, record, "--data", team.data, "--write", "--by", "Ada")
+    said = call("records", "verify", record, "--data", team.data, "--write", "--by", "Ada")
     assert "SKIP score: no artifact is here" in said
     its = read_verdicts(record.parent)[record.name]
     assert its["verdict"] == "papers" and its["left"].keys() == {"score"}
@@ -255,17 +252,17 @@ def test_a_track_of_two_devices_judges_a_record_whose_artifacts_are_not_kept(tea
 
     monkeypatch.setattr(judging, "room_run", read_log)
     words = [record, "--data", team.data, "--work", tmp_path / "judge", "--write", "--by", "Ada"]
-    said = call(judge.main, *words)
+    said = call("records", "judge", *words)
     assert "verdict: ranked" in said and "no record stands before it" in said, said
     its = read_verdicts(record.parent)[record.name]
     assert len(its["judged"]["seeds"]) == PAIR and its["judged"]["mean"] > 0
     assert [run.about["ranks"] for run in logs] == ["2"] * PAIR
     (tmp_path / "README.md").write_text("<!-- board -->\n<!-- /board -->\n")
-    call(board.main, "--records", tmp_path)
+    call("records", "board", "--records", tmp_path)
     assert "| 1 | [Pair](" in (tmp_path / "README.md").read_text()
     artifact = next(tmp_path.glob("judge/**/model.ptz"))
-    call(referee.main, "score", record, "--artifact", artifact, "--data", team.data)
-    call(excerpts.main, record, "--artifact", artifact, "--data", team.data)
+    call("records", "score", record, "--artifact", artifact, "--data", team.data)
+    call("records", "excerpts", record, "--artifact", artifact, "--data", team.data)
 
 
 @pytest.mark.slow
@@ -274,7 +271,7 @@ def test_a_track_of_two_devices_judges_a_record_whose_artifacts_are_not_kept(tea
 def test_a_seed_of_two_devices_comes_back_within_the_track_s_operations(team, tmp_path):
     record = team.copy(tmp_path)
     edit_json(record.parent / "track.json", lambda rules: rules.update(train_flops=10**12))
-    said = call(verify.main, record, "--data", team.data, "--retrain", "any")
+    said = call("records", "verify", record, "--data", team.data, "--retrain", "any")
     assert "the artifact came back bit for bit" in said and "PASS work: " in said, said
 
 
@@ -290,7 +287,7 @@ def test_a_script_that_fails_in_a_room_of_two_devices_has_its_own_words_in_the_v
 
 def test_a_machine_with_fewer_gpus_than_the_track_s_trains_nothing(monkeypatch):
     track = load_track(helpers.ROOT / "records/track_10min_16mb")
-    monkeypatch.setattr(type(tracks.DATA), "glob", lambda path, pattern: iter(["/dev/nvidia0"]))
+    monkeypatch.setattr(Path, "glob", lambda path, pattern: iter(["/dev/nvidia0"]))
     with pytest.raises(VerifierError, match="trains on 8 CUDA GPUs, this machine has 1"):
         retrain.need_devices(track)
 
@@ -365,7 +362,7 @@ def test_a_compressor_that_loses_something_is_an_error():
 
 def test_the_file_tells_its_command_and_its_texts(kit, written):
     said, value = written
-    assert "python -m records.tracks yardsticks" in value["written"] and "--write" in value["written"]
+    assert "python -m records track yardsticks" in value["written"] and "--write" in value["written"]
     assert value["val_sha256"] == load_track(kit[0] / "records/track_tiny").dataset["val_sha256"]
     sizes = [len(text_of(kit[1], split)) for split in ("val", "train")]
     assert [value["val_bytes"], value["train_bytes"]] == sizes
@@ -377,7 +374,7 @@ def test_what_cannot_be_measured_is_skipped(kit, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     for most in (10, len(text_of(kit[1], "train")) - 1):  # tokens, bytes
         monkeypatch.setattr(compressors, "MOST_BYTES", most)
-        said = call(tracks.main, "yardsticks", *arguments(kit[0]))
+        said = call("records", "track", "yardsticks", *arguments(kit[0]))
         assert "SKIP zpaq -m5: is not installed: apt-get install zpaq\n" in said
         assert f"SKIP after the training text: it has more than {most} bytes\n" in said
         assert said.count("bits per byte") == 6
@@ -385,7 +382,7 @@ def test_what_cannot_be_measured_is_skipped(kit, monkeypatch):
 
 def test_a_wrong_track_or_text_is_reported(kit, track):
     def refused(*words, code=3):
-        line = one_line(call(tracks.main, "yardsticks", *words, code=code))
+        line = one_line(call("records", "track", "yardsticks", *words, code=code))
         assert not list(track.parent.rglob("*.partial"))
         return line
 
@@ -399,7 +396,7 @@ def test_a_wrong_track_or_text_is_reported(kit, track):
     assert "training text has sha256" in refused(track, *options)
     edit(path, dataset=dataset | {"val_sha256": "ab" * 32})
     assert "validation text has val_sha256" in refused(track, *options)
-    one_line(call(tracks.main, "yardsticks", code=2))
+    one_line(call("records", "track", "yardsticks", code=2))
 
 
 # --- the board --------------------------------------------------------------------------------------------
@@ -407,15 +404,15 @@ def test_a_wrong_track_or_text_is_reported(kit, track):
 
 def test_the_board_shows_them(track, written):
     root = ("--records", track.parent)
-    call(board.main, *root, "--check", code=1)
-    call(board.main, *root)
-    call(board.main, *root, "--check")
+    call("records", "board", *root, "--check", code=1)
+    call("records", "board", *root)
+    call("records", "board", *root, "--check")
     text = (track.parent / "README.md").read_text()
-    assert "python -m records.tracks yardsticks records/track_tiny --write" in text
+    assert "python -m records track yardsticks records/track_tiny --write" in text
     for row in written[1]["rows"]:
         assert f"| {row['after']} | {row['bytes']:,} | {row['bits_per_byte']:.4f} |\n" in text
     (track / "yardsticks.json").unlink()
-    call(board.main, *root)
+    call("records", "board", *root)
     assert "yardsticks" not in (track.parent / "README.md").read_text()
 
 
@@ -432,6 +429,6 @@ def test_the_board_shows_them(track, written):
 def test_the_board_refuses_those_of_another_text_and_damaged_ones(track, change, message):
     edit(track / "yardsticks.json", **change)
     before = (track.parent / "README.md").read_bytes()
-    line = one_line(call(board.main, "--records", track.parent, code=3))
-    assert message in line and "python -m records.tracks yardsticks" in line
+    line = one_line(call("records", "board", "--records", track.parent, code=3))
+    assert message in line and "python -m records track yardsticks" in line
     assert (track.parent / "README.md").read_bytes() == before

@@ -1,12 +1,11 @@
 """Follow runs to a tracker: what they write to metrics.jsonl is sent on, while they live or after.
 
-    python -m records.follow logs/RUN [RUN ...] --to wandb | trackio | tensorboard
+    python -m records follow logs/RUN [RUN ...] --to wandb | trackio | tensorboard
 
 RUN is a run's folder, or a folder above. The command ends when all runs have ended; it can be stopped at any
 time, and given again. A training never waits for it.
 """
 
-import argparse
 import collections
 import contextlib
 import importlib.util
@@ -18,10 +17,11 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import filelock
 
-from data import command
-from data.command import DataError, Parser, UsageError, printable, say, shell, whole
+from data.command import DataError, UsageError, printable, say, shell
+from data.door import Command
 from records.archive.runs import configuration
 from records.follow.cursor import Cursor
 from records.follow.events import Event, Tail, measured, summary
@@ -47,11 +47,11 @@ def one_line(to: str) -> Iterator[None]:
 class Followed:
     """One run, and where it is sent to. `done`: it is no longer followed."""
 
-    def __init__(self, folder: Path, args: argparse.Namespace):
+    def __init__(self, folder: Path, to: str, project: str = "bytegolf", patience: int = 600):
         self.folder = folder
-        self.to = args.to
-        self.project = args.project
-        self.patience = args.patience
+        self.to = to
+        self.project = project
+        self.patience = patience
         self.lock = filelock.FileLock(folder / f".follow-{self.to}.lock")
         self.path = folder / f"follow-{self.to}.json"
         self.tail = Tail(folder / METRICS)
@@ -176,21 +176,32 @@ def run_folders(path: Path) -> list[Path]:
     return [each.parent.resolve() for each in sorted(path.rglob(METRICS)) if each.is_file()]
 
 
-def work(args: argparse.Namespace) -> int:
+@click.command(cls=Command, help=__doc__)
+@click.argument("folders", nargs=-1, required=True, type=Path, metavar="RUN...")
+@click.option("--to", type=click.Choice([*TRACKERS]), required=True, help="the tracker")
+@click.option("--project", default="bytegolf", metavar="NAME", help="its project, for wandb and trackio")
+@click.option(
+    "--patience",
+    type=click.IntRange(0),
+    default=600,
+    metavar="S",
+    help="silent seconds after which a run counts as dead",
+)
+def main(folders: tuple[Path, ...], to: str, project: str, patience: int) -> int:
     """Follow all until they have ended; the exit code."""
-    if importlib.util.find_spec(args.to) is None:
-        install = shell(sys.executable, "-m", "pip", "install", args.to)
-        raise UsageError(f"--to {args.to}: the package is not installed: {install}")
-    for path in args.runs:
+    if importlib.util.find_spec(to) is None:
+        install = shell(sys.executable, "-m", "pip", "install", to)
+        raise UsageError(f"--to {to}: the package is not installed: {install}")
+    for path in folders:
         if not run_folders(path):
             raise DataError(f"{path}: holds no {METRICS}, expected a run's folder in logs/, or one above")
     warnings.formatwarning = lambda message, *_, **__: f"warning: {printable(message)}\n"  # of trackers
     runs: dict[Path, Followed] = {}
     try:
         while True:
-            for folder in itertools.chain(*map(run_folders, args.runs)):  # new ones may come
+            for folder in itertools.chain(*map(run_folders, folders)):  # new ones may come
                 if folder not in runs:
-                    runs[folder] = Followed(folder, args)
+                    runs[folder] = Followed(folder, to, project, patience)
             for each in runs.values():
                 each.try_to_look()
             if all(each.done for each in runs.values()):
@@ -199,22 +210,3 @@ def work(args: argparse.Namespace) -> int:
     finally:
         for each in runs.values():
             each.leave("has not ended; the same command goes on with it")
-
-
-def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m records.follow", description=__doc__)
-    add = parser.add_argument
-    add("runs", type=Path, nargs="+", metavar="RUN", help="a run's folder, or one above several")
-    add("--to", choices=TRACKERS, required=True, help="the tracker")
-    add("--project", default="bytegolf", help="its project, for wandb and trackio (%(default)s)")
-    words = "silent seconds after which a run counts as dead (%(default)s)"
-    add("--patience", type=whole(0), metavar="S", default=600, help=words)
-    return parser.parse_args(argv)
-
-
-def main(argv: list[str] | None = None) -> int:
-    return command.main(parse_args, work, "follow the runs again", argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,30 +1,32 @@
 """Compare ideas by runs on a development text: every arm with every seed, at a share of a track's operations.
 
-    python -m records.campaign FILE                  run what is still to be run, then report
-    python -m records.campaign FILE --budget 0.1     each run with a tenth of the track's operations
-    python -m records.campaign FILE --score          also score the artifacts in streams, as the referee does
-    python -m records.campaign FILE --ray auto       runs are tasks of a Ray cluster
-    python -m records.campaign FILE --report         report what has been run so far
-    python -m records.campaign FILE --law            report how scores fall with operations, and write it down
+    python -m records sweep FILE                  run what is still to be run, then report
+    python -m records sweep FILE --budget 0.1     each run with a tenth of the track's operations
+    python -m records sweep FILE --score          also score the artifacts in streams, as the referee does
+    python -m records sweep FILE --ray auto       runs are tasks of a Ray cluster
+    python -m records sweep FILE --report         report what has been run so far
+    python -m records sweep FILE --law            report how scores fall with operations, and write it down
 
 records/campaign/README.md says what FILE holds. Exit codes: 0 done, 1 a run failed, 2 a bad FILE, 3 bad data
 or an arm that changed, 16 stopped by a signal; the same command continues.
 """
 
-import argparse
 import contextlib
 import functools
 import json
-import math
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import click
 import filelock
 
-from data import command, shards
-from data.command import REPO, UsageError, say
+from data import shards
+from data.command import REPO, UsageError, say, shell
+from data.door import Command, Number, on_signals
 from data.files import write_whole
 from records.archive.folders import SCRIPT, run_artifact
 from records.archive.tracks import DATA, RECORDS, Track, load_track
@@ -91,47 +93,7 @@ def score_all(runs: list[ArmRun], track: Track, data: Path) -> int:
 # --- command line -----------------------------------------------------------------------------------------
 
 
-def budget(text: str) -> float:
-    """The type of --budget."""
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} given, expected a share above 0, such as 0.1")
-    return value
-
-
-def seconds(text: str) -> float:
-    """The type of --keep-every."""
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} given, expected seconds above 0")
-    return value
-
-
-def parse_args(argv: list[str]) -> argparse.Namespace:
-    parser = command.Parser(prog="python -m records.campaign", description=__doc__)
-    add = parser.add_argument
-    add("file", type=Path, metavar="FILE", help="arms, seeds and dataset, in TOML")
-    add("--budget", type=budget, default=1.0, metavar="F", help="share of the track's operations (1)")
-    add("--cores", type=command.whole(1), metavar="N", help="N runs at a time, each with one thread")
-    add("--threads-per-run", type=command.whole(1), metavar="N", help="(1 with --ray, else torch's choice)")
-    gpus = "more than 1: under torchrun, a process for each (0; without --ray they are not shared out)"
-    add("--gpus-per-run", type=command.whole(0), default=0, metavar="N", help=gpus)
-    ray = "runs are tasks of a Ray cluster: auto, or the HOST:PORT of its head"
-    add("--ray", metavar="ADDRESS", help=ray)
-    every = "with --ray: a checkpoint comes back every so many seconds (%(default)s)"
-    add("--keep-every", type=seconds, default=180.0, metavar="S", help=every)
-    add("--score", action="store_true", help="score artifacts in streams, and report these scores")
-    add("--report", action="store_true", help="run nothing")
-    add("--law", action="store_true", help="run nothing; fit lines to all budgets, write FILE's .json")
-    script = "that patches are applied to, where FILE names no commit (%(default)s)"
-    add("--script", type=Path, default=REPO / SCRIPT, help=script)
-    add("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/")
-    add("--records", type=Path, default=RECORDS, help="folder of the tracks")
-    add("--logs", type=Path, default=REPO / "logs/campaigns", help="folder of all runs (%(default)s)")
-    return parser.parse_args(argv)
-
-
-def way_to_run(args: argparse.Namespace) -> Callable[[list[ArmRun]], Endings]:
+def way_to_run(args: SimpleNamespace) -> Callable[[list[ArmRun]], Endings]:
     """On this machine or, with --ray, on a cluster. Raises UsageError."""
     if args.ray is None:
         share = Share(1 if args.cores else args.threads_per_run, args.gpus_per_run)
@@ -142,7 +104,7 @@ def way_to_run(args: argparse.Namespace) -> Callable[[list[ArmRun]], Endings]:
     return functools.partial(cluster.run_there, address=args.ray, share=share, every=args.keep_every)
 
 
-def carry_out(arms: list[Arm], value: dict, track: Track, args: argparse.Namespace) -> int:
+def carry_out(arms: list[Arm], value: dict, track: Track, args: SimpleNamespace) -> int:
     """Run and score all that is not done yet. The exit code. Raises DataError, UsageError."""
     base = base_script(value, args.script)
     for arm in arms:
@@ -164,7 +126,7 @@ def budgets_of(home: Path) -> list[float]:
     return found
 
 
-def report(arms_at: functools.partial, value: dict, home: Path, args: argparse.Namespace) -> str:
+def report(arms_at: functools.partial, value: dict, home: Path, args: SimpleNamespace) -> str:
     """In Markdown. Raises DataError."""
     seeds, base = value["seeds"], value["base"]
     arms = arms_at(args.budget)
@@ -182,19 +144,19 @@ def report(arms_at: functools.partial, value: dict, home: Path, args: argparse.N
     return said
 
 
-def write_law(arms_at: functools.partial, value: dict, home: Path, args: argparse.Namespace) -> str:
+def write_law(arms_at: functools.partial, value: dict, home: Path, args: SimpleNamespace) -> str:
     """Write the law beside the campaign's file; its tables. Raises DataError."""
     path = args.file.with_suffix(".json")
     newer = law.points_of({each: arms_at(each) for each in budgets_of(home)}, value["seeds"], args.score)
     found = law.joined([*value["arms"]], law.earlier(path, args.score), newer)
-    same = command.shell("python", "-m", "records.campaign", args.file, "--law")
+    same = shell("python", "-m", "records", "sweep", args.file, "--law")
     same += " --score" if args.score else ""
     facts = law.law(found, value["base"], load_track(args.records / value["track"]), same)
     write_whole(path, (json.dumps(facts, indent=1) + "\n").encode())
     return law.law_tables(facts)
 
 
-def work(args: argparse.Namespace) -> int:
+def work(args: SimpleNamespace) -> int:
     """Do what the arguments ask for; the exit code."""
     value = read_campaign(args.file)
     track = load_track(args.records / value["track"])
@@ -220,23 +182,48 @@ def work(args: argparse.Namespace) -> int:
     return code
 
 
-def main(argv: list[str] | None = None) -> int:
-    argv = sys.argv[1:] if argv is None else argv
-    args = parse_args(argv)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.default_int_handler)
-    same = command.shell("python", "-m", "records.campaign", *argv)
-
-    def stoppable() -> int:
-        try:
-            return work(args)
-        except KeyboardInterrupt:
-            print(f"stopped; this goes on: {same}", file=sys.stderr)
-            return STOPPED
-
-    return command.run(stoppable, f"{same} goes on")
+COUNT = click.IntRange(1)
+POSITIVE = Number(0, min_open=True)
 
 
-if __name__ == "__main__":
-    command.open_streams()
-    sys.exit(main())
+@click.command(cls=Command, help=__doc__)
+@click.argument("file", type=Path)
+@click.option("--budget", type=POSITIVE, default=1.0, metavar="F", help="share of the track's operations")
+@click.option("--cores", type=COUNT, metavar="N", help="N runs at a time, each with one thread")
+@click.option(
+    "--threads-per-run", type=COUNT, metavar="N", help="[default: 1 with --ray, else torch's choice]"
+)
+@click.option(
+    "--gpus-per-run",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="more than 1: under torchrun, a process for each; without --ray they are not shared out",
+)
+@click.option("--ray", metavar="ADDRESS", help="run on a Ray cluster: auto, or the HOST:PORT of its head")
+@click.option(
+    "--keep-every",
+    type=POSITIVE,
+    default=180.0,
+    metavar="S",
+    help="with --ray: a checkpoint comes back every so many seconds",
+)
+@click.option("--score", is_flag=True, help="score artifacts in streams, and report these scores")
+@click.option("--report", is_flag=True, help="run nothing")
+@click.option("--law", is_flag=True, help="run nothing; fit lines to all budgets, write FILE's .json")
+@click.option(
+    "--script",
+    type=Path,
+    default=REPO / SCRIPT,
+    help="that patches are applied to, where FILE names no commit",
+)
+@click.option("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/")
+@click.option("--records", type=Path, default=RECORDS, help="folder of the tracks")
+@click.option("--logs", type=Path, default=REPO / "logs/campaigns", help="folder of all runs")
+def main(**options: Any) -> int:
+    on_signals(signal.default_int_handler, signal.SIGTERM, signal.SIGINT)
+    try:
+        return work(SimpleNamespace(**options))
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on", file=sys.stderr)
+        return STOPPED

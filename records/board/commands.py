@@ -1,0 +1,150 @@
+"""The commands that make pages of records: board, excerpts and pictures."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+from data.command import REPO, DataError, say, shell
+from data.door import Command
+from data.files import read_bytes, read_json, write_whole
+from records.archive.tracks import DATA, RECORDS, Track, load_track, read_yardsticks
+from records.archive.verdicts import folder_sha256
+from records.board.entries import load_entries
+from records.board.excerpts import FILE
+from records.board.tables import tables
+from records.board.tables import yardsticks as yardstick_lines
+
+of_records = click.option("--records", type=Path, default=RECORDS, help="folder of the tracks")
+to_check = click.option("--check", is_flag=True, help="write nothing, exit 1 if something would change")
+
+# --- board ------------------------------------------------------------------------------------------------
+
+BOARD = r"(<!-- board -->\n).*(<!-- /board -->)"  # in the README
+
+
+def write_tables(readme: Path, tracks: list[Track], check: bool) -> int:
+    """The exit code: 1 if `check` found that they are not up to date."""
+    old = read_bytes(readme).decode()
+    board = "\n".join(
+        tables(track, load_entries(track)) + yardstick_lines(track, read_yardsticks(track))
+        for track in tracks
+    )
+    new, count = re.subn(BOARD, lambda found: found[1] + board + found[2], old, flags=re.DOTALL)
+    if not count:
+        raise DataError(f"{readme}: no {BOARD}")
+    if new == old:
+        return 0
+    if check:
+        print(f"{readme}: is not up to date: python -m records board")
+        return 1
+    write_whole(readme, new.encode())
+    print(f"{readme}: written")
+    return 0
+
+
+@click.command(cls=Command)
+@of_records
+@to_check
+@click.option("--html", type=Path, metavar="DIR", help="write a site of pages there, and nothing else")
+def board(records: Path, check: bool, html: Path | None) -> int:
+    """The tables of records/README.md, from the folders and the verdicts on them, or a site of pages.
+
+    python -m records board             write the tables
+    python -m records board --check     exit 1 if they are not up to date
+    python -m records board --html DIR  write the site, DIR/index.html first
+    """
+    tracks = [load_track(path.parent) for path in sorted(records.glob("*/track.json"))]
+    if not html:
+        return write_tables(records / "README.md", tracks, check)
+    from records.board.site import write_site  # charts, which the tables need not load
+
+    print(f"{html}: {write_site(html, tracks)} pages written")
+    return 0
+
+
+# --- excerpts ---------------------------------------------------------------------------------------------
+
+PROMPT = 'def read_file(path):\n    """'  # how the text begins
+TOKENS, TEMPERATURE, SEED = 300, 0.8, 1
+
+
+def make_excerpt(record: Path, options: list[str]) -> dict:
+    """Raises DataError with the referee's words."""
+    given = {"--prompt": PROMPT, "--tokens": TOKENS, "--temperature": TEMPERATURE, "--seed": SEED}
+    words = ["records", "sample", str(record), *(str(one) for pair in given.items() for one in pair)]
+    called = [sys.executable, "-m", *words, *options]
+    done = subprocess.run(
+        called, cwd=REPO, capture_output=True, text=True, encoding="utf-8", errors="replace"
+    )
+    if done.returncode:
+        raise DataError(f"{record}: no sample: {done.stderr.strip()[-300:]}")
+    shown = f"records/{record.parent.name}/{record.name}"
+    words[2] = shown
+    return {
+        "sha256": folder_sha256(record),
+        "command": shell("python", "-m", *words),
+        "prompt": PROMPT,
+        "temperature": TEMPERATURE,
+        "text": done.stdout.removesuffix("\n"),
+    }
+
+
+@click.command(cls=Command)
+@click.argument("records", nargs=-1, required=True, type=Path, metavar="RECORD...")
+@click.option("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/")
+@click.option("--artifact", type=Path, help="of the record, where its folder holds none")
+@click.option("--trust", is_flag=True, help="run the record without a sandbox")
+def excerpts(records: tuple[Path, ...], data: Path, artifact: Path | None, trust: bool) -> int:
+    """What the models of records write, kept for the pages: records/<track>/excerpts.json.
+
+        python -m records excerpts records/track_floppy/2026-11-22_Par
+
+    An excerpt is what `sample` prints with settings of its own; it takes a minute or less.
+    """
+    options = ["--data", str(data.absolute()), *(["--trust"] if trust else [])]
+    if artifact:
+        options += ["--artifact", str(artifact.absolute())]
+    for record in map(Path.resolve, records):
+        track = load_track(record.parent)
+        made = make_excerpt(record, options)
+        path = track.folder / FILE
+        kept = read_json(path) if path.exists() else {}
+        kept[record.name] = made
+        value = dict(sorted(kept.items()))
+        write_whole(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+        say(f"{path}: has a sample of {record.name}; python -m records board --html DIR shows it")
+    return 0
+
+
+# --- pictures ---------------------------------------------------------------------------------------------
+
+TRACK = "track_floppy"
+
+
+@click.command(cls=Command)
+@of_records
+@to_check
+def pictures(records: Path, check: bool) -> int:
+    """The pictures of the READMEs, from what is committed: the ladder, two curves of loss, and the law.
+
+    python -m records pictures            write them to records/images/
+    python -m records pictures --check    exit 1 if what they show has changed since
+    """
+    from records.board.pictures import pictures as drawn  # its charts need docstrings: no python -OO
+
+    code = 0
+    for name, picture in drawn(load_track(records / TRACK)).items():
+        path = records / "images" / name
+        if path.exists() and picture.digest.encode() in read_bytes(path):
+            continue
+        if check:
+            print(f"{path}: is not up to date: python -m records pictures")
+            code = 1
+        else:
+            write_whole(path, picture.svg())
+            say(f"{path}: written")
+    return code

@@ -1,0 +1,248 @@
+"""The commands that run one record's model: score, proof, samples, and a codec.
+
+RECORD is a folder with an artifact and a train_gpt.py that defines load_predictor, or hub:user/name[@commit]
+for a record that `python -m records publish` put on the Hugging Face hub. The record runs in a sandbox, and
+is fed each token after it gave its price. The referee owns the text, counts bytes and seconds, sums the nats
+and gives the verdict.
+"""
+
+import contextlib
+import itertools
+import secrets
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from data import door
+from data.command import DataError, UsageError
+from data.files import read_bytes, write_whole
+from records.archive.checks import Check
+from records.archive.folders import is_address
+from records.archive.runs import is_own
+from records.archive.tracks import DATA
+from records.referee import coder, scoring
+from records.referee.sample import sample as sampled
+from records.referee.text import Text, tokenizer_of, validation_text
+from records.sandbox import bubblewrap
+from records.sandbox.jobs import PredictorJob, find_job
+from records.sandbox.predictor import NoSandbox, SandboxError
+
+# --- a record ---------------------------------------------------------------------------------------------
+
+
+def on_a_record(function: Callable) -> Callable:
+    """The argument and the options of all commands here."""
+    device = {"type": click.Choice(["cpu", "cuda"]), "help": "[default: the track's; sample, complete: cpu]"}
+    for option in (
+        click.option("--trust", is_flag=True, help="run the record without a sandbox"),
+        click.option("--device", **device),
+        click.option("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/"),
+        click.option("--artifact", type=Path, help="[default: the record's model_seed<N>.ptz]"),
+        click.option("--dataset", help="one of the track's vocabularies  [default: the record's]"),
+        click.option("--track", type=Path, help="folder with track.json  [default: the record's parent]"),
+        click.argument("record", type=Path),
+    ):
+        function = option(function)
+    return function
+
+
+@contextlib.contextmanager
+def job_of(
+    record: Path,
+    track: Path | None,
+    data: Path,
+    device: str | None,
+    trust: bool,
+    alone: bool = False,
+    **more: Any,
+) -> Iterator[PredictorJob]:
+    """The job of a record's folder or address. What a record does wrong in the block is a DataError.
+
+    `alone`: the job is for one stream only, for which a CPU is the usual machine.
+    """
+    if is_address(record):
+        from records.archive.hub import fetch_record  # which loads the hub's client
+
+        found = fetch_record(str(record), data, track)
+        print(f"{found.address}, of {found.track.name}", file=sys.stderr)
+        record = found.path
+        track = found.track
+    if is_own(record) and not (trust or bubblewrap.find()):
+        print(f"{record}: is your own run and runs without a sandbox: none works here", file=sys.stderr)
+        trust = True
+    device = device or ("cpu" if alone else None)
+    job = find_job(record, track, data=data, device=device, trust=trust, alone=alone, **more)
+    try:
+        yield job
+    except (SandboxError, NoSandbox) as error:
+        raise DataError(str(error)) from None
+
+
+# --- score and prove --------------------------------------------------------------------------------------
+
+of_choices = click.option(
+    "--seed", type=click.IntRange(0), metavar="N", help="of random choices  [default: drawn, and printed]"
+)
+
+
+def begin(job: PredictorJob, data: Path, seed: int | None) -> tuple[Text, np.random.Generator]:
+    """The validation text, and random choices by a seed that is printed."""
+    text = validation_text(job.track, data)
+    seed = secrets.randbits(32) if seed is None else seed
+    print(f"seed: {seed}")
+    return text, np.random.default_rng(seed)
+
+
+def print_all(lines: Iterable) -> int:
+    """Print line by line; the exit code, 1 if a check failed."""
+    failed = 0
+    for line in lines:
+        print(line, flush=True)
+        failed += isinstance(line, Check) and line.verdict == "FAIL"
+    return 1 if failed else 0
+
+
+@click.command(cls=door.Command)
+@on_a_record
+@of_choices
+@click.option("--second", type=Path, help="second text: a JSON string a line, one for a document")
+def score(seed: int | None, **place: Any) -> int:
+    """Score the track's validation text and a second text. Exit code 1 if a check fails."""
+    with job_of(**place) as job:
+        text, drawn = begin(job, place["data"], seed)
+        return print_all(scoring.referee(job, text, False, drawn))
+
+
+PART = click.IntRange(scoring.LEAST_PROOF)
+
+
+@click.command(cls=door.Command)
+@on_a_record
+@of_choices
+@click.option("--bytes", "size", type=PART, metavar="N", help="of text  [default: all]")
+def prove(seed: int | None, size: int | None, **place: Any) -> int:
+    """Compress the validation text and decompress it in a fresh sandbox. Exit code 1 if a check fails."""
+    with job_of(**place) as job:
+        text, drawn = begin(job, place["data"], seed)
+        if size:
+            text = scoring.part_of(text, tokenizer_of(job), size, drawn)
+        result = scoring.score_record(job, text, True)
+        note = [scoring.PART] if size else []
+        return print_all(itertools.chain([result], scoring.check_proof(result), note))
+
+
+# --- sample and complete ----------------------------------------------------------------------------------
+
+# a stranger's model must not steer the terminal
+CONTROLS = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\t"), ord("\n")}, "\ufffd")
+
+
+def writing(function: Callable) -> Callable:
+    """The options of both commands."""
+    fed = "last tokens of prompt or file that the model is fed"
+    for option in (
+        click.option("--context", type=click.IntRange(1), default=1024, metavar="N", help=fed),
+        click.option(
+            "--seed", type=click.IntRange(0), default=1, metavar="N", help="another one, another text"
+        ),
+        click.option("--temperature", type=door.Number(0), default=0.8, metavar="T", help="0: no chance"),
+        click.option("--tokens", type=click.IntRange(1), default=200, metavar="N", help="to write"),
+    ):
+        function = option(function)
+    return function
+
+
+def write(
+    job: PredictorJob, prompt: str, shown: bool, tokens: int, temperature: float, seed: int, context: int
+) -> int:
+    """Print what the model writes after the prompt, which is `shown` or not; the exit code."""
+    tokenizer = tokenizer_of(job)
+    fed = tokenizer.encode(prompt)[-context:]
+    with job.predictor() as predictor:
+        written = sampled(predictor, tokenizer, fed, tokens, temperature, np.random.default_rng(seed))
+        first = next(written)  # once the model is there: an error stands on a line of its own
+        print(prompt if shown else "", end="")
+        for part in itertools.chain([first], written):
+            safe = part.translate(CONTROLS) if sys.stdout.isatty() else part
+            print(safe, end="", flush=True)
+    if shown or sys.stdout.isatty():  # else the text could go behind the file
+        print()
+    return 0
+
+
+@click.command(cls=door.Command)
+@on_a_record
+@click.option("--prompt", type=door.text, default="", metavar="TEXT", help="how the text begins")
+@writing
+def sample(prompt: str, tokens: int, temperature: float, seed: int, context: int, **place: Any) -> int:
+    """Let the record's model write text."""
+    with job_of(**place, alone=True) as job:
+        return write(job, prompt, True, tokens, temperature, seed, context)
+
+
+@click.command(cls=door.Command)
+@on_a_record
+@click.argument("file", type=Path)
+@writing
+def complete(file: Path, tokens: int, temperature: float, seed: int, context: int, **place: Any) -> int:
+    """Let the record's model go on where a text file ends. Only what is new is printed."""
+    with job_of(**place, alone=True) as job:
+        try:
+            prompt = read_bytes(file).decode()
+        except ValueError as error:
+            raise DataError(f"{file}: {error}; expected a text in UTF-8") from None
+        return write(job, prompt, False, tokens, temperature, seed, context)
+
+
+# --- compress and decompress ------------------------------------------------------------------------------
+
+to_file = click.option("-o", "--output", type=Path, help="[default: FILE.bg, or FILE without .bg]")
+
+
+def convert(job: PredictorJob, codec: Callable[..., bytes], file: Path, output: Path) -> tuple[bytes, bytes]:
+    """A file's bytes, and what the codec makes of them. Raises UsageError, DataError."""
+    if output.exists():
+        raise UsageError(f"{output}: exists and is never overwritten; -o names another file")
+    given = read_bytes(file)
+    with job.predictor() as predictor:
+        try:
+            return given, codec(predictor, tokenizer_of(job), job.name, given)
+        except DataError as error:
+            raise DataError(f"{file}: {error}") from None
+
+
+def keep(output: Path, made: bytes) -> int:
+    write_whole(output, made)
+    print(f"{output}: {len(made)} bytes")
+    return 0
+
+
+@click.command(cls=door.Command)
+@on_a_record
+@click.argument("file", type=Path)
+@to_file
+def compress(file: Path, output: Path | None, **place: Any) -> int:
+    """Compress a text file by the record's probabilities. gzip, bzip2, xz and zstd stand beside."""
+    output = output or file.with_name(file.name + ".bg")
+    with job_of(**place) as job:
+        given, made = convert(job, coder.compress, file, output)
+    print(coder.table(given, len(made)))
+    return keep(output, made)
+
+
+@click.command(cls=door.Command)
+@on_a_record
+@click.argument("file", type=Path)
+@to_file
+def decompress(file: Path, output: Path | None, **place: Any) -> int:
+    """Give back the text of a file that `compress` made with the same record."""
+    if output is None and file.suffix != ".bg":
+        raise UsageError(f"{file}: -o names the file to write, since the name does not end in .bg")
+    output = output or file.with_suffix("")
+    with job_of(**place) as job:
+        _, made = convert(job, coder.decompress, file, output)
+    return keep(output, made)

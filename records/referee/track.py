@@ -1,0 +1,113 @@
+"""What a track's folder says of its text: hashes and sizes, and what well-known compressors need for it.
+
+    python -m records track fill records/track_10min_16mb            write the nulls of its track.json
+    python -m records track yardsticks records/track_floppy          measure compressors and print the rows
+    python -m records track yardsticks records/track_floppy --write  and keep them for the board
+
+`fill` reads all shards and tokenizers of the track that are here. What track.json says already stays as it
+is, and must be what they say.
+"""
+
+import copy
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from data.command import DataError, say, shell
+from data.door import Commands
+from data.files import write_whole
+from records.archive.tracks import DATA, YARDSTICKS, Yardstick, load_track
+from records.referee.compressors import measure, training_text
+from records.referee.facts import read_facts
+from records.referee.text import validation_text
+
+
+def write_json(path: Path, value: dict) -> None:
+    write_whole(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+@click.group(cls=Commands, help=__doc__)
+def main() -> None:
+    pass
+
+
+# --- fill -------------------------------------------------------------------------------------------------
+
+
+def put(place: dict, facts: dict, folder: Path) -> None:
+    """Give nulls their values. Raises DataError where another value stands already."""
+    for name, value in facts.items():
+        if place[name] is None:
+            place[name] = value
+            say(f"{name}: {value}")
+        elif place[name] != value:
+            raise DataError(
+                f"{folder}: {name} is {value}, the track's is {place[name]}: "
+                "this is another text, or some of its shards are not here"
+            )
+
+
+@main.command()
+@click.argument("folder", type=Path, metavar="TRACK_FOLDER")
+@click.option("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/")
+def fill(folder: Path, data: Path) -> int:
+    """Write the nulls of a track.json from the shards that are here."""
+    track = load_track(folder)
+    rules = copy.deepcopy(track.rules)
+    dataset = rules["dataset"]
+    read = 0
+    for vocabulary in dataset["vocabularies"]:
+        shards = data / "datasets" / vocabulary["name"]
+        if not any(shards.glob("*.bin")):
+            say(f"{vocabulary['name']}: left as it is, since {shards} holds no shards")
+            continue
+        say(f"{vocabulary['name']}: reading all shards of {shards}")
+        of_text, of_tokens = read_facts(shards, data / "tokenizers" / vocabulary["tokenizer"])
+        put(dataset, of_text, shards)
+        put(vocabulary, of_tokens, shards)
+        read += 1
+    if not read:
+        raise DataError(f"{data}: holds the shards of no dataset of the track; --data names the folder")
+    path = track.folder / "track.json"
+    if rules == track.rules:
+        say(f"{path}: says all of this already")
+    else:
+        write_json(path, rules)
+        say(f"{path}: written")
+    return 0
+
+
+# --- yardsticks -------------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.argument("folder", type=Path, metavar="TRACK_FOLDER")
+@click.option("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/")
+@click.option("--dataset", help="one of the track's  [default: its first]")
+@click.option("--write", is_flag=True, help=f"keep the rows in the track's {YARDSTICKS}")
+def yardsticks(folder: Path, data: Path, dataset: str | None, write: bool) -> int:
+    """Measure what well-known compressors need for the validation text."""
+    track = load_track(folder).using(dataset)
+    text = validation_text(track, data)
+    training = training_text(track, data)
+    rows = []
+    for found in measure(b"".join(text.documents), b"".join(training.documents if training else [])):
+        say(str(found))
+        if isinstance(found, Yardstick):
+            rows.append(asdict(found))
+    if not write:
+        return 0
+    words = ["track", "yardsticks", track.folder, "--dataset", track.dataset["name"], "--write"]
+    value = {
+        "written": f"by a program: {shell('python', '-m', 'records', *words)}",
+        "val_sha256": text.sha256,
+        "val_bytes": text.bytes,
+        "train_sha256": training and training.sha256,
+        "train_bytes": training and training.bytes,
+        "rows": rows,
+    }
+    write_json(track.folder / YARDSTICKS, value)
+    say(f"{track.folder / YARDSTICKS}: written; python -m records board shows it")
+    return 0
