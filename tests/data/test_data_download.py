@@ -374,7 +374,7 @@ def test_a_full_disk(hub, disk):
 
 def test_a_disk_that_cannot_be_written(hub, disk):
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-    assert "Read-only file system" in (line := refused(hub, disk)) and "--root" in line
+    assert "Read-only file system" in (line := refused(hub, disk)) and "mend this" in line
     subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
     check_goes_on(hub, disk)
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)

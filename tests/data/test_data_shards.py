@@ -145,7 +145,7 @@ def test_read_split(dataset):
         shards.DataError, match=r"t_train_000001\.bin: crc32 is .*, expected .*: make or fetch"
     ):
         shards.read_split(dataset, "train")
-    with pytest.raises(shards.DataError, match=r"holds no .*_val_.*python -m data\.prepare demo"):
+    with pytest.raises(shards.DataError, match=r"holds no .*_val_.*python -m data prepare demo"):
         shards.read_split(dataset.parent, "val")
 
 

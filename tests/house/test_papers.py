@@ -74,7 +74,7 @@ def help_of(*words: str) -> str:
     return done.stdout
 
 
-OURS = re.compile(r"-m (data|records|tests(?:\.\w+)+)\b([^&|;#`]*)")
+OURS = re.compile(r"-m (data|records|tests(?:\.\w+)+)\b([^&|;#`']*)")
 DOORS = {"data": COMMANDS, "records": OF_RECORDS}
 
 
