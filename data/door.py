@@ -40,18 +40,21 @@ class Number(click.FloatRange):
 # --- commands ---------------------------------------------------------------------------------------------
 
 
-class Verbatim(click.Command):
-    """Its help stands line by line as it is written, since it holds commands to copy."""
+class Command(click.Command):
+    """A command. Its help stands line by line as it is written, since it holds commands to copy."""
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write(f"\n{inspect.cleandoc(self.help or '')}\n")  # python -OO takes docstrings away
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx  # click's parser of words does not say whose they are
+            raise
 
-class Command(Verbatim):
-    """A command of a package."""
 
-
-class Commands(Verbatim, click.Group):
+class Commands(Command, click.Group):
     """A command with commands of its own, which it lists where none is named."""
 
     command_class = Command

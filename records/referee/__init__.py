@@ -1,1 +1,1 @@
-"""The score: the text, the coder, and the proof. `python -m records` is the command."""
+"""The score: the text, the coder, and the proof. commands.py has the commands that run a model."""

@@ -1,1 +1,1 @@
-"""Check a record: papers, source, score, training. `python -m records verify` is the command."""
+"""Check a record: papers, source, score, training. Its commands are freeze, verify and judge."""

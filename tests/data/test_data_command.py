@@ -29,6 +29,9 @@ from tests.kit.helpers import ROOT
         "records follow logs --to nothing",
         "records verify x --retrain -1",
         "records nothing",
+        "records board --html",
+        "records compare --base a b --new c --html",
+        "records track fill",
     ],
 )
 def test_bad_arguments_are_one_line(words):
