@@ -319,6 +319,8 @@ def cores() -> int:
 
 
 COUNT = {"type": click.IntRange(1), "metavar": "N"}
+SHARE = Number(0, 1, min_open=True, max_open=True)
+TYPES = click.Choice(["bpe", "unigram"])
 
 
 def options(function: Callable[..., Job]) -> Callable[..., Job]:
@@ -334,9 +336,7 @@ def options(function: Callable[..., Job]) -> Callable[..., Job]:
     return function
 
 
-model_type = click.option(
-    "--model-type", type=click.Choice(["bpe", "unigram"]), help="of the tokenizer  [default: bpe]"
-)
+model_type = click.option("--model-type", type=TYPES, help="of the tokenizer  [default: bpe]")
 
 
 def planned(plan: Plan, **options: Any) -> Plan:
@@ -389,16 +389,9 @@ def development(root: Path, workers: int, **fields: Any) -> Job:
 @click.option("--skip-bad", is_flag=True, help="leave out what cannot be used; names the first, counts all")
 @click.option("--tokenizer", type=Path, metavar="FILE", help="take this SentencePiece model")
 @click.option("--lossy-ok", is_flag=True, help="accept loss of text; the headers say so")
-@click.option(
-    "--val-max-bytes", **COUNT, default=Plan.val_max_bytes, help="larger documents are for training"
-)
-@click.option("--val-docs", **COUNT, help="validation documents, by hash; in place of --val-fraction")
-@click.option(
-    "--val-fraction",
-    type=Number(0, 1, min_open=True, max_open=True),
-    metavar="F",
-    help=f"share of validation documents, by hash  [default: {Plan.val_fraction}]",
-)
+@click.option("--val-max-bytes", **COUNT, default=Plan.val_max_bytes, help="larger documents only train")
+@click.option("--val-docs", **COUNT, help="validation documents, by hash, in place of --val-fraction")
+@click.option("--val-fraction", type=SHARE, metavar="F", help=f"of documents  [default: {Plan.val_fraction}]")
 @options
 @model_type
 def text(

@@ -397,10 +397,7 @@ def interrupt(*_: object) -> None:
 @click.command(cls=door.Command, help=__doc__)
 @click.option("--variant", default="sp1024", help="dataset by its name or the end of it")
 @click.option(
-    "--train-shards",
-    type=click.IntRange(0),
-    metavar="N",
-    help=f"how many, from the first on  [default: {USUAL}, or all where there are fewer]",
+    "--train-shards", type=click.IntRange(0), metavar="N", help=f"[default: {USUAL}, or all if fewer]"
 )
 @click.option("--repo-id", type=client.repo_id, default=REPO_ID, metavar="USER/NAME", help="dataset repo")
 @click.option("--revision", default="main", help="branch, tag or commit")

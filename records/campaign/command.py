@@ -183,6 +183,7 @@ def work(args: SimpleNamespace) -> int:
 
 
 COUNT = click.IntRange(1)
+GPUS = click.IntRange(0)
 POSITIVE = Number(0, min_open=True)
 
 
@@ -190,33 +191,16 @@ POSITIVE = Number(0, min_open=True)
 @click.argument("file", type=Path)
 @click.option("--budget", type=POSITIVE, default=1.0, metavar="F", help="share of the track's operations")
 @click.option("--cores", type=COUNT, metavar="N", help="N runs at a time, each with one thread")
+@click.option("--threads-per-run", type=COUNT, metavar="N", help="[default: torch's choice; with --ray: 1]")
 @click.option(
-    "--threads-per-run", type=COUNT, metavar="N", help="[default: 1 with --ray, else torch's choice]"
-)
-@click.option(
-    "--gpus-per-run",
-    type=click.IntRange(0),
-    default=0,
-    metavar="N",
-    help="more than 1: under torchrun, a process for each; without --ray they are not shared out",
+    "--gpus-per-run", type=GPUS, default=0, metavar="N", help="2 or more: torchrun, a process for each"
 )
 @click.option("--ray", metavar="ADDRESS", help="run on a Ray cluster: auto, or the HOST:PORT of its head")
-@click.option(
-    "--keep-every",
-    type=POSITIVE,
-    default=180.0,
-    metavar="S",
-    help="with --ray: a checkpoint comes back every so many seconds",
-)
+@click.option("--keep-every", type=POSITIVE, default=180.0, metavar="S", help="with --ray: fetch checkpoints")
 @click.option("--score", is_flag=True, help="score artifacts in streams, and report these scores")
 @click.option("--report", is_flag=True, help="run nothing")
 @click.option("--law", is_flag=True, help="run nothing; fit lines to all budgets, write FILE's .json")
-@click.option(
-    "--script",
-    type=Path,
-    default=REPO / SCRIPT,
-    help="that patches are applied to, where FILE names no commit",
-)
+@click.option("--script", type=Path, default=REPO / SCRIPT, help="to patch, where FILE names no commit")
 @click.option("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/")
 @click.option("--records", type=Path, default=RECORDS, help="folder of the tracks")
 @click.option("--logs", type=Path, default=REPO / "logs/campaigns", help="folder of all runs")

@@ -181,11 +181,7 @@ def run_folders(path: Path) -> list[Path]:
 @click.option("--to", type=click.Choice([*TRACKERS]), required=True, help="the tracker")
 @click.option("--project", default="bytegolf", metavar="NAME", help="its project, for wandb and trackio")
 @click.option(
-    "--patience",
-    type=click.IntRange(0),
-    default=600,
-    metavar="S",
-    help="silent seconds after which a run counts as dead",
+    "--patience", type=click.IntRange(0), default=600, metavar="S", help="a run silent so long is dead"
 )
 def main(folders: tuple[Path, ...], to: str, project: str, patience: int) -> int:
     """Follow all until they have ended; the exit code."""

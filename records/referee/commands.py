@@ -84,9 +84,8 @@ def job_of(
 
 # --- score and prove --------------------------------------------------------------------------------------
 
-of_choices = click.option(
-    "--seed", type=click.IntRange(0), metavar="N", help="of random choices  [default: drawn, and printed]"
-)
+SEED = click.IntRange(0)
+of_choices = click.option("--seed", type=SEED, metavar="N", help="of random choices  [default: drawn]")
 
 
 def begin(job: PredictorJob, data: Path, seed: int | None) -> tuple[Text, np.random.Generator]:
@@ -146,9 +145,7 @@ def writing(function: Callable) -> Callable:
     fed = "last tokens of prompt or file that the model is fed"
     for option in (
         click.option("--context", type=click.IntRange(1), default=1024, metavar="N", help=fed),
-        click.option(
-            "--seed", type=click.IntRange(0), default=1, metavar="N", help="another one, another text"
-        ),
+        click.option("--seed", type=SEED, default=1, metavar="N", help="another one, another text"),
         click.option("--temperature", type=door.Number(0), default=0.8, metavar="T", help="0: no chance"),
         click.option("--tokens", type=click.IntRange(1), default=200, metavar="N", help="to write"),
     ):

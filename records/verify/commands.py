@@ -29,9 +29,7 @@ from records.verify.version import referee_version, who
 
 of_data = click.option("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/")
 of_second = click.option("--second", type=Path, help="second text: a JSON string a line, one for a document")
-by_whom = click.option(
-    "--by", type=text, show_default="git's user.name", metavar="NAME", help="with --write: who did it"
-)
+by_whom = click.option("--by", type=text, metavar="NAME", help="with --write  [default: git's user.name]")
 
 # --- freeze -----------------------------------------------------------------------------------------------
 
@@ -53,12 +51,7 @@ def record_name(word: str) -> str:
 @click.option("--claim", type=click.Choice(["record", "none"]), default="record")
 @click.option("--date", "day", default=lambda: date.today().isoformat(), show_default="today")
 @click.option("--script", type=Path, default=REPO / SCRIPT, help="as it ran")
-@click.option(
-    "--artifacts",
-    type=text,
-    metavar="hub:USER/NAME",
-    help="repo of the hub that gets the artifacts, all but one in place of the folder",
-)
+@click.option("--artifacts", type=text, metavar="hub:USER/NAME", help="repo of the hub that gets all of them")
 @click.option("--plain", is_flag=True, help="leave metrics as they are, not packed by gzip")
 @click.option("--records", type=Path, default=RECORDS, help="folder of the tracks")
 @of_data
@@ -160,16 +153,10 @@ def keep(folder: Path, lines: list[Check], by: str, machine: dict | None) -> Non
 @click.option("--static", is_flag=True, help="only what needs no run")
 @click.option("--every-seed", is_flag=True, help="score and prove every artifact, not that of one seed")
 @click.option(
-    "--retrain",
-    type=seed_or_any,
-    metavar="SEED",
-    help="train a seed again, which takes as long as it does; any: one that is drawn",
+    "--retrain", type=seed_or_any, metavar="SEED", help="train a seed again; any: one that is drawn"
 )
 @click.option(
-    "--proof-bytes",
-    type=click.IntRange(0),
-    metavar="N",
-    help="prove a part only, for looking: it gives no verdict; 0: no proof  [default: all]",
+    "--proof-bytes", type=click.IntRange(0), metavar="N", help="of text; 0: no proof  [default: all]"
 )
 @click.option("--write", is_flag=True, help="keep the verdicts for the board")
 @by_whom
@@ -254,16 +241,9 @@ def contradiction(
 @click.argument("record", type=Path)
 @of_data
 @of_second
-@click.option(
-    "--work",
-    type=Path,
-    default=REPO / "logs/judge",
-    help="folder in which judgings are kept, so that they can go on",
-)
+@click.option("--work", type=Path, default=REPO / "logs/judge", help="keeps judgings, so that they can go on")
 @click.option("--again", is_flag=True, help="judge once more what was judged already, with other seeds")
-@click.option(
-    "--read-by", type=text, metavar="NAME", help="who has read the script, where its code grew much"
-)
+@click.option("--read-by", type=text, metavar="NAME", help="who read the script, where its code grew much")
 @click.option("--write", is_flag=True, help="record the seeds before they are trained, and the verdict")
 @by_whom
 def judge(record: Path, by: str | None, **asked: Any) -> int:
