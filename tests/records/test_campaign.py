@@ -143,7 +143,7 @@ def test_a_track_of_seconds_and_a_silly_budget(place):
     del rules["train_flops"]
     path.write_text(json.dumps(rules))
     assert "track_tiny counts no operations" in refused(place.run(code=2))
-    assert "expected a share above 0" in refused(place.run("--budget", 0, code=2))
+    assert "0.0 is not in the range x>0" in refused(place.run("--budget", 0, code=2))
 
 
 def test_a_part_of_the_text_is_no_score(place):

@@ -188,7 +188,7 @@ def test_a_command_that_was_stopped_or_lost_its_head_goes_on_and_a_strange_node_
     process.send_signal(signal.SIGTERM)
     told = cluster.ATTEMPTS * cluster.PATIENCE  # an interrupt may be lost: seconds in which it is told again
     _, errors = process.communicate(timeout=told + 60)
-    assert (process.returncode, errors.count("stopped; this goes on: ")) == (16, 1), errors
+    assert (process.returncode, errors.count("stopped; the same command goes on")) == (16, 1), errors
     (first,) = waiting()
     before = first.read_text()
     assert begun() == 1
