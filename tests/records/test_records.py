@@ -851,7 +851,7 @@ def test_the_script_of_today_keeps_the_rules_of_its_tracks(name):
 
 def command(*args, **environment) -> subprocess.CompletedProcess:
     """A tool as a process, from the repository's folder."""
-    words = [sys.executable, "-m", *map(str, args)]
+    words = [sys.executable, "-m", "records", *map(str, args)]
     kept = helpers.clean_environment(**environment)
     return subprocess.run(words, capture_output=True, encoding="utf-8", cwd=REPO, env=kept)
 
