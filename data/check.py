@@ -11,31 +11,10 @@ from pathlib import Path
 import click
 import numpy as np
 
-from data import files
+from data import files, shards
 from data.command import DataError
 from data.door import Command
-from data.shards import (
-    SPLIT_NAMES,
-    TRAIN,
-    UNKNOWN,
-    VAL,
-    Header,
-    Splits,
-    Tokenizer,
-    by_split,
-    check,
-    count_ids,
-    gaps,
-    highest_id,
-    load_manifest,
-    open_shard,
-    own_tokenizer,
-    parse_name,
-    read_header,
-    read_runs,
-    shard_number,
-    verify_names,
-)
+from data.shards import TRAIN, VAL, Header, Splits, Tokenizer, check
 
 # --- verify ----------------------------------------------------------------------------------------------
 
@@ -59,8 +38,8 @@ def find_tokenizer(folder: Path, given: Path | None) -> Tokenizer | None:
     """The tokenizer that was given, else the manifest's, else None."""
     if given:
         return Tokenizer(given)
-    manifest = load_manifest(folder)
-    return Tokenizer(own_tokenizer(folder, manifest)) if manifest else None
+    manifest = shards.load_manifest(folder)
+    return Tokenizer(shards.own_tokenizer(folder, manifest)) if manifest else None
 
 
 def verify_folder(folder: Path, tokenizer: Tokenizer | None, whole: bool = False) -> Iterator[str]:
@@ -68,12 +47,12 @@ def verify_folder(folder: Path, tokenizer: Tokenizer | None, whole: bool = False
 
     `whole`: its last training shards may not be missing.
     """
-    splits = by_split(folder.glob("*.bin"))
+    splits = shards.by_split(folder.glob("*.bin"))
     paths = splits[TRAIN] + splits[VAL]
     if not paths:
         yield f"FAIL {folder}: holds no shards, expected *_train_*.bin and *_val_*.bin"
         return
-    names = list(verify_names(folder, folder.glob("*.bin")))
+    names = list(shards.verify_names(folder, folder.glob("*.bin")))
     yield from names
     failed = any(line.startswith("FAIL") for line in names)
     with ThreadPoolExecutor(THREADS) as pool:
@@ -83,9 +62,9 @@ def verify_folder(folder: Path, tokenizer: Tokenizer | None, whole: bool = False
     if failed:
         yield f"note {folder}: not checked as a set while names or single shards fail"
         return
-    headers = {path: read_header(path) for path in paths}
+    headers = {path: shards.read_header(path) for path in paths}
     yield from verify_set(folder, headers, whole)
-    manifest = load_manifest(folder)
+    manifest = shards.load_manifest(folder)
     if manifest:
         yield from verify_manifest(folder, headers, manifest)
     else:
@@ -96,11 +75,11 @@ def verify_folder(folder: Path, tokenizer: Tokenizer | None, whole: bool = False
 def verify_shard(path: Path, tokenizer: Tokenizer | None) -> list[str]:
     """Check one shard: header, size, name, checksum, and what its tokens say."""
     try:
-        header, tokens = open_shard(path)
+        header, tokens = shards.open_shard(path)
     except DataError as error:
         return [f"FAIL {error}"]
     lines = [f"ok   {path}: size {header.file_bytes}"]
-    histogram = count_ids(tokens)
+    histogram = shards.count_ids(tokens)
     if header.legacy:
         lines.append(f"note {path}: legacy, its header vouches for the number of tokens only")
     else:
@@ -112,7 +91,7 @@ def verify_shard(path: Path, tokenizer: Tokenizer | None) -> list[str]:
 
 def verify_claims(path: Path, header: Header, tokens: np.ndarray, histogram: np.ndarray) -> list[str]:
     """Check what an extended header says of its tokens, and the file's name against it."""
-    highest = highest_id(histogram)
+    highest = shards.highest_id(histogram)
     inside = highest < header.vocab_size
     lines = [
         check(path, "crc32", f"{zlib.crc32(tokens):08x}", f"{header.crc32:08x}"),
@@ -120,9 +99,9 @@ def verify_claims(path: Path, header: Header, tokens: np.ndarray, histogram: np.
         check(path, f"highest id below the vocabulary's {header.vocab_size}", inside, True),
         check(path, "documents (BOS tokens)", int(histogram[header.bos_id]), header.documents),
     ]
-    if header.corpus != UNKNOWN:  # a shard upgraded by older tools may begin within a document
+    if header.corpus != shards.UNKNOWN:  # a shard upgraded by older tools may begin within a document
         lines.append(check(path, "first token", tokens[:1].tolist(), [header.bos_id]))
-    if name := parse_name(path):
+    if name := shards.parse_name(path):
         lines.append(check(path, "split", header.split, name[1]))
     return lines
 
@@ -136,7 +115,7 @@ def verify_tokenizer(
         sha256 = tokenizer.sha256.hex()
         lines.append(check(path, "sha256 of the tokenizer", sha256, header.tokenizer.hex()))
         lines.append(check(path, "vocabulary size", header.vocab_size, tokenizer.vocab_size))
-    highest = highest_id(histogram)
+    highest = shards.highest_id(histogram)
     if highest >= tokenizer.vocab_size:
         return [*lines, f"FAIL {path}: highest id is {highest}, expected below {tokenizer.vocab_size}"]
     size = tokenizer.text_bytes(tokens, histogram)
@@ -154,8 +133,8 @@ def verify_set(folder: Path, headers: dict[Path, Header], whole: bool) -> Iterat
             f"FAIL {folder}: {len(legacy)} of {len(headers)} shards are legacy, such as {legacy[0].name}, "
             "expected all or none: fetch or make the whole set anew"
         )
-    for split, paths in enumerate(by_split(headers)):
-        where = f"{folder}: {SPLIT_NAMES[split]}"
+    for split, paths in enumerate(shards.by_split(headers)):
+        where = f"{folder}: {shards.SPLIT_NAMES[split]}"
         if not paths:
             fail = "FAIL" if whole or split == VAL else "note"
             yield f"{fail} {where}: no shards, expected at least one"
@@ -173,7 +152,7 @@ def verify_places(where: str, headers: dict[Path, Header], whole: bool) -> Itera
 
     Where it need not be `whole`, its last shards may be missing.
     """
-    offsets = {path.name: shard_number(path) - header.index for path, header in headers.items()}
+    offsets = {path.name: shards.shard_number(path) - header.index for path, header in headers.items()}
     usual = statistics.mode(offsets.values())
     moved = [name for name, offset in offsets.items() if offset != usual]
     yield check(where, "shards whose header has another index", moved, [])
@@ -184,7 +163,7 @@ def verify_places(where: str, headers: dict[Path, Header], whole: bool) -> Itera
     if not whole and len(indices) < count:
         yield f"note {where}: the first {len(indices)} of {count} shards"
         count = len(indices)
-    yield check(where, "missing shards by their headers", gaps([-1, *indices, count]), [])
+    yield check(where, "missing shards by their headers", shards.gaps([-1, *indices, count]), [])
     yield check(where, "number of shards", len(headers), count)
 
 
@@ -218,7 +197,7 @@ def verify_documents(
         yield check(folder, "sha256 of the validation text", digest, manifest["val_sha256"])
     if not all(splits):
         return
-    header = read_header(splits[VAL][0])
+    header = shards.read_header(splits[VAL][0])
     bos_id = tokenizer.bos_id if tokenizer else header.bos_id
     if bos_id < 0:
         yield f"note {folder}: val was not looked for in train: BOS id unknown, --tokenizer MODEL names it"
@@ -241,13 +220,13 @@ def documents_in_both(splits: Splits, bos_id: int) -> tuple[list[Path], int]:
     """
     fingerprints = []
     digests = set()
-    for run in read_runs(splits[VAL], bos_id):
+    for run in shards.read_runs(splits[VAL], bos_id):
         fingerprints.append(run.fingerprints())
         digests.update(run.sha256(i) for i in range(len(run.starts)))
     fingerprints = np.concatenate(fingerprints)
     found = []
     documents = 0
-    for run in read_runs(splits[TRAIN], bos_id):
+    for run in shards.read_runs(splits[TRAIN], bos_id):
         documents += len(run.starts)
         candidates = np.flatnonzero(np.isin(run.fingerprints(), fingerprints))
         found += [run.path for i in candidates if run.sha256(i) in digests]
@@ -257,7 +236,7 @@ def documents_in_both(splits: Splits, bos_id: int) -> tuple[list[Path], int]:
 def val_text_sha256(val: list[Path], tokenizer: Tokenizer) -> str:
     """sha256 over the sha256 of each validation document's text, by decoding."""
     total = hashlib.sha256()
-    for run in read_runs(val, tokenizer.bos_id):
+    for run in shards.read_runs(val, tokenizer.bos_id):
         for i in range(len(run.starts)):
             text = tokenizer.processor.decode(run.document(i).tolist())
             total.update(hashlib.sha256(text.encode()).digest())
@@ -270,17 +249,17 @@ def val_text_sha256(val: list[Path], tokenizer: Tokenizer) -> str:
 def header_text(path: Path) -> str:
     """The header of a shard as text, or a line that says FAIL."""
     try:
-        header = read_header(path)
+        header = shards.read_header(path)
     except DataError as error:
         return f"FAIL {error}\n"
     if header.legacy:
         return f"{path}\n  tokens {header.tokens}\n  legacy: nothing else is known\n"
     values = asdict(header) | {
-        "split": SPLIT_NAMES[header.split],
+        "split": shards.SPLIT_NAMES[header.split],
         "tokenizer": header.tokenizer.hex(),
         "crc32": f"{header.crc32:08x}",
         "lossy": header.lossy,
-        "corpus": "unknown" if header.corpus == UNKNOWN else header.corpus.hex(),
+        "corpus": "unknown" if header.corpus == shards.UNKNOWN else header.corpus.hex(),
     }
     del values["legacy"], values["flags"]
     return "\n".join([str(path), *(f"  {key} {value}" for key, value in values.items())]) + "\n"
@@ -292,12 +271,12 @@ def headers_of(paths: tuple[Path, ...]) -> Iterator[str]:
         if not path.is_dir():
             yield header_text(path)
             continue
-        splits = by_split(path.glob("*.bin"))
+        splits = shards.by_split(path.glob("*.bin"))
         if splits == ([], []):
             yield f"FAIL {path}: holds no shards, expected *_train_*.bin and *_val_*.bin"
             continue
         yield from map(header_text, splits[TRAIN] + splits[VAL])
-        names = verify_names(path, path.glob("*.bin"))
+        names = shards.verify_names(path, path.glob("*.bin"))
         yield from (line for line in names if not line.startswith("ok"))
 
 
