@@ -199,7 +199,7 @@ def load_settings(env: Mapping[str, str], default_preset: str) -> tuple[Settings
 
 
 def dataset_settings(folder: Path) -> Facts:
-    """Tokenizer and vocabulary by the manifest of data.prepare, if the folder has one."""
+    """Tokenizer and vocabulary by the manifest of data prepare, if the folder has one."""
     with contextlib.suppress(OSError, *DAMAGED):
         about = json.loads((folder / "manifest.json").read_bytes())["tokenizer"]
         path = os.path.normpath(folder / about["file"])
@@ -877,8 +877,8 @@ def load_predictor(artifact: Path, device: str = "cpu") -> Predictor:
 FIELDS = ["magic", "version", "tokens", "extension", "extension_version", "vocabulary", "bos"]
 FIELDS += ["documents", "highest_id", "bytes_low", "bytes_high", "crc32", "index", "shards", "split", "flags"]
 HEADER = np.dtype([(x, "<u4") for x in FIELDS] + [("tokenizer", "V32"), ("rest", "V928")])
-GET_DATA = "python -m data.prepare demo makes the demo corpus, python -m data.download fetches FineWeb"
-MEND = "make or fetch it again; python -m data.shards verify says more"
+GET_DATA = "python -m data prepare demo makes the demo corpus, python -m data download fetches FineWeb"
+MEND = "make or fetch it again; python -m data verify says more"
 
 
 def need(where: Any, what: str, found: Any, expected: Any, more: str = MEND) -> None:
@@ -1354,8 +1354,8 @@ def validate(trainer: Trainer, corpus: Corpus, run: Run, limit: int, what: str =
 def score_artifact(trainer: Trainer, blob: bytes, path: Any, corpus: Corpus, run: Run) -> Facts:
     """The result: what an artifact scores. Raises FloatingPointError if that is no number."""
     _, weights, tokenizer_sha256 = decode_artifact(blob, path)
-    found, named = corpus.sha256["tokenizer_sha256"], "sha256 of the tokenizer"
-    need(path, named, tokenizer_sha256 or found, found, "it was trained on another's tokens")
+    own = corpus.sha256["tokenizer_sha256"]
+    need(path, "sha256 of the tokenizer", tokenizer_sha256 or own, own, "it was trained on another's tokens")
     trainer.load(weights)
     score = validate(trainer, corpus, run, trainer.s.val_tokens_limit, "artifact")
     if re.match("nan|inf", score.get("val_loss", "")):
@@ -1372,14 +1372,14 @@ def finish(trainer: Trainer, corpus: Corpus, run: Run) -> int:
     blob = machine.on_rank_0(path.read_bytes)
     score = score_artifact(trainer, blob, path, corpus, run)
     total = len(blob) + run.about["environment"]["code_bytes"]
-    budget = "ok" if total <= s.budget_bytes else "over"
+    fits = total <= s.budget_bytes
     rows = run.about["environment"] | {"device": str(machine.device), "state_sha256": state_sha256}
     rows |= {"params": sum(trainer.model.sizes), "peak_memory_mib": torch.cuda.max_memory_allocated() >> 20}
     rows |= {"preset": s.preset, "seed": s.seed, "run_id": run.folder.name} | vars(run.counters)
     rows |= {"val_bpb_unquantized": unrounded["val_bpb"]} if unrounded and s.val_loss_every else {}
-    rows |= score | {"total_bytes": total, "budget_bytes": s.budget_bytes, "budget": budget}
-    run.final(rows | {"next": f"python -m records sample {run.folder}"})  # what counts comes last
-    return 0 if budget == "ok" else 4
+    rows |= {"total_bytes": total, "budget_bytes": s.budget_bytes, "budget": "ok" if fits else "over"}
+    run.final(rows | score | {"next": f"python -m records sample {run.folder}"})  # what counts comes last
+    return 0 if fits else 4
 
 
 def run_all(s: Settings, about: Facts, scripts: Facts, machine: Machine, make: Function) -> int:

@@ -16,6 +16,7 @@ All of it grows in a hidden folder beside the target. A second run continues fro
 import contextlib
 import json
 import os
+import runpy
 import shutil
 import signal
 import sys
@@ -424,3 +425,8 @@ def text(
     source = Source(find_files(paths, as_text), field, separator, as_text)
     state = [*source.state(), skip_bad]
     return Job(plan, source.documents(), state, root, workers, given=given, skip_bad=skip_bad)
+
+
+if __name__ == "__main__":  # as pages of before 2026-11-26 have it
+    sys.argv.insert(1, "prepare")
+    runpy.run_module("data", run_name="__main__", alter_sys=True)

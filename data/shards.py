@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import os
 import re
+import runpy
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
@@ -468,3 +469,7 @@ def own_tokenizer(folder: Path, manifest: dict) -> Path:
     file = manifest["tokenizer"]["file"]
     beside = Path(os.path.normpath(folder.absolute() / file))
     return beside if beside.exists() else folder / file
+
+
+if __name__ == "__main__":  # as pages of before 2026-11-26 have it
+    runpy.run_module("data", run_name="__main__", alter_sys=True)

@@ -97,3 +97,14 @@ def test_every_command_has_its_help_without_docstrings():
     program = [sys.executable, "-OO", "-W", "ignore", "-c", HELPED, *lines]
     done = subprocess.run(program, cwd=helpers.ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr, done.stdout.count("Usage: ")) == (0, "", 24)
+
+
+@pytest.mark.parametrize(
+    "old", ["data.shards", "data.prepare", "data.download", "records.referee", "records.board"]
+)
+def test_pages_that_cannot_change_name_commands_that_work(old):
+    """Frozen records are such pages, and whatever was copied from a README."""
+    done = subprocess.run(
+        [sys.executable, "-m", old, "--help"], cwd=helpers.ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "Usage: " in done.stdout

@@ -159,7 +159,7 @@ def refusal(broken: TinyCorpus, **env) -> str:
 
 
 # Each line says how to go on: a command, or, where only the origin of the files can help, what to do.
-HELP = r"python -m data\.(shards|prepare|download) \w+|make or fetch it again|move or fetch"
+HELP = r"python -m data (verify|prepare|download)|make or fetch it again|move or fetch"
 
 
 @pytest.mark.parametrize("kind", SHARDS)
