@@ -100,7 +100,8 @@ def test_every_command_has_its_help_without_docstrings():
 
 
 @pytest.mark.parametrize(
-    "old", ["data.shards", "data.prepare", "data.download", "records.referee", "records.board"]
+    "old",
+    ["data.shards", "data.prepare", "data.download", "data.publish", "records.referee", "records.board"],
 )
 def test_pages_that_cannot_change_name_commands_that_work(old):
     """Frozen records are such pages, and whatever was copied from a README."""
