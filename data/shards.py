@@ -1,11 +1,12 @@
 """Token shards: 1024 bytes of header, then uint16 tokens. data/README.md has the format as a table."""
 
 import hashlib
+import importlib
 import itertools
 import os
 import re
-import runpy
 import struct
+import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -471,5 +472,10 @@ def own_tokenizer(folder: Path, manifest: dict) -> Path:
     return beside if beside.exists() else folder / file
 
 
-if __name__ == "__main__":  # as pages of before 2026-11-26 have it
-    runpy.run_module("data", run_name="__main__", alter_sys=True)
+def main(argv: list[str] | None = None) -> int:
+    """`python -m data.shards verify`, as pages of before 2026-11-26 have it."""
+    return importlib.import_module("data.__main__").main(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
