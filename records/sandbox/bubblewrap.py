@@ -1,46 +1,24 @@
-"""What a record's process sees: the options of bubblewrap (bwrap) that build its file system and its rights.
+"""A sandbox's walls: bubblewrap's (bwrap) options, and the calls that the kernel refuses.
 
-It sees the files that it is given, the Python installation and a C++ compiler, an empty /tmp, no network and
-no other process. The demo corpus is the source of installed packages, which must not be readable as text. So
-modules of these packages that torch needs are there as bytecode without docstrings, and the rest is hidden.
+A process in it sees the files of a file system of its own, an empty /tmp, no network and no other process.
 """
 
-import atexit
 import contextlib
 import errno
 import functools
-import hashlib
-import importlib.metadata
-import importlib.util
-import itertools
-import marshal
 import os
 import platform
-import re
 import shutil
 import struct
 import subprocess
-import sys
-import sysconfig
-import tempfile
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 
 from data.command import REPO, printable
-from data.sources import DEMO_PACKAGES, NOT_IMPORTED
+from records.sandbox.filesystem import EMPTY, WRITABLE, own_files
+from records.sandbox.installation import Files
 from records.sandbox.limits import NoSandbox
-
-KEY_CALLS = {  # audit's number of the architecture, then those of add_key, request_key and keyctl
-    "x86_64": (0xC000003E, 248, 249, 250),
-    "aarch64": (0xC00000B7, 217, 218, 219),
-}
-LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # instructions of a filter of calls
-ALLOW, REFUSE = 0x7FFF0000, 0x00050000 | errno.EPERM
-PREFIX_PARTS = ("bin", "lib", "lib64", "include", "pyvenv.cfg")
-VENDORS = {"setuptools"}  # needed by torch.compile, and holds copies of corpus packages
-Bind = tuple[Path, str, bool]  # a file or folder outside, its name inside, whether it may be written
-
 
 # --- the program ------------------------------------------------------------------------------------------
 
@@ -59,13 +37,16 @@ def complaint(path: str) -> str:
     """What a bwrap says that can make no sandbox here; nothing if it can."""
     room = ["--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
     apart = ["--unshare-pid", "--unshare-net", "--unshare-ipc"]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     try:
-        done = subprocess.run([path, *room, *apart, "true"], capture_output=True)
-    except OSError as error:  # a program for another processor
+        with own_files(lambda place: [path, *room, *apart, "true"], {}, 1 << 20, **pipes) as (process, _):
+            said = process.stderr.read()
+            code = process.wait()
+    except (OSError, NoSandbox) as error:
         return str(error)
-    if done.returncode == 0:
+    if code == 0:
         return ""
-    return printable(done.stderr.decode("utf-8", "replace")).strip() or f"exit status {done.returncode}"
+    return printable(said.decode("utf-8", "replace")).strip() or f"exit status {code}"
 
 
 @functools.cache
@@ -88,216 +69,102 @@ def why_none() -> str:
     )
 
 
-# --- packages ---------------------------------------------------------------------------------------------
+# --- calls that are refused -------------------------------------------------------------------------------
+
+MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # audit's number of each
+REFUSED = {  # by name the numbers on x86_64 and aarch64
+    # key rings outlive a sandbox: a record that is scored could leave the text there for one that trains
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    # what most holes in the kernel were found in, and no record needs
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "bpf": (321, 280),
+    "userfaultfd": (323, 282),
+    "perf_event_open": (298, 241),
+    # rights that a namespace of users gives, and mounts
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "mount_setattr": (442, 442),
+}
+CLONE, CLONE3, NEW_USER = (56, 220), 435, 0x10000000
+LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # instructions of a filter of calls
+ALLOW, REFUSE, NOT_HERE = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
+CALL, ARCHITECTURE, FLAGS = 0, 4, 16  # where struct seccomp_data has the number and the first argument
 
 
-CORPUS = {re.sub(r"[-_.]+", "-", name).lower() for name in DEMO_PACKAGES}
+def refused_calls() -> bytes:
+    """A seccomp program (struct sock_filter[]) that refuses the calls above, and all of another architecture.
 
-
-@functools.cache
-def distributions(roots: tuple[str, ...]) -> dict[str, importlib.metadata.Distribution]:
-    """The installed distributions by name that `roots` need, themselves included."""
-    found = {}
-    todo = list(roots)
-    while todo:
-        name = re.sub(r"[-_.]+", "-", todo.pop()).lower()
-        if name in found:
-            continue
-        try:
-            found[name] = importlib.metadata.distribution(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue  # of another platform, or optional
-        for line in found[name].requires or ():
-            if "extra ==" not in line:
-                todo.append(re.match(r"[\w.-]+", line)[0])
-    return found
-
-
-def cache_folder() -> Path:
-    """The user's cache folder; if it cannot be written to, a temporary one that is removed at exit."""
-    with contextlib.suppress(OSError, RuntimeError):  # nobody's home, or one that cannot be written to
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "bytegolf"
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder
-    folder = Path(tempfile.mkdtemp(prefix="bytegolf-bytecode-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
-@functools.cache
-def bytecode(name: str) -> Path:
-    """A folder with the modules of one distribution as bytecode without docstrings and asserts.
-
-    It is kept for the next time: to compile what torch needs takes seven seconds.
+    clone may make no namespace of users. The flags of clone3 cannot be read here, so it is said to be
+    missing, and libc takes clone. On a machine that MACHINES lacks, all calls are allowed.
     """
-    its = importlib.metadata.distribution(name)
-    made_of = repr((sys.version, NOT_IMPORTED, its.read_text("RECORD"))).encode()
-    kept = cache_folder() / f"{name}-{its.version}-{hashlib.sha256(made_of).hexdigest()[:16]}"
-    if not kept.exists():
-        with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
-            made = Path(folder, name)
-            made.mkdir()
-            compile_modules(its, made)
-            for path in (made, *made.rglob("*")):  # another user reads it
-                path.chmod(0o755 if path.is_dir() else 0o644)
-            with contextlib.suppress(OSError):  # another process was quicker
-                made.rename(kept)
-    return kept
-
-
-def compile_modules(its: importlib.metadata.Distribution, folder: Path) -> None:
-    """Write a distribution's bytecode into a folder; __file__ and tracebacks name the sources."""
-    for file in its.files:
-        if len(file.parts) < 2 or set(NOT_IMPORTED) & set(file.parts) or ".." in file.parts:
-            continue
-        target = folder / file
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if file.suffix == ".py":
-            code = compile(file.read_binary(), str(file), "exec", optimize=2, dont_inherit=True)
-            data = importlib.util.MAGIC_NUMBER + bytes(12) + marshal.dumps(code)
-            target.with_suffix(".pyc").write_bytes(data)
-        elif file.suffix == ".txt":  # setuptools reads some
-            shutil.copyfile(file.locate(), target)
-
-
-def packages(imports: Iterable[str]) -> list[str]:
-    """Options that put the needed packages into an otherwise empty site-packages."""
-    sites = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
-    hidden = sites | {str(path) for path in Path(sys.base_prefix).glob("lib*/python*/*-packages")}
-    hidden.add(f"{sysconfig.get_path('stdlib')}/ensurepip")  # pip, with its own copies of corpus packages
-    options = [part for site in sorted(hidden) for part in ("--tmpfs", site) if os.path.exists(site)]
-    seen = set()
-    for name, distribution in distributions((*imports, "packaging", *VENDORS)).items():
-        tops = {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
-        for top in sorted(tops - seen):
-            seen.add(top)
-            source = target = distribution.locate_file(top)
-            if name in CORPUS | VENDORS:
-                source = bytecode(name) / top
-            if source.exists():
-                options += ["--ro-bind", str(source), str(target)]
-    return options
-
-
-# --- the system -------------------------------------------------------------------------------------------
-
-
-def libraries() -> list[Path]:
-    """Shared libraries and the compiler's own files: not all of /usr/lib, where anything may be installed."""
-    folders = map(Path, ("/usr/lib", "/usr/lib64", "/usr/libexec"))
-    real = [folder for folder in folders if folder.is_dir() and not folder.is_symlink()]
-    return [
-        child
-        for folder in real
-        for child in sorted(folder.iterdir())
-        if child.name.startswith("gcc")
-        or child.name.endswith("-linux-gnu")
-        or (child.is_file() and ".so" in child.name)
-    ]
-
-
-def bind(path: str) -> list[str]:
-    """Options for a read-only path below folders that every user may enter."""
-    above = [("--perms", "0755", "--dir", str(parent)) for parent in reversed(Path(path).parents)]
-    return [*itertools.chain(*above), "--ro-bind-try", path, path]
-
-
-def python_parts() -> list[Path]:
-    """Of each prefix what Python is made of: a prefix may be a repository with its data."""
-    prefixes = {os.path.abspath(prefix) for prefix in (sys.base_prefix, sys.prefix)}
-    prefixes.discard("/usr")  # its parts are chosen by libraries()
-    found = [Path(prefix, name) for prefix in sorted(prefixes) for name in PREFIX_PARTS]
-    return [path for path in found if path.exists()] + [Path(sysconfig.get_path("stdlib"))]
-
-
-def system() -> list[str]:
-    """Options for libraries, the C++ compiler and Python itself."""
-    python = python_parts()
-    seen = ["/usr/bin", "/usr/include", *map(str, libraries()), "/etc/ld.so.cache", "/etc/alternatives"]
-    seen += map(str, sorted(Path("/usr/sbin").glob("ldconfig*")))  # triton asks it where libcuda is
-    seen += ["/sys/devices/system/cpu", "/sys/devices/system/node"]
-    links = []
-    for path in (*map(Path, ("/usr/lib64", "/bin", "/sbin", "/lib", "/lib64")), *python):
-        if path.is_symlink():
-            links += ["--symlink", os.readlink(path), str(path)]
-        elif path.parent == Path("/") or path in python:
-            seen.append(str(path))
-    binds = [part for path in seen for part in bind(path)]
-    return binds + links  # in this order: a link's folders would be for us alone
-
-
-def no_keys() -> bytes:
-    """A seccomp program (struct sock_filter[]) that refuses the kernel's key rings.
-
-    Key rings outlive a sandbox, so a record that is scored could leave the text there for one that trains.
-    Calls of another architecture are all refused. If KEY_CALLS lacks this machine, all calls are allowed.
-    """
-    if platform.machine() not in KEY_CALLS:
+    if platform.machine() not in MACHINES:
         return struct.pack("<HBBI", RETURN, 0, 0, ALLOW)
-    architecture, *calls = KEY_CALLS[platform.machine()]
-    refuse = len(calls) + 1  # instructions between a comparison and the refusal at the end
-    program = [(LOAD, 0, 0, 4), (EQUAL, 0, refuse + 2, architecture), (LOAD, 0, 0, 0)]
-    program += [(AT_LEAST, refuse, 0, 0x40000000)]
-    program += [(EQUAL, refuse - 1 - i, 0, number) for i, number in enumerate(calls)]
-    program += [(RETURN, 0, 0, ALLOW), (RETURN, 0, 0, REFUSE)]
+    at = [*MACHINES].index(platform.machine())
+    numbers = [number[at] for number in REFUSED.values()]
+    # each line: instruction, lines to skip if it holds, if it does not, operand; the last four are answers
+    tests = [(EQUAL, CLONE3, "not here"), *((EQUAL, number, "refuse") for number in numbers)]
+    tests = [(AT_LEAST, 0x40000000, "refuse"), *tests]  # numbers of x32
+    end = len(tests) + 6
+    answers = {"allow": end, "refuse": end + 1, "not here": end + 2}
+    program = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 0, answers["refuse"] - 2, MACHINES[platform.machine()])]
+    program.append((LOAD, 0, 0, CALL))
+    for word, number, answer in tests:
+        program.append((word, answers[answer] - len(program) - 1, 0, number))
+    program.append((EQUAL, 0, 2, CLONE[at]))
+    program += [(LOAD, 0, 0, FLAGS), (ANY_BIT, 1, 0, NEW_USER)]
+    program += [(RETURN, 0, 0, answer) for answer in (ALLOW, REFUSE, NOT_HERE)]
     return b"".join(struct.pack("<HBBI", *line) for line in program)
 
 
 # --- what no sandbox shows --------------------------------------------------------------------------------
 
 
-def secrets(hidden: Iterable[Path]) -> set[Path]:
-    """The repository, folders with data, what stands in them, and where their links lead."""
-    found = {REPO}
-    for path in (REPO / "data/datasets", *hidden):
-        found |= {path.resolve(), *(shard.resolve() for shard in path.rglob("*.bin"))}
-    return found
-
-
-def check_binds(options: list[str], binds: Iterable[Bind], hidden: Iterable[Path]) -> None:
-    """Raises NoSandbox where a bind shows a secret. Training shards may be shown, one by one."""
-    found = secrets(hidden)
-    given = {str(outside) for outside, _, _ in binds if fnmatch(outside.name, "*_train_*.bin")}
-    datasets = [path for path in found if path != REPO]
-    for word, source in itertools.pairwise(options):
-        if word not in ("--bind", "--ro-bind", "--ro-bind-try") or source in given:
-            continue
-        place = Path(source).resolve()
-        seen = [path for path in found if path.is_relative_to(place)]
-        seen += [path for path in datasets if place.is_relative_to(path)]
-        if seen:
-            mend = "use a Python that is installed elsewhere, or move what must not be seen"
-            raise NoSandbox(f"the sandbox would show {min(seen)} through {source}, so it is refused: {mend}")
+def check_given(given: Files, hidden: Iterable[Path]) -> None:
+    """Raises NoSandbox where a file lies in a folder with data. Training shards may be shown, one by one."""
+    secrets = {REPO / "data/datasets", *hidden}
+    secrets |= {shard for folder in secrets for shard in folder.rglob("*.bin")}
+    secrets = {path.resolve() for path in secrets}  # where links lead
+    for source in given.values():
+        place = Path(source).resolve() if isinstance(source, Path) else None
+        if place and not fnmatch(place.name, "*_train_*.bin") and secrets & {place, *place.parents}:
+            raise NoSandbox(f"the sandbox would show {source}, which is data, so it is refused")
 
 
 # --- the command line -------------------------------------------------------------------------------------
 
+# What is counted from the start of the machine on: the more a sandbox uses, the more the next one reads.
+COUNTERS = ("stat", "vmstat", "zoneinfo", "interrupts", "softirqs", "diskstats")
 
-def command(
-    binds: Iterable[Bind],
-    imports: Iterable[str],
-    device: str,
-    file_bytes: int,
-    hidden: Iterable[Path] = (),
-) -> list[str]:
-    """The command line that runs what follows it in a sandbox that sees `binds` and an empty /tmp.
 
-    `file_bytes`: the most that one file may have; all of /tmp may have four times that.
-    `hidden`: files and folders that no bind may show, beside the repository and its data. Raises NoSandbox.
-    """
+def command(place: Path, files: Files, device: str) -> list[str]:
+    """The command line that runs what follows it where it sees PLACE/files, and may write to PLACE/space."""
     rights = ["--cap-drop", "ALL"]
     if os.geteuid() == 0:  # root needs no user namespace; setpriv becomes another user at once
         rights += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-    space = ["--size", str(4 * file_bytes), "--perms", "1777", "--tmpfs"]
-    files = ["--proc", "/proc", "--dev", "/dev"]
+    seen = ["--ro-bind", f"{place}/files", "/", "--proc", "/proc", "--dev", "/dev"]
     for path in sorted(Path("/dev").glob("nvidia*")) if device == "cuda" else ():
-        files += ["--dev-bind", str(path), str(path)]
-    files += [*space, "/dev/shm"]
-    files += ["--remount-ro", "/dev", *space, "/tmp", *system(), *packages(imports)]
-    for outside, inside, writable in binds:
-        files += ["--bind" if writable else "--ro-bind", str(outside), inside]
-    check_binds(files, binds, hidden)
+        seen += ["--dev-bind", str(path), str(path)]
+    for name, inside in WRITABLE.items():
+        seen += ["--bind", f"{place}/space/{name}", inside]
+    for name in sorted({inside.split("/")[2] for inside in files if inside.startswith("/tmp/")}):
+        seen += ["--ro-bind", f"{place}/files/tmp/{name}", f"/tmp/{name}"]  # of a Python that lies there
+    seen += ["--remount-ro", "/dev"]
+    for name in COUNTERS:
+        if os.path.exists(f"/proc/{name}"):
+            seen += ["--ro-bind", f"{place}/files{EMPTY}", f"/proc/{name}"]
     apart = [f"--unshare-{name}" for name in ("ipc", "pid", "net", "uts", "cgroup-try")]
     apart += ["--hostname", "sandbox", "--die-with-parent", "--new-session"]
-    return [find(), *files, "--chdir", "/tmp", *apart, *rights]
+    return [find(), *seen, "--chdir", "/tmp", *apart, *rights]

@@ -64,14 +64,13 @@ class PredictorJob:
         seen = {"train_gpt.py": self.script, "model.ptz": self.artifact, "worker.py": worker.__file__}
         machine = contextlib.nullcontext() if self.mode.trust else on_this_machine(sees_text=True)
         with machine, scratch_folder() as stage, memory_file() as memory:
-            stage.chmod(0o755)  # another user reads it
             for name, source in seen.items():
                 shutil.copyfile(source, stage / name)
-                (stage / name).chmod(0o644)
+            given = {f"/record/{name}": stage / name for name in seen}
             inside = str(stage) if self.mode.trust else "/record"
             python = [os.path.abspath(sys.executable), "-I", "-B", "-u", f"{inside}/worker.py"]
             words = [*python, inside, self.mode.device, str(memory.fileno())]
-            room = [(stage, inside, False)], self.track["imports"], self.mode, self.limits
+            room = given, self.track["imports"], self.mode, self.limits
             pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
             with watched(words, *room, (memory.fileno(),), **pipes) as watchdog:
                 try:

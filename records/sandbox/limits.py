@@ -6,7 +6,6 @@ The kernel's cgroups do it where they can be had. Elsewhere a watchdog looks at 
 import contextlib
 import os
 import select
-import shutil
 import signal
 import subprocess
 import threading
@@ -19,7 +18,7 @@ import psutil
 
 from records.sandbox.cgroups import Group, Usage
 
-LEAST_FREE = 256 << 20  # bytes of memory, and of a disk, that this machine must keep, whoever holds them
+LEAST_FREE = 256 << 20  # bytes of memory that this machine must keep, whoever holds them
 NEAR = 0.9  # of its limit: below, it was the machine that had no more memory
 WATCHDOG = "watchdog"
 TAIL = 2000  # bytes that are kept of what a process writes
@@ -31,7 +30,7 @@ class NoSandbox(Exception):
 
 
 class MachineFull(NoSandbox):
-    """This machine has no memory or no room on a disk left. It says nothing of the record."""
+    """This machine has no memory left. It says nothing of the record."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Limits:
     seconds: float = 3600.0  # of the wall clock, a wide stop for what sleeps
     answer: float = 900.0  # of the wall clock, from a question to its answer; loading is the first
     output: int = 1 << 20  # bytes on stdout and stderr
-    files: int = 1 << 28  # bytes of one file, and four times that of all of /tmp
+    files: int = 1 << 28  # bytes of one file, and a quarter of those of all files that it writes
 
 
 def tree(root: int) -> dict[psutil.Process, dict]:
@@ -95,8 +94,8 @@ class Watchdog(threading.Thread):
 
     `process` leads a group of its own (start_new_session=True) and lives in the cgroup `group`, if there is
     one. `kind` says which account was believed. `verdict` is (kind, message) once it ended the process; the
-    kind `machine` is no fault of the process. `seconds` are those of all processors so far. Room on the disks
-    of `folders` is the machine's to give.
+    kind `machine` is no fault of the process. `seconds` are those of all processors so far. `space`:
+    where the process writes its files.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ class Watchdog(threading.Thread):
         out: BinaryIO,
         limits: Limits,
         group: Group | None = None,
-        folders: tuple[Path, ...] = (),
+        space: Path | None = None,
     ):
         super().__init__(daemon=True)
         self.process = process
@@ -114,7 +113,7 @@ class Watchdog(threading.Thread):
         self.group = group
         self.account = group or Tree(process)
         self.kind = group.kind if group else WATCHDOG
-        self.folders = folders
+        self.space = space
         self.verdict: tuple[str, str] | None = None
         self.seconds = 0.0
         self.tail = b""
@@ -165,13 +164,6 @@ class Watchdog(threading.Thread):
             self.end("time", f"gave no answer for more than {limits.answer:.4g} seconds")
         elif used.killed or psutil.virtual_memory().available < LEAST_FREE:
             self.end("machine", "this machine is out of memory")
-        else:
-            self.look_at_disks()
-
-    def look_at_disks(self) -> None:
-        for folder in self.folders:
-            if shutil.disk_usage(folder).free < LEAST_FREE:
-                self.end("machine", f"the disk of {folder} is full")
 
     def end(self, kind: str, message: str) -> None:
         self.verdict = kind, message

@@ -17,9 +17,11 @@ import numpy as np
 from data import shards
 from data.command import printable
 from data.files import locked
-from records.sandbox import bubblewrap, cgroups, pages
+from records.sandbox import bubblewrap, cgroups
 from records.sandbox.cgroups import Group
+from records.sandbox.filesystem import own_files
 from records.sandbox.inside import worker
+from records.sandbox.installation import Files, installation
 from records.sandbox.limits import Limits, NoSandbox, Watchdog, kill
 
 MAX_FILES = 1024  # that a process has open at once: as many as most systems allow
@@ -42,7 +44,7 @@ class Mode:
     device: str = "cpu"
     trust: bool = False  # without a sandbox
     alone: bool = False  # it is fed one stream only
-    hidden: tuple[Path, ...] = ()  # what no bind may show, beside the repository and its data
+    hidden: tuple[Path, ...] = ()  # data that no sandbox may show, beside the repository's
 
 
 # --- starting ---------------------------------------------------------------------------------------------
@@ -93,18 +95,6 @@ def lowered(mode: Mode, limits: Limits) -> list[str]:
     return ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *words] if user else words
 
 
-def confined(
-    binds: Iterable[bubblewrap.Bind], imports: Iterable[str], mode: Mode, limits: Limits, filters: BinaryIO
-) -> list[str]:
-    """The command line that runs what follows it in a sandbox; bwrap reads a filter from `filters`."""
-    if bubblewrap.find() is None:
-        raise NoSandbox(f"foreign code is refused: {bubblewrap.why_none()}")
-    filters.write(bubblewrap.no_keys())
-    filters.seek(0)
-    room = bubblewrap.command(binds, imports, mode.device, limits.files, mode.hidden)
-    return [*room, "--seccomp", str(filters.fileno()), "--", *lowered(mode, limits)]
-
-
 def memory_file() -> BinaryIO:
     """A file without a name, in memory if the system can do that."""
     if hasattr(os, "memfd_create"):
@@ -112,41 +102,52 @@ def memory_file() -> BinaryIO:
     return tempfile.TemporaryFile(buffering=0)
 
 
-def launch(
+@contextlib.contextmanager
+def started(
     words: Sequence[str],
-    binds: Iterable[bubblewrap.Bind],
+    given: Files,
     imports: Iterable[str],
     mode: Mode,
     limits: Limits,
-    group: Group | None = None,
-    pass_fds: tuple[int, ...] = (),
+    group: Group | None,
+    pass_fds: tuple[int, ...],
     **pipes,
-) -> subprocess.Popen:
-    """Start a command line in a sandbox that sees `binds` and the packages `imports`, and in a cgroup.
+) -> Iterator[tuple[subprocess.Popen, Path | None]]:
+    """Start a command line in a sandbox and a cgroup, until the block ends; also the space that it writes to.
 
-    `pipes` are Popen's stdin, stdout and stderr. Raises NoSandbox.
+    Without a sandbox there is no such space.
     """
-    binds = list(binds)
+    options = {"bufsize": 0, "cwd": "/", "start_new_session": True, "env": environment(mode), **pipes}
+    before = group.words() if group else []
+    if mode.trust:
+        with subprocess.Popen([*before, *words], pass_fds=pass_fds, **options) as process:
+            yield process, None
+        return
+    if bubblewrap.find() is None:
+        raise NoSandbox(f"foreign code is refused: {bubblewrap.why_none()}")
+    bubblewrap.check_given(given, mode.hidden)
+    files = installation(tuple(imports), mode.device) | given
     with memory_file() as filters:
-        prefix = [] if mode.trust else confined(binds, imports, mode, limits, filters)
-        pages.settle(prefix, [outside for outside, _, _ in binds])
-        return subprocess.Popen(
-            [*(group.words() if group else []), *prefix, *words],
-            bufsize=0,
-            cwd="/",
-            pass_fds=(*pass_fds, filters.fileno()),
-            start_new_session=True,
-            env=environment(mode),
-            **pipes,
-        )
+        filters.write(bubblewrap.refused_calls())
+        filters.seek(0)
+        rules = filters.fileno()
+
+        def command(place: Path) -> list[str]:
+            room = bubblewrap.command(place, files, mode.device)
+            return [*room, "--seccomp", str(rules), "--", *lowered(mode, limits), *words]
+
+        with own_files(command, files, 4 * limits.files, before, (*pass_fds, rules), **options) as found:
+            yield found
 
 
 def lock_folder() -> Path:
-    """The caller's folder on this machine whose lock its sandboxes take. Raises NoSandbox."""
-    folder = LOCKS / f"bytegolf-{os.geteuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.lstat().st_uid != os.geteuid():
-        raise NoSandbox(f"{folder}: belongs to another user, who could hold the lock of all sandboxes")
+    """The folder whose lock all sandboxes of this machine take, whoever starts them. Raises NoSandbox."""
+    folder = LOCKS / "bytegolf-sandboxes"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir()
+        folder.chmod(0o755)  # whatever the caller's umask: others lock it
+    if folder.is_symlink() or not folder.is_dir():
+        raise NoSandbox(f"{folder}: is no folder, expected the one that all sandboxes lock: remove it")
     return folder
 
 
@@ -165,23 +166,22 @@ def on_this_machine(sees_text: bool) -> Iterator[None]:
 @contextlib.contextmanager
 def watched(
     words: Sequence[str],
-    binds: Iterable[bubblewrap.Bind],
+    given: Files,
     imports: Iterable[str],
     mode: Mode,
     limits: Limits,
     pass_fds: tuple[int, ...] = (),
-    folders: tuple[Path, ...] = (),
     **pipes,
 ) -> Iterator[Watchdog]:
-    """A command line as by `launch`, in a cgroup of its own if there are such, watched until the block ends.
+    """A command line in a sandbox and in a cgroup, if there are such, watched until the block ends.
 
-    What it writes to stderr, or to stdout where that is the same, is bounded. `folders`: as Watchdog has it.
-    Raises NoSandbox.
+    It sees the files `given`, the packages `imports` and Python. What it writes to stderr, or to stdout where
+    that is the same, is bounded. `pipes` are Popen's stdin, stdout and stderr. Raises NoSandbox.
     """
     group = cgroups.make(limits.memory, limits.tasks)
     try:
-        with launch(words, binds, imports, mode, limits, group, pass_fds, **pipes) as process:
-            watchdog = Watchdog(process, process.stderr or process.stdout, limits, group, folders)
+        with started(words, given, imports, mode, limits, group, pass_fds, **pipes) as (process, space):
+            watchdog = Watchdog(process, process.stderr or process.stdout, limits, group, space)
             try:
                 yield watchdog
             finally:

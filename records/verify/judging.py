@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 
 from data.command import DataError
-from data.files import read_json, scratch_folder, sha256, write_whole
+from data.files import read_json, sha256, write_whole
 from records.archive.checks import Check, VerifierError, check, note, skip
 from records.archive.judgings import Draw, number_of, read_draws, record_draw
 from records.archive.ranks import Rival, best_before
@@ -248,9 +248,7 @@ def need_everything(record: Record, data: Path, second: Path | None) -> None:
 def train_seed(judging: Judging, seed: int, data: Path) -> dict:
     """Train a seed in a room; what came of it, its artifact beside it. Raises NoSandbox, VerifierError."""
     record = judging.record
-    with scratch_folder() as root:
-        work = root / "work"
-        done = run_room(record, data, work, settings(record, seed))
+    with run_room(record, data, settings(record, seed)) as done:
         room = {
             "code": done.code,
             "said": done.said,
@@ -263,7 +261,7 @@ def train_seed(judging: Judging, seed: int, data: Path) -> dict:
         }
         if not done.code:
             try:
-                room |= keep_run(judging, seed, work)
+                room |= keep_run(judging, seed, done.work)
             except OF_THE_RECORD as error:
                 room["wrong"] = str(error)
     judging.write(seed, "room", room)

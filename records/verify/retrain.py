@@ -8,10 +8,10 @@ Operations are what the script's log says, and processor seconds bound them, wha
 torch.
 """
 
+import contextlib
 import hashlib
 import json
 import os
-import shutil
 import stat
 import subprocess
 import sys
@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data.command import DataError, printable, shell
+from data.command import DataError, printable
 from data.files import scratch_folder, sha256
 from records.archive.checks import Check, VerifierError, check
 from records.archive.folders import MAX_FILE, SCRIPT
@@ -33,19 +33,19 @@ from records.referee.scoring import Result, referee
 from records.referee.text import Text
 from records.sandbox.inside import room
 from records.sandbox.jobs import processor_speed
-from records.sandbox.limits import Limits
-from records.sandbox.predictor import Mode, on_this_machine, sandbox_user, watched
+from records.sandbox.limits import Limits, Watchdog
+from records.sandbox.predictor import Mode, on_this_machine, watched
 
 RUN = Path("logs/room")  # the run's folder in the room's /room/work
 METRICS = "metrics.jsonl"
 SETUP_SECONDS = 600  # beside the track's: to start, compile and write the artifact
 SLOWER = 5  # operations run at least at this part of the machine's speed of products
 START_SECONDS = 300  # of processors, that each process may take to start and to compile
-MOST_LEFT, MAX_WORK = 1 << 30, 8 << 30  # bytes that a run may leave in one file, and in all
+MOST_LEFT = 1 << 30  # bytes that a run may leave in one file, and a quarter of those in all
 # beside our own errors, whatever numbers and names of a stranger lead to
 OF_THE_RECORD = (DataError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError)
 HEADER = 1024  # bytes of a shard before its tokens
-HOSTS = "127.0.0.1 localhost sandbox\n"  # by which a script's processes find each other
+HOSTS = b"127.0.0.1 localhost sandbox\n"  # by which a script's processes find each other
 
 
 # --- what a record wrote ----------------------------------------------------------------------------------
@@ -124,18 +124,12 @@ def training_shards(record: Record, data: Path) -> list[Path]:
 
 
 def room_files(record: Record, data: Path) -> dict[str, Path]:
-    """The training text and the tokenizer, by their names in the room.
-
-    Raises VerifierError where they are not here, or where the user that a sandbox runs as cannot read them.
-    """
+    """The training text and the tokenizer, by their names in the room. Raises VerifierError."""
     files = {"tokenizer.model": tokenizer_path(record.track, data)}
     files |= {f"data/{path.name}": path for path in training_shards(record, data)}
     for path in files.values():
         if not path.exists():
             raise VerifierError(f"{path}: is missing, and no seed can be trained without it")
-        if sandbox_user() and not path.stat().st_mode & stat.S_IROTH:
-            mend = shell("chmod", "-R", "o+rX", data)
-            raise VerifierError(f"{path}: another user, as whom a record trains, cannot read it: {mend}")
     return files
 
 
@@ -149,10 +143,12 @@ class Done:
     speed: float  # of this machine's products, operations in a processor second of one core
     said: str  # the last of it, or what ended it
     limits: str  # who counted: "cgroup v1", "cgroup v2" or "watchdog"
+    work: Path  # the folder that it wrote to
 
 
-def run_room(record: Record, data: Path, work: Path, given: dict[str, str]) -> Done:
-    """Run the record's script in the new folder `work`, to which it may write.
+@contextlib.contextmanager
+def run_room(record: Record, data: Path, given: dict[str, str]) -> Iterator[Done]:
+    """Run the record's script to its end; what it left can be read until the block ends.
 
     Raises NoSandbox, VerifierError.
     """
@@ -168,39 +164,34 @@ def run_room(record: Record, data: Path, work: Path, given: dict[str, str]) -> D
         files=MOST_LEFT,
     )
     mode = Mode(track["device"], hidden=(data / "datasets",))
-    work.mkdir()
-    os.chown(work, sandbox_user() or -1, -1)
-    inside = {"work": work, **room_files(record, data)}
-    with on_this_machine(sees_text=False), scratch_folder() as folder:
-        stage = folder / "room"
-        hosts = folder / "hosts"
-        hosts.write_text(HOSTS)
-        for name in ("work", "data"):
-            (stage / name).mkdir(parents=True)
-        for name in inside.keys() - {"work"}:
-            (stage / name).touch()  # what it is mounted on
-        for source in (record.path / SCRIPT, Path(room.__file__)):
-            shutil.copyfile(source, stage / source.name)
-        for path in folder.rglob("*"):
-            path.chmod(0o755)  # whatever the caller's umask: another user reads them
-        binds = [(path, f"/room/{name}", name == "work") for name, path in inside.items()]
-        binds = [(stage, "/room", False), (hosts, "/etc/hosts", False), *binds]
-        python = [os.path.abspath(sys.executable), "-I", "-B", "/room/room.py"]
-        words = [*python, json.dumps(given), str(track.devices)]
+    files = {f"/room/{path.name}": path for path in (record.path / SCRIPT, Path(room.__file__))}
+    files |= {f"/room/{name}": path for name, path in room_files(record, data).items()}
+    files["/etc/hosts"] = HOSTS
+    python = [os.path.abspath(sys.executable), "-I", "-B", "/room/room.py"]
+    words = [*python, json.dumps(given), str(track.devices)]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with on_this_machine(sees_text=False):
         speed = processor_speed()
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        with watched(words, binds, track["imports"], mode, limits, folders=(work,), **pipes) as watchdog:
+        with watched(words, files, track["imports"], mode, limits, **pipes) as watchdog:
             while watchdog.process.poll() is None:
-                size = subprocess.run(["du", "-sk", work], capture_output=True, text=True).stdout.split()
-                if size and int(size[0]) << 10 > MAX_WORK:
-                    watchdog.end("files", f"wrote more than {MAX_WORK} bytes")
                 time.sleep(0.2)
-    watchdog.check_machine()
+            watchdog.stop()
+            watchdog.check_machine()
+            wall = time.monotonic() - watchdog.began
+            code = watchdog.process.returncode or int(bool(watchdog.verdict))
+            speed = max(speed, processor_speed())  # other programs slow a measure
+            used = wall, watchdog.seconds, speed
+            yield Done(code, *used, last_words(watchdog), watchdog.kind, watchdog.space / "work")
+
+
+def last_words(watchdog: Watchdog) -> str:
+    """What ended a process, or what it said last, and whether it had no room for its files."""
     said = watchdog.verdict[1] if watchdog.verdict else watchdog.tail.decode(errors="replace")[-300:]
-    wall = time.monotonic() - watchdog.began
-    code = watchdog.process.returncode or int(bool(watchdog.verdict))
-    speed = max(speed, processor_speed())  # other programs slow a measure
-    return Done(code, wall, watchdog.seconds, speed, printable(said), watchdog.kind)
+    space = os.statvfs(watchdog.space)
+    if not space.f_bavail or not space.f_favail:
+        size = space.f_blocks * space.f_frsize
+        said = f"all of its {size} bytes or {space.f_files} files are used: {said}"
+    return printable(said)
 
 
 # --- verdict ----------------------------------------------------------------------------------------------
@@ -257,15 +248,15 @@ def train_again(
     """The lines of one seed. Raises NoSandbox, DataError, and what a stranger's numbers lead to."""
     if seed not in record.runs:
         raise VerifierError(f"--retrain {seed}: the record has the seeds {sorted(record.runs)}")
-    work = root / "work"
-    done = run_room(record, data, work, settings(record, seed))
-    words = f"seed {seed}: {done.seconds:.0f} s, {done.processor:.0f} of processors, exit code {done.code}, "
-    yield check("retrain", done.code == 0, words + "expected 0" + f": {done.said}" * bool(done.code))
-    if done.code:
-        return
-    run = room_run(work)
     artifact = root / "model.ptz"
-    artifact.write_bytes(read_below(work, RUN / artifact.name, record.track["budget_bytes"]))
+    with run_room(record, data, settings(record, seed)) as done:
+        words = f"{done.seconds:.0f} s, {done.processor:.0f} of processors, exit code {done.code}, expected 0"
+        reason = f": {done.said}" if done.code else ""
+        yield check("retrain", done.code == 0, f"seed {seed}: {words}{reason}")
+        if done.code:
+            return
+        run = room_run(done.work)
+        artifact.write_bytes(read_below(done.work, RUN / artifact.name, record.track["budget_bytes"]))
     yield compare_artifact(record, seed, artifact, job_of, text)
     if record.track.counts_flops:
         yield from check_work(record.track, run.value("train_flops"), done.processor, done.speed)

@@ -3,9 +3,7 @@
 Most tests judge a bigram model in numpy on a tiny copy of the floppy's track: a room takes a second.
 """
 
-import contextlib
 import json
-import os
 import resource
 import secrets
 import shutil
@@ -29,9 +27,8 @@ from records.board.entries import Entry, load_entries
 from records.board.tables import tables
 from records.referee.scoring import score_record
 from records.referee.text import validation_text
-from records.sandbox import cgroups, limits, pages, predictor
+from records.sandbox import cgroups, limits
 from records.sandbox.jobs import find_job
-from records.sandbox.limits import Limits
 from records.verify import judging, retrain, rule
 from tests.kit import helpers, record_kit
 from tests.kit.data_kit import call, refused
@@ -151,8 +148,6 @@ def test_a_true_record_is_ranked_by_seeds_that_were_drawn(bench, monkeypatch, ca
     """It is stopped in its second room, goes on there, and is not trained again once it is judged."""
     train = judging.train_seed
     trained = []
-    sandboxes = count_calls(monkeypatch, predictor, "confined")
-    settled = count_calls(monkeypatch, predictor.pages, "settle")
 
     def stopped(its, seed, data):
         assert [its.draw] == bench.draws, "seeds are recorded before any of them is trained"
@@ -166,7 +161,6 @@ def test_a_true_record_is_ranked_by_seeds_that_were_drawn(bench, monkeypatch, ca
     monkeypatch.setattr(judging, "train_seed", stopped)
     assert bench.judge() == 130
     assert bench.judge() == 0, capsys.readouterr().out
-    assert len(sandboxes) == len(settled) > 3 * len(SEEDS), "all files are read in before each sandbox"
     (seeds,) = (list(draw.seeds) for draw in bench.draws)
     assert trained == seeds and len(set(seeds)) == len(SEEDS) and not set(seeds) & set(SEEDS)
     its = bench.verdict
@@ -184,19 +178,6 @@ def test_a_true_record_is_ranked_by_seeds_that_were_drawn(bench, monkeypatch, ca
     entry = bench.entry
     assert (entry.kind, entry.beats) == ("records", judged["beats"])
     assert "; judging 1 of 1 of this folder" in entry.words
-
-
-def count_calls(monkeypatch, module: object, name: str) -> list[str]:
-    """One entry for each call of a module's function from now on."""
-    function = getattr(module, name)
-    calls = []
-
-    def counted(*args):
-        calls.append(name)
-        return function(*args)
-
-    monkeypatch.setattr(module, name, counted)
-    return calls
 
 
 @pytest.mark.slow
@@ -397,26 +378,6 @@ def test_what_is_missing_here_is_no_verdict(bench, capsys):
     line = refused(call("records", "judge", *bench.words("--data", str(empty)), code=2))
     assert "has not the track's training shards" in line
     assert (bench.track / "verdicts.json").read_bytes() == before and not bench.work.exists()
-
-
-@pytest.mark.slow
-@sandboxed
-@bounded
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes run as another user")
-@pytest.mark.parametrize("kind", ["datasets/*/*_train_*.bin", "tokenizers/*.model"])
-def test_data_that_a_sandbox_s_user_cannot_read_are_no_verdict_and_not_counted(bench, tmp_path, kind):
-    """As they are made under umask 077."""
-    before = (bench.track / "verdicts.json").read_bytes()
-    data = tmp_path / "private"
-    shutil.copytree(bench.author.data, data)
-    path = min(data.glob(kind))
-    path.chmod(0o600)
-    line = refused(call("records", "judge", *bench.words("--data", data), code=2))
-    assert f"error: {path}: another user, as whom a record trains, cannot read it: chmod -R o+rX " in line
-    assert not bench.draws and (bench.track / "verdicts.json").read_bytes() == before
-    words = bench.words("--data", data)
-    places = words[: words.index("--work")] + words[words.index("--work") + 2 :]
-    assert "cannot read it: chmod" in refused(call("records", "verify", *places, "--retrain", "any", code=2))
 
 
 @pytest.mark.slow
@@ -704,64 +665,3 @@ def test_much_new_code_waits_for_a_reader(bench):
     line = judging.check_code(record, rival, None)
     assert line.verdict == "SKIP" and "--read-by NAME" in line.text
     assert judging.check_code(record, rival, "Ada").verdict == "PASS"
-
-
-# --- pages ------------------------------------------------------------------------------------------------
-
-BITS = 200
-SENDER = """
-import os, sys
-for at, bit in enumerate(sys.argv[1]):
-    fd = os.open(f"/room/{at}", os.O_RDONLY)
-    if bit == "1":
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(fd)
-"""
-READER = """
-import os, sys
-def absent(at):
-    fd = os.open(f"/room/{at}", os.O_RDONLY)
-    try:
-        return os.preadv(fd, [bytearray(1)], 0, os.RWF_NOWAIT) < 1
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-print("".join(str(int(absent(at))) for at in range(int(sys.argv[1]))))
-"""
-
-
-def in_sandbox(program: str, bound: Path, *words: str) -> str:
-    """What a Python program prints in a sandbox that sees some files."""
-    line = [os.path.abspath(sys.executable), "-I", "-S", "-c", program, *words]
-    process = predictor.launch(
-        line, [(bound, "/room", False)], ["numpy"], predictor.Mode(), Limits(), stdout=subprocess.PIPE
-    )
-    with contextlib.closing(process.stdout):
-        said = process.stdout.read().decode().strip()
-    assert process.wait() == 0
-    return said
-
-
-@sandboxed
-def test_one_sandbox_tells_the_next_nothing_by_which_pages_are_there(tmp_path, monkeypatch):
-    """The bits that a reader gets out are a coin's; where no file is read in first, they come through."""
-    bound = tmp_path / "room"
-    bound.mkdir()
-    tmp_path.chmod(0o755)
-    bound.chmod(0o755)
-    for at in range(BITS):
-        (bound / str(at)).write_bytes(secrets.token_bytes(1 << 14))
-    os.sync()  # what is not on the disk yet cannot be dropped
-    secret = "".join(secrets.choice("01") for _ in range(BITS))
-
-    def hits() -> int:
-        in_sandbox(SENDER, bound, secret)
-        got = in_sandbox(READER, bound, str(BITS))
-        assert len(got) == BITS
-        return sum(a == b for a, b in zip(got, secret))
-
-    assert abs(hits() - BITS / 2) <= 4 * (BITS / 4) ** 0.5
-    monkeypatch.setattr(pages, "read_in", lambda paths: 0)
-    if hits() < 0.95 * BITS:
-        pytest.skip("here, pages tell nothing even where no file is read in")

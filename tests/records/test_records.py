@@ -34,7 +34,7 @@ from records.archive.record import Record
 from records.archive.tracks import load_track
 from records.referee.scoring import score_record
 from records.referee.text import validation_text
-from records.sandbox import bubblewrap, cgroups
+from records.sandbox import cgroups, installation, predictor
 from records.sandbox.jobs import find_job
 from records.verify import retrain
 from records.verify.source import check_source
@@ -533,7 +533,7 @@ def load_predictor(artifact, device):
 if __name__ == "__main__":
     found = [str(path) for root in ("/room", "/tmp", "/home", "/root", "/work", "/data", "/mnt")
              for path in pathlib.Path(root).rglob("*") if path.is_file()
-             and not str(path).startswith((sys.prefix, sys.base_prefix))]
+             and not str(path).startswith((os.path.realpath(sys.prefix), sys.base_prefix))]
     try:
         socket.create_connection(("1.1.1.1", 53), 1)
         found.append("network")
@@ -596,16 +596,11 @@ def test_the_judge_trains_the_real_script_and_ranks_it(kit, tmp_path):
     assert its["judged"]["beats"] == old.name and len(its["judged"]["seeds"]) == 2
 
 
-COMPILERS = ("cc", "c++", "gcc", "g++", "clang", "clang++")
-
-
 def hide_compilers(monkeypatch) -> None:
-    """No sandbox has one from now on: a file that nobody can execute lies over each."""
-    found = filter(None, map(shutil.which, COMPILERS))
-    paths = sorted({os.path.realpath(path) for path in found})
-    masks = [word for path in paths for word in ("--ro-bind", os.devnull, path)]
-    system = bubblewrap.system
-    monkeypatch.setattr(bubblewrap, "system", lambda: [*system(), *masks])
+    """No sandbox has one from now on."""
+    programs = [name for name in installation.PROGRAMS if name not in installation.COMPILERS]
+    monkeypatch.setattr(installation, "PROGRAMS", programs)
+    monkeypatch.setattr(predictor, "installation", installation.installation.__wrapped__)
 
 
 @slow
@@ -616,13 +611,14 @@ def test_without_a_compiler_the_script_trains_and_scores_as_it_does_with_one(kit
     edit(folder / "train_seed2.log", (" COMPILE=0", " COMPILE=1"))
     hide_compilers(monkeypatch)
     record = Record(folder)
-    done = retrain.run_room(record, kit.data, tmp_path / "work", retrain.settings(record, 2))
-    assert done.code == 0, done
-    run = tmp_path / "work" / retrain.RUN
-    log = (run / "train.log").read_text()
+    artifact = tmp_path / "model.ptz"
+    with retrain.run_room(record, kit.data, retrain.settings(record, 2)) as done:
+        assert done.code == 0, done
+        log = (done.work / retrain.RUN / "train.log").read_text()
+        shutil.copy(done.work / retrain.RUN / "model.ptz", artifact)
     assert " COMPILE=1 " in log and " compile:0 " in log
-    assert sha256((run / "model.ptz").read_bytes()) == record.runs[2].value("artifact_sha256")
-    job = job_in(folder, kit)(run / "model.ptz")
+    assert sha256(artifact.read_bytes()) == record.runs[2].value("artifact_sha256")
+    job = job_in(folder, kit)(artifact)
     result = score_record(job, validation_text(record.track, kit.data))
     assert result.bpb == pytest.approx(record.scores[2], abs=1e-8)
 
@@ -652,11 +648,10 @@ def test_an_artifact_that_knows_more_than_the_training_text_is_found(kit, tmp_pa
 def test_the_room_has_the_training_text_and_nothing_else(kit, tmp_path):
     folder = kit.copy(tmp_path)
     (folder / "train_gpt.py").write_text(SPY)
-    work = tmp_path / "work"
     record = Record(folder)
-    done = retrain.run_room(record, kit.data, work, retrain.settings(record, 2))
-    assert done.code == 0, done
-    found, given = json.loads((work / "seen.json").read_text())
+    with retrain.run_room(record, kit.data, retrain.settings(record, 2)) as done:
+        assert done.code == 0, done
+        found, given = json.loads((done.work / "seen.json").read_text())
     shards = {f"/room/data/{path.name}" for path in kit.corpus.data_path.glob("*_train_*.bin")}
     own = {f"/room/{name}" for name in ("train_gpt.py", "room.py", "tokenizer.model")}
     assert set(found) == shards | own

@@ -31,10 +31,11 @@ from records.referee import coder, scoring
 from records.referee.sample import sample
 from records.referee.scoring import Result
 from records.referee.text import load_tokenizer, second_text, validation_text
-from records.sandbox import bubblewrap, jobs
+from records.sandbox import bubblewrap, installation, jobs
 from records.sandbox import limits as watch
 from records.sandbox import predictor as sandbox
 from records.sandbox.inside import worker
+from records.sandbox.installation import beside, modules
 from records.sandbox.jobs import PredictorJob, find_job
 from tests.kit import helpers, record_kit
 from tests.kit.data_kit import call, refused
@@ -744,10 +745,9 @@ def test_no_document_of_the_demo_corpus_is_in_the_sandbox(stand, tmp_path):
 def test_no_document_that_is_scored_is_in_the_sandbox_as_bytecode():
     """Names and strings of a module stand in its bytecode; only training text may be there in this form."""
     imports = load_track(helpers.ROOT / "records/track_floppy")["imports"]
-    shown = bubblewrap.CORPUS & set(bubblewrap.distributions((*imports, "packaging")))
-    folders = [bubblewrap.bytecode(name) for name in shown]
-    files = [file.relative_to(folder) for folder in folders for file in folder.rglob("*.pyc")]
-    modules = {str(file.with_suffix(".py")) for file in files}
+    shown = installation.CORPUS & set(installation.distributions((*imports, "packaging")))
+    files = [place for name in shown for place in installation.package(name, "cpu") if place.endswith(".py")]
+    modules = {place.partition("-packages/")[2] for place in files}
     assert len(modules) > 500
     for split in ("val", "second"):
         try:
@@ -773,29 +773,31 @@ def test_torch_compile_works_in_the_sandbox(stand, tmp_path):
     assert "compiled, and the sum is 12.0" in str(checks[-1]), checks[-1]
 
 
-@sandboxed
-def test_no_docstring_of_the_corpus_is_in_the_bytecode():
-    folder = bubblewrap.bytecode("tqdm")
-    assert list(folder.rglob("*.pyc")) and not list(folder.rglob("*.py"))
-    std = next(folder.rglob("std.pyc")).read_bytes()
+def test_a_package_of_the_corpus_is_there_as_bytecode_alone():
+    found = installation.package("tqdm", "cpu")
+    sources = [place for place in found if place.endswith(".py")]
+    assert len(sources) > 20 and not any(found[place] for place in sources)
+    assert all(found[beside(place)].exists() for place in sources)
+    std = next(path for place, path in found.items() if "/tqdm/__pycache__/std." in place).read_bytes()
     source = Path(importlib.metadata.distribution("tqdm").locate_file("tqdm/std.py")).read_text()
     assert "Decorate an iterable object" in source and b"Decorate an iterable object" not in std
 
 
 def test_bytecode_is_made_once_and_without_a_home_too(tmp_path, monkeypatch):
-    make = bubblewrap.bytecode.__wrapped__
+    source = tmp_path / "x.py"
+    source.write_text("a = 1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    made = make("tqdm")
-    assert [*(tmp_path / "cache/bytegolf").iterdir()] == [made]
-    with monkeypatch.context() as patch:
-        patch.setattr(bubblewrap, "compile_modules", None)
-        assert make("tqdm") == made
+    made = modules("x", "1", {"/x.py": source})
+    (kept,) = (tmp_path / "cache/bytegolf").iterdir()
+    assert made["/x.py"] == b"" and made[beside("/x.py")].parent == kept
+    source.unlink()
+    assert modules("x", "1", {"/x.py": source}) == made
+    source.write_text("a = 2")
+    assert modules("x", "2", {"/x.py": source}) != made
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    elsewhere = make("tqdm")
-    assert tmp_path not in elsewhere.parents and len({*elsewhere.rglob("*.pyc")}) == len(
-        {*made.rglob("*.pyc")}
-    )
+    elsewhere = modules("x", "1", {"/x.py": source})[beside("/x.py")]
+    assert tmp_path not in elsewhere.parents and elsewhere.exists()
 
 
 def test_the_machines_bwrap_is_taken_where_it_works_and_else_the_wheels(tmp_path, monkeypatch):

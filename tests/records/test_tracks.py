@@ -281,7 +281,8 @@ def test_a_seed_of_two_devices_comes_back_within_the_track_s_operations(team, tm
 def test_a_script_that_fails_in_a_room_of_two_devices_has_its_own_words_in_the_verdict(team, tmp_path):
     record = team.copy(tmp_path)
     settings = retrain.settings(Record(record), 0) | {"ITERATIONS": "none"}
-    done = retrain.run_room(Record(record), team.data, tmp_path / "work", settings)
+    with retrain.run_room(Record(record), team.data, settings) as done:
+        pass
     assert done.code == 1 and "train_gpt.py: ITERATIONS='none'" in done.said, done
 
 

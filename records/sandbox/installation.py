@@ -1,0 +1,303 @@
+"""What a sandbox gets of this machine's installation: Python, the packages of a track and a C++ compiler.
+
+All of it is copied into a file system of its own (filesystem.py), so this is a list, and what is not in it is
+not there: no tests, no packages that the track does not name, no headers that no compiler needs.
+
+Modules are there as bytecode without docstrings and line numbers. A text of Python sources is scored here, so
+sources that a record can read are text that it never paid for. The bytecode is kept in the user's cache
+folder: to make that of torch and of Python takes half a minute.
+"""
+
+import ast
+import atexit
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import marshal
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from itertools import chain
+from pathlib import Path
+
+from data.sources import DEMO_PACKAGES, NOT_IMPORTED
+
+CORPUS = {re.sub(r"[-_.]+", "-", name).lower() for name in DEMO_PACKAGES}
+VENDORS = {"setuptools"}  # needed by torch.compile, and holds copies of corpus packages
+NOT_OF_PYTHON = ("test", "tests", "idlelib", "lib2to3", "ensurepip", "pydoc_data", "turtledemo")
+NOT_OF_PYTHON += ("__pycache__", "*-packages", "config-*", "*.a")
+NOT_OF_PACKAGES = re.compile(r"\.\.|.*\.(pyi|pyc|a)$|torch/bin/(?!torch_shm)|(.*/)?(tests?|benchmarks)/")
+COMPILERS = ("cc", "c++", "gcc", "g++", "clang", "clang++")
+# torch.compile runs openssl, triton asks ldconfig where libcuda is
+PROGRAMS = ("sh", "env", "uname", "prlimit", "setpriv", "openssl", "ldconfig", "as", "ld", "ar", *COMPILERS)
+OF_COMPILERS = ("/usr/lib/gcc", "/usr/lib64/gcc", "/usr/libexec/gcc", "/usr/lib/llvm*/lib/clang")
+NOT_OF_COMPILERS = ("lto1", "lib?san*", "plugin", "f951", "finclude", "*.mod", "gnat1", "ada*", "d21", "go1")
+LIBRARIES = ("/usr/lib/*-linux-gnu", "/usr/lib64", "/usr/lib")
+# what is loaded by name alone, and what a linker needs beside the libraries
+LOADED = ("libgcc_s.so*", "libstdc++.so*", "libgomp.so*", "libnss_[fd]*.so*", "libatomic.so*")
+LINKED = ("*crt?.o", "libc.so*", "libc_nonshared.a", "libm.*", "libmvec.so*", "libpthread*", "libdl*")
+OF_GPUS = ("libcuda.so*", "libnvidia-*.so*")
+HEADERS = ("asm", "asm-generic", "bits", "c++", "gnu", "linux", "net", "netinet", "sys", "arpa", "rpc")
+PROCESSORS = ("online", "possible", "present", "kernel_max", "cpulist", "cpumap", "cache/*/*", "topology/*")
+
+# By paths inside a sandbox: a file outside, bytes, or where a link leads.
+Files = dict[str, Path | bytes | str]
+
+
+def add(files: Files, path: Path) -> Path:
+    """A file or folder under its own name, with the links on the way to it; where it is without links.
+
+    Nothing of a folder is added.
+    """
+    for part in (*reversed(path.parents), path):
+        if part.is_symlink():
+            target = files[str(part)] = os.readlink(part)
+            return add(files, Path(os.path.normpath(part.parent / target / path.relative_to(part))))
+    if path.is_file():
+        files[str(path)] = path
+    return path
+
+
+def add_folder(files: Files, folder: Path, without: Iterable[str] = ()) -> None:
+    """All below a folder, under its own name; `without`: patterns of names."""
+    here = add(files, folder)
+    for path in sorted(here.iterdir()) if here.is_dir() else ():
+        if not any(fnmatch(path.name, pattern) for pattern in without):
+            if path.is_dir() and not path.is_symlink():
+                add_folder(files, path, without)
+            else:
+                add(files, path)
+
+
+# --- bytecode ------------------------------------------------------------------------------------------
+
+RECIPE = 1  # to be raised when bytecode is made in another way
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+# torch reads the sources of modules that name one of these, at import or to compile
+READ_AGAIN = re.compile(rb"install_config_module|jit\.script|triton\.jit|\b_overload(_method)?\b")
+
+
+def cache_folder() -> Path:
+    """The user's cache folder; if it cannot be written to, a temporary one that is removed at exit."""
+    with contextlib.suppress(OSError, RuntimeError):  # nobody's home, or one that cannot be written to
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "bytegolf"
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    folder = Path(tempfile.mkdtemp(prefix="bytegolf-bytecode-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What of a module is kept beside its bytecode."""
+
+    docstrings: bool = False
+    read_again: bool = False  # the sources that torch reads again
+
+
+NOTHING = Kept()
+
+
+def bytecode(source: bytes, name: str, docstrings: bool = False) -> bytes:
+    """What Python keeps in __pycache__, of a module whose statements all stand on line 1. Raises SyntaxError.
+
+    Python takes it without a look at the source beside it (PEP 552, an unchecked hash).
+    """
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if (
+            not docstrings
+            and isinstance(node, DOCUMENTED)
+            and ast.get_docstring(node, clean=False) is not None
+        ):
+            node.body[:1] = [] if len(node.body) > 1 else [ast.Pass(lineno=1, col_offset=0)]
+        if hasattr(node, "lineno"):
+            node.lineno = node.end_lineno = 1
+            node.col_offset = node.end_col_offset = 0
+    code = compile(tree, name, "exec", optimize=0, dont_inherit=True)
+    unchecked = (1).to_bytes(4, "little")
+    return importlib.util.MAGIC_NUMBER + unchecked + bytes(8) + marshal.dumps(code)
+
+
+def beside(name: str) -> str:
+    """Where Python looks for the bytecode of a module."""
+    folder, _, file = name.rpartition("/")
+    return f"{folder}/__pycache__/{file.removesuffix('.py')}.{sys.implementation.cache_tag}.pyc"
+
+
+def modules(
+    name: str, state: str, sources: Mapping[str, Path], kept: Kept = NOTHING
+) -> dict[str, Path | bytes]:
+    """Sources by their paths in a sandbox, as it gets them: empty, with bytecode beside them.
+
+    `state`: what changes when a source does. `name` is for people who look into the cache.
+    """
+    digest = hashlib.sha256(repr((RECIPE, sys.version, state, kept)).encode()).hexdigest()[:16]
+    cache = cache_folder() / f"{name}-{digest}"
+    if not cache.exists():
+        with tempfile.TemporaryDirectory(dir=cache.parent) as folder:
+            made = Path(folder, name)
+            make(made, sources, kept)
+            with contextlib.suppress(OSError):  # another process was quicker
+                made.rename(cache)
+    found = {}
+    for source, path in sources.items():
+        compiled = cache / file_name(source)
+        if compiled.exists():
+            found[source] = b""
+            found[beside(source)] = compiled
+        elif kept.read_again:
+            found[source] = path
+    return found
+
+
+def file_name(source: str) -> str:
+    """Of a source's bytecode in the cache."""
+    return hashlib.sha256(source.encode()).hexdigest()
+
+
+def make(folder: Path, sources: Mapping[str, Path], kept: Kept) -> None:
+    """Write the bytecode of sources."""
+    folder.mkdir()
+    for name, path in sources.items():
+        source = path.read_bytes()
+        if not (kept.read_again and READ_AGAIN.search(source)):
+            with contextlib.suppress(SyntaxError):  # of another Python: nobody can import it
+                (folder / file_name(name)).write_bytes(bytecode(source, name, kept.docstrings))
+
+
+def compiled(files: Files, name: str, state: str, kept: Kept = NOTHING) -> Files:
+    """The same files, but the modules among them as bytecode."""
+    sources = {p: path for p, path in files.items() if p.endswith(".py") and isinstance(path, Path)}
+    rest = {place: path for place, path in files.items() if place not in sources}
+    return rest | modules(name, state, sources, kept)
+
+
+# --- Python -----------------------------------------------------------------------------------------------
+
+
+def python() -> Files:
+    """Python's program, its modules and the headers that torch.compile needs."""
+    found: Files = {}
+    stdlib = Path(sysconfig.get_path("stdlib"))
+    add_folder(found, stdlib, NOT_OF_PYTHON)
+    found = compiled(found, "python", f"{stdlib} {sys.version}")
+    for path in (Path(sys.executable), Path(sys.base_prefix, "bin", "python3")):
+        add(found, Path(os.path.abspath(path)))
+    add(found, Path(sys.prefix, "pyvenv.cfg"))
+    for name in ("include", "platinclude"):
+        add_folder(found, Path(sysconfig.get_path(name)))
+    return found
+
+
+@functools.cache
+def distributions(roots: tuple[str, ...]) -> dict[str, importlib.metadata.Distribution]:
+    """The installed distributions by name that `roots` need, themselves included."""
+    found = {}
+    todo = list(roots)
+    while todo:
+        name = re.sub(r"[-_.]+", "-", todo.pop()).lower()
+        if name in found:
+            continue
+        try:
+            found[name] = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # of another platform, or optional
+        for line in found[name].requires or ():
+            if "extra ==" not in line:
+                todo.append(re.match(r"[\w.-]+", line)[0])
+    return found
+
+
+@functools.cache
+def package(name: str, device: str) -> Files:
+    """The files of one distribution.
+
+    A GPU's kernels are made from sources, so for it packages outside the corpus stay as they are.
+    """
+    its = importlib.metadata.distribution(name)
+    found: Files = {}
+    site = add(found, Path(its.locate_file("")))
+    text = name in CORPUS | VENDORS
+    hidden = NOT_IMPORTED if text else ()
+    for file in its.files or ():
+        if not NOT_OF_PACKAGES.match(str(file)) and not set(hidden) & set(file.parts):
+            found[f"{site}/{file}"] = Path(f"{site}/{file}")
+    if device == "cuda" and not text:
+        return found
+    kept = Kept(docstrings=not text and name != "torch", read_again=name == "torch")  # numpy.ma reads its own
+    return compiled(found, f"{name}-{its.version}", f"{site} {its.read_text('RECORD')}", kept)
+
+
+# --- the system -------------------------------------------------------------------------------------------
+
+
+def needed(files: Iterable[Path]) -> Iterator[Path]:
+    """The shared libraries that programs and libraries load, by the loader's own answer."""
+    done = subprocess.run(["ldd", *map(str, files)], capture_output=True, text=True)
+    found = set(re.findall(r"(?:=>|^)\s*(/\S+) \(0x", done.stdout, re.MULTILINE))
+    return map(Path, sorted(map(os.path.normpath, found)))
+
+
+def system(device: str) -> Files:
+    """The C++ compiler, what it links and includes, and what the loader reads."""
+    found: Files = {}
+    for path in map(Path, ("/bin", "/sbin", "/lib", "/lib64", "/usr/lib64", "/usr/sbin")):
+        add(found, path)
+    programs = [shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin") for name in PROGRAMS]
+    for program in filter(None, programs):
+        add(found, Path(program))
+    for folder in chain.from_iterable(Path("/").glob(pattern[1:]) for pattern in OF_COMPILERS):
+        add_folder(found, folder, NOT_OF_COMPILERS)
+    names = (*LOADED, *LINKED, *(OF_GPUS if device == "cuda" else ()))
+    for folder in chain.from_iterable(Path("/").glob(pattern[1:]) for pattern in LIBRARIES):
+        for path in chain.from_iterable(folder.glob(name) for name in names):
+            add(found, path)
+    for root in (Path("/usr/include"), *Path("/usr/include").glob("*-linux-gnu")):
+        for path in sorted(root.glob("*.h")):
+            add(found, path)
+        for name in HEADERS:
+            add_folder(found, root / name)
+    add(found, Path("/etc/ld.so.cache"))
+    return found
+
+
+def processors() -> Files:
+    """What programs read of /sys to know how many processors and caches there are."""
+    found: Files = {}
+    for root in map(Path, ("/sys/devices/system/cpu", "/sys/devices/system/node")):
+        for path in chain.from_iterable(chain(root.glob(p), root.glob(f"*/{p}")) for p in PROCESSORS):
+            if path.is_file():
+                found[str(path)] = path.read_bytes()
+    return found
+
+
+@functools.cache
+def installation(imports: tuple[str, ...], device: str) -> Files:
+    """All of it, by paths in the sandbox. It stays while a command runs."""
+    found = {**system(device), **processors(), **python()}
+    for name in distributions((*imports, "packaging", *VENDORS)):
+        found |= package(name, device)
+    loading = [path for path in found.values() if isinstance(path, Path) and loads(path)]
+    for path in needed(loading):
+        add(found, path)
+    return found
+
+
+def loads(path: Path) -> bool:
+    """Whether a file is a program or a library, which may need others."""
+    if not (".so" in path.name or os.access(path, os.X_OK)):
+        return False
+    with open(path, "rb") as file:
+        return file.read(4) == b"\x7fELF"

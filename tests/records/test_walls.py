@@ -1,0 +1,342 @@
+"""The walls between sandboxes: what one writes, or only looks up, says nothing to the next."""
+
+import json
+import marshal
+import os
+import re
+import secrets
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from records.archive.tracks import load_track
+from records.sandbox import bubblewrap, predictor
+from records.sandbox.installation import bytecode, installation
+from records.sandbox.limits import Limits, Watchdog
+from records.sandbox.predictor import Mode, watched
+from records.verify.retrain import last_words
+from tests.kit import helpers
+
+sandboxed = pytest.mark.sandbox
+SMALL = Limits(memory=512 << 20, processor=60, seconds=60, files=1 << 24)
+BITS = 600
+SIGMAS = 4.5  # of a coin's hits: one false alarm in 150,000 tests
+
+
+def said(watchdog: Watchdog) -> str:
+    assert watchdog.verdict is None, watchdog.verdict
+    return watchdog.tail.decode().strip()
+
+
+def run(code: str, *words: str, given: dict | None = None, says: Callable[[Watchdog], str] = said) -> str:
+    """What a Python program says in a sandbox."""
+    python = [os.path.abspath(sys.executable), "-I", "-B", "-c", code, *words]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with watched(python, given or {}, ["numpy"], Mode(), SMALL, **pipes) as watchdog:
+        while watchdog.is_alive() and watchdog.process.poll() is None:
+            time.sleep(0.02)
+        time.sleep(0.3)  # a last look
+        watchdog.stop()
+        return says(watchdog)
+
+
+def coin(bits: str, heard: str) -> bool:
+    """Whether what was heard says no more about bits than a coin that was thrown for each."""
+    assert len(bits) == len(heard) > 0
+    hits = sum(a == b for a, b in zip(bits, heard, strict=True))
+    return abs(hits - len(bits) / 2) <= SIGMAS * (len(bits) / 4) ** 0.5
+
+
+def secret() -> str:
+    """As many ones as zeros, so that whoever hears them may cut at the median."""
+    bits = ["0", "1"] * (BITS // 2)
+    secrets.SystemRandom().shuffle(bits)
+    return "".join(bits)
+
+
+# --- one sandbox and the next -----------------------------------------------------------------------------
+
+ASKS = """
+import os, sys
+prefix, bits = sys.argv[1:]
+for at, bit in enumerate(bits):
+    if bit == "1":
+        try:
+            os.stat(f"{prefix}_{at}")
+        except OSError:
+            pass
+"""
+TIMES = """
+import os, sys, time
+prefix, count = sys.argv[1:]
+taken = []
+for at in range(int(count)):
+    name = f"{prefix}_{at}"
+    began = time.perf_counter_ns()
+    try:
+        os.stat(name)
+    except OSError:
+        pass
+    taken.append(time.perf_counter_ns() - began)
+middle = sorted(taken)[len(taken) // 2]
+print("".join("1" if one < middle else "0" for one in taken))
+"""
+FOLDERS = (
+    "/usr/include",
+    "/usr/lib",
+    sysconfig.get_path("stdlib"),
+    "/sys/devices/system/cpu",
+    "/etc",
+    "/dev",
+    "/proc",
+)
+
+
+@sandboxed
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_names_that_do_not_exist_tell_nothing(folder):
+    """The kernel keeps failed look-ups, and answers a second one in less than half the time."""
+    bits = secret()
+    prefix = f"{folder}/{secrets.token_hex(8)}"
+    assert run(ASKS, prefix, bits) == ""
+    assert coin(bits, run(TIMES, prefix, str(BITS)))
+
+
+FILES = """
+import os, sys
+def files():
+    for place, folders, names in os.walk("/usr/include"):
+        folders.sort()
+        yield from (os.path.join(place, name) for name in sorted(names))
+"""
+DROPS = f"""{FILES}
+for bit, path in zip(sys.argv[1], files()):
+    fd = os.open(path, os.O_RDONLY)
+    if bit == "1":
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    else:
+        os.read(fd, 1 << 20)
+    os.close(fd)
+"""
+LOOKS = f"""{FILES}
+def absent(path):
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return os.preadv(fd, [bytearray(1)], 0, os.RWF_NOWAIT) < 1
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+print("".join(str(int(absent(path))) for _, path in zip(range(int(sys.argv[1])), files())))
+"""
+
+
+@sandboxed
+def test_pages_of_files_tell_nothing():
+    bits = secret()
+    assert run(DROPS, bits) == ""
+    assert coin(bits, run(LOOKS, str(BITS)))
+
+
+HOARDS = """
+import os
+for at in range(2000):
+    open(f"/tmp/{at}", "w").write("x" * at)
+for folder in ("/tmp", "/dev/shm"):
+    os.open(folder, os.O_TMPFILE | os.O_RDWR)
+"""
+NUMBERS = f"""{FILES}
+import zlib
+numbers = [[s.st_ino, s.st_nlink, s.st_size, s.st_blocks, s.st_uid] for s in map(os.stat, [*files()][:200])]
+for folder in ("/tmp", "/dev/shm"):
+    open(f"{{folder}}/new", "w").close()
+    numbers.append([os.stat(f"{{folder}}/new").st_ino, *os.statvfs(folder)[:9]])
+numbers.append(os.statvfs("/usr/include")[:9])
+print(zlib.crc32(str(numbers).encode()))
+"""
+
+
+@sandboxed
+def test_sizes_and_numbers_of_inodes_are_those_of_a_new_file_system(monkeypatch):
+    monkeypatch.setattr(predictor, "sandbox_user", lambda: 64000 if os.geteuid() == 0 else 0)
+    before = run(NUMBERS)
+    assert re.fullmatch(r"\d+", before)
+    assert run(HOARDS) == ""
+    assert run(NUMBERS) == before
+
+
+def test_all_users_of_a_machine_take_one_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr(predictor, "LOCKS", tmp_path)
+    before = os.umask(0o077)
+    try:
+        folder = predictor.lock_folder()
+    finally:
+        os.umask(before)
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    assert predictor.lock_folder() == folder and folder.stat().st_mode & 0o777 == 0o755
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
+    with pytest.raises(predictor.NoSandbox, match="is no folder, expected the one that all sandboxes lock"):
+        predictor.lock_folder()
+
+
+# --- what a sandbox may write -----------------------------------------------------------------------------
+
+WRITES = {
+    "unlinked": """
+import os
+for at in range(99):
+    fd = os.open(f"{folder}/x", os.O_RDWR | os.O_CREAT)
+    os.unlink(f"{folder}/x")
+    os.write(fd, bytes(1 << 22))
+""",
+    "hidden": """
+import os
+os.mkdir(f"{folder}/x")
+os.chmod(f"{folder}/x", 0o300)
+for at in range(99):
+    open(f"{folder}/x/{at}", "wb").write(bytes(1 << 22))
+""",
+    "empty": """
+for at in range(70000):
+    open(f"{folder}/{at}", "w").close()
+""",
+}
+
+
+@sandboxed
+@pytest.mark.parametrize("folder", ["/tmp", "/dev/shm", "/room/work"])
+@pytest.mark.parametrize("kind", WRITES)
+def test_bytes_and_files_are_bounded_wherever_they_are(folder, kind):
+    words = run(f"folder = {folder!r}\n{WRITES[kind]}", says=last_words)
+    assert "No space left on device" in words
+    full = f"all of its {4 * SMALL.files} bytes or 65536 files are used: "
+    assert words.startswith(full) == (kind != "unlinked")
+
+
+@sandboxed
+def test_holes_of_a_file_take_no_room_and_no_other_folder_can_be_written_to():
+    code = """
+import os
+os.truncate(os.open("/room/work/x", os.O_CREAT | os.O_RDWR), 1 << 24)
+for folder in ("/", "/usr/bin", "/etc", "/dev", "/room", "/sys"):
+    try:
+        open(f"{folder}/x", "w")
+    except OSError as error:
+        print(error.errno, end=" ")
+"""
+    assert {*run(code).split()} <= {"13", "30"}
+
+
+COUNTS = """
+import os
+for name in ("stat", "vmstat", "zoneinfo", "interrupts", "softirqs", "diskstats"):
+    if os.path.exists(f"/proc/{name}"):
+        print(end=open(f"/proc/{name}").read())
+print(os.cpu_count() > 0, os.path.exists("/proc/cpuinfo"))
+"""
+
+
+@sandboxed
+def test_counters_of_the_machine_are_not_shown():
+    assert run(COUNTS) == "True True"
+
+
+# --- what a sandbox may read ------------------------------------------------------------------------------
+
+SHOWN = """
+import json, os
+found = []
+for place, folders, names in os.walk("/"):
+    folders[:] = [name for name in folders if os.path.join(place, name) not in ("/proc", "/dev")]
+    for name in names:
+        path = os.path.join(place, name)
+        if name.endswith((".py", ".pyi")) and not os.path.islink(path) and os.path.getsize(path):
+            found.append(path)
+print(found[:20], json.dumps.__doc__)
+"""
+
+
+@sandboxed
+def test_no_source_of_python_can_be_read_where_numpy_is_all_that_is_needed():
+    assert run(SHOWN) == "[] None"
+
+
+@pytest.mark.slow
+def test_few_sources_are_left_where_torch_is_needed():
+    """The figures of records/sandbox/README.md, on the floppy's track."""
+    imports = load_track(helpers.ROOT / "records/track_floppy")["imports"]
+    files = installation(tuple(imports), "cpu")
+    sizes = {place: path.stat().st_size for place, path in files.items() if isinstance(path, Path)}
+    sources = {place: size for place, size in sizes.items() if place.endswith((".py", ".pyi"))}
+    print(len(files), "files,", sum(sizes.values()), "bytes, of sources", sum(sources.values()))
+    assert all("/site-packages/torch/" in place for place in sources)
+    assert sum(sources.values()) < 6e6 and sum(sizes.values()) < 1e9
+
+
+def test_bytecode_has_neither_docstrings_nor_lines_and_does_the_same():
+    source = '''
+"""A module."""
+from __future__ import annotations
+class A:
+    "A class."
+def f(x):
+    """A function."""
+    assert x, "an assertion"
+    return x + 1
+'''
+    code = bytecode(source.encode(), "name.py")[16:]
+    assert not re.search(rb"A (module|class|function)", code) and b"an assertion" in code
+    module = {}
+    exec(marshal.loads(code), module)
+    assert module["f"](2) == 3 and module["f"].__doc__ is None is module["A"].__doc__
+    assert {line for *_, line in module["f"].__code__.co_lines()} <= {1}
+
+
+@sandboxed
+def test_data_that_only_their_owner_can_read_are_read(tmp_path):
+    """As they are made under umask 077."""
+    path = tmp_path / "a_train_000000.bin"
+    path.write_bytes(b"text")
+    path.chmod(0o600)
+    assert run("print(open('/room/x').read())", given={"/room/x": path}) == "text"
+
+
+# --- calls ------------------------------------------------------------------------------------------------
+
+CALLS = """
+import ctypes, errno, json, os, sys, threading
+libc = ctypes.CDLL(None, use_errno=True)
+def asked(*values):
+    return errno.errorcode[ctypes.get_errno()] if libc.syscall(*values) < 0 else "done"
+refused = {name: asked(number, 0, 0, 0, 0, 0) for name, number in json.loads(sys.argv[1]).items()}
+clone, clone3 = json.loads(sys.argv[2])
+refused["clone"] = asked(clone, 0x10000000 | 17, 0, 0, 0, 0)
+thread = threading.Thread(target=print)
+thread.start()
+thread.join()
+print({*refused.values()}, asked(clone3, 0, 0), os.system("exit 3") >> 8)
+"""
+
+
+@sandboxed
+@pytest.mark.skipif(os.uname().machine not in bubblewrap.MACHINES, reason="no numbers of this machine")
+def test_key_rings_namespaces_mounts_and_io_uring_are_refused_and_threads_are_not():
+    at = [*bubblewrap.MACHINES].index(os.uname().machine)
+    numbers = {name: number[at] for name, number in bubblewrap.REFUSED.items()}
+    found = run(CALLS, json.dumps(numbers), json.dumps([bubblewrap.CLONE[at], bubblewrap.CLONE3]))
+    assert found == "{'EPERM'} ENOSYS 3"
+
+
+def test_the_numbers_of_calls_are_those_of_this_machine_s_headers():
+    header = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
+    if not header.exists():
+        pytest.skip("no header with the numbers of x86_64")
+    names = dict(re.findall(r"#define __NR_(\w+) (\d+)", header.read_text()))
+    here = bubblewrap.REFUSED | {"clone": bubblewrap.CLONE, "clone3": (bubblewrap.CLONE3,)}
+    assert {name: int(names[name]) for name in here if name in names} == {n: v[0] for n, v in here.items()}
