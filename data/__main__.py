@@ -2,6 +2,7 @@
 
     python -m data prepare demo                             the demo corpus; nothing is downloaded
     python -m data prepare text PATH... --name NAME         your own text
+    python -m data prepare hub:OWNER/NAME                   a text from the Hugging Face hub
     python -m data download --variant sp1024                FineWeb from the Hugging Face hub
 
 python -m data COMMAND --help explains a command. Exit codes: 0 done, 2 a wrong argument, 3 bad data (the last
@@ -13,7 +14,10 @@ import sys
 from data.door import Door
 
 COMMANDS = {
-    "prepare": ("data.prepare:main", "make a tokenizer and shards of text: the demo's, or your own"),
+    "prepare": (
+        "data.prepare:main",
+        "make a tokenizer and shards of text: the demo's, your own, or the hub's",
+    ),
     "download": ("data.hub.download:main", "fetch published shards and their tokenizer"),
     "verify": ("data.check:verify", "check every byte of shards"),
     "inspect": ("data.check:inspect", "print the headers of shards"),

@@ -3,6 +3,7 @@
     python -m data prepare demo
     python -m data prepare development
     python -m data prepare text PATH... --name NAME --vocab-size 1024
+    python -m data prepare hub:OWNER/NAME
 
 All run the same pipeline, in bounded memory whatever the size of the text:
   1. spool     read every document once, hash it, put it in one of 64 buckets by its hash; sort each bucket
@@ -33,6 +34,7 @@ from data.command import REPO, DataError, UsageError, say, shell, training_comma
 from data.corpus import DEMO_PLAN, Corpus, Plan, demo_documents, spool
 from data.door import Commands, Number, interrupt, on_signals
 from data.encode import train_tokenizer, write_split
+from data.hub import client, texts
 from data.shards import SPLIT_NAMES, TRAIN, VAL
 from data.sources import (
     DEMO_SHA256,
@@ -58,6 +60,7 @@ class Job:
     given: bytes | None = None  # tokenizer file to use instead of training one
     expected: str | None = None  # sha256 that the corpus must have
     skip_bad: bool = False  # documents that cannot be used are counted, and do not end the run
+    origin: str = ""  # where the text was published: hub:owner/name@commit
 
     @property
     def target(self) -> Path:
@@ -197,6 +200,8 @@ def seal(folder: Path, job: Job, corpus: Corpus, tokenizer: shards.Tokenizer) ->
     manifest = make_manifest(job, corpus, tokenizer, headers)
     largest = corpus.largest["val"] / corpus.text_bytes["val"]
     manifest["validation"] = {"largest_document": round(largest, 4)}
+    if job.origin:
+        manifest["origin"] = job.origin
     if flags:
         manifest["lossy"] = True
     files.write_beside(folder / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
@@ -322,10 +327,11 @@ def cores() -> int:
 COUNT = {"type": click.IntRange(1), "metavar": "N"}
 SHARE = Number(0, 1, min_open=True, max_open=True)
 TYPES = click.Choice(["bpe", "unigram"])
+COLUMN = "of JSON and parquet  [default: text, or the only one of strings]"
 
 
 def options(function: Callable[..., Job]) -> Callable[..., Job]:
-    """The options of all three commands."""
+    """The options of all commands."""
     sizes = "260 (bytes) to 65536  [default: 1024, or the tokenizer's]"
     for option in (
         click.option("--root", type=Path, default=REPO, help="write into ROOT/data"),
@@ -345,7 +351,51 @@ def planned(plan: Plan, **options: Any) -> Plan:
     return replace(plan, **{name: value for name, value in options.items() if value is not None})
 
 
-@click.group(cls=Commands, help=__doc__)
+def text_options(function: Callable[..., Job]) -> Callable[..., Job]:
+    """The options of texts, of one's own and of the hub."""
+    bad = "leave out what cannot be used; names the first, counts all"
+    line = "between documents in plain text; '' for an empty line"
+    share = f"of documents  [default: {Plan.val_fraction}]"
+    for option in (
+        click.option("--val-fraction", type=SHARE, metavar="F", help=share),
+        click.option("--val-docs", **COUNT, help="validation documents, by hash, in place of --val-fraction"),
+        click.option(
+            "--val-max-bytes", **COUNT, default=Plan.val_max_bytes, help="larger documents only train"
+        ),
+        click.option("--lossy-ok", is_flag=True, help="accept loss of text; the headers say so"),
+        click.option("--tokenizer", type=Path, metavar="FILE", help="take this SentencePiece model"),
+        click.option("--skip-bad", is_flag=True, help=bad),
+        click.option("--separator", metavar="LINE", help=line),
+    ):
+        function = option(function)
+    return function
+
+
+def planned_text(tokenizer: Path | None, **fields: Any) -> tuple[Plan, bytes | None]:
+    """The plan, and the tokenizer if one was given. Raises UsageError, DataError."""
+    if fields["val_docs"] and fields["val_fraction"]:
+        raise UsageError("--val-docs and --val-fraction given, expected one of them")
+    plan = planned(Plan(fields["name"]), **fields)
+    if not tokenizer:
+        return plan, None
+    model = shards.Tokenizer(tokenizer)
+    if fields["model_type"] or fields["vocab_size"] not in (None, model.vocab_size):
+        raise UsageError(
+            f"{tokenizer}: has {model.vocab_size} pieces and a type of its own, expected no "
+            "--model-type and no other --vocab-size beside --tokenizer"
+        )
+    decided = {"vocab_size": model.vocab_size, "given_tokenizer": model.sha256.hex()}
+    return replace(plan, model_type="given", **decided), model.model
+
+
+class Preparations(Commands):
+    """An address is enough of a command: its first word is the command's name."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple:
+        return super().resolve_command(ctx, ["hub", *args] if args[0].startswith("hub:") else args)
+
+
+@click.group(cls=Preparations, help=__doc__)
 def main() -> None:
     pass
 
@@ -385,14 +435,8 @@ def development(root: Path, workers: int, **fields: Any) -> Job:
 @click.argument("paths", nargs=-1, required=True, type=Path, metavar="PATH...")
 @click.option("--name", required=True, help="of the dataset: data/datasets/NAME_sp1024")
 @click.option("--field", default="text", help="of JSON and parquet")
-@click.option("--separator", metavar="LINE", help="between documents in plain text; '' for an empty line")
 @click.option("--as-text", multiple=True, metavar="SUFFIX", help="of files that are plain text, too")
-@click.option("--skip-bad", is_flag=True, help="leave out what cannot be used; names the first, counts all")
-@click.option("--tokenizer", type=Path, metavar="FILE", help="take this SentencePiece model")
-@click.option("--lossy-ok", is_flag=True, help="accept loss of text; the headers say so")
-@click.option("--val-max-bytes", **COUNT, default=Plan.val_max_bytes, help="larger documents only train")
-@click.option("--val-docs", **COUNT, help="validation documents, by hash, in place of --val-fraction")
-@click.option("--val-fraction", type=SHARE, metavar="F", help=f"of documents  [default: {Plan.val_fraction}]")
+@text_options
 @options
 @model_type
 def text(
@@ -407,24 +451,47 @@ def text(
     **fields: Any,
 ) -> Job:
     """Your own text: files, and folders of them, in all formats that data/README.md names."""
-    if fields["val_docs"] and fields["val_fraction"]:
-        raise UsageError("--val-docs and --val-fraction given, expected one of them")
-    plan = planned(Plan(fields["name"]), **fields)
-    given = None
-    if tokenizer:
-        model = shards.Tokenizer(tokenizer)
-        given = model.model
-        if fields["model_type"] or fields["vocab_size"] not in (None, model.vocab_size):
-            raise UsageError(
-                f"{tokenizer}: has {model.vocab_size} pieces and a type of its own, expected no "
-                "--model-type and no other --vocab-size beside --tokenizer"
-            )
-        decided = {"vocab_size": model.vocab_size, "given_tokenizer": model.sha256.hex()}
-        plan = replace(plan, model_type="given", **decided)
+    plan, given = planned_text(tokenizer, **fields)
     as_text = tuple(end.lower() for end in as_text)
     source = Source(find_files(paths, as_text), field, separator, as_text)
     state = [*source.state(), skip_bad]
     return Job(plan, source.documents(), state, root, workers, given=given, skip_bad=skip_bad)
+
+
+@main.command()
+@click.argument("address", metavar="hub:OWNER/NAME")
+@click.option("--name", help="of the dataset here  [default: NAME, or NAME-SUBSET]")
+@click.option("--split", type=click.Choice([*texts.SPLITS]), default="train", help="of the dataset there")
+@click.option(
+    "--subset", default="", metavar="PATH", help="a folder or a file of the repo; . for all folders"
+)
+@click.option("--files", "most", **COUNT, help="only the first N files")
+@click.option(
+    "--field", "--column", default="", help="of JSON and parquet  [default: the only one of strings]"
+)
+@text_options
+@options
+@model_type
+def hub(
+    address: str,
+    name: str | None,
+    split: str,
+    subset: str,
+    most: int | None,
+    field: str,
+    separator: str | None,
+    skip_bad: bool,
+    tokenizer: Path | None,
+    root: Path,
+    workers: int,
+    **fields: Any,
+) -> Job:
+    """A dataset of text from the Hugging Face hub, at main or at the commit after @."""
+    named = client.read_address(address)
+    plan, given = planned_text(tokenizer, name=name or texts.name_of(named, subset), **fields)
+    found = texts.find_text(named, split, subset, most, field, separator)
+    state = [*found.state(), skip_bad]
+    return Job(plan, found.documents(), state, root, workers, given, skip_bad=skip_bad, origin=found.origin)
 
 
 if __name__ == "__main__":  # as pages of before 2026-11-26 have it

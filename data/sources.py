@@ -44,13 +44,17 @@ class Source:
 
     def documents(self) -> Iterator[Read]:
         for path in self.paths:
-            read = reader(path, self.as_text)
-            try:
-                yield from read(path, self)
-            except (OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError) as error:
-                yield str(path), DataError(f"{path}: cannot be read: {error}")
-            except DataError as error:
-                yield str(path), error
+            yield from self.read(path)
+
+    def read(self, path: Path) -> Iterator[Read]:
+        """The documents of one of the files."""
+        read = reader(path, self.as_text)
+        try:
+            yield from read(path, self)
+        except (OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError) as error:
+            yield str(path), DataError(f"{path}: cannot be read: {error}")
+        except DataError as error:
+            yield str(path), error
 
 
 def find_files(paths: list[Path], as_text: tuple[str, ...] = ()) -> tuple[Path, ...]:
@@ -238,13 +242,17 @@ def line_text(line: bytes, field: str, where: str, start: int) -> bytes:
 def read_json(path: Path, source: Source) -> Iterator[Read]:
     """An array of objects or strings, each a document; else JSON lines."""
     with opened(path) as file:
-        if not file.peek(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+        if not is_array(file):
             yield from read_lines(file, path, source)
             return
         for number, value in enumerate(array_values(file, path), 1):
             where = f"{path}:{number}"
             row = {source.field: value} if isinstance(value, str) else value
             yield where, tried(field_text, row, source.field, where)
+
+
+def is_array(file: BinaryIO) -> bool:
+    return file.peek(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
 
 
 def array_values(file: BinaryIO, path: Path) -> Iterator[Any]:
@@ -321,6 +329,56 @@ FORMATS = (
     f"plain text ({', '.join(TEXT.split())}, programs) and {', '.join(JSON)}, all of them also with "
     f"{', '.join(COMPRESSIONS)}, and .parquet"
 )
+
+
+KINDS = (read_parquet, read_jsonl, read_json, read_text)  # the most likely to be a dataset's text first
+
+
+def kind_of(path: Path) -> int | None:
+    """The place in KINDS of what reads a file; None: nothing does."""
+    read = reader(path, ())
+    return KINDS.index(read) if read else None
+
+
+def column_of(path: Path) -> str:
+    """The column that is the text: `text`, or else the only one of strings. Raises DataError."""
+    read = reader(path, ())
+    if read is read_text:
+        return "text"
+    columns = string_columns(path) if read is read_parquet else string_fields(path)
+    if "text" in columns or len(columns) == 1:
+        return "text" if "text" in columns else columns[0]
+    raise DataError(
+        f"{path}: has no column that is clearly the text, expected 'text' or only one of strings, and has "
+        f"{', '.join(columns) or 'none'}; --field NAME chooses"
+    )
+
+
+def string_columns(path: Path) -> list[str]:
+    """The columns of a parquet file that hold strings."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        schema = pyarrow.parquet.read_schema(path)
+    except pyarrow.ArrowException as error:
+        raise DataError(f"{path}: no parquet file ({error})") from error
+    kinds = (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view())
+    return [column.name for column in schema if column.type in kinds]
+
+
+def string_fields(path: Path) -> list[str]:
+    """The fields of a JSON file's first row that hold strings."""
+    try:
+        with opened(path) as file:
+            lines = filter(bytes.strip, iter(lambda: file.readline(MAX_LINE), b""))
+            rows = array_values(file, path) if is_array(file) else map(json.loads, lines)
+            row = next(rows, {})
+    except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from error
+    if isinstance(row, str):
+        return ["text"]
+    return [name for name, value in row.items() if isinstance(value, str)] if isinstance(row, dict) else []
 
 
 def checked(text: bytes, where: str, start: int, limit: int = MAX_DOCUMENT, mend: str = "") -> bytes:

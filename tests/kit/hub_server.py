@@ -8,7 +8,7 @@
 
 It speaks repo info of a commit with git and LFS checksums, HEAD and GET of /resolve/ with X-Repo-Commit,
 ETag, X-Linked-Etag and X-Linked-Size, a redirect to a "CDN" of another origin for LFS files, ranges, and the
-hub's error codes. Files that end in .bin, .model or .ptz are in LFS. It speaks no Xet.
+hub's error codes. Files that end in .bin, .model, .ptz or .parquet are in LFS. It speaks no Xet.
 
 For uploads it speaks the creation of a repo, preupload, LFS batch (whole, or in parts of `part_size` bytes),
 PUT to the "CDN", verify, and commits as NDJSON. hub.writers says which token may write in which namespace.
@@ -152,7 +152,7 @@ class HubServer:
 
 
 def is_lfs(path: str) -> bool:
-    return path.endswith((".bin", ".model", ".ptz"))
+    return path.endswith((".bin", ".model", ".ptz", ".parquet"))
 
 
 def checksums(data: bytes) -> tuple[str, str]:

@@ -1,0 +1,126 @@
+"""A dataset of text on the Hugging Face hub, read like files of one's own: one file is fetched at a time."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from data import files
+from data.command import DataError, UsageError, say, some
+from data.hub import client
+from data.hub.client import Address, RemoteFile, Repo
+from data.sources import Read, Source, column_of, kind_of
+
+# Words in a path that say which split a file is of, as the hub's own library reads them.
+SPLITS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+BESIDE = (client.CARD, "dataset_infos.json")  # what lies beside the text in many repos
+CONVERTED = "@refs/convert/parquet"  # a branch that the hub itself makes of most datasets
+
+
+@dataclass(frozen=True)
+class HubText:
+    """The chosen files of a dataset at one commit. `source` says how to read them; no field: find it."""
+
+    repo: Repo
+    commit: str
+    files: tuple[RemoteFile, ...]
+    source: Source
+    stage: Path  # where fetched files stay, so that neither a later run nor another vocabulary fetches them
+
+    @property
+    def origin(self) -> str:
+        return f"hub:{self.repo.id}@{self.commit}"
+
+    def state(self) -> list:
+        """What changes when the text, or how it is read, changes."""
+        names = [file.path for file in self.files]
+        return [self.origin, names, self.source.field, self.source.separator]
+
+    def documents(self) -> Iterator[Read]:
+        """The documents in the order of the files. Raises DataError where one cannot be had."""
+        self.stage.mkdir(parents=True, exist_ok=True)
+        with files.alone(self.stage / "lock", f"{self.stage}: another command fetches here: waiting for it"):
+            for leftover in self.stage.rglob("*.incomplete"):  # of a client that was killed
+                leftover.unlink()
+            source = self.source
+            for number, file in enumerate(self.files, 1):
+                size = f"{file.size / 1e6:,.1f} MB"
+                say(f"{self.repo.id}: file {number} of {len(self.files)}, {file.path}, {size}")
+                path = client.fetch(self.repo, self.commit, file, self.stage)
+                if not source.field:
+                    source = replace(source, field=column_of(path))
+                    say(f"the text is in the column {source.field!r}")
+                yield from source.read(path)
+        say(f"the files stay in {self.stage} for other runs")
+
+
+def name_of(address: Address, subset: str) -> str:
+    """A dataset's name here: fineweb-sample-10BT of HuggingFaceFW/fineweb and sample/10BT."""
+    words = [address.id.split("/")[-1], *PurePosixPath(subset).parts]
+    return "-".join(words)
+
+
+def find_text(
+    address: Address, split: str, subset: str, most: int | None, field: str, separator: str | None
+) -> HubText:
+    """The files of a split, the first `most` of them. Raises DataError, UsageError."""
+    repo = Repo(address.id, "dataset", address.text)
+    say(f"asking {client.constants.ENDPOINT} for {repo.id} at {address.revision}")
+    commit, listing = client.ask_listing(repo, address.revision)
+    chosen = choose([*listing], split, subset, address.text)[:most]
+    stage = client.cache_folder() / "texts" / repo.id.replace("/", "--") / commit
+    source = Source(tuple(stage / path for path in chosen), field, separator)
+    return HubText(repo, commit, tuple(listing[path] for path in chosen), source, stage)
+
+
+def choose(paths: list[str], split: str, subset: str, named: str) -> list[str]:
+    """The files of one split in order: those of the first kind of parquet, JSON and plain text that is there.
+
+    Without `subset`, a folder or a file of the repo, all of them lie in one folder: others may hold the same
+    text again. Raises DataError, UsageError.
+    """
+    inside = [path for path in sorted(paths) if subset == "." or PurePosixPath(path).is_relative_to(subset)]
+    if not inside:
+        raise UsageError(f"{named}: holds no --subset {subset!r}, expected one of {folders_of(paths)}")
+    kinds = {path: kind_of(Path(path)) for path in inside if PurePosixPath(path).name not in BESIDE}
+    kind = min((kind for kind in kinds.values() if kind is not None), default=None)
+    if kind is None:
+        raise DataError(
+            f"{named}: holds no files of parquet, JSON or plain text, but {some(inside)}; {CONVERTED} after "
+            "the name reads what the hub made of them, where it did"
+        )
+    splits = {path: split_of(path) for path in inside if kinds.get(path) == kind}
+    found = [path for path in splits if splits[path] == split]
+    if not any(splits.values()) and split == "train":
+        found = [*splits]  # a repo that has no splits is all for training
+    if not found:
+        there = sorted({name for name in splits.values() if name} or {"train"})
+        raise UsageError(f"{named}: has no files of --split {split}, expected one of {', '.join(there)}")
+    if not subset and len({PurePosixPath(path).parent for path in found}) > 1:
+        raise UsageError(
+            f"{named}: has text in several folders, expected --subset and one of them, or . for all: "
+            f"{folders_of(found)}"
+        )
+    return found
+
+
+def folders_of(paths: list[str]) -> str:
+    """The folders of files, in words: of more than five in one folder only their number."""
+    folders = sorted({PurePosixPath(path).parent for path in paths} - {PurePosixPath(".")})
+    siblings = Counter(folder.parent for folder in folders)
+    many = [f"{parent} ({count} folders)" for parent, count in siblings.items() if count > 5]
+    return some(many + [str(folder) for folder in folders if siblings[folder.parent] <= 5]) or "none"
+
+
+def split_of(path: str) -> str:
+    """The split that a path names, by the last word of it that does; "" where none does."""
+    for word in reversed(re.split(r"[^a-z0-9]+", path.lower())):
+        for split, words in SPLITS.items():
+            if word in words:
+                return split
+    return ""
