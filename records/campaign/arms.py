@@ -167,8 +167,11 @@ def base_script(value: dict, script: Path) -> bytes:
     Raises UsageError, DataError.
     """
     commit = value.get("commit")
-    if not commit:
-        return read_bytes(script)
+    return script_of(commit) if commit else read_bytes(script)
+
+
+def script_of(commit: str) -> bytes:
+    """train_gpt.py of a commit. Raises UsageError."""
     try:
         done = subprocess.run(["git", "show", f"{commit}:{SCRIPT}"], cwd=REPO, capture_output=True)
     except FileNotFoundError:

@@ -6,9 +6,11 @@
     python -m records sweep FILE --ray auto       runs are tasks of a Ray cluster
     python -m records sweep FILE --report         report what has been run so far
     python -m records sweep FILE --law            report how scores fall with operations, and write it down
+    python -m records sweep --try                 is train_gpt.py as it stands here better than HEAD's?
 
 records/campaign/README.md says what FILE holds. Exit codes: 0 done, 1 a run failed, 2 a bad FILE, 3 bad data
-or an arm that changed, 16 stopped by a signal; the same command continues.
+or an arm that changed, 16 stopped by a signal; the same command continues. --try: 0 keep, 1 discard, 2 not
+known, and no verdict with the others.
 """
 
 import contextlib
@@ -16,7 +18,7 @@ import functools
 import json
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,14 +27,14 @@ import click
 import filelock
 
 from data import shards
-from data.command import REPO, UsageError, say, shell
+from data.command import REPO, DataError, UsageError, say, shell
 from data.door import Command, Number, on_signals
 from data.files import write_whole
 from records.archive.folders import SCRIPT, run_artifact
 from records.archive.tracks import DATA, RECORDS, Track, load_track
-from records.campaign import law, standings
-from records.campaign.arms import Arm, base_script, load_arms, read_campaign
-from records.campaign.runs import ArmRun, Endings, Share, run_here
+from records.campaign import attempt, law, standings
+from records.campaign.arms import Arm, base_script, load_arms, load_dataset, read_campaign
+from records.campaign.runs import ArmRun, Endings, Share, run_all, run_here
 from records.referee.scoring import score_record
 from records.referee.text import Text, decode, load_tokenizer
 from records.sandbox import bubblewrap
@@ -40,23 +42,6 @@ from records.sandbox.jobs import find_job
 from records.sandbox.predictor import SandboxError
 
 STOPPED = 16  # exit code of a run, and of a campaign, with which the same command goes on
-
-# --- running ----------------------------------------------------------------------------------------------
-
-
-def run_all(runs: list[ArmRun], run_them: Callable[[list[ArmRun]], Endings]) -> set[int]:
-    """Run what has not ended and print how it ends. Returns the exit codes of the runs that failed.
-
-    A KeyboardInterrupt terminates the processes, so that they write checkpoints.
-    """
-    failed = set()
-    with contextlib.closing(run_them([run for run in runs if not run.end()])) as endings:
-        for run, code in endings:
-            if failure := run.failure(code):
-                failed.add(code)
-            say(f"{run}: {failure or f'{run.bpb(False):.4f} bits per byte'}")
-    return failed
-
 
 # --- scores in streams ------------------------------------------------------------------------------------
 
@@ -117,6 +102,46 @@ def carry_out(arms: list[Arm], value: dict, track: Track, args: SimpleNamespace)
     return STOPPED if codes else 0
 
 
+def try_script(args: SimpleNamespace) -> int:
+    """Judge the script of the working tree. The exit code. Raises DataError, UsageError."""
+    track = load_track(args.records / args.track)
+    if not track.counts_flops:
+        raise UsageError(f"{track.name} counts no operations, expected a track with train_flops")
+    dataset = load_dataset(args.data / "datasets" / args.dataset, track)
+    share = args.budget or 0.03
+    settings = {"PRESET": args.preset, "VAL_TOKENS_LIMIT": "0"}
+    settings["MAX_FLOPS"] = str(round(share * track["train_flops"]))
+    home = args.logs / f"try/{args.dataset}_{args.preset}_{share:g}"
+    arms = attempt.arms_of_try(args.script, settings, dataset, home)
+    say(f"HEAD's script is {arms[0].name}, the one here {arms[1].name}; their runs lie in {home}")
+
+    def run_pair(runs: list[ArmRun]) -> list[float]:
+        codes = run_all(runs, way_to_run(args))
+        if codes == {STOPPED}:
+            raise KeyboardInterrupt
+        if codes or (args.score and score_all(runs, track, args.data)):
+            raise DataError("a run failed, so there is no verdict; mend the script, then try again")
+        return [run.bpb(args.score) for run in runs]
+
+    with alone(home):
+        found = attempt.attempt(arms, args.pairs, run_pair)
+    if found.over:
+        say("the artifact is over its budget of bytes, and HEAD's is not")
+    say(json.dumps(found.value()) if args.as_json else f"verdict: {found.verdict} {found}")
+    return attempt.CODES[found.verdict]
+
+
+@contextlib.contextmanager
+def alone(home: Path) -> Iterator[None]:
+    """Nobody else runs into this folder until the block ends. Raises UsageError."""
+    home.mkdir(parents=True, exist_ok=True)
+    try:
+        with filelock.FileLock(home / "lock", timeout=0):
+            yield
+    except filelock.Timeout:
+        raise UsageError(f"{home}: this campaign is at work there already, expected one at a time") from None
+
+
 def budgets_of(home: Path) -> list[float]:
     """Those that were begun."""
     found = []
@@ -158,6 +183,11 @@ def write_law(arms_at: functools.partial, value: dict, home: Path, args: SimpleN
 
 def work(args: SimpleNamespace) -> int:
     """Do what the arguments ask for; the exit code."""
+    if bool(args.file) == args.trying:
+        raise UsageError("expected FILE, or --try without one")
+    if args.trying:
+        return try_script(args)
+    args.budget = args.budget or 1.0
     value = read_campaign(args.file)
     track = load_track(args.records / value["track"])
     if not track.counts_flops:
@@ -170,14 +200,8 @@ def work(args: SimpleNamespace) -> int:
         return 0
     code = 0
     if not args.report:
-        home.mkdir(parents=True, exist_ok=True)
-        try:
-            with filelock.FileLock(home / "lock", timeout=0):
-                code = carry_out(arms, value, track, args)
-        except filelock.Timeout:
-            raise UsageError(
-                f"{home}: this campaign is at work there already, expected one at a time"
-            ) from None
+        with alone(home):
+            code = carry_out(arms, value, track, args)
     say(report(arms_at, value, home, args))
     return code
 
@@ -185,11 +209,12 @@ def work(args: SimpleNamespace) -> int:
 COUNT = click.IntRange(1)
 GPUS = click.IntRange(0)
 POSITIVE = Number(0, min_open=True)
+SHARE = "share of the track's operations  [default: 1; with --try: 0.03]"
 
 
 @click.command(cls=Command, help=__doc__)
-@click.argument("file", type=Path)
-@click.option("--budget", type=POSITIVE, default=1.0, metavar="F", help="share of the track's operations")
+@click.argument("file", type=Path, required=False)
+@click.option("--budget", type=POSITIVE, metavar="F", help=SHARE)
 @click.option("--cores", type=COUNT, metavar="N", help="N runs at a time, each with one thread")
 @click.option("--threads-per-run", type=COUNT, metavar="N", help="[default: torch's choice; with --ray: 1]")
 @click.option(
@@ -198,6 +223,12 @@ POSITIVE = Number(0, min_open=True)
 @click.option("--ray", metavar="ADDRESS", help="run on a Ray cluster: auto, or the HOST:PORT of its head")
 @click.option("--keep-every", type=POSITIVE, default=180.0, metavar="S", help="with --ray: fetch checkpoints")
 @click.option("--score", is_flag=True, help="score artifacts in streams, and report these scores")
+@click.option("--try", "trying", is_flag=True, help="run the script here beside HEAD's, pair by pair")
+@click.option("--pairs", type=click.IntRange(3), default=8, metavar="N", help="with --try: at most")
+@click.option("--preset", default="minute", help="with --try: of both scripts")
+@click.option("--track", default="track_floppy", help="with --try: the one with the operations")
+@click.option("--dataset", default="development_sp1024", help="with --try: never a validation text")
+@click.option("--json", "as_json", is_flag=True, help="with --try: the last line is one JSON object")
 @click.option("--report", is_flag=True, help="run nothing")
 @click.option("--law", is_flag=True, help="run nothing; fit lines to all budgets, write FILE's .json")
 @click.option("--script", type=Path, default=REPO / SCRIPT, help="to patch, where FILE names no commit")

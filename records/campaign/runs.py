@@ -1,5 +1,6 @@
 """The runs of a campaign: one arm with one seed, as a process in the arm's folder."""
 
+import contextlib
 import ctypes
 import os
 import queue
@@ -7,12 +8,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.command import DataError
+from data.command import DataError, say
 from data.files import parse_json, read_bytes, read_json
 from records.archive.folders import SCRIPT
 from records.archive.submission import ClaimedRun
@@ -151,3 +152,17 @@ def run_here(runs: list[ArmRun], at_once: int, share: Share) -> Endings:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             processes.stop()
+
+
+def run_all(runs: list[ArmRun], run_them: Callable[[list[ArmRun]], Endings]) -> set[int]:
+    """Run what has not ended and print how it ends. Returns the exit codes of the runs that failed.
+
+    A KeyboardInterrupt terminates the processes, so that they write checkpoints.
+    """
+    failed = set()
+    with contextlib.closing(run_them([run for run in runs if not run.end()])) as endings:
+        for run, code in endings:
+            if failure := run.failure(code):
+                failed.add(code)
+            say(f"{run}: {failure or f'{run.bpb(False):.4f} bits per byte'}")
+    return failed

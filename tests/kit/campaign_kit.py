@@ -69,6 +69,11 @@ PATCH = """--- a/train_gpt.py
 """
 
 
+def idea(gains: list[float]) -> str:
+    """The stand-in as somebody changed it: its score falls by gains[seed]."""
+    return STAND_IN.replace('float(env["WIDTH"])', f'1 - {gains}[int(env["SEED"]) - 1337]')
+
+
 class Place:
     """A folder with a tiny track, its data, a script, and a campaign's file."""
 

@@ -3,8 +3,10 @@
 Most tests run a stand-in for train_gpt.py, which takes milliseconds; the slow ones run the script itself.
 """
 
+import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import statistics
@@ -13,11 +15,12 @@ import subprocess
 import numpy as np
 import pytest
 import scipy.stats
+from hypothesis import given, strategies
 
 from records.board import pictures
-from records.campaign import arms, standings
+from records.campaign import arms, attempt, standings
 from tests.kit import helpers, record_kit
-from tests.kit.campaign_kit import PATCH, STAND_IN, Place, rows_of, wait_until
+from tests.kit.campaign_kit import PATCH, STAND_IN, Place, idea, rows_of, wait_until
 from tests.kit.data_kit import refused
 
 
@@ -150,6 +153,71 @@ def test_a_part_of_the_text_is_no_score(place):
     place.write(narrow="settings = {WIDTH = 1}", seeds=[1])
     place.script.write_text(STAND_IN.replace("{bpb:.8f}", "{bpb:.8f} partial"))
     assert "scored on a part of the text" in refused(place.run(code=3))
+
+
+# --- a script tried beside HEAD's -------------------------------------------------------------------------
+
+GAINS = [0.011, 0.009, 0.010, 0.012, 0.008, 0.010, 0.009, 0.011]
+
+
+def lines_of(said: str, *words: str) -> list[str]:
+    return [line for line in said.splitlines() if all(word in line for word in words)]
+
+
+def test_a_gain_is_kept_and_a_loss_discarded_as_soon_as_that_is_known(place):
+    said = place.try_idea(idea(GAINS))
+    *_, last = said.splitlines()
+    found = re.fullmatch(r"verdict: keep difference:-0.0100 low:(\S+) high:(\S+)", last)
+    assert float(found[1]) < -0.01 < float(found[2]) < 0
+    assert len(lines_of(said, "bits per byte")) == 6, "three pairs were enough"
+    found = place.try_idea(idea([-gain for gain in GAINS]), "--json", code=1)
+    value = json.loads(found.splitlines()[-1])
+    assert value["verdict"] == "discard" and value["low"] > 0 and value["pairs"] == 3
+    assert len(lines_of(found, "bits per byte")) == 3, "HEAD's runs serve both"
+
+
+def test_noise_is_no_verdict_and_the_same_program_no_gain(place):
+    noise = [0.02, -0.03, 0.01, -0.01, 0.04, -0.02, 0.0, 0.01]
+    said = place.try_idea(idea(noise), "--pairs", 5, code=2)
+    assert lines_of(said, "verdict: unknown difference:") == said.splitlines()[-1:]
+    assert len(lines_of(said, "bits per byte")) == 10
+    assert "low:-inf high:+inf" in said, "two pairs say nothing"
+    said = place.try_idea(idea([0] * 9) + "# a comment\n", "--pairs", 5, code=1)
+    assert said.splitlines()[-1] == "verdict: discard difference:+0.0000 low:+0.0000 high:+0.0000"
+
+
+def test_what_is_over_the_budget_of_bytes_is_discarded(place):
+    fat = idea(GAINS).replace('"budget": "ok"', '"budget": "over"')
+    assert "over its budget of bytes" in place.try_idea(fat, code=1)
+
+
+def test_a_try_without_a_verdict_is_refused_in_a_line(place):
+    assert "expected an idea in it" in refused(place.try_idea(idea([0] * 9), code=2))
+    broken = idea(GAINS).replace('env.get("FAIL") == env["SEED"]', "True")
+    said = place.try_idea(broken, code=3)
+    assert "exit code 17: no finite numbers" in said and "no verdict" in refused(said)
+    rules = json.loads((place.root / "records/track_tiny/track.json").read_text())
+    place.manifest("tiny_sp400", rules["dataset"]["val_sha256"])
+    assert "holds the validation text" in refused(place.try_idea(idea(GAINS), code=3))
+    assert "expected FILE, or --try" in refused(place.run("--try", code=2))
+
+
+@given(strategies.lists(strategies.floats(-1, 1), min_size=1, max_size=12))
+def test_an_interval_never_grows_with_more_pairs(differences):
+    """So more evidence never takes away what was known."""
+    found = [attempt.overlap(differences[:count], 12) for count in range(1, len(differences) + 1)]
+    for (low, high), (lower, higher) in itertools.pairwise(found):
+        assert lower >= low and higher <= high
+
+
+def test_of_a_hundred_tries_of_nothing_at_most_five_are_decided():
+    generator = np.random.default_rng(1)
+    decided = 0
+    for _ in range(400):
+        noise = generator.normal(0, 0.01, 8).tolist()
+        found = [attempt.judge(noise[:count], 8).verdict for count in range(1, 9)]
+        decided += found != [attempt.UNKNOWN] * 8
+    assert 0 < decided <= 20
 
 
 # --- scores and statistics --------------------------------------------------------------------------------

@@ -1,0 +1,104 @@
+"""Is the script of the working tree better than HEAD's? Runs of both, pair by pair, until that is known.
+
+The two runs of a pair have one seed. What is judged is the mean of their differences, by Student's interval
+after the third pair and each later one. The level of each is Bonferroni's share of LEVEL, so that all of them
+hold together. What counts is where they overlap: that never grows with more pairs.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from data.command import UsageError, say
+from data.files import read_bytes, sha256
+from records.archive.folders import SCRIPT
+from records.archive.statistics import mean_interval
+from records.campaign.arms import Arm, Dataset, script_of
+from records.campaign.runs import ArmRun
+
+KEEP, DISCARD, UNKNOWN = "keep", "discard", "unknown"
+CODES = {KEEP: 0, DISCARD: 1, UNKNOWN: 2}  # exit codes
+LEVEL = 0.05  # probability that the interval misses the true difference, after whichever pair it is read
+FIRST = 3  # pairs: two say so little that a look at them would only cost the later ones
+SEED = 1337  # of the first pair
+
+
+@dataclass(frozen=True)
+class TryResult:
+    """What is known after some pairs: the difference is of bits per byte, new less old, so less is better."""
+
+    verdict: str
+    differences: list[float]  # of the pairs, in order
+    low: float
+    high: float
+    over: bool = False  # the new script's artifact is over the budget of bytes, and the old one's is not
+
+    @property
+    def difference(self) -> float:
+        return math.fsum(self.differences) / len(self.differences)
+
+    def __str__(self) -> str:
+        return f"difference:{self.difference:+.4f} low:{self.low:+.4f} high:{self.high:+.4f}"
+
+    def value(self) -> dict:
+        """For programs. An end of the interval that is not known yet is null."""
+        low, high = (end if math.isfinite(end) else None for end in (self.low, self.high))
+        known = {"verdict": self.verdict, "difference": self.difference, "low": low, "high": high}
+        return known | {"pairs": len(self.differences), "differences": self.differences, "over": self.over}
+
+
+def overlap(differences: list[float], most: int) -> tuple[float, float]:
+    """Where all intervals that were made so far overlap; `most` pairs will be looked at."""
+    low, high = -math.inf, math.inf
+    level = LEVEL / max(1, most - FIRST + 1)
+    for count in range(FIRST, len(differences) + 1):
+        found = mean_interval(differences[:count], level)
+        low, high = max(low, found[0]), min(high, found[1])
+    return low, high
+
+
+def judge(differences: list[float], most: int, over: bool = False) -> TryResult:
+    """The verdict after these pairs. No gain at all, as where the scripts do the same, is nothing to keep."""
+    low, high = overlap(differences, most)
+    verdict = UNKNOWN
+    if over or low >= 0:
+        verdict = DISCARD
+    elif high < 0:
+        verdict = KEEP
+    return TryResult(verdict, differences, low, high, over)
+
+
+def arms_of_try(script: Path, settings: dict[str, str], dataset: Dataset, home: Path) -> tuple[Arm, Arm]:
+    """HEAD's arm and the working tree's, each in a folder named by its script: HEAD's runs serve many tries.
+
+    Raises UsageError, DataError.
+    """
+    scripts = script_of("HEAD"), read_bytes(script)
+    if scripts[0] == scripts[1]:
+        raise UsageError(f"{script}: is {SCRIPT} as HEAD has it, expected an idea in it; edit it, then try")
+    arms = []
+    for text in scripts:
+        arm = Arm(home / sha256(text)[:12], settings, [], dataset)
+        arm.make_folder(text)
+        arms.append(arm)
+    return arms[0], arms[1]
+
+
+def is_over(run: ArmRun) -> bool:
+    return run.end().value("budget") == "over"
+
+
+def attempt(arms: tuple[Arm, Arm], most: int, run_pair: Callable[[list[ArmRun]], list[float]]) -> TryResult:
+    """Run pair after pair until the verdict is known, or `most` have run. `run_pair` gives their scores."""
+    differences: list[float] = []
+    for seed in range(SEED, SEED + most):
+        runs = [ArmRun(arm, seed) for arm in arms]
+        old, new = run_pair(runs)
+        differences.append(new - old)
+        over = is_over(runs[1]) and not is_over(runs[0])
+        found = judge(differences, most, over)
+        if found.verdict != UNKNOWN:
+            break
+        say(f"pair {len(differences)} of {most} at most: {found}")
+    return found
