@@ -1,8 +1,7 @@
 """Is the script of the working tree better than HEAD's? Runs of both, pair by pair, until that is known.
 
-The two runs of a pair have one seed. What is judged is the mean of their differences, by Student's interval
-after the third pair and each later one. The level of each is Bonferroni's share of LEVEL, so that all of them
-hold together. What counts is where they overlap: that never grows with more pairs.
+The two runs of a pair have one seed. What is judged is the mean of their differences, by the interval of
+records.archive.statistics, which holds whenever one looks.
 """
 
 import math
@@ -13,14 +12,12 @@ from pathlib import Path
 from data.command import UsageError, say
 from data.files import read_bytes, sha256
 from records.archive.folders import SCRIPT
-from records.archive.statistics import mean_interval
+from records.archive.statistics import pairs_interval
 from records.campaign.arms import Arm, Dataset, script_of
 from records.campaign.runs import ArmRun
 
 KEEP, DISCARD, UNKNOWN = "keep", "discard", "unknown"
 CODES = {KEEP: 0, DISCARD: 1, UNKNOWN: 2}  # exit codes
-LEVEL = 0.05  # probability that the interval misses the true difference, after whichever pair it is read
-FIRST = 3  # pairs: two say so little that a look at them would only cost the later ones
 SEED = 1337  # of the first pair
 
 
@@ -48,23 +45,13 @@ class TryResult:
         return known | {"pairs": len(self.differences), "differences": self.differences, "over": self.over}
 
 
-def overlap(differences: list[float], most: int) -> tuple[float, float]:
-    """Where all intervals that were made so far overlap; `most` pairs will be looked at."""
-    low, high = -math.inf, math.inf
-    level = LEVEL / max(1, most - FIRST + 1)
-    for count in range(FIRST, len(differences) + 1):
-        found = mean_interval(differences[:count], level)
-        low, high = max(low, found[0]), min(high, found[1])
-    return low, high
-
-
-def judge(differences: list[float], most: int, over: bool = False) -> TryResult:
+def judge(differences: list[float], over: bool = False) -> TryResult:
     """The verdict after these pairs. No gain at all, as where the scripts do the same, is nothing to keep."""
-    low, high = overlap(differences, most)
+    low, high = pairs_interval(differences)
     verdict = UNKNOWN
-    if over or low >= 0:
+    if over or 0 <= low <= high:
         verdict = DISCARD
-    elif high < 0:
+    elif low <= high < 0:
         verdict = KEEP
     return TryResult(verdict, differences, low, high, over)
 
@@ -97,7 +84,7 @@ def attempt(arms: tuple[Arm, Arm], most: int, run_pair: Callable[[list[ArmRun]],
         old, new = run_pair(runs)
         differences.append(new - old)
         over = is_over(runs[1]) and not is_over(runs[0])
-        found = judge(differences, most, over)
+        found = judge(differences, over)
         if found.verdict != UNKNOWN:
             break
         say(f"pair {len(differences)} of {most} at most: {found}")

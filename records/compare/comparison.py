@@ -13,7 +13,7 @@ import numpy as np
 from data.command import UsageError
 from records.archive.metrics import Metrics, find_runs
 from records.archive.record import OF_ONE_RUN
-from records.compare.bands import WORSE, Difference, compare
+from records.compare.bands import Difference, compare
 from records.compare.measures import measures
 
 HASH = re.compile("([0-9a-f]{16})[0-9a-f]{48}")  # people tell them apart by the first part
@@ -26,6 +26,7 @@ class Comparison:
 
     base: list[Metrics]
     new: list[Metrics]
+    on: str = "val_bpb"  # the key of the measure that decides
 
     @property
     def runs(self) -> list[Metrics]:
@@ -35,9 +36,14 @@ class Comparison:
     def rows(self) -> list[Difference]:
         return [compare(one, self.base, self.new) for one in measures(self.runs)]
 
-    @property
-    def worse(self) -> list[Difference]:
-        return [found for found in self.rows if found.verdict == WORSE]
+    @cached_property
+    def decisive(self) -> Difference:
+        """The row that decides. Raises UsageError."""
+        for found in self.rows:
+            if found.measure.key == self.on:
+                return found
+        keys = ", ".join(found.measure.key for found in self.rows)
+        raise UsageError(f"--on is {self.on!r}, expected one of {keys}")
 
     @property
     def whole(self) -> bool:
@@ -93,11 +99,12 @@ class Comparison:
             "rows": [row_value(found) for found in self.rows],
             "stalls": self.stalls,
             "partings": self.partings,
-            "worse": [found.measure.key for found in self.worse],
+            "on": self.on,
+            "verdict": self.decisive.verdict,
         }
 
 
-def load(base: list[Path], new: list[Path], living: bool = False) -> Comparison:
+def load(base: list[Path], new: list[Path], living: bool = False, on: str = "val_bpb") -> Comparison:
     """The runs that the paths name. Raises DataError, UsageError."""
     sides = [[run for path in side for run in find_runs(path, living)] for side in (base, new)]
     for side in sides:
@@ -112,7 +119,7 @@ def load(base: list[Path], new: list[Path], living: bool = False) -> Comparison:
         """Runs of one name are called by their paths from where these part."""
         return replace(run, name=os.path.relpath(home(run), above)) if names[run.name] > 1 else run
 
-    return Comparison(*([named(run) for run in side] for side in sides))
+    return Comparison(*([named(run) for run in side] for side in sides), on=on)
 
 
 def home(run: Metrics) -> Path:
@@ -164,7 +171,8 @@ def row_value(found: Difference) -> dict:
         "base": finite(base),
         "new": finite(new),
         "difference": finite(found.difference),
-        "band": finite(found.band),
+        "low": finite(found.low),
+        "high": finite(found.high),
         "base_runs": [*map(finite, found.base)],
         "new_runs": [*map(finite, found.new)],
         "verdict": found.verdict,

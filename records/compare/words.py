@@ -6,27 +6,33 @@ from collections.abc import Iterator
 from tabulate import tabulate
 
 from data.command import printable
-from records.compare.bands import BETTER, OTHER, UNKNOWN, WORSE, Difference, Measure
+from records.compare.bands import BETTER, NONE, OTHER, WORSE, Difference, Measure
 from records.compare.comparison import Comparison
 
-HEAD = ["", "base", "new", "difference", "noise", "verdict"]
+HEAD = ["", "base", "new", "difference", "which lies in", "verdict"]
 COLOURS = {BETTER: "\033[32m", WORSE: "\033[31m", OTHER: "\033[1m"}
 GREY, PLAIN = "\033[90m", "\033[0m"
 
 
 def shown(measure: Measure, value: float | None) -> str:
-    return UNKNOWN if value is None or not math.isfinite(value) else format(value, measure.form)
+    return NONE if value is None or not math.isfinite(value) else format(value, measure.form)
 
 
 def shown_difference(found: Difference) -> tuple[str, str]:
-    """The difference and the band, in the measure's unit or in per cent."""
+    """The difference and the interval for it, in the measure's unit or in per cent."""
     if found.difference is None:
-        return UNKNOWN, found.note
+        return NONE, found.note
+    form, factor, unit = "+" + found.measure.form, 1.0, ""
     if found.measure.relative:
-        return f"{100 * found.difference:+.1f} %", f"± {100 * found.band:.1f} %"
-    form = found.measure.form
-    difference = format(found.difference, "+" + form) if found.difference else "0"
-    return difference, f"± {format(found.band, form)}" if found.band else "exact"
+        form, factor, unit = "+.1f", 100.0, " %"
+    difference, low, high = (
+        format(factor * number, form) + unit for number in (found.difference, found.low, found.high)
+    )
+    if found.difference == 0:
+        difference = "0"
+    if found.note or math.isinf(found.low):
+        return difference, found.note
+    return difference, "exact" if found.low == found.high else f"{low} to {high}"
 
 
 def cells(found: Difference) -> list[str]:
@@ -80,7 +86,10 @@ def behind_the_table(its: Comparison) -> Iterator[str]:
         yield from map(parting_line, its.partings)
     else:
         yield "no seed is on both sides: losses are not held step by step"
-    yield f"worse by more than noise: {', '.join(found.measure.label for found in its.worse) or 'nothing'}"
+    found = its.decisive
+    numbers = {"difference": found.difference, "low": found.low, "high": found.high}
+    words = [f"{name}:{NONE if number is None else f'{number:+.4g}'}" for name, number in numbers.items()]
+    yield f"{found.measure.key}: {found.verdict} {' '.join(words)}"
 
 
 def text(its: Comparison, colour: bool) -> Iterator[str]:

@@ -116,6 +116,23 @@ class Place:
     def run(self, *more: object, code: int = 0) -> str:
         return call("records", "sweep", *self.options, *more, code=code)
 
+    def try_idea(self, script: str, *more: object, code: int = 0) -> str:
+        """Try a script in the folder beside HEAD's, of a repository of its own."""
+        repository = self.root / "repository"
+        repository.mkdir(exist_ok=True)
+        (repository / "train_gpt.py").write_text(idea([0] * 9))
+        me = ["-c", "user.name=me", "-c", "user.email=me@here"]
+        for words in (["init", "-q"], ["add", "."], ["commit", "-q", "--allow-empty", "-m", "base"]):
+            subprocess.run(["git", *me, *words], cwd=repository, check=True)
+        (repository / "train_gpt.py").write_text(script)
+        places = {"--script": repository / "train_gpt.py", "--data": self.root / "data"}
+        places |= {"--records": self.root / "records", "--logs": self.root / "campaigns"}
+        words = [word for place in places.items() for word in place]
+        tiny = ("--track", "track_tiny", "--dataset", "tiny_sp400")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(arms, "REPO", repository)
+            return call("records", "sweep", "--try", *tiny, *words, *more, code=code)
+
     def start(self, *more: object, **options) -> subprocess.Popen:
         return start("records", "sweep", *self.options, *more, **options)
 

@@ -17,6 +17,7 @@ import pytest
 import scipy.stats
 from hypothesis import given, strategies
 
+from records.archive.statistics import pairs_interval
 from records.board import pictures
 from records.campaign import arms, attempt, standings
 from tests.kit import helpers, record_kit
@@ -205,7 +206,7 @@ def test_a_try_without_a_verdict_is_refused_in_a_line(place):
 @given(strategies.lists(strategies.floats(-1, 1), min_size=1, max_size=12))
 def test_an_interval_never_grows_with_more_pairs(differences):
     """So more evidence never takes away what was known."""
-    found = [attempt.overlap(differences[:count], 12) for count in range(1, len(differences) + 1)]
+    found = [pairs_interval(differences[:count]) for count in range(1, len(differences) + 1)]
     for (low, high), (lower, higher) in itertools.pairwise(found):
         assert lower >= low and higher <= high
 
@@ -215,7 +216,7 @@ def test_of_a_hundred_tries_of_nothing_at_most_five_are_decided():
     decided = 0
     for _ in range(400):
         noise = generator.normal(0, 0.01, 8).tolist()
-        found = [attempt.judge(noise[:count], 8).verdict for count in range(1, 9)]
+        found = [attempt.judge(noise[:count]).verdict for count in range(1, 9)]
         decided += found != [attempt.UNKNOWN] * 8
     assert 0 < decided <= 20
 

@@ -1,5 +1,6 @@
 """`records compare`: noise, change, and broken logs. The runs are made up; tests/repeats.py has real ones."""
 
+import itertools
 import json
 import random
 import shutil
@@ -7,15 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.stats import t
+from hypothesis import given, strategies
+from records.archive.intervals import means_interval, pairs_interval
 
 from data.command import DataError
 from records.__main__ import main as records
 from records.archive.metrics import find_runs
-from records.archive.tracks import load_track
-from records.compare.bands import FAMILY, LEVEL, band, paired, welch
 from records.compare.comparison import load
-from records.compare.measures import noise_bpb
 from tests import repeats
 from tests.kit.helpers import ROOT
 from tests.kit.metrics_kit import edit_events, edit_lines, write_run
@@ -50,10 +49,9 @@ def keys(base, new, verdict) -> set[str]:
 def test_two_sides_of_one_commit_are_grey(sides, capsys):
     code, out, _ = run(capsys, sides[0], sides[1])
     assert code == 0
-    assert "worse by more than noise: nothing" in out
+    assert out.splitlines()[-1].startswith("val_bpb: same difference:")
     assert "settings: the same" in out
-    found = verdicts(*sides)
-    assert {key for key in found if found[key] != "same"} == {"train_seconds"}
+    assert {*verdicts(*sides).values()} == {"same", "-"}
 
 
 @pytest.mark.parametrize(
@@ -72,50 +70,84 @@ def test_a_change_reddens_its_rows_and_no_others(sides, tmp_path, change, red, s
     assert [one["step"] for one in its.stalls] == stalls
 
 
-def test_a_gain_is_green_and_the_exit_code_says_only_what_is_worse(sides, tmp_path, capsys):
-    runs = repeats.changed(sides[0], repeats.slow, tmp_path / "changed")
-    assert keys(runs, sides[0], "better") == repeats.SPEED
-    assert run(capsys, runs, sides[0])[0] == 0
-    code, out, _ = run(capsys, sides[0], runs)
-    assert code == 1
-    assert "worse by more than noise: median step, tokens/s, MFU" in out
+def test_the_metric_decides_the_exit_code(sides, tmp_path, capsys):
+    slow = repeats.changed(sides[0], repeats.slow, tmp_path / "slow")
+    assert keys(slow, sides[0], "better") == repeats.SPEED
+    assert run(capsys, sides[0], slow)[0] == 0, "speed is not bits per byte"
+    code, out, _ = run(capsys, sides[0], slow, "--on", "tokens_per_second")
+    assert code == 1 and out.splitlines()[-1].startswith("tokens_per_second: worse difference:-0.08 low:")
+    fat = [edit_events(one, lambda event: event | {"code_bytes": 40_000}) for one in sides[1]]
+    assert keys(sides[0], fat, "worse") == {"code_bytes"}
+    assert run(capsys, sides[0], fat)[0] == 0, "nor are 92 bytes of code"
+    lossy = repeats.changed(sides[0], repeats.loss, tmp_path / "loss")
+    code, out, _ = run(capsys, sides[0], lossy)
+    assert code == 1 and out.splitlines()[-1].startswith("val_bpb: worse difference:+0.0128")
+    assert run(capsys, lossy, sides[0])[0] == 0
+    assert run(capsys, sides[0][:1], lossy[:1])[0] == 4, "one pair is not evidence"
+    assert "expected one of params, steps" in run(capsys, *sides, "--on", "bpb")[2]
 
 
-def test_one_run_a_side_is_held_against_the_known_noise(tmp_path):
+def test_one_run_a_side_says_something_of_speed_and_nothing_of_losses(tmp_path):
     base = [write_run(tmp_path / "a", 1)]
     quicker = [write_run(tmp_path / "b", 2, step_seconds=0.24)]
     slower = [write_run(tmp_path / "c", 2, step_seconds=0.30)]
     assert keys(base, quicker, "better") == set()
     assert keys(base, slower, "worse") == repeats.SPEED
-    near = [write_run(tmp_path / "d", 2, loss=2.02)]  # noise_bpb is 0.02
-    far = [write_run(tmp_path / "e", 2, loss=2.10)]
-    assert keys(base, near, "worse") == set()
-    assert keys(base, far, "worse") == repeats.LOSSES
+    far = [write_run(tmp_path / "e", 1, loss=2.10)]
+    assert {verdicts(base, far)[key] for key in repeats.LOSSES} == {"not known"}
+    again = shutil.copytree(base[0], tmp_path / "again")
+    assert {verdicts(base, [again])[key] for key in repeats.LOSSES} == {"same"}
 
 
-@pytest.mark.slow
-def test_single_runs_of_two_seeds_may_lie_as_far_apart_as_those_of_a_record(tmp_path):
-    """The track's noise_bpb is that of one seed."""
-    vocabulary = load_track(PAR.parent).rules["dataset"]["vocabularies"][0]
-    runs = []
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        folder = write_run(tmp_path / name, seed, val_sha256=vocabulary["logged_val_sha256"])
-        runs += find_runs(folder)
-    assert noise_bpb(runs[:2]) == 0.02
-    assert 0.03 < noise_bpb(runs[1:]) < 0.06
-    found = []
-    for record in sorted(PAR.parent.glob("*_Rung*")):
-        one, *others = sorted(record.glob("metrics_seed*.jsonl*"))
-        found += [verdicts([one], [another])["bpb"] for another in others]
-    assert len(found) > 30 and found.count("same") > 0.95 * len(found)
+def test_a_shorter_run_on_a_busy_machine_raises_no_alarm(tmp_path):
+    """The same script and seed, stopped by seconds: it ends elsewhere, and that is not known to be worse."""
+    base, new = write_run(tmp_path / "a", 1), write_run(tmp_path / "b", 1, 40, loss=2.2)
+    its = verdicts([base], [new])
+    assert its["val_bpb"] == "not known" and its["steps"] == "differs"
 
 
-def test_a_run_against_several_is_held_against_their_spread(tmp_path):
-    base = []
-    for seed in range(1, 6):
-        base.append(write_run(tmp_path / f"a{seed}", seed, loss=2 + seed / 20))
-    new = [write_run(tmp_path / "b", 1, loss=2.05)]
-    assert keys(base, new, "better") == set()
+def losses_of(tmp_path, side: str, losses: list[float]) -> list:
+    return [write_run(tmp_path / f"{side}{seed}", seed, loss=loss) for seed, loss in enumerate(losses, 1)]
+
+
+def test_more_pairs_never_take_away_what_is_known(tmp_path):
+    base = losses_of(tmp_path, "a", [2.0, 2.2, 1.9, 2.1, 2.0, 2.15])
+    new = losses_of(tmp_path, "b", [1.95, 2.14, 1.86, 2.05, 1.94, 2.10])
+    found = [load(base[:count], new[:count]).decisive for count in range(1, 7)]
+    assert [one.verdict for one in found] == ["not known"] * 2 + ["better"] * 4
+    for earlier, later in itertools.pairwise(found):
+        assert later.low >= earlier.low and later.high <= earlier.high
+
+
+@given(strategies.lists(strategies.tuples(*[strategies.floats(0.5, 4)] * 2), min_size=1, max_size=9))
+def test_no_interval_grows_with_more_runs(values):
+    """With and without pairs; so the band of a difference is monotone in evidence."""
+    for count in range(1, len(values)):
+        fewer, more = ([*zip(*values[:seen])] for seen in (count, count + 1))
+        for interval in (means_interval, lambda old, new: pairs_interval(np.subtract(new, old).tolist())):
+            low, high = interval(*map(list, fewer))
+            lower, higher = interval(*map(list, more))
+            assert lower >= low and higher <= high
+
+
+@pytest.mark.parametrize("seeds", [range(1, 7), range(101, 107)])
+def test_without_pairs_the_spread_of_seeds_hides_a_small_gain(tmp_path, seeds):
+    base = losses_of(tmp_path, "a", [2.0, 2.2, 1.9, 2.1, 2.0, 2.15])
+    new = [
+        write_run(tmp_path / f"b{seed}", seed, loss=loss)
+        for seed, loss in zip(seeds, [1.95, 2.14, 1.86, 2.05, 1.94, 2.10])
+    ]
+    assert verdicts(base, new)["val_bpb"] == ("better" if 1 in seeds else "not known")
+
+
+def test_intervals_hold_for_whoever_looks_after_each_run():
+    """A thousand equal sides of eight: at most one in twenty is ever thought to differ."""
+    generator = np.random.default_rng(1)
+    wrong = 0
+    for old, new in generator.standard_normal((1000, 2, 8)):
+        for low, high in (pairs_interval((new - old).tolist()), means_interval([*old], [*new])):
+            wrong += not low <= 0 <= high
+    assert 0 < wrong <= 2 * 50
 
 
 def test_repeats_of_one_seed_are_no_evidence_about_another(tmp_path):
@@ -125,11 +157,11 @@ def test_repeats_of_one_seed_are_no_evidence_about_another(tmp_path):
     assert keys(first, second, "better") == set()
     again = [write_run(tmp_path / f"{side}1", 1) for side in "cd"]
     changed = repeats.changed(again, repeats.loss, tmp_path / "changed")
-    assert keys(first, changed, "worse") == repeats.LOSSES  # what one seed has again and again is no noise
+    assert keys(first, changed, "worse") == set(), "what one seed has again and again is one run"
 
 
 @pytest.mark.parametrize(
-    "seconds, verdict", [(0.15, "better"), (0.3, "same"), (0.37, "same"), (0.6, "worse")]
+    "seconds, verdict", [(0.15, "better"), (0.3, "not known"), (0.37, "not known"), (0.6, "worse")]
 )
 def test_a_colour_is_where_the_difference_is_beyond_the_band_that_is_told(tmp_path, seconds, verdict):
     def drift(event):
@@ -141,9 +173,8 @@ def test_a_colour_is_where_the_difference_is_beyond_the_band_that_is_told(tmp_pa
     new = write_run(tmp_path / "b", 1, 60, seconds)
     for row in load([base], [new]).rows:
         if row.measure.key in repeats.SPEED:
-            beyond = abs(row.difference) > row.band
             assert row.verdict == verdict
-            assert beyond == (verdict != "same")
+            assert (row.low > 0 or row.high < 0) == (verdict in ("better", "worse"))
 
 
 def test_a_few_steps_say_nothing_of_a_speed(tmp_path):
@@ -184,7 +215,7 @@ def test_repeats_of_huge_numbers_are_compared(tmp_path, capsys, large):
     huge = dict.fromkeys(("val_loss", "code_bytes"), large)
     edit_events(base[0], lambda event: event | huge)
     its = verdicts(base, new)
-    assert its["code_bytes"] == its["val_loss"] == "same"  # a side differs by more than the sides do
+    assert its["code_bytes"] == "not known", "a side differs by more than the sides do"
     assert its["peak_memory_mib"] == "same"
     assert run(capsys, base, new)[2] == ""
 
@@ -202,34 +233,6 @@ def test_a_machine_that_wanders_is_told_from_a_slower_script(tmp_path):
     assert keys(base, [wanders], "worse") == set()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("spread", [0.1, 1.0, 3.0])
-def test_false_alarms_are_rare(spread):
-    """Two thousand pairs of equal sides of five; repeats differ by less than the known noise, and more."""
-    rng = np.random.default_rng(1)
-    found = 0
-    for base, new in spread * rng.standard_normal((2000, 2, 5)):
-        found += abs(new.mean() - base.mean()) > band([*base], [*new], [*range(5)], 1.0)
-    assert found <= 2 * 2000 * LEVEL
-
-
-def test_a_band_of_known_numbers():
-    base = [1.0, 2.0, 3.0, 4.0, 5.0]
-    new = [2.0, 2.0, 3.0, 4.0, 4.0]
-    freedom = 0.7**2 / (0.5**2 / 4 + 0.2**2 / 4)  # Welch and Satterthwaite by hand
-    width = t.isf(LEVEL / 2, freedom) * (2.5 / 5 + 1.0 / 5) ** 0.5
-    assert welch(base, new, LEVEL) == pytest.approx(width, rel=1e-9)
-    assert band(base, new, None, 0.0) == pytest.approx(width, rel=0.01)
-    assert band(base, [one + 0.5 for one in base], [*range(5)], 0.0) == 0.0  # all pairs differ alike
-    assert band(base[:1], new[:1], None, 0.7) == 0.7
-    assert band(base[:1], new, None, 7.0) == 7.0
-    assert band([3.0], [0.0, 0.1, 0.2], None, 0.0) == pytest.approx(3 * 0.2)  # t is wider: 1.1
-    steady = [one / 1000 for one in new * 3]
-    another = t.isf(FAMILY / 2, 14) * np.std(steady, ddof=1) * (1 + 1 / 15) ** 0.5
-    assert band([3.0], steady, None, 0.0) == pytest.approx(another, rel=1e-9)
-    assert band([1.0, 1.1], [1.0, 1.2], None, 0.3) == pytest.approx(9 * 0.2)
-
-
 def test_the_example_of_the_page_is_what_compare_says(capsys):
     page = (ROOT / "records/compare/README.md").read_text()
     records = [PAR.with_name(f"2026-11-22_{name}") for name in ("Rung5-Pointer", "Rung6-Memory")]
@@ -237,11 +240,9 @@ def test_the_example_of_the_page_is_what_compare_says(capsys):
     shown = run(capsys, base, new)[1].splitlines()
     lines = [line for line in page.splitlines() if line.startswith("bits per byte by the referee")]
     assert lines[0] in shown
-    (row,) = [found for found in load(base, new).rows if found.measure.key == "score"]
+    row = load(base, new, on="stream_bpb").decisive
     gains = np.subtract(row.base, row.new)
-    of_all = welch(row.base, row.new, LEVEL / 2)
-    of_pairs = paired(row.base, row.new, LEVEL / 2)
-    for value in (of_all, of_pairs, row.band, gains.min(), gains.max()):
+    for value in (*means_interval(row.base, row.new), row.low, row.high, gains.min(), gains.max()):
         assert f"{value:.4f}" in page
 
 
@@ -250,7 +251,15 @@ def test_what_cannot_be_compared_has_no_verdict(tmp_path):
     other = [write_run(tmp_path / "b", 1, val_bytes=7, settings={"train_batch_tokens": 8192})]
     its = verdicts(base, other)
     unknown = {key for key, found in its.items() if found == "-"}
-    assert unknown == {"val_loss", "bpb_before", "bpb", "step_ms", "train_seconds"}
+    assert unknown == {
+        "train_loss",
+        "val_loss",
+        "val_bpb_unquantized",
+        "val_bpb",
+        "step_ms",
+        "train_seconds",
+        "start_seconds",
+    }
 
 
 def test_what_is_not_above_zero_has_no_verdict(tmp_path, capsys):
@@ -294,9 +303,7 @@ def test_no_name_of_a_setting_looks_like_a_line_of_ours(tmp_path, capsys):
 def test_a_run_that_diverged_is_worse(tmp_path, capsys):
     base = [write_run(tmp_path / "a", 1)]
     other = write_run(tmp_path / "b", 1, val_loss="nan", val_bpb="nan")
-    assert keys(base, [other], "worse") == {"val_loss", "bpb"}
-    edit_events(other, lambda event: event | {"train_loss": "nan"} if event["event"] == "step" else event)
-    assert keys(base, [other], "worse") == {"val_loss", "bpb", "train_loss"}
+    assert keys(base, [other], "worse") == {"val_loss", "val_bpb"}
     code, out, _ = run(capsys, base, [other], "--html", tmp_path / "page.html")
     assert code == 1
     assert "not finite" in out
@@ -318,12 +325,12 @@ def test_settings_and_the_first_step_where_losses_part(tmp_path, capsys):
 def test_json_has_what_the_table_has(sides, capsys):
     code, out, _ = run(capsys, sides[0], sides[1], "--json")
     value = json.loads(out)
-    assert code == 0 and value["worse"] == []
+    assert code == 0 and (value["on"], value["verdict"]) == ("val_bpb", "same")
     rows = {row["key"]: row for row in value["rows"]}
     assert rows["step_ms"]["base"] == pytest.approx(250, rel=0.02)
     assert rows["mfu"]["base"] == pytest.approx(100 * 45.7 / 0.25 / 400, rel=0.02)
     assert rows["start_seconds"]["new"] == pytest.approx(25, abs=0.1)
-    assert len(rows["bpb"]["new_runs"]) == 5
+    assert len(rows["val_bpb"]["new_runs"]) == 5
 
 
 def test_start_up_is_not_told_by_files_that_were_changed_later(tmp_path):
@@ -335,14 +342,14 @@ def test_start_up_is_not_told_by_files_that_were_changed_later(tmp_path):
 def test_records_are_compared_by_all_their_seeds(capsys):
     code, out, _ = run(capsys, [PRESET], [PAR])
     assert "NUM_LAYERS: unset | 5" in out and "base: 3 runs" in out
-    assert code == 1  # the artifact is larger
+    assert code == 4, "seeds of the preset differ by more than the two scripts"
 
 
 def test_records_of_one_training_differ_by_what_the_referee_says(tmp_path):
     """Rungs of a ladder may differ in nothing but what they learn while they are scored."""
     folder = PAR.parent
     found = verdicts([folder / "2026-11-22_Rung5-Pointer"], [folder / "2026-11-22_Rung6-Memory"])
-    assert found["score"] == "better" and found["bpb"] == "same"
+    assert found["stream_bpb"] == "better" and found["val_bpb"] == "same"
     assert "score" not in verdicts([write_run(tmp_path / "a", 1)], [write_run(tmp_path / "b", 1)])
     broken = shutil.copytree(PAR, tmp_path / "broken")
     (broken / "submission.json").write_text('{"scores": {"1337": "good", "1338": 1, "1339": 1}}')
@@ -395,7 +402,7 @@ def test_a_line_that_is_half_written(tmp_path, capsys):
     code, _, err = run(capsys, [good], [living])
     assert code == 3 and "the last line is cut off" in err and "--unfinished" in err
     code, out, _ = run(capsys, [good], [living], "--unfinished")
-    assert code == 0 and "living has not ended: 28 steps so far\n" in out
+    assert code == 4 and "living has not ended: 28 steps so far\n" in out
 
 
 ODD = [None, True, -1, 0, 1e308, 10**400, "", "nan", "x", [], {}, [1] * 9, "1.5 partial", "\ud800", 0.5]
@@ -426,7 +433,9 @@ def test_no_log_makes_a_traceback(tmp_path, capsys, seed):
             (broken / name).write_bytes(blob[: rng.choice([len(blob), rng.randrange(len(blob))])])
     words = ["--unfinished"] * (seed % 3 > 0)
     code, _, err = run(capsys, [good], [broken], *words, "--html", tmp_path / "page.html")
-    assert (code == 3 and err.startswith("error: ") and err.count("\n") == 1) or (code in (0, 1) and not err)
+    assert (code == 3 and err.startswith("error: ") and err.count("\n") == 1) or (
+        code in (0, 1, 4) and not err
+    )
 
 
 def test_losses_that_are_not_finite_are_read(tmp_path):
@@ -472,32 +481,3 @@ def test_a_run_of_the_script_fills_every_row(tmp_path, base_run):
     found = load([ran], [copy]).rows
     assert [one.measure.key for one in found if None in one.base + one.new] == []
     assert {one.verdict for one in found} <= {"same", "-"}
-
-
-@pytest.mark.parametrize(
-    "scores", [[1, 2], {"1": "x", "2": 1.0}, {"a": 1.0, "b": 2.0}, {"1": True, "2": 1.0}]
-)
-def test_the_noise_of_seeds_is_that_of_whole_records(tmp_path, monkeypatch, scores):
-    track = tmp_path / "track_floppy"
-    for record in (PAR, PRESET, PAR.with_name("2026-11-23_Bad")):  # what the noise is read from
-        (track / record.name).mkdir(parents=True)
-        source = record if record.exists() else PAR
-        shutil.copy(source / "submission.json", track / record.name)
-    shutil.copy(PAR.parent / "track.json", track)
-    monkeypatch.setattr("records.compare.measures.RECORDS", tmp_path)
-    bad = track / "2026-11-23_Bad"
-    submission = json.loads((bad / "submission.json").read_text())
-    (bad / "submission.json").write_text(json.dumps(submission | {"scores": scores}))
-    runs = find_runs(PAR)
-    found = noise_bpb(runs)
-    shutil.rmtree(bad)
-    assert found == noise_bpb(runs) > 0.02
-
-
-def test_validations_that_are_not_finite_leave_a_band(tmp_path):
-    def fail(event):
-        return event | {"val_loss": "nan", "val_bpb": "nan"} if event["event"] == "val" else event
-
-    base = edit_events(write_run(tmp_path / "a"), fail)
-    new = write_run(tmp_path / "b", loss=9.0)
-    assert verdicts([base], [new])["train_loss"] == "worse"
