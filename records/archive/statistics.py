@@ -1,8 +1,4 @@
-"""The statistics by which scores of records and of runs are compared."""
-
-import math
-import warnings
-from collections.abc import Iterator
+"""The statistical test that compares the scores of two records."""
 
 import numpy as np
 
@@ -14,54 +10,3 @@ def p_below(new: list[float], old: list[float]) -> float:
     if np.std(new) == np.std(old) == 0:
         return float(np.mean(new) >= np.mean(old))
     return float(ttest_ind(new, old, equal_var=False, alternative="less").pvalue)
-
-
-# --- what is known of a difference, whenever one looks ----------------------------------------------------
-
-LEVEL = 0.05  # probability that the interval misses the true difference, however often one looks
-FIRST = 3  # runs of a side: two that lie close together by chance would tell too much
-
-
-def looks(count: int) -> Iterator[tuple[int, float]]:
-    """After how many runs an interval is made, and its level. All levels, without end, add up to LEVEL."""
-    for seen in range(FIRST, count + 1):
-        yield seen, LEVEL / ((seen - 1) * (seen - 2))
-
-
-def pairs_interval(differences: list[float]) -> tuple[float, float]:
-    """Where the true mean of paired differences lies: what Student's intervals after each pair share.
-
-    So it never grows with more pairs. Pairs that all differ alike leave it no width.
-    """
-    from scipy.stats import ttest_1samp  # a second that other checks need not pay
-
-    low, high = -math.inf, math.inf
-    for seen, level in looks(len(differences)):
-        found = ends(ttest_1samp, level, differences[:seen], 0)
-        low, high = max(low, found[0]), min(high, found[1])
-    return low, high
-
-
-def means_interval(old: list[float], new: list[float]) -> tuple[float, float]:
-    """The same of a difference of means, new less old, without pairs: by Welch."""
-    from scipy.stats import ttest_ind
-
-    low, high = -math.inf, math.inf
-    enough = min(len(old), len(new)) >= FIRST
-    for seen, level in looks(max(len(old), len(new)) if enough else 0):
-        found = ends(ttest_ind, level, new[:seen], old[:seen], equal_var=False)
-        low, high = max(low, found[0]), min(high, found[1])
-    return low, high
-
-
-def ends(test, level: float, new: list[float], old, **options) -> tuple[float, float]:
-    """The interval of one of scipy's tests. Numbers that are too large for it leave nothing known."""
-    if np.ptp(new) == np.ptp(old) == 0:
-        return (float(np.mean(new) - np.mean(old)),) * 2
-    with warnings.catch_warnings(
-        action="ignore", category=RuntimeWarning
-    ):  # of numbers that are almost alike
-        found = test(new, old, **options).confidence_interval(1 - level)
-    if math.isnan(found.low) or math.isnan(found.high):
-        return -math.inf, math.inf
-    return float(found.low), float(found.high)

@@ -12,7 +12,7 @@ from records.archive.tracks import Track, schema_errors
 from records.archive.verdicts import FAILED, PASSED, folder_sha256, read_verdicts
 
 BEST = 10  # records that the README shows, beside those on the path to the best one
-KINDS = ("records", "waiting", "others", "disputed")  # an entry is one of these
+KINDS = ("records", "waiting", "others", "small", "disputed")  # an entry is one of these
 STATES = {
     "ranked": "judged",
     "holds": "holds",
@@ -86,10 +86,11 @@ class Entry:
     def kind(self) -> str:
         """Which table it stands in, one of KINDS."""
         its = standing(self.record, self.verdict, self.draws)
-        if its and its.ranks_after(self.rival):
-            return "records"
-        if self.verdict.get("disputed") or self.state in (*FAILED, "stale") or its:
-            return "disputed"
+        if its:
+            return "records" if its.ranks_after(self.rival) else "small"
+        if self.verdict.get("disputed") or self.state in (*FAILED, "stale"):
+            only_gain = self.state in FAILED and self.verdict["failed"] == ["gain"]
+            return "small" if only_gain and not self.verdict.get("disputed") else "disputed"
         return "others" if self.record.field("claim") == "none" or self.state not in PASSED else "waiting"
 
     @property
@@ -135,7 +136,7 @@ class Entry:
         text = ""
         if "gain" in its:
             text += f"; {its['gain']:.4f} below {its['beats']}, p {its['p']:.2g}"
-        if self.state == "ranked" and self.kind == "disputed" and self.rival:
+        if self.state == "ranked" and self.kind == "small" and self.rival:
             text += f"; too little below {self.rival.name}, which stands before it now"
         if its and self.state == "ranked":
             text += f"; seeds {', '.join(its['seeds'])} on {self.verdict['machine']['processor']}"

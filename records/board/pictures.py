@@ -37,8 +37,8 @@ PLACES = (0.9, -0.9, 0.0)  # of a score's digits, in lines of text above its poi
 
 def ladder_data(entries: list[Entry], rules: list[Yardstick]) -> dict:
     """The best records and the path to them in order of date, and compressors that saw nothing before."""
-    undisputed = [entry for entry in entries if entry.kind != "disputed"]
-    shown = sorted(best_and_path(undisputed, entries), key=lambda one: one.name)
+    drawn = [entry for entry in entries if entry.kind not in ("small", "disputed")]
+    shown = sorted(best_and_path(drawn, entries), key=lambda one: one.name)
     rows = [[one.short_name, one.mean, one.half or 0.0, one.kind == "records"] for one in shown]
     return {
         "records": rows,

@@ -4,6 +4,7 @@ Any server serves it as it is, and so does a disk. Nothing is run for it: curves
 metrics, and what a model writes from excerpts.json, which `python -m records excerpts` writes.
 """
 
+import difflib
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from urllib.parse import quote
 
 from data.command import DataError
 from data.files import read_bytes, write_whole
+from records.archive.folders import SCRIPT
 from records.archive.metrics import Metrics, find_runs
 from records.archive.tracks import Track, Yardstick, read_yardsticks
 from records.board.curves import Curves, curves_of, stall_rows
@@ -24,6 +26,7 @@ KIND_WORDS = {
     "records": "record",
     "waiting": "not judged yet",
     "others": "not scored again yet",
+    "small": "not enough gain",
     "disputed": "disputed",
 }
 
@@ -84,6 +87,18 @@ def read_curves(entry: Entry) -> tuple[list[Metrics], Curves | None, str]:
     return runs, curves_of([("Runs", runs)]), ""
 
 
+def script_changes(entry: Entry) -> str:
+    """The script against that of the record before it, as a diff; empty where there is none, or no change."""
+    if entry.rival is None:
+        return ""
+    before, after = (
+        read_bytes(record.path / SCRIPT).decode(errors="replace").splitlines()
+        for record in (entry.rival.record, entry.record)
+    )
+    names = (f"{entry.rival.name}/{SCRIPT}", f"{entry.name}/{SCRIPT}")
+    return "\n".join(difflib.unified_diff(before, after, *names, lineterm=""))
+
+
 def record_page(entry: Entry, sample: dict | None, index: str) -> bytes:
     record = entry.record
     runs, curves, no_curves = read_curves(entry)
@@ -101,6 +116,7 @@ def record_page(entry: Entry, sample: dict | None, index: str) -> bytes:
         curves=curves,
         no_curves=no_curves,
         stalls=stall_rows(runs),
+        changes=script_changes(entry),
         sample=sample,
         sample_rest=sample["text"].removeprefix(sample["prompt"]) if sample else "",
         readme=markdown(readme),

@@ -24,6 +24,7 @@ TITLES = {
     "records": "",
     "waiting": "\n**Not judged yet**: what they claim holds. A rank needs the judge's own training.\n\n",
     "others": "\n**Other submissions**: they claim no record, or were not scored again yet.\n\n",
+    "small": "\n**Not enough gain**: they hold, but gain too little over the record before them.\n\n",
     "disputed": "\n**Disputed**: they fail a check, changed after it, or somebody doubts them.\n\n",
 }
 

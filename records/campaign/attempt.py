@@ -1,7 +1,7 @@
 """Is the script of the working tree better than HEAD's? Runs of both, pair by pair, until that is known.
 
 The two runs of a pair have one seed. What is judged is the mean of their differences, by the interval of
-records.archive.statistics, which holds whenever one looks.
+records.archive.intervals, which holds whenever one looks.
 """
 
 import math
@@ -12,7 +12,7 @@ from pathlib import Path
 from data.command import UsageError, say
 from data.files import read_bytes, sha256
 from records.archive.folders import SCRIPT
-from records.archive.statistics import pairs_interval
+from records.archive.intervals import pairs_interval
 from records.campaign.arms import Arm, Dataset, script_of
 from records.campaign.runs import ArmRun
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from records.archive.intervals import means_interval, pairs_interval
 from records.archive.metrics import Metrics
-from records.archive.statistics import means_interval, pairs_interval
 
 FEW = 10  # steady steps: fewer say nothing of a speed
 BETTER, WORSE, SAME, OTHER, UNKNOWN, NONE = "better", "worse", "same", "differs", "not known", "-"

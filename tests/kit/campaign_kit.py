@@ -5,6 +5,9 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
+
+from records.campaign import arms
 from tests.kit import record_kit
 from tests.kit.data_kit import call, start
 

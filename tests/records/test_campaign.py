@@ -17,7 +17,7 @@ import pytest
 import scipy.stats
 from hypothesis import given, strategies
 
-from records.archive.statistics import pairs_interval
+from records.archive.intervals import pairs_interval
 from records.board import pictures
 from records.campaign import arms, attempt, standings
 from tests.kit import helpers, record_kit

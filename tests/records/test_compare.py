@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, strategies
-from records.archive.intervals import means_interval, pairs_interval
 
 from data.command import DataError
 from records.__main__ import main as records
+from records.archive.intervals import means_interval, pairs_interval
 from records.archive.metrics import find_runs
 from records.compare.comparison import load
 from tests import repeats
