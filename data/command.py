@@ -4,9 +4,13 @@ import functools
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tqdm import tqdm
+
+QUIET = 30  # seconds that a command may say nothing where no terminal shows a bar
 REPO = Path(__file__).resolve().parent.parent
 
 
@@ -52,6 +56,20 @@ def some(names: Sequence[str]) -> str:
 def say(line: str) -> None:
     """Print what has been done, or what is going to take a while."""
     print(line, flush=True)
+
+
+def advancing(steps: Sequence, what: str) -> Iterator:
+    """`steps`, each when it is taken. A terminal shows a bar; elsewhere a line comes every QUIET seconds."""
+    if sys.stderr.isatty():
+        yield from tqdm(steps, what, leave=False)
+        return
+    began = said = time.monotonic()
+    for done, step in enumerate(steps):
+        now = time.monotonic()
+        if now - said >= QUIET:
+            said = now
+            print(tqdm.format_meter(done, len(steps), now - began, prefix=what), file=sys.stderr, flush=True)
+        yield step
 
 
 @functools.cache

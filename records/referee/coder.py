@@ -20,7 +20,7 @@ import constriction
 import numpy as np
 import zstandard
 
-from data.command import DataError
+from data.command import DataError, advancing
 from records.referee.text import encode
 
 LN2 = math.log(2)
@@ -113,7 +113,7 @@ def code(predictor, starts: np.ndarray, bos: int | None, coder: Callable) -> np.
     tokens = np.zeros(starts[-1], np.int64)
     tokens[:1] = bos or 0
     fed = np.zeros(rows, np.int64)
-    for at in range(lengths[0]):
+    for at in advancing(range(lengths[0]), f"the text in {rows} streams"):
         logits = predictor.step(fed) if at else predictor.start(rows)
         active = np.count_nonzero(lengths > at)  # the first ones
         free = int(at == 0 and bos is not None)

@@ -98,3 +98,17 @@ def test_a_signal_waits_for_the_end_of_an_import(tmp_path):
         [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=30
     )
     assert (done.returncode, done.stdout) == (door.INTERRUPTED, "imported\n")
+
+
+def test_what_takes_long_says_how_far_it_is(monkeypatch, capsys):
+    """A line every 30 seconds where stderr is no terminal, and a bar where it is one."""
+    clock = iter([0, *range(10, 110, 10)])
+    monkeypatch.setattr(command.time, "monotonic", lambda: next(clock))
+    assert [*command.advancing(range(10), "a text")] == [*range(10)]
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    assert [line[: line.index("|")] for line in lines] == ["a text:  20%", "a text:  50%", "a text:  80%"]
+    monkeypatch.undo()
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert [*command.advancing(range(3), "a text")] == [0, 1, 2]
+    assert "a text: " in capsys.readouterr().err

@@ -16,7 +16,7 @@ from records.__main__ import main as records
 from records.archive.metrics import find_runs
 from records.archive.tracks import load_track
 from records.archive.verdicts import folder_sha256
-from records.board import curves, documents, entries, excerpts, ladder, pictures, tables
+from records.board import curves, documents, entries, excerpts, ladder, pictures, site, tables
 from tests.kit.helpers import ROOT
 from tests.kit.metrics_kit import edit_events, write_run
 
@@ -124,6 +124,34 @@ def test_of_many_records_the_readme_shows_the_ten_best_and_the_path(many_entries
     assert worst_first[10:] == path and worst_first[:10] == many_entries[:19:-1]
     drawn = pictures.ladder_data(many_entries, [])
     assert [row[0] for row in drawn["records"]] == [entry.short_name for entry in path]
+
+
+@pytest.mark.parametrize(
+    ("failed", "more", "kind"),
+    [
+        (["gain"], {}, "small"),
+        (["gain", "proof"], {}, "disputed"),
+        (["gain"], {"disputed": "it looks ahead"}, "disputed"),
+    ],
+)
+def test_only_too_little_gain_is_called_so(failed, more, kind):
+    record = entries.Record(FLOPPY / "2026-11-22_Preset")
+    verdict = {"verdict": "fails", "sha256": folder_sha256(record.path), "failed": failed}
+    assert entries.Entry(record, verdict | more).kind == kind
+
+
+def test_a_record_s_page_shows_what_changed_in_its_script():
+    """From the two scripts, the changed lines alone; a script that stands first has none."""
+    first, *_, last = sorted(entries.load_entries(load_track(FLOPPY)), key=lambda one: one.name)
+    assert site.script_changes(first) == ""
+    changes = site.script_changes(last).splitlines()
+    assert changes[:2] == [f"--- {last.rival.name}/train_gpt.py", f"+++ {last.name}/train_gpt.py"]
+    before, after = ((one.path / "train_gpt.py").read_text() for one in (last.rival.record, last.record))
+    added = [line[1:] for line in changes[2:] if line.startswith("+")]
+    assert added and all(line in after.splitlines() for line in added)
+    assert len(after.splitlines()) - len(before.splitlines()) == len(added) - sum(
+        line.startswith("-") for line in changes[2:]
+    )
 
 
 def test_names_of_the_ladder_lie_apart():
