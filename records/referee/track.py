@@ -1,27 +1,33 @@
 """What a track's folder says of its text: hashes and sizes, and what well-known compressors need for it.
 
+    python -m records track new records/track_tales --dataset TinyStories_sp1024 --operations 1e13 \\
+        --budget-bytes 500000                                        write the track.json of a new track
     python -m records track fill records/track_10min_16mb            write the nulls of its track.json
     python -m records track yardsticks records/track_floppy          measure compressors and print the rows
     python -m records track yardsticks records/track_floppy --write  and keep them for the board
 
-`fill` reads all shards and tokenizers of the track that are here. What track.json says already stays as it
-is, and must be what they say.
+`new` takes a text that is here, and all other rules from another track. `fill` reads all shards and
+tokenizers of the track that are here. What track.json says already stays as it is, and must be what they say.
 """
 
 import copy
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from data.command import DataError, say, shell
-from data.door import Commands
+from data.command import DataError, UsageError, say, shell
+from data.door import Commands, Number
 from data.files import write_whole
-from records.archive.tracks import DATA, YARDSTICKS, Yardstick, load_track
+from data.shards import load_manifest
+from records.archive.tracks import DATA, RECORDS, YARDSTICKS, Yardstick, load_track
 from records.referee.compressors import measure, training_text
 from records.referee.facts import read_facts
 from records.referee.text import validation_text
+
+TRACK = "track.json"
 
 
 def write_json(path: Path, value: dict) -> None:
@@ -31,6 +37,60 @@ def write_json(path: Path, value: dict) -> None:
 @click.group(cls=Commands, help=__doc__)
 def main() -> None:
     pass
+
+
+# --- new --------------------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.argument("folder", type=Path, metavar="TRACK_FOLDER")
+@click.option("--dataset", required=True, metavar="NAME", help="of data/datasets, made by `data prepare`")
+@click.option("--operations", type=Number(0, min_open=True), required=True, help="of a run's training")
+@click.option("--budget-bytes", type=click.IntRange(1), required=True, help="of artifact and code")
+@click.option("--title", help="[default: operations, bytes and text in words]")
+@click.option("--like", type=Path, default=RECORDS / "track_floppy", help="the track with all other rules")
+@click.option("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/")
+def new(
+    folder: Path,
+    dataset: str,
+    operations: float,
+    budget_bytes: int,
+    title: str | None,
+    like: Path,
+    data: Path,
+) -> int:
+    """Write the track.json of a new track, with the hashes of a text that is here."""
+    if not re.fullmatch("track_[a-z0-9_]+", folder.name) or (folder / TRACK).exists():
+        raise UsageError(f"{folder}: expected a new folder with a name like records/track_tales")
+    manifest = load_manifest(data / "datasets" / dataset)
+    if manifest is None:
+        raise DataError(
+            f"{data / 'datasets' / dataset}: holds no manifest.json, expected what data prepare makes"
+        )
+    tokenizer = Path(manifest["tokenizer"]["file"]).name
+    say(f"reading all shards of {dataset}")
+    of_text, of_tokens = read_facts(data / "datasets" / dataset, data / "tokenizers" / tokenizer)
+    rules = copy.deepcopy(load_track(like).rules)
+    second = "demo" if manifest["name"] == "demo" else None
+    rules["dataset"] = of_text | {"second": second}
+    rules["dataset"]["vocabularies"] = [{"name": dataset, "tokenizer": tokenizer} | of_tokens]
+    rules |= {
+        "train_flops": int(operations),
+        "budget_bytes": budget_bytes,
+        "artifact_below": budget_bytes + 1,
+    }
+    rules["title"] = title or f"{operations:g} operations, {budget_bytes:,} bytes, {manifest['name']}"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / TRACK, rules)
+    load_track(folder)
+    say(f"{folder / TRACK}: written, with all other rules of {like.name}")
+    what = json.loads((RECORDS / "schema.json").read_text())["$defs"]["track"]["properties"]
+    for name in ("train_seconds", "eval_seconds", "min_gain_bpb", "noise_bpb", "alpha", "seeds"):
+        say(f"  {name}: {rules[name]}  {what[name].get('description', '')}".rstrip())
+    if "origin" in manifest:
+        same = shell("python", "-m", "data", "prepare", manifest["origin"])
+        say(f"others make its text by: {same}, with the options of its manifest.json")
+    return 0
 
 
 # --- fill -------------------------------------------------------------------------------------------------
@@ -70,7 +130,7 @@ def fill(folder: Path, data: Path) -> int:
         read += 1
     if not read:
         raise DataError(f"{data}: holds the shards of no dataset of the track; --data names the folder")
-    path = track.folder / "track.json"
+    path = track.folder / TRACK
     if rules == track.rules:
         say(f"{path}: says all of this already")
     else:

@@ -25,7 +25,7 @@ from records.archive.tracks import NOTHING, TRAINING, Yardstick, load_track
 from records.archive.verdicts import read_verdicts
 from records.referee import compressors
 from records.verify import judging, retrain
-from tests.kit import helpers, record_kit
+from tests.kit import data_kit, helpers, record_kit
 from tests.kit.data_kit import call
 from tests.kit.data_kit import refused as one_line
 from tests.kit.record_kit import edit_json
@@ -74,7 +74,33 @@ def edit(path, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-# --- fill -------------------------------------------------------------------------------------------------
+# --- new and fill -----------------------------------------------------------------------------------------
+
+
+def test_a_new_track_asks_for_what_nobody_else_knows(tmp_path):
+    """Operations, bytes and a text; the rest is another track's. It is a whole track then."""
+    source = data_kit.write_jsonl(tmp_path / "mine.jsonl", helpers.documents(200, 3))
+    options = ("--name", "mine", "--vocab-size", 400, "--val-docs", 20, "--root", tmp_path)
+    call("data", "prepare", "text", source, *options)
+    words = ["--dataset", "mine_sp400", "--operations", "1e12", "--budget-bytes", 40_000]
+    words += ["--data", tmp_path / "data"]
+    folder = tmp_path / "track_mine"
+    said = call("records", "track", "new", folder, *words)
+    assert f"{folder}/track.json: written, with all other rules of track_floppy" in said
+    made, like = load_track(folder), load_track(helpers.ROOT / "records/track_floppy")
+    manifest = json.loads((tmp_path / "data/datasets/mine_sp400/manifest.json").read_text())
+    assert made.dataset["val_sha256"] == manifest["val_sha256"]
+    assert (made["train_flops"], made["budget_bytes"], made["alpha"]) == (10**12, 40_000, like["alpha"])
+    before = (folder / "track.json").read_text()
+    assert "says all of this already" in call("records", "track", "fill", folder, "--data", tmp_path / "data")
+    assert "expected a new folder" in one_line(call("records", "track", "new", folder, *words, code=2))
+    assert (folder / "track.json").read_text() == before
+    words[1] = "gone_sp400"
+    assert "holds no manifest" in one_line(
+        call("records", "track", "new", tmp_path / "track_b", *words, code=3)
+    )
+    assert not (tmp_path / "track_b").exists()
+
 
 OF_TEXT = ("val_sha256", "train_sha256", "val_bytes")
 OF_TOKENS = ("tokenizer_sha256", "val_tokens", "logged_val_sha256", "logged_train_sha256")
