@@ -29,7 +29,7 @@ from tests.kit.helpers import ROOT, run_script
 SEEDS = (1, 2, 3, 4, 5)
 DRAWS = 10
 SPEED = {"step_ms", "tokens_per_second", "mfu"}
-LOSSES = {"val_bpb_unquantized", "val_bpb"}
+LOSSES = {"val_bpb"}
 STALL_STEP, STALL_SECONDS = 40, 40.0
 Change = Callable[[dict, int], dict]  # of an event of a run, by the run's place in its side
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 LEVEL = 0.05  # probability that the interval misses the true difference, however often one looks
+DIGITS = 12  # differences of one size differ in the digits behind
 FIRST = 3  # runs of a side: two that lie close together by chance would tell too much
 
 
@@ -25,7 +26,7 @@ def pairs_interval(differences: list[float]) -> tuple[float, float]:
 
     low, high = -math.inf, math.inf
     for seen, level in looks(len(differences)):
-        found = ends(ttest_1samp, level, differences[:seen], 0)
+        found = ends(ttest_1samp, level, differences[:seen], popmean=0)
         low, high = max(low, found[0]), min(high, found[1])
     return low, high
 
@@ -42,14 +43,15 @@ def means_interval(old: list[float], new: list[float]) -> tuple[float, float]:
     return low, high
 
 
-def ends(test, level: float, new: list[float], old, **options) -> tuple[float, float]:
+def ends(test, level: float, *samples: list[float], **options) -> tuple[float, float]:
     """The interval of one of scipy's tests. Numbers that are too large for it leave nothing known."""
-    if np.ptp(new) == np.ptp(old) == 0:
-        return (float(np.mean(new) - np.mean(old)),) * 2
-    with warnings.catch_warnings(
-        action="ignore", category=RuntimeWarning
-    ):  # of numbers that are almost alike
-        found = test(new, old, **options).confidence_interval(1 - level)
+    rounded = [np.round(sample, DIGITS) for sample in samples]
+    if not any(map(np.ptp, rounded)):
+        new, *old = (float(sample[0]) for sample in rounded)
+        return new - sum(old), new - sum(old)
+    # numbers that are almost alike make scipy warn
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+        found = test(*rounded, **options).confidence_interval(1 - level)
     if math.isnan(found.low) or math.isnan(found.high):
         return -math.inf, math.inf
     return float(found.low), float(found.high)

@@ -13,6 +13,7 @@ import numpy as np
 from records.archive.intervals import means_interval, pairs_interval
 from records.archive.metrics import Metrics
 
+ROUNDING = 1e-9
 FEW = 10  # steady steps: fewer say nothing of a speed
 BETTER, WORSE, SAME, OTHER, UNKNOWN, NONE = "better", "worse", "same", "differs", "not known", "-"
 
@@ -95,7 +96,7 @@ def interval(before: list[float], after: list[float], paired: bool, single: floa
 
 def judge(measure: Measure, difference: float, low: float, high: float) -> tuple[str, str]:
     """The verdict and a note."""
-    if not low <= difference <= high:
+    if not low - ROUNDING <= difference <= high + ROUNDING:
         return UNKNOWN, "runs contradict each other"
     if low > measure.least or high < -measure.least:
         if not measure.good:

@@ -96,14 +96,6 @@ def measures(runs: list[Metrics]) -> list[Measure]:
             "train_loss", "train loss at the end", "nats", ".4f", final_train_loss, needs=text[1:], **loss
         ),
         Measure("val_loss", "validation loss", "nats", ".4f", final_loss, needs=text, **loss),
-        Measure(
-            "val_bpb_unquantized",
-            "bits per byte before export",
-            "",
-            ".4f",
-            logged("val_bpb_unquantized"),
-            **bits,
-        ),
         Measure("val_bpb", "bits per byte", "", ".4f", logged("val_bpb"), **bits),
         *([score] if any(run.score for run in runs) else []),
         Measure("step_ms", "median step", "ms", ",.1f", step_ms, -1, needs=("tokens_per_step",), **speed),

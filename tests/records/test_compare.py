@@ -254,7 +254,6 @@ def test_what_cannot_be_compared_has_no_verdict(tmp_path):
     assert unknown == {
         "train_loss",
         "val_loss",
-        "val_bpb_unquantized",
         "val_bpb",
         "step_ms",
         "train_seconds",
