@@ -1,6 +1,6 @@
 """What a track's folder says of its text: hashes and sizes, and what well-known compressors need for it.
 
-    python -m records track new records/track_tales --dataset TinyStories_sp1024 --operations 1e13 \\
+    python -m records track new records/track_NAME --dataset TinyStories_sp1024 --operations 1e13 \\
         --budget-bytes 500000                                        write the track.json of a new track
     python -m records track fill records/track_10min_16mb            write the nulls of its track.json
     python -m records track yardsticks records/track_floppy          measure compressors and print the rows
