@@ -327,6 +327,7 @@ def cores() -> int:
 COUNT = {"type": click.IntRange(1), "metavar": "N"}
 SHARE = Number(0, 1, min_open=True, max_open=True)
 TYPES = click.Choice(["bpe", "unigram"])
+SUBSET = "a folder or a file of the repo; . for all folders"
 COLUMN = "of JSON and parquet  [default: text, or the only one of strings]"
 
 
@@ -462,13 +463,9 @@ def text(
 @click.argument("address", metavar="hub:OWNER/NAME")
 @click.option("--name", help="of the dataset here  [default: NAME, or NAME-SUBSET]")
 @click.option("--split", type=click.Choice([*texts.SPLITS]), default="train", help="of the dataset there")
-@click.option(
-    "--subset", default="", metavar="PATH", help="a folder or a file of the repo; . for all folders"
-)
+@click.option("--subset", default="", show_default=False, metavar="PATH", help=SUBSET)
 @click.option("--files", "most", **COUNT, help="only the first N files")
-@click.option(
-    "--field", "--column", default="", help="of JSON and parquet  [default: the only one of strings]"
-)
+@click.option("--field", "--column", default="", show_default=False, help=COLUMN)
 @text_options
 @options
 @model_type
