@@ -520,7 +520,7 @@ def test_a_dispute_has_its_successors_judged_by_the_record_before(bench, monkeyp
     judged(bench.folder.name, "fails", 1.2, ("gain",))
     assert bench.judge() == 1 and bench.verdict["judged"]["beats"] == old
     edit_json(bench.track / "verdicts.json", dispute)
-    assert bench.entry.kind == "disputed"
+    assert bench.entry.kind == "small"
     assert bench.judge() == 0, capsys.readouterr().out
     assert bench.verdict["verdict"] == "ranked" and bench.verdict["judged"]["beats"] == older
     assert bench.verdict["referee"] == "before", "whose rooms they were"
