@@ -9,11 +9,15 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import zstandard
+
 from records.archive.judgings import Draw, number_of, read_draws
 from records.archive.record import Record
 from records.archive.statistics import p_below
 from records.archive.tracks import Track
 from records.archive.verdicts import RETRAINED, folder_sha256, read_verdicts
+
+PRICED = 3  # the number of the first referee whose rule prices new bytes
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,7 @@ class Rival:
     scores: list[float]
     machine: dict  # that they came from
     judging: int | None  # its place among those of the folder; None: an earlier referee passed it
+    priced: bool = False  # whether it was judged by the rule that prices new bytes
 
     @property
     def name(self) -> str:
@@ -37,7 +42,7 @@ class Rival:
         """Whether it gains enough over the best record before it. An earlier referee has seen to that."""
         if before is None or self.judging is None:
             return True
-        return gain_over(before, self.scores, self.record.track, self.judging).enough
+        return gain_over(before, self.scores, self.record, self.judging, self.priced).enough
 
 
 @dataclass(frozen=True)
@@ -46,23 +51,60 @@ class Gain:
 
     bpb: float
     p: float  # one-sided, Welch's
-    least: float  # that the track asks for
+    least: float  # that the rule asks for
     below: float  # that p must be
+    new_bytes: int  # of script and settings, which are paid for
 
     @property
     def enough(self) -> bool:
         return round(self.bpb, 9) >= self.least and self.p < self.below
 
     def __str__(self) -> str:
-        words = f"{self.bpb:.4f} bits per byte, Welch p {self.p:.4g}; expected {self.least} at least"
+        words = f"{self.bpb:.4f} bits per byte, Welch p {self.p:.4g}; expected {self.least:.4f} at least"
+        if self.new_bytes:
+            words += f", since {self.new_bytes} bytes of script and settings are new"
         return f"{words}, p below {self.below:g}"
 
 
-def gain_over(rival: Rival, scores: list[float], track: Track, judging: int = 1) -> Gain:
-    """What scores gain over a rival's. `judging`: its place among those of the folder."""
+def count_new_bytes(record: Record, before: Record) -> int:
+    """Bytes of what is new in a script, packed with the script before as dictionary, and of the settings.
+
+    A text of so many bits could be told in them, and no more. By zstandard, since the dictionaries of zlib
+    end after 32 KiB, a third of a script.
+    """
+    script = record.script
+    known = zstandard.ZstdCompressionDict(before.script, zstandard.DICT_TYPE_RAWCONTENT)
+    window = zstandard.ZstdCompressionParameters.from_level(
+        zstandard.MAX_COMPRESSION_LEVEL,
+        source_size=len(script),
+        dict_size=len(before.script),
+        write_content_size=False,
+        write_dict_id=False,
+    )
+    packed = zstandard.ZstdCompressor(dict_data=known, compression_params=window).compress(script)
+    return len(packed) + len(record.settings)
+
+
+def is_priced(referee: str) -> bool:
+    """Whether the rule of a referee's version prices new bytes. The first versions had no number."""
+    number, plus, _ = referee.partition("+")
+    return bool(plus) and int(number) >= PRICED
+
+
+def gain_over(
+    rival: Rival, scores: list[float], record: Record, judging: int = 1, priced: bool = True
+) -> Gain:
+    """What a record's scores gain over a rival's. Raises DataError.
+
+    `judging`: its place among those of the folder. `priced`: by the rule that prices new bytes.
+    """
+    track = record.track
     bpb = rival.mean - statistics.fmean(scores)
     p = p_below(scores, rival.scores)
-    return Gain(bpb, p, track["min_gain_bpb"], track["alpha"] / judging)
+    new_bytes = count_new_bytes(record, rival.record) if priced else 0
+    text_bytes = track.dataset["val_bytes"] or min(record.values("val_bytes"))
+    least = track["min_gain_bpb"] + 8 * new_bytes / text_bytes
+    return Gain(bpb, p, least, track["alpha"] / judging, new_bytes)
 
 
 def judged_scores(verdict: dict) -> list[float]:
@@ -86,7 +128,8 @@ def standing(record: Record, verdict: dict, draws: Sequence[Draw]) -> Rival | No
     if earlier:
         return Rival(record, [*record.scores.values()], record.machine, None)
     number = number_of(draws, record.name, verdict["sha256"], judged_seeds(verdict))
-    return Rival(record, judged_scores(verdict), verdict.get("machine", {}), number)
+    machine = verdict.get("machine", {})
+    return Rival(record, judged_scores(verdict), machine, number, is_priced(verdict.get("referee", "")))
 
 
 def best_before(track: Track, name: str) -> Rival | None:

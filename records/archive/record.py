@@ -13,6 +13,7 @@ from records.archive.submission import ClaimedRun, read_runs
 from records.archive.tracks import Track, load_track
 
 OF_ONE_RUN = ("SEED", "RUN_ID")  # settings in which the runs of one record may differ
+OF_THE_ROOM = (*OF_ONE_RUN, "DATA_PATH", "TOKENIZER_PATH", "DTYPE")  # which a sealed room sets itself
 
 
 @dataclass(frozen=True)
@@ -73,10 +74,27 @@ class Record:
         named = self.submission.get("artifacts", {})
         return {int(seed): ArtifactAddress(**about) for seed, about in named.items()}
 
+    @cached_property
+    def settings(self) -> bytes:
+        """What a sealed room tells the script as its runs were told: text that no artifact need hold.
+
+        A preset that the script knows says nothing that is not in the script.
+        """
+        run = next(iter(self.runs.values()))
+        told = {name: value for name, value in run.given.items() if name not in OF_THE_ROOM}
+        if told["PRESET"].encode() in self.script:
+            del told["PRESET"]
+        return " ".join(f"{name}={value}" for name, value in told.items()).encode()
+
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of the script, by the track's rule, and of the settings."""
+        return self.track.code_size(self.script) + len(self.settings)
+
     @property
     def total_bytes(self) -> int:
         """Bytes that must fit the budget: code, and the largest artifact of all seeds."""
-        return max(self.values("artifact_bytes")) + self.track.code_size(self.script)
+        return max(self.values("artifact_bytes")) + self.code_bytes
 
     @property
     def scores(self) -> dict[int, float]:

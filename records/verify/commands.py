@@ -243,7 +243,6 @@ def contradiction(
 @of_second
 @click.option("--work", type=Path, default=REPO / "logs/judge", help="keeps judgings, so that they can go on")
 @click.option("--again", is_flag=True, help="judge once more what was judged already, with other seeds")
-@click.option("--read-by", type=text, metavar="NAME", help="who read the script, where its code grew much")
 @click.option("--write", is_flag=True, help="record the seeds before they are trained, and the verdict")
 @by_whom
 def judge(record: Path, by: str | None, **asked: Any) -> int:

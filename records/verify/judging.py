@@ -63,7 +63,7 @@ from records.verify.retrain import (
     run_room,
     settings,
 )
-from records.verify.rule import Evidence, check_code, check_rank, compare_claims, kept_evidence, kept_fields
+from records.verify.rule import Evidence, check_rank, compare_claims, kept_evidence, kept_fields
 from records.verify.version import referee_version
 
 SEEDS = 1 << 31  # numbers that a seed is drawn from
@@ -78,7 +78,6 @@ class JudgeOptions:
     data: Path = DATA
     second: Path | None = None
     again: bool = False
-    read_by: str | None = None
     write: bool = False
     by: str = "unknown"
 
@@ -297,7 +296,7 @@ def check_room(record: Record, room: dict) -> Iterator[Check]:
     yield check("room", good, f"{took}, exit code {room['code']}, expected 0{reason}")
     if not good:
         return
-    size = room["artifact_bytes"] + track.code_size(record.script)
+    size = room["artifact_bytes"] + record.code_bytes
     most = track["budget_bytes"]
     yield check("bytes", size <= most, f"{size} bytes, expected {most} at most")
     seconds, most = room["train_seconds"], track["train_seconds"]
@@ -427,10 +426,7 @@ class Judge:
         else:
             yield from self.train_and_score()
         self.rival = best_before(self.record.track, self.record.name)
-        if self.args.read_by:
-            self.evidence = replace(self.evidence, read_by=self.args.read_by)
         if self.evidence.complete:
-            yield check_code(self.record, self.rival, self.evidence.read_by)
             yield compare_claims(self.record, self.evidence.scores)
             yield from check_rank(self.record, self.evidence, self.rival)
 

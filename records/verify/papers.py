@@ -10,14 +10,15 @@ from data.command import REPO, DataError, UsageError, shell
 from data.files import read_bytes, sha256
 from records.archive.checks import Check, check, equal, none_wrong, skip
 from records.archive.folders import FILES, FOLDER, MAX_SEEDS, MOST_FILES, SCRIPT, most_bytes, seed_of
-from records.archive.ranks import best_before, gain_over
+from records.archive.judgings import read_draws
+from records.archive.ranks import best_before, gain_over, standing
 from records.archive.record import OF_ONE_RUN, Record
 from records.archive.submission import ClaimedRun
 from records.archive.tracks import load_track, schema_errors
 from records.archive.verdicts import PASSED, folder_sha256, read_verdicts
 from records.verify.source import check_source
 
-MAX_GIVEN = 2000  # characters of a run's settings: a text could be learned by heart from more
+MAX_SETTINGS = 256  # bytes; 2026-11-22_Par has 230
 
 
 # --- the folder -------------------------------------------------------------------------------------------
@@ -132,8 +133,8 @@ def check_logs(record: Record) -> Iterator[Check]:
     given = [run.given.items() for run in record.runs.values()]
     shared = [{(name, value) for name, value in items if name not in OF_ONE_RUN} for items in given]
     odd = sorted(f"{name}={value}" for name, value in set.union(*shared) - set.intersection(*shared))
-    if max(sum(len(name) + len(value) for name, value in items) for items in given) > MAX_GIVEN:
-        odd.append(f"more than {MAX_GIVEN} characters")
+    if not record.settings.isascii() or len(record.settings) > MAX_SETTINGS:
+        odd.append(f"{len(record.settings)} bytes, expected {MAX_SETTINGS} of ASCII at most")
     yield none_wrong("settings", odd, "the same for every seed")
 
 
@@ -174,7 +175,8 @@ def wrong_steps(run: ClaimedRun) -> Iterator[str]:
 def check_limits(record: Record) -> Iterator[Check]:
     """Bytes, seconds and operations of every seed."""
     track = record.track
-    text = f"{record.total_bytes} bytes: {track.code_size(record.script)} of code ({track['code_bytes']}); "
+    text = f"{record.total_bytes} bytes: {track.code_size(record.script)} of code ({track['code_bytes']}), "
+    text += f"{len(record.settings)} of settings; "
     text += f"expected {track['budget_bytes']} at most"
     yield check("bytes", record.total_bytes <= track["budget_bytes"], text)
     worst = max(map(seconds_before_last_step, record.runs.values()))
@@ -239,7 +241,10 @@ def check_artifact(record: Record) -> Iterator[Check]:
 
 
 def check_claim(record: Record) -> Iterator[Check]:
-    """The gain that the submission claims over the best record before it, which is derived."""
+    """The gain that the submission claims over the best record before it, which is derived.
+
+    One that has a rank already is held to the rule by which it got it.
+    """
     if record.field("claim") == "none":
         yield skip("gain", "claims nothing")
         return
@@ -249,7 +254,10 @@ def check_claim(record: Record) -> Iterator[Check]:
         return
     if not record.track.counts_flops:  # seconds of one machine are not those of another
         yield equal("machine", "ran on", record.machine, old.record.machine)
-    gain = gain_over(old, [*record.scores.values()], record.track)
+    folder = record.track.folder
+    ranked = standing(record, read_verdicts(folder).get(record.name, {}), read_draws(folder))
+    priced = ranked is None or ranked.priced
+    gain = gain_over(old, [*record.scores.values()], record, priced=priced)
     yield check("gain", gain.enough, f"over {old.name}, by its own scores: {gain}")
 
 

@@ -5,18 +5,16 @@ more where another record stands before, and nothing is trained again.
 """
 
 import statistics
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from records.archive.checks import Check, check, note, skip
 from records.archive.judgings import number_of, read_draws
-from records.archive.ranks import Rival, gain_over, judged_seeds
+from records.archive.ranks import Rival, gain_over, is_priced, judged_seeds
 from records.archive.record import Record
 from records.archive.verdicts import folder_sha256, read_verdicts
 
-RULE = {"code", "gain", "machine"}  # the checks of this file: another record before it, another answer
-MORE_CODE = 4096  # bytes at zlib level 9 that code may grow by before a person has read it
+RULE = {"gain", "machine"}  # the checks of this file: another record before it, another answer
 KIND = ("processor", "gpu")  # of a machine, where seconds count
 
 
@@ -29,7 +27,6 @@ class Evidence:
     referee: str  # its version, as the rooms were judged
     track: str  # sha256 of the rules then
     machine: dict[str, str]
-    read_by: str | None = None  # who has read the script
 
     @property
     def scores(self) -> list[float]:
@@ -56,25 +53,8 @@ def kept_evidence(record: Record) -> Evidence | None:
         its["referee"],
         its["track"],
         its["machine"],
-        its["judged"].get("read_by"),
     )
     return found if found.complete else None
-
-
-def code_bytes(script: bytes) -> int:
-    return len(zlib.compress(script, 9))
-
-
-def check_code(record: Record, rival: Rival | None, read_by: str | None) -> Check:
-    """Much new code may hold text that was learned from nowhere: then a person reads it before it ranks."""
-    size = code_bytes(record.script)
-    before = code_bytes(rival.record.script) if rival else size
-    words = f"{size} bytes by zlib, {size - before:+} from the record before"
-    if read_by:
-        return check("code", True, f"{words}; read by {read_by}")
-    if size - before <= MORE_CODE:
-        return check("code", True, words)
-    return skip("code", f"{words}, above {MORE_CODE}: whoever has read it says --read-by NAME")
 
 
 def compare_claims(record: Record, scores: list[float]) -> Check:
@@ -102,7 +82,7 @@ def check_rank(record: Record, found: Evidence, rival: Rival | None) -> Iterator
         text = f"seconds count, and {rival.name} was judged on {theirs}, this one on {machine}"
         yield skip("machine", text)
         return
-    gain = gain_over(rival, found.scores, record.track, found.judging)
+    gain = gain_over(rival, found.scores, record, found.judging, is_priced(found.referee))
     yield check("gain", gain.enough, f"over {rival.name}, by the judged scores of both: {gain}")
 
 
@@ -110,8 +90,7 @@ def kept_fields(record: Record, found: Evidence, rival: Rival | None) -> dict:
     """What the verdict keeps of a judging."""
     judged = {"seeds": found.seeds, "mean": statistics.fmean(found.scores) if found.scores else None}
     if found.complete and rival and record.field("claim") != "none":
-        gain = gain_over(rival, found.scores, record.track, found.judging)
-        judged |= {"beats": rival.name, "gain": gain.bpb, "p": gain.p, "alpha": gain.below}
-    if found.read_by:
-        judged["read_by"] = found.read_by
+        gain = gain_over(rival, found.scores, record, found.judging, is_priced(found.referee))
+        judged |= {"beats": rival.name, "gain": gain.bpb, "least": gain.least, "p": gain.p}
+        judged["alpha"] = gain.below
     return {"judged": judged, "referee": found.referee, "track": found.track, "machine": found.machine}

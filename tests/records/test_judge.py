@@ -21,7 +21,7 @@ from records.archive import ranks, verdicts
 from records.archive.checks import Check, VerifierError, check, skip
 from records.archive.judgings import JUDGINGS, Draw, number_of, read_draws, record_draw
 from records.archive.record import Record
-from records.archive.tracks import load_track
+from records.archive.tracks import RECORDS, load_track
 from records.archive.verdicts import ON_CLAIMS, ON_PAPERS, ON_ROOMS, Finding, read_verdicts
 from records.board.entries import Entry, load_entries
 from records.board.tables import tables
@@ -278,7 +278,7 @@ def test_seeds_that_a_submission_appends_are_not_judged(bench):
     def is_a_record() -> bool:
         theirs, its = rng.normal(1.5, 0.008, (2, len(SEEDS))).tolist()
         rival = ranks.Rival(record, theirs, {}, None)
-        return ranks.gain_over(rival, its, track).enough
+        return ranks.gain_over(rival, its, record).enough
 
     assert sum(is_a_record() for _ in range(1000)) <= 1.5 * track["alpha"] * 1000
 
@@ -638,7 +638,8 @@ def test_every_judging_of_a_folder_is_paid_for(bench):
     track = load_track(bench.track)
     rival = ranks.best_before(track, bench.folder.name)
     scores = [score / 1.2 for score in rival.scores]
-    first, tenth = (ranks.gain_over(rival, scores, track, count) for count in (1, 10))
+    record = Record(bench.folder)
+    first, tenth = (ranks.gain_over(rival, scores, record, count) for count in (1, 10))
     assert first.p == tenth.p and tenth.below == first.below / 10
 
 
@@ -655,13 +656,42 @@ def test_without_cgroups_nothing_is_ranked_and_hidden_seconds_fail(bench, monkey
     assert record_kit.failed(list(judging.check_room(record, room))) == {"work"}
 
 
-def test_much_new_code_waits_for_a_reader(bench):
+def test_a_text_in_the_place_of_other_code_costs_its_bits(bench):
+    """A script that grew by nothing may hold a text, which must not pay."""
     rival = ranks.best_before(load_track(bench.track), bench.folder.name)
-    record = Record(bench.folder)
-    assert judging.check_code(record, rival, None).verdict == "PASS"
-    with open(bench.folder / "train_gpt.py", "a") as file:
-        file.write(f"# {secrets.token_hex(5000)}\n")
-    record = Record(bench.folder)
-    line = judging.check_code(record, rival, None)
-    assert line.verdict == "SKIP" and "--read-by NAME" in line.text
-    assert judging.check_code(record, rival, "Ada").verdict == "PASS"
+    old, new = rival.record.path, bench.folder
+    track = rival.record.track
+    worth = 8 * 200 / track.dataset["val_bytes"]
+    scores = [score - track["min_gain_bpb"] - worth for score in rival.scores]
+    assert ranks.gain_over(rival, scores, Record(new)).enough
+    for folder in (old, new):
+        with open(folder / "train_gpt.py", "a") as file:
+            file.write(f"# {secrets.token_hex(200)}\n")
+    rival = replace(rival, record=Record(old))
+    gain = ranks.gain_over(rival, scores, Record(new))
+    assert gain.new_bytes > 200 and not gain.enough and f"since {gain.new_bytes} bytes of script" in str(gain)
+    assert ranks.gain_over(rival, scores, Record(new), priced=False).enough, "as earlier referees had it"
+
+
+def test_settings_are_bytes_of_the_record_and_new_ones(bench):
+    """Each of a run's settings is counted, but for those that a room sets itself and a preset's name."""
+    before = Record(bench.folder)
+    rival = ranks.best_before(before.track, before.name)
+    assert before.settings == b""
+    for seed in SEEDS:
+        given = "SEED= RUN_ID=x DATA_PATH=/a/b TOKENIZER_PATH=/c DTYPE=bfloat16 PRESET=bigram WORDS=abcdef"
+        record_kit.edit(bench.folder / f"train_seed{seed}.log", (" preset:none ", f" preset:bigram {given} "))
+    after = Record(bench.folder)
+    assert after.settings == b"WORDS=abcdef"
+    assert after.total_bytes == before.total_bytes + 12
+    new, old = (ranks.gain_over(rival, rival.scores, record) for record in (after, before))
+    assert new.new_bytes == old.new_bytes + 12
+
+
+def test_all_that_have_a_rank_would_have_it_by_the_rule_that_prices_new_bytes():
+    """And they have it by the rule under which they were judged."""
+    entries = [entry for entry in load_entries(load_track(RECORDS / "track_floppy")) if entry.beats]
+    assert len(entries) == 9
+    for entry in entries:
+        gain = ranks.gain_over(entry.rival, entry.scores, entry.record)
+        assert gain.enough and gain.new_bytes > 300, f"{entry.name}: {gain}"

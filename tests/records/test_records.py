@@ -101,7 +101,7 @@ def test_the_numbers_are_those_of_the_logs(kit):
     assert record.mean == pytest.approx(sum(scores) / 3, abs=1e-8)
     assert f"{record.mean:.4f} bits per byte" in (kit.good / "README.md").read_text()
     files = [max((kit.good / f"model_seed{seed}.ptz").stat().st_size for seed in SEEDS)]
-    assert record.total_bytes == files[0] + record.track.code_size(record.script)
+    assert record.total_bytes == files[0] + record.track.code_size(record.script) + len(record.settings)
     assert (kit.good / "train_gpt.py").read_bytes() == kit.script.read_bytes()
     assert sorted(path.name for path in kit.good.iterdir()) == [
         "README.md",
@@ -366,6 +366,13 @@ TAMPERED = {
     "settings that hold a text": (
         lambda f: [
             edit(f / f"train_seed{seed}.log", ("ITERATIONS=", f"NOTE={'x' * 2000} ITERATIONS="))
+            for seed in SEEDS
+        ],
+        "settings",
+    ),
+    "settings that are no ASCII": (
+        lambda f: [
+            edit(f / f"train_seed{seed}.log", ("ITERATIONS=", "NOTE=\N{SNOWMAN} ITERATIONS="))
             for seed in SEEDS
         ],
         "settings",
