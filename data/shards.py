@@ -65,7 +65,9 @@ class Header:
 
 
 def pack(header: Header) -> bytes:
-    """The 1024 bytes of an extended header."""
+    """The 1024 bytes of a header."""
+    if header.legacy:
+        return _LEGACY.pack(MAGIC, VERSION, header.tokens, 0).ljust(HEADER_BYTES, b"\0")
     fields = asdict(header)
     tokens = fields.pop("tokens")
     del fields["legacy"]
@@ -416,6 +418,39 @@ def read_runs(paths: list[Path], bos_id: int) -> Iterator[DocumentSpan]:
         begun = path
     if len(cut):
         yield DocumentSpan(begun, cut, only)
+
+
+LEFT_OUT = 100  # one of so many documents
+
+
+def without_some(source: Path, tokenizer: Tokenizer, seed: int) -> bytes:
+    """A shard without a hundredth of its documents, those that `seed` draws. Raises DataError.
+
+    They are drawn by hashes, which every version of every library computes alike.
+    """
+    header, tokens = open_shard(source)
+    starts = np.flatnonzero(tokens == tokenizer.bos_id)
+    ends = np.append(starts[1:], len(tokens))
+
+    def lot(document: int) -> bytes:
+        return hashlib.sha256(f"{seed} {source.name} {document}".encode()).digest()
+
+    count = -(-(len(starts) - 1) // LEFT_OUT)  # one at least, but never the only one
+    drawn = sorted(range(len(starts)), key=lot)[:count]
+    kept = np.ones(len(tokens), bool)
+    for document in drawn:
+        kept[starts[document] : ends[document]] = False
+    left = tokens[kept]
+    gone = tokens[~kept]
+    header = replace(
+        header,
+        tokens=len(left),
+        documents=header.documents - count,
+        max_id=int(left.max()),
+        text_bytes=header.text_bytes - tokenizer.text_bytes(gone, count_ids(gone)),
+        crc32=zlib.crc32(left),
+    )
+    return pack(header) + left.tobytes()
 
 
 # --- manifest --------------------------------------------------------------------------------------------

@@ -3,8 +3,9 @@
 1. The folder's digest is taken, and its papers are checked.
 2. As many seeds as the track asks for are drawn from the system's randomness, and recorded in the track's
    folder before any of them is trained. So every try is counted, and nobody draws again until lucky.
-3. Each seed is trained in a sealed room. All rooms come before the referee decodes the text or runs a
-   predictor.
+3. Each seed is trained in a sealed room. The training text of each room lacks other documents, drawn by its
+   seed, so that no script makes its seeds alike. All rooms come before the referee decodes the text or runs
+   a predictor.
 4. The rooms' artifacts are scored and proven, and their scores are held against the judged scores of the best
    record before it.
 
@@ -247,7 +248,7 @@ def need_everything(record: Record, data: Path, second: Path | None) -> None:
 def train_seed(judging: Judging, seed: int, data: Path) -> dict:
     """Train a seed in a room; what came of it, its artifact beside it. Raises NoSandbox, VerifierError."""
     record = judging.record
-    with run_room(record, data, settings(record, seed)) as done:
+    with run_room(record, data, settings(record, seed), lacking=seed) as done:
         room = {
             "code": done.code,
             "said": done.said,

@@ -24,6 +24,7 @@ import numpy as np
 
 from data.command import DataError, printable
 from data.files import scratch_folder, sha256
+from data.shards import Tokenizer, without_some
 from records.archive.checks import Check, VerifierError, check
 from records.archive.folders import MAX_FILE, SCRIPT
 from records.archive.record import Record
@@ -146,10 +147,18 @@ class Done:
     work: Path  # the folder that it wrote to
 
 
+def fewer_documents(files: dict[str, Path], seed: int) -> dict[str, bytes]:
+    """The room's training shards without the documents that `seed` draws."""
+    tokenizer = Tokenizer(files["tokenizer.model"])
+    shards = {name: path for name, path in files.items() if name.startswith("data/")}
+    return {name: without_some(path, tokenizer, seed) for name, path in shards.items()}
+
+
 @contextlib.contextmanager
-def run_room(record: Record, data: Path, given: dict[str, str]) -> Iterator[Done]:
+def run_room(record: Record, data: Path, given: dict[str, str], lacking: int | None = None) -> Iterator[Done]:
     """Run the record's script to its end; what it left can be read until the block ends.
 
+    `lacking`: the seed that draws the documents which this room's training text lacks; None: it lacks none.
     Raises NoSandbox, VerifierError.
     """
     track = record.track
@@ -165,7 +174,10 @@ def run_room(record: Record, data: Path, given: dict[str, str]) -> Iterator[Done
     )
     mode = Mode(track["device"], hidden=(data / "datasets",))
     files = {f"/room/{path.name}": path for path in (record.path / SCRIPT, Path(room.__file__))}
-    files |= {f"/room/{name}": path for name, path in room_files(record, data).items()}
+    given_files = room_files(record, data)
+    if lacking is not None:
+        given_files |= fewer_documents(given_files, lacking)
+    files |= {f"/room/{name}": source for name, source in given_files.items()}
     files["/etc/hosts"] = HOSTS
     python = [os.path.abspath(sys.executable), "-I", "-B", "/room/room.py"]
     words = [*python, json.dumps(given), str(track.devices)]

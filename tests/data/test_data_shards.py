@@ -6,6 +6,7 @@ import re
 import shutil
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data import shards
+from data.check import verify_shard
 from tests.kit import helpers
 from tests.kit.data_kit import call, start, write_jsonl
 
@@ -103,6 +105,34 @@ def test_golden_bytes(tmp_path):
 )
 def test_headers_come_back(header):
     assert shards.parse(shards.pack(header), "x") == header
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_hundredth_of_the_documents_is_drawn_and_left_out(dataset, model, tmp_path, legacy):
+    """Each shard without them is as good as one that `data prepare` made."""
+    tokenizer = shards.Tokenizer(model)
+
+    def written(source: Path, target: Path, seed: int) -> bytes:
+        target.write_bytes(shards.without_some(source, tokenizer, seed))
+        return target.read_bytes()
+
+    def documents(path: Path) -> Counter[bytes]:
+        _, tokens = shards.open_shard(path)
+        return Counter(part.tobytes() for part in np.split(tokens, np.flatnonzero(tokens == 1))[1:])
+
+    for source in sorted(dataset.glob("*_train_*.bin")):
+        if legacy:
+            source = legacy_shard(tmp_path / source.name, shards.open_shard(source)[1])
+        target = tmp_path / source.name.replace("t_", "fewer_", 1)
+
+        first = written(source, target, 5)
+        assert not [line for line in verify_shard(target, tokenizer) if line.startswith("FAIL")]
+        assert shards.read_header(target).legacy == legacy
+        whole = documents(source)
+        fewer = documents(target)
+        assert fewer < whole and fewer.total() == whole.total() - -(-(whole.total() - 1) // 100)
+        assert written(source, target, 5) == first
+        assert len({written(source, target, seed) for seed in range(20)}) > 5
 
 
 FOREIGN = {

@@ -7,6 +7,7 @@ import json
 import resource
 import secrets
 import shutil
+import statistics
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from data.command import DataError, UsageError
 from records.__main__ import main as records
@@ -21,6 +24,7 @@ from records.archive import ranks, verdicts
 from records.archive.checks import Check, VerifierError, check, skip
 from records.archive.judgings import JUDGINGS, Draw, number_of, read_draws, record_draw
 from records.archive.record import Record
+from records.archive.statistics import p_below
 from records.archive.tracks import RECORDS, load_track
 from records.archive.verdicts import ON_CLAIMS, ON_PAPERS, ON_ROOMS, Finding, read_verdicts
 from records.board.entries import Entry, load_entries
@@ -281,6 +285,20 @@ def test_seeds_that_a_submission_appends_are_not_judged(bench):
         return ranks.gain_over(rival, its, record).enough
 
     assert sum(is_a_record() for _ in range(1000)) <= 1.5 * track["alpha"] * 1000
+
+
+@pytest.mark.slow
+@sandboxed
+@bounded
+def test_a_script_that_ignores_its_seed_has_scores_that_differ(bench, capsys):
+    """Each room lacks other documents, also of a script that would give the same artifact each time."""
+    drawn = 'default_rng(int(os.environ["SEED"]))'
+    record_kit.edit(bench.folder / "train_gpt.py", (drawn, "default_rng(7)"))
+    reseal(bench.folder)
+    assert bench.judge() == 0, capsys.readouterr().out
+    seeds = bench.verdict["judged"]["seeds"].values()
+    for name in ("artifact_sha256", "score"):
+        assert len({its[name] for its in seeds}) == len(SEEDS)
 
 
 HIDES = """
@@ -641,6 +659,27 @@ def test_every_judging_of_a_folder_is_paid_for(bench):
     record = Record(bench.folder)
     first, tenth = (ranks.gain_over(rival, scores, record, count) for count in (1, 10))
     assert first.p == tenth.p and tenth.below == first.below / 10
+
+
+@given(st.lists(st.floats(0.7, 0.8), min_size=2, max_size=5), st.floats(0, 1), st.floats(1e-4, 0.02))
+def test_scores_that_are_more_alike_than_seeds_are_no_surer(old, nearness, least):
+    """Below the least spread p stays as it is, so that it pays nothing to make scores equal."""
+    gained = [score - 0.01 for score in old]
+    mean = statistics.fmean(gained)
+    alike = [mean + nearness * (score - mean) for score in gained]
+    spread, narrow = (p_below(scores, old, max(least, np.std(gained, ddof=1))) for scores in (gained, alike))
+    assert narrow == pytest.approx(spread, rel=1e-6)
+
+
+def test_equal_scores_are_as_sure_as_those_of_honest_seeds(bench):
+    """Three equal scores 0.0141 below a record whose own lay near each other were sure at p 0.0004."""
+    record = Record(RECORDS / "track_floppy/2026-11-26_Rung10-Votes")
+    rival = ranks.best_before(record.track, record.name)
+    scores = 3 * [rival.mean - 0.0141]
+    assert ranks.gain_over(rival, scores, record, priced=False).p == pytest.approx(0.0004, abs=0.0001)
+    usual = [scores[0] + off for off in (-0.0023, 0, 0.0023)]
+    p = ranks.gain_over(rival, scores, record).p
+    assert p == pytest.approx(ranks.gain_over(rival, usual, record).p, rel=0.05) and p > 0.0008
 
 
 def test_without_cgroups_nothing_is_ranked_and_hidden_seconds_fail(bench, monkeypatch):
