@@ -80,15 +80,15 @@ class PredictorJob:
                     raise SandboxError(error.kind, f"{where}{error}") from None
 
 
-def processor_speed() -> float:
-    """float32 operations in a processor second of one core, measured with a product of matrices."""
-    matrix = np.ones((SPEED_SIZE, SPEED_SIZE), np.float32)
+def processor_speed(size: int = SPEED_SIZE) -> float:
+    """float32 operations in a processor second of one core, measured with products of matrices of a size."""
+    matrices = np.ones((SPEED_SIZE**2 // size**2, size, size), np.float32)
     count = 0
     began = time.process_time()
     while time.process_time() - began < SPEED_SECONDS:
-        np.matmul(matrix, matrix)
-        count += 1
-    return 2 * SPEED_SIZE**3 * count / (time.process_time() - began)
+        np.matmul(matrices, matrices)
+        count += len(matrices)
+    return 2 * size**3 * count / (time.process_time() - began)
 
 
 def slowness(track: Track) -> float:

@@ -155,7 +155,8 @@ class Judging:
         """What a verdict keeps of a seed."""
         room = self.read(seed, "room") or {}
         score = self.read(seed, "score") or {}
-        names = ("artifact_sha256", "artifact_bytes", "train_flops", "train_seconds", "processor", "limits")
+        names = ("artifact_sha256", "artifact_bytes", "train_flops", "train_seconds")
+        names += ("processor", "limits", "speeds")
         its = {name: room[name] for name in names if name in room}
         its["room_processor_seconds"] = room.get("processor_seconds")
         if "score" in score:
@@ -255,7 +256,7 @@ def train_seed(judging: Judging, seed: int, data: Path) -> dict:
             "wrong": "",
             "seconds": round(done.seconds, 1),
             "processor_seconds": round(done.processor, 1),
-            "speed": done.speed,
+            "speeds": done.speeds,
             "limits": done.limits,
             "processor": this_machine()["processor"],
         }
@@ -304,7 +305,7 @@ def check_room(record: Record, room: dict) -> Iterator[Check]:
     text = f"{seconds:.1f} s and the step under way, expected {most:g} s at most"
     yield check("train-seconds", seconds <= most, text)
     if track.counts_flops:
-        yield from check_work(track, room["train_flops"], room["processor_seconds"], room["speed"])
+        yield from check_work(track, room["train_flops"], room["processor_seconds"], room["speeds"])
 
 
 def train_all(judging: Judging, data: Path) -> Iterator[Check]:

@@ -324,7 +324,7 @@ def hide():
 @bounded
 def test_operations_that_nobody_logged_show_in_processor_seconds(bench, monkeypatch):
     """Products of numpy, in children that nobody waits for, which no log names."""
-    monkeypatch.setattr(retrain, "START_SECONDS", 2)
+    monkeypatch.setattr(retrain, "START", 2e11)
     edit_json(bench.track / "track.json", lambda rules: rules.update(train_flops=10**8))
     assert record_kit.failed(lines_of_a_room(bench)) == set()
     script = bench.folder / "train_gpt.py"
@@ -687,12 +687,28 @@ def test_without_cgroups_nothing_is_ranked_and_hidden_seconds_fail(bench, monkey
     assert bench.judge() == 1
     assert bench.verdict["verdict"] == "not judged" and [*bench.verdict["left"]] == ["limits"]
     assert not bench.draws and not bench.work.exists(), "nothing is drawn for it"
-    room = {"code": 0, "wrong": "", "said": "", "seconds": 9, "processor_seconds": 9, "speed": 5e10}
-    room |= {"artifact_bytes": 100, "train_flops": 10, "train_seconds": 1.0}
+    room = {"code": 0, "wrong": "", "said": "", "seconds": 9, "processor_seconds": 9}
+    room |= {"artifact_bytes": 100, "train_flops": 10, "train_seconds": 1.0, "speeds": (4e10, 5e10, 6e10)}
     record = Record(bench.folder)
     assert not record_kit.failed(list(judging.check_room(record, room)))
-    room["processor_seconds"] += retrain.START_SECONDS + 100
+    room["processor_seconds"] = 1000
     assert record_kit.failed(list(judging.check_room(record, room))) == {"work"}
+
+
+def test_a_room_is_charged_for_what_it_spends_and_not_what_it_logs():
+    """Eight times the operations that a log names were fewer than the seconds of five budgets."""
+    track = load_track(RECORDS / "track_floppy")
+    most = track["train_flops"]
+
+    def work(flops: float, efficiency: float, *speeds: float) -> str:
+        seconds = flops / efficiency / 1e11
+        return [*retrain.check_work(track, most, seconds, speeds or (0.9e11, 1e11, 1.1e11))][-1].verdict
+
+    for efficiency in (0.68, 0.84, 1.5):  # what rooms of records made of the products that the machine could
+        assert work(most, efficiency) == "PASS"
+        assert work(8 * most, efficiency) == "FAIL"
+    assert work(2 * most, 0.84) == "FAIL"
+    assert work(2 * most, 0.84, 0.5e11, 1e11, 1.5e11) == "SKIP", "at its slowest the machine made no more"
 
 
 def test_a_text_in_the_place_of_other_code_costs_its_bits(bench):
