@@ -26,6 +26,7 @@ PASSED = ("ranked", "holds", "pass")  # scored and proven
 FAILED = ("fails", "fail")
 NEEDED = ("score", "proof", "second-text", "sandbox")  # checks without which nothing holds
 RETRAINED = "retrained"  # a seed of the submission came out of a room again
+ROOMS = "rooms"  # what came out of the judge's rooms, beside a verdict that does not rest on them
 ASIDE = ("gain", RETRAINED)  # what may be left out, since no `holds` speaks of it
 SAID = ("score", "proof")  # lines that a verdict keeps, with their seeds, scores and bytes
 NOTHING, ON_PAPERS, ON_CLAIMS, ON_ROOMS = range(4)  # what a verdict may rest on, the least first
@@ -140,16 +141,17 @@ def today() -> str:
 
 
 def kept_words(before: dict, digest: str) -> dict:
-    """What stays of the verdict before: what people wrote, and of the same folder, who trained it again."""
-    keys = ("disputed", RETRAINED) if before.get("sha256") == digest else ("disputed",)
+    """What stays of the verdict before: what people wrote, and of the same folder, what was trained again."""
+    keys = ("disputed", RETRAINED, ROOMS) if before.get("sha256") == digest else ("disputed",)
     return {key: before[key] for key in keys if key in before}
 
 
 def write_finding(folder: Path, found: Finding, by: str, referee: str, more: dict | None = None) -> bool:
     """Keep a finding beside those on other folders; what people wrote under 'disputed' stays.
 
-    False where a stronger verdict on the same folder stands, which stays. `by`: who did it; `referee`: its
-    version; `more`: what else the entry gets, whichever verdict stays.
+    False where a stronger verdict on the same folder stands, which stays; what the judge has trained is kept
+    beside it. `by`: who did it; `referee`: its version; `more`: what else the entry gets, whichever verdict
+    stays.
     """
     track = folder.resolve().parent
     with locked(track):  # two judgings may end at once
@@ -173,6 +175,10 @@ def write_finding(folder: Path, found: Finding, by: str, referee: str, more: dic
                 **kept_words(before, digest),
                 **found.more,
             }
+        elif "judged" in found.more:
+            entry = before | {ROOMS: {"left": found.left, **found.more}}
+        if found.evidence == ON_ROOMS:
+            entry.pop(ROOMS, None)
         verdicts[folder.name] = entry | (more or {})
         text = json.dumps(dict(sorted(verdicts.items())), indent=1)
         write_whole(track / "verdicts.json", f"{text}\n".encode())

@@ -372,7 +372,7 @@ def score_all(judging: Judging, args: JudgeOptions) -> Iterator[Check]:
     text = None
     for seed in in_turn(judging):
         found = judging.read(seed, "score")
-        if found is None:
+        if found is None or any(line[:2] == ["SKIP", "eval-time"] for line in found["lines"]):
             text = text or validation_text(judging.track, args.data)
             found = score_seed(judging, seed, text, args)
         yield from of_seed(seed, check_scored(judging.track, found))

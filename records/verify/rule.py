@@ -12,7 +12,7 @@ from records.archive.checks import Check, check, note, skip
 from records.archive.judgings import number_of, read_draws
 from records.archive.ranks import Rival, gain_over, is_priced, judged_seeds
 from records.archive.record import Record
-from records.archive.verdicts import folder_sha256, read_verdicts
+from records.archive.verdicts import ROOMS, folder_sha256, read_verdicts
 
 RULE = {"gain", "machine"}  # the checks of this file: another record before it, another answer
 KIND = ("processor", "gpu")  # of a machine, where seconds count
@@ -40,6 +40,7 @@ class Evidence:
 def kept_evidence(record: Record) -> Evidence | None:
     """What a kept verdict says of the folder's last judging, if only the rule is left to be applied."""
     its = read_verdicts(record.track.folder).get(record.name, {})
+    its |= its.get(ROOMS, {})
     seeds = judged_seeds(its)
     draws = read_draws(record.track.folder)
     newest = [draw.seeds for draw in draws if draw.folder == record.name][-1:]

@@ -156,6 +156,26 @@ def test_one_new_record_is_verified_as_it_was_sent(hub):
         assert (hub.runner / NEW / name).read_bytes() == (hub.fork / NEW / name).read_bytes()
 
 
+def evaluated(expression: str, **event: object) -> object:
+    """What an expression of GitHub's is, by an event of a pull request."""
+    names = {"github.event.label.name": "label", "github.event.action": "action", "github.run_id": "run_id"}
+    for name, ours in {**names, "&&": "and", "||": "or"}.items():
+        expression = expression.replace(name, ours)
+    return eval(expression, {}, event)
+
+
+def test_no_other_label_ends_a_judging_or_begins_one():
+    """Runs of one group end each other."""
+    group = re.search(r"group: record-.*?-\$\{\{ (.*) \}\}", WORKFLOW)[1]
+    condition = re.search(r"^    if: (.*)", WORKFLOW, re.MULTILINE)[1]
+    for label, judges in (("judge", True), ("question", False)):
+        event = {"action": "labeled", "label": label, "run_id": 7}
+        assert evaluated(condition, **event) == judges
+        assert (evaluated(group, **event) == "judge") == judges
+    pushed = {"action": "synchronize", "label": None, "run_id": 8}
+    assert evaluated(condition, **pushed) and evaluated(group, **pushed) == "judge"
+
+
 def test_a_label_has_it_judged_once_it_is_verified(hub):
     verdict = hub.judge(add_record, label="true")
     assert verdict.code == 0 and verdict.summary.count(f"{[NEW]} ") == 2

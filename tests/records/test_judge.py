@@ -550,6 +550,41 @@ def test_a_dispute_has_its_successors_judged_by_the_record_before(bench, monkeyp
     assert bench.judge() == 1 and bench.verdict["failed"] == ["gain"]
 
 
+def test_scores_of_rooms_are_kept_beside_a_verdict_that_stays(bench, monkeypatch, capsys):
+    """What was left was the rule alone, so nothing is trained again once that can be applied."""
+    verdicts.write_finding(bench.folder, Finding("holds", ON_CLAIMS), "Ada", "3+abc")
+    mean = Record(bench.folder).mean
+    seeds = {str(77 + at): {"score": mean + 0.001 * at} for at in range(3)}
+    rooms = {"judged": {"seeds": seeds}, "referee": "3+abc", "track": "ab", "machine": {"processor": "x"}}
+    finding = Finding("not judged", verdicts.NOTHING, left={"machine": "another"}, more=rooms)
+    assert not verdicts.write_finding(bench.folder, finding, "Ada", "3+abc")
+    assert bench.verdict["verdict"] == "holds" and "judging" not in bench.entry.words
+    verdicts.write_finding(bench.folder, Finding("holds", ON_CLAIMS), "Bob", "3+abc")
+    monkeypatch.setattr(judging, "open_judging", None)
+    assert bench.judge() == 0, capsys.readouterr().out
+    assert bench.verdict["verdict"] == "ranked" and bench.verdict["judged"]["seeds"] == seeds
+    assert "rooms" not in bench.verdict
+
+
+def test_a_scoring_that_other_programs_slowed_is_done_again(bench, monkeypatch, capsys):
+    its = bench.open()
+    lines = []
+
+    def slowed(judging_of, seed: int, *_) -> dict:
+        lines.append(seed)
+        word = "PASS" if len(lines) > len(SEEDS) else "SKIP"
+        found = {"score": 1.0, "processor_seconds": 9.0, "lines": [[word, "eval-time", "x"]]}
+        judging_of.write(seed, "score", found)
+        return found
+
+    monkeypatch.setattr(judging, "score_seed", slowed)
+    monkeypatch.setattr(judging, "validation_text", lambda *_: None)
+    for expected in ("SKIP", "PASS", "PASS"):
+        said = [*judging.score_all(its, argparse.Namespace(data=None))]
+        assert [line.verdict for line in said if line.name == "eval-time"] == 3 * [expected]
+    assert len(lines) == 2 * len(SEEDS)
+
+
 # --- counts -----------------------------------------------------------------------------------------------
 
 

@@ -549,6 +549,9 @@ def test_processor_seconds_are_held_against_the_track_s(stand, bigram, monkeypat
     job = stand.job(bigram)
     result, checks = stand.judge(job)
     assert failed(checks) == set() and "3.00 times slower" in str(checks[0])
+    limit = 3.0 * job.track["eval_seconds"]
+    for factor, verdict in ((0.99, "PASS"), (1.2, "SKIP"), (1.3, "FAIL")):
+        assert scoring.check_time(replace(result, seconds=factor * limit)).verdict == verdict
     job.track.rules["eval_seconds"] = result.seconds / 9
     _, checks = stand.judge(job)
     assert failed(checks) == {"eval-time"}
