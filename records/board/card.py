@@ -46,7 +46,7 @@ def card(entry: Entry, repo_id: str, license_id: str) -> str:
 | | |
 |---|---|
 | score | {entry.interval} bits per byte: the mean of {len(entry.scores)} seeds, 95 % confidence interval |
-| size | {record.total_bytes:,} bytes of code and artifact, of {record.track["budget_bytes"]:,} |
+| size | {record.total_bytes:,} bytes of code, settings and artifact, of {record.track["budget_bytes"]:,} |
 | track | {cell(record.track["title"])} (`{record.track.name}`): {limits(record.track)} |
 | dataset | `{record.track.dataset["name"]}` |
 | by | {author} |
