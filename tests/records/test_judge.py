@@ -580,7 +580,7 @@ def test_a_scoring_that_other_programs_slowed_is_done_again(bench, monkeypatch, 
     monkeypatch.setattr(judging, "score_seed", slowed)
     monkeypatch.setattr(judging, "validation_text", lambda *_: None)
     for expected in ("SKIP", "PASS", "PASS"):
-        said = [*judging.score_all(its, argparse.Namespace(data=None))]
+        said = [*judging.score_all(its, judging.JudgeOptions(bench.work))]
         assert [line.verdict for line in said if line.name == "eval-time"] == 3 * [expected]
     assert len(lines) == 2 * len(SEEDS)
 
