@@ -322,10 +322,9 @@ def hide():
 @pytest.mark.slow
 @sandboxed
 @bounded
-def test_operations_that_nobody_logged_show_in_processor_seconds(bench, monkeypatch):
+def test_operations_that_nobody_logged_show_in_processor_seconds(bench):
     """Products of numpy, in children that nobody waits for, which no log names."""
-    monkeypatch.setattr(retrain, "START", 2e11)
-    edit_json(bench.track / "track.json", lambda rules: rules.update(train_flops=10**8))
+    edit_json(bench.track / "track.json", lambda rules: rules.update(train_flops=10**11))
     assert record_kit.failed(lines_of_a_room(bench)) == set()
     script = bench.folder / "train_gpt.py"
     record_kit.edit(script, ("import json\n", "import json\nimport signal\n"), (MAIN, HIDES + MAIN))
