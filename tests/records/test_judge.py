@@ -430,6 +430,7 @@ def test_a_full_machine_is_no_verdict(bench, monkeypatch):
         available = 1 << 20
 
     monkeypatch.setattr(limits.psutil, "virtual_memory", Full)
+    monkeypatch.setattr(limits, "LOOK_SECONDS", 0.001)  # so small a record may end before the first look
     for said in (bench.verify(bench.folder, code=2), call("records", "judge", *bench.words(), code=2)):
         assert "this machine is out of memory: make room, then do it again" in refused(said)
     assert (bench.track / "verdicts.json").read_bytes() == before
