@@ -1,7 +1,7 @@
 """Tokens per second of the trainer beside others, side by side on one machine.
 
     python -m tests.peers                          this script, its recipe in plain PyTorch, the MLX twin
-    python -m tests.peers --rounds 6 --seconds 10  shorter
+    python -m tests.peers --peer plain             one of these; the twin needs minutes for a step on a CPU
 
 Two of them train at the same time, each on a core of its own, and swap cores after every round. So whatever
 else the machine does, it does to both. The shape is that of tests/bench.py, and the environment sets others.
@@ -227,6 +227,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--peer", choices=PEERS[1:], action="append", help="this one alone")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=15.0, help="of a round")
     parser.add_argument("--train", choices=PEERS, help=argparse.SUPPRESS)
@@ -235,7 +236,7 @@ def main() -> None:
         return train(args.train)
     if not hasattr(os, "sched_setaffinity") or os.cpu_count() < 2:
         sys.exit("error: this machine gives no process a core of its own, expected Linux with two cores")
-    for other in PEERS[1:]:
+    for other in args.peer or PEERS[1:]:
         rows = race([PEERS[0], other], args.rounds, args.seconds)
         mine, others = (statistics.median(column) for column in zip(*rows))
         ratios = [a / b for a, b in rows]
