@@ -40,21 +40,34 @@ def norm(x: Array) -> tuple[Array, Callable]:
     """y = x / sqrt(mean(x^2) + eps) over the last dimension (Zhang and Sennrich 2019)."""
     r = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + NORM_EPS)
     y = x * r
-    return y, lambda dy: r * (dy - y * (dy * y).mean(-1, keepdims=True))
+
+    def back(dy: Array) -> Array:
+        along = (dy * y).mean(-1, keepdims=True)
+        return r * (dy - y * along)
+
+    return y, back
 
 
 def linear(x: Array, w: Array) -> tuple[Array, Callable]:
     """x [..., in] times w [out, in]."""
 
     def back(dy: Array) -> tuple[Array, Array]:
-        return dy @ w, dy.reshape(-1, len(w)).T @ x.reshape(-1, w.shape[1])
+        rows = dy.reshape(-1, len(w))
+        dw = rows.T @ x.reshape(-1, w.shape[1])
+        return dy @ w, dw
 
     return x @ w.T, back
 
 
 def scale(x: Array, w: Array) -> tuple[Array, Callable]:
     """x [B, T, ...] times a vector (or one number a head), the same for every token."""
-    return x * w, lambda dy: (dy * w, (dy * x).sum(tuple(range(x.ndim - w.ndim))))
+    shared = tuple(range(x.ndim - w.ndim))
+
+    def back(dy: Array) -> tuple[Array, Array]:
+        dw = (dy * x).sum(shared)
+        return dy * w, dw
+
+    return x * w, back
 
 
 def rotate(x: Array, base: float) -> tuple[Array, Callable]:
@@ -119,11 +132,14 @@ def leaky_squared(x: Array, slope: float) -> tuple[Array, Callable]:
 
 def kv_shift(x: Array, share: Array) -> tuple[Array, Callable]:
     """x [B, T, G, K]; of the token before each comes a share [G, K]. Before the first stand zeros."""
-    before = np.pad(x[:, :-1], [(0, 0), (1, 0), (0, 0), (0, 0)])
+    before = np.zeros_like(x)
+    before[:, 1:] = x[:, :-1]
 
     def back(dy: Array) -> tuple[Array, Array]:
-        later = np.pad(dy[:, 1:], [(0, 0), (0, 1), (0, 0), (0, 0)])
-        return (1 - share) * dy + share * later, (dy * (before - x)).sum((0, 1))
+        later = np.zeros_like(dy)
+        later[:, :-1] = dy[:, 1:]
+        dshare = (dy * (before - x)).sum((0, 1))
+        return (1 - share) * dy + share * later, dshare
 
     return (1 - share) * x + share * before, back
 
@@ -151,11 +167,14 @@ def self_attention(s: Any, w: Weights, x: Array, window: int) -> tuple[Array, Ca
     kv_dim = s.num_kv_heads * K
     normed, norm_back = norm(x)
     flat, project_back = linear(normed, w["qkv"])
-    q, k, v = (part.reshape(B, T, -1, K) for part in np.split(flat, [D, D + kv_dim], -1))
+    parts = np.split(flat, [D, D + kv_dim], -1)
+    q, k, v = (part.reshape(B, T, -1, K) for part in parts)
     if s.key_shift:
         k, mix_back = kv_shift(k, w["key_shift"].reshape(-1, K))
-    (q, q_norm_back), (k, k_norm_back) = norm(q), norm(k)
-    (q, q_turn_back), (k, k_turn_back) = rotate(q, s.rope_base), rotate(k, s.rope_base)
+    q, q_norm_back = norm(q)
+    k, k_norm_back = norm(k)
+    q, q_turn_back = rotate(q, s.rope_base)
+    k, k_turn_back = rotate(k, s.rope_base)
     q, gain_back = scale(q, w["q_gain"][:, None])
     y, attend_back = attention(q, k, v, window)
     if s.exclusive_attention:
@@ -168,7 +187,8 @@ def self_attention(s: Any, w: Weights, x: Array, window: int) -> tuple[Array, Ca
         dq, dk, dv = attend_back(dy)
         dv = dv + d_own
         dq, d_gain = gain_back(dq)
-        dq, dk = q_norm_back(q_turn_back(dq)), k_norm_back(k_turn_back(dk))
+        dq = q_norm_back(q_turn_back(dq))
+        dk = k_norm_back(k_turn_back(dk))
         grads = {}
         if s.key_shift:
             dk, d_shift = mix_back(dk)
@@ -199,7 +219,8 @@ def mlp(s: Any, w: Weights, x: Array) -> tuple[Array, Callable]:
 
 def block(s: Any, w: Weights, x: Array, x0: Array, window: int) -> tuple[Array, Callable]:
     """Mix with x0, add attention, add MLP. Back: gradients of x, x0 and, by name, of the weights."""
-    (kept, kept_back), (again, again_back) = scale(x, w["mix_x"]), scale(x0, w["mix_x0"])
+    kept, kept_back = scale(x, w["mix_x"])
+    again, again_back = scale(x0, w["mix_x0"])
     mixed = kept + again
     y, attention_back = self_attention(s, w, mixed, window)
     scaled, attn_scale_back = scale(y, w["attn_scale"])
@@ -273,7 +294,8 @@ def logits_and_gradient(s: Any, w: Weights, ids: Array, targets: Array) -> tuple
 def sequences(s: Any, slots: Array) -> tuple[Array, Array]:
     """Tokens [slots, slot tokens + 1] -> ids and targets [sequences, T]."""
     slots = slots.astype(np.int64)
-    return slots[:, :-1].reshape(-1, s.train_seq_len), slots[:, 1:].reshape(-1, s.train_seq_len)
+    ids, targets = slots[:, :-1], slots[:, 1:]
+    return ids.reshape(-1, s.train_seq_len), targets.reshape(-1, s.train_seq_len)
 
 
 # --- schedules and optimizer ------------------------------------------------------------------------------
@@ -309,7 +331,8 @@ class Optimizer:
 
     def __init__(self, s: Any, w: Weights):
         self.s, self.w = s, w
-        self.first, self.second = ({name: np.zeros_like(value) for name, value in w.items()} for _ in "12")
+        self.first = {name: np.zeros_like(value) for name, value in w.items()}
+        self.second = {name: np.zeros_like(value) for name, value in w.items()}
 
     def muon(self, w: Array, m: Array, g: Array, step: int, rate: float) -> None:
         """One matrix [out, in] and its momentum, in place; Nesterov."""

@@ -7,7 +7,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,8 +31,14 @@ def stream_of(folder: Path, tokens: list[int], sizes: list[int], extended: bool 
     return TokenStream(small_settings(folder), "train", bytes(32).hex(), helpers.BOS, [])
 
 
-def reader_of(s, stream: TokenStream, rank: int = 0, world: int = 1, notes: Any = ()) -> BatchReader:
-    return BatchReader(s, stream, Machine(torch.device("cpu"), rank, world), [] if notes == () else notes)
+def reader_of(s, stream: TokenStream, rank: int = 0, world: int = 1) -> BatchReader:
+    machine = Machine(torch.device("cpu"), rank, world)
+    return BatchReader(s, stream, machine, [])
+
+
+def windows_of(tokens: list[int], length: int) -> list[int]:
+    """Where the windows of a stream begin; the rest is left out."""
+    return [*range(0, len(tokens) - length + 1, length)]
 
 
 def batches(reader: BatchReader, plan: Plan, count: int, first: int = 0) -> list[list[list[int]]]:
@@ -47,17 +52,19 @@ def batches(reader: BatchReader, plan: Plan, count: int, first: int = 0) -> list
 
 
 def reference_slots(tokens: list[int], length: int, seed: int) -> Iterator[list[int]]:
-    """The stream cut in windows, the rest left out; slots take them in an order drawn from the seed."""
-    windows = [tokens[at : at + length] for at in range(0, len(tokens) - length + 1, length)]
+    """The stream cut in windows; slots take them in an order drawn from the seed."""
     rng = np.random.Generator(np.random.Philox(key=seed))
-    return itertools.cycle(windows[number] for number in rng.permutation(len(windows)))
+    order = rng.permutation(windows_of(tokens, length)).tolist()
+    return itertools.cycle(tokens[at : at + length] for at in order)
 
 
 @st.composite
 def streams(draw) -> tuple[list[int], list[int]]:
     """Tokens, and the sizes of their shards; short, so that most cases go around the end."""
     sizes = draw(st.lists(st.integers(1, 60), min_size=1, max_size=4))
-    return np.random.default_rng(draw(st.integers(0, 9))).integers(0, 65536, sum(sizes)).tolist(), sizes
+    rng = np.random.default_rng(draw(st.integers(0, 9)))
+    tokens = rng.integers(0, 65536, sum(sizes)).tolist()
+    return tokens, sizes
 
 
 @settings(max_examples=60)
@@ -96,28 +103,34 @@ def test_windows_are_of_documents_of_at_most_doc_tokens(stream, sequence, most, 
     """Unless those are less than a tenth of the text: then all of it is read."""
     tokens, sizes = stream
     length, bos = sequence + 1, helpers.BOS
-    tokens = [bos, *(bos if token % 9 == 0 else max(token, bos + 1) for token in tokens[1:])]
+    later = [bos if token % 9 == 0 else max(token, bos + 1) for token in tokens[1:]]
+    tokens = [bos, *later]
     if len(tokens) < length:
         return
-    starts = [*(i for i, token in enumerate(tokens) if token == bos), len(tokens)]
-    small = {at for i, j in itertools.pairwise(starts) if j - i <= most for at in range(i, j)}
-    windows = [at for at in range(0, len(tokens) - length + 1, length) if at + length // 2 in small]
+    starts = [i for i, token in enumerate(tokens) if token == bos]
+    small = set()
+    for i, j in itertools.pairwise([*starts, len(tokens)]):
+        if j - i <= most:
+            small |= {*range(i, j)}
+    everything = windows_of(tokens, length)
+    windows = [at for at in everything if at + length // 2 in small]
+    windows = windows if 10 * len(windows) >= len(everything) else everything
     env = {"TRAIN_SEQ_LEN": sequence, "TRAIN_BATCH_TOKENS": 8 * sequence}
     with tempfile.TemporaryDirectory() as folder:
         read = stream_of(Path(folder), tokens, sizes, extended)
         s = small_settings(Path(folder), SEED=seed, DOC_TOKENS=most, **env)
-        everything = [*range(0, len(tokens) - length + 1, length)]
-        windows = windows if 10 * len(windows) >= len(everything) else everything
-        order = np.random.Generator(np.random.Philox(key=seed)).permutation(windows).tolist()
-        reference = itertools.islice(itertools.cycle(order), 8)
-        assert batches(reader_of(s, read), Plan(s), 1) == [[tokens[at : at + length] for at in reference]]
+        rng = np.random.Generator(np.random.Philox(key=seed))
+        order = itertools.cycle(rng.permutation(windows).tolist())
+        reference = [tokens[at : at + length] for at in itertools.islice(order, 8)]
+        assert batches(reader_of(s, read), Plan(s), 1) == [reference]
 
 
 @pytest.mark.parametrize(("most", "share"), [(5, "100%"), (4, "0%")])
 def test_a_note_says_how_much_of_the_text_is_in_short_documents(tmp_path, most, share):
     notes: list[str] = []
     stream = stream_of(tmp_path, [helpers.BOS, 10, 11, 12, 13] * 20, [100], extended=False)
-    reader_of(small_settings(tmp_path, DOC_TOKENS=most), stream, notes=notes)
+    s = small_settings(tmp_path, DOC_TOKENS=most)
+    BatchReader(s, stream, Machine(torch.device("cpu")), notes)
     assert [note.split()[1] for note in notes] == [share]
 
 
