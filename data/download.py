@@ -1,8 +1,8 @@
 """`python -m data.download`, which older pages have: `python -m data download`."""
 
-import runpy
 import sys
 
+from data.__main__ import main
+
 if __name__ == "__main__":
-    sys.argv.insert(1, "download")
-    runpy.run_module("data", run_name="__main__", alter_sys=True)
+    sys.exit(main(["download", *sys.argv[1:]]))

@@ -17,7 +17,6 @@ All of it grows in a hidden folder beside the target. A second run continues fro
 import contextlib
 import json
 import os
-import runpy
 import shutil
 import signal
 import sys
@@ -492,5 +491,6 @@ def hub(
 
 
 if __name__ == "__main__":  # as pages of before 2026-11-26 have it
-    sys.argv.insert(1, "prepare")
-    runpy.run_module("data", run_name="__main__", alter_sys=True)
+    from data.__main__ import main as door
+
+    sys.exit(door(["prepare", *sys.argv[1:]]))

@@ -1,8 +1,8 @@
 """`python -m data.publish`, which older pages have: `python -m data publish`."""
 
-import runpy
 import sys
 
+from data.__main__ import main
+
 if __name__ == "__main__":
-    sys.argv.insert(1, "publish")
-    runpy.run_module("data", run_name="__main__", alter_sys=True)
+    sys.exit(main(["publish", *sys.argv[1:]]))

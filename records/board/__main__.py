@@ -1,8 +1,8 @@
 """`python -m records.board`, which pages of frozen records have: `python -m records board`."""
 
-import runpy
 import sys
 
+from records.__main__ import main
+
 if __name__ == "__main__":
-    sys.argv.insert(1, "board")
-    runpy.run_module("records", run_name="__main__", alter_sys=True)
+    sys.exit(main(["board", *sys.argv[1:]]))

@@ -1,6 +1,8 @@
 """`python -m records.referee`, which pages of frozen records have: `python -m records`."""
 
-import runpy
+import sys
+
+from records.__main__ import main
 
 if __name__ == "__main__":
-    runpy.run_module("records", run_name="__main__", alter_sys=True)
+    sys.exit(main())
