@@ -98,8 +98,8 @@ class Settings:
     device: str = free("auto", "where to compute", choices=("auto", "cuda", "cpu"))
     dtype: str = var("auto", "of products", choices=("auto", "bfloat16", "float32"))
     compile: bool = free(True, "compile the model where that works")
-    val_batch_size: int = free(524288, "validation tokens of a forward pass, all slots", 1)
-    val_loss_every: int = free(1000, "steps between validations on a sample; 0: at the end", 0)
+    val_batch_size: int = free(524288, "validation tokens of a forward pass, all slots", 2)
+    val_loss_every: int = free(1000, "steps between validations on as many; 0: at the end", 0)
     val_tokens_limit: int = var(0, "score only so many tokens, a partial score; 0: all", 0)
     eval_seq_len: int = var(0, "window of the evaluation in tokens; 0: TRAIN_SEQ_LEN", 0)
     eval_only: str = free("", "path of an artifact to score; nothing is trained or written")
@@ -535,7 +535,6 @@ class GPT:
         self.flat = torch.zeros(sum(self.sizes), device=machine.device, requires_grad=True)
         self.positions = functools.cache(functools.partial(rope_tables, s, machine.device))
         self.block = machine.compiled(functools.partial(block, s))  # one graph for all layers
-        self.add_skip = machine.compiled(lambda x, w, skip: (x + w * skip).to(x.dtype))
         self.cross_entropy = machine.compiled(cross_entropy)
 
     def views(self, flat: Tensor) -> Weights:
@@ -543,20 +542,16 @@ class GPT:
         return {param.name: part.view(param.shape) for param, part in zip(self.table, parts)}
 
     def weights(self) -> tuple[Weights, list[Weights]]:
-        """By name, what is read once, and by each layer; matrices in the compute dtype."""
-        shared: Weights = {}
-        layers: list[Weights] = [{} for _ in range(self.s.num_layers)]
+        """By name; and those of each layer by name, where matrices have the compute dtype."""
         views = self.views(self.flat)
-        for param in self.table:
-            view = views[param.name]
+        layers: list[Weights] = [{} for _ in range(self.s.num_layers)]
+        for param, view in zip(self.table, views.values()):
             if param.group == "matrix":
                 view = view.to(self.machine.dtype)
             if param.layered:
                 for layer, part in zip(layers, view.unbind(0)):
                     layer[param.name] = part
-            else:
-                shared[param.name] = view
-        return shared, layers
+        return views, layers
 
     def trunk(self, ids: Tensor, caches: list[Cache] | None = None) -> tuple[Tensor, Tensor]:
         """int64[B, T] -> the last block's output, [B, T, D], and the output matrix."""
@@ -572,7 +567,8 @@ class GPT:
         for i, (layer, window) in enumerate(zip(layers, self.s.windows)):
             if i >= half and outputs:
                 # What the first half left, last in first out (Ronneberger et al. 2015).
-                x = self.add_skip(x, shared["skip_weight"][i - half], outputs.pop())
+                skip = shared["skip_weight"][i - half] * outputs.pop()
+                x = (x + skip).to(x.dtype)
             x = self.block(x, x0, rope, layer, window, caches[i] if caches else None)
             if i < half:
                 outputs.append(x)
@@ -780,7 +776,6 @@ def evaluate(s: Settings, nll: Function, corpus: Corpus, run: Run, limit: int) -
 # --- rounding: the artifact, zlib over a safetensors file (format: records/FORMAT.md) -----
 
 INT8_ABOVE = 65536  # elements: smaller tensors are not worth a scale for each row
-OLD = ("data_order", "tie_embeddings", "embed_lr", "head_lr", "grad_clip_norm")  # in older artifacts
 # What a scheme adds to a tensor's name, each with its bytes a weight:
 SCHEMES = {"int8 rows": {"": 1, ".scale": 0}, "float16": {"": 2}, "float32": {"": 4}}
 
@@ -818,11 +813,12 @@ def encode_artifact(s: Settings, weights: Arrays, tokenizer_sha256: str) -> byte
     return pack_tensors(tensors, about, level=9)
 
 
-def decode_artifact(blob: bytes, path: Any) -> tuple[Facts, Arrays, str | None]:
+def decode_artifact(blob: bytes, path: Any) -> tuple[Facts, Arrays, str]:
     """Settings, float32 weights by name, sha256 of the tokenizer. Raises DataError."""
     try:
         tensors, head = unpack_tensors(blob)
-        settings = {k: parse_setting(k, format_value(v)) for k, v in head["settings"].items() if k not in OLD}
+        tokenizer_sha256 = head["tokenizer_sha256"]
+        settings = {k: parse_setting(k, format_value(v)) for k, v in head["settings"].items()}
         s = Settings(**settings)
         check_settings(s)
         weights = {}
@@ -837,7 +833,7 @@ def decode_artifact(blob: bytes, path: Any) -> tuple[Facts, Arrays, str | None]:
             raise ValueError(f"its {min(tensors)!r} has no place in the model")
     except DAMAGED as error:
         raise DataError(f"{path} is damaged or of another script: {error!r}") from None
-    return settings, weights, head.get("tokenizer_sha256")  # older ones do not name it
+    return settings, weights, tokenizer_sha256
 
 
 # --- predictor: what the referee calls (records/README.md) --------------------------------
@@ -1106,8 +1102,7 @@ def open_run(s: Settings, about: Facts, scripts: Facts) -> tuple[Path, Arrays, F
     return folder, arrays, facts, notes
 
 
-COUNTERS = ["train_seconds", "eval_seconds", "steps", "tokens_seen", "train_flops"]  # of a checkpoint
-COUNTERS += ["skipped_steps", "skipped_in_a_row", "resumes"]
+COUNTERS = "train_seconds eval_seconds steps tokens_seen train_flops skipped_steps skipped_in_a_row resumes"
 
 
 class Run:
@@ -1116,7 +1111,7 @@ class Run:
     def __init__(self, machine: Machine, s: Settings, folder: Any = None, about: Any = None) -> None:
         self.machine, self.s = machine, s
         self.folder, self.about = folder, about  # without a folder nothing is written
-        self.counters = types.SimpleNamespace(**dict.fromkeys(COUNTERS, 0))
+        self.counters = types.SimpleNamespace(**dict.fromkeys(COUNTERS.split(), 0))
         self.num_steps = Plan(s).num_steps
         self.spoke = 0.0
 
@@ -1184,7 +1179,6 @@ class Run:
 
 # --- machine: device, ranks, number format, compiler --------------------------------------
 
-PATIENCE = datetime.timedelta(hours=1)  # with one rank that compiles, or has a slow disk
 CPUINFO = Path("/proc/cpuinfo").read_text() if os.path.exists("/proc/cpuinfo") else ""
 
 
@@ -1198,7 +1192,7 @@ class Machine:
     dtype: torch.dtype = torch.float32  # of products
     peak_flops: float = math.inf  # per second, measured, of one process in dtype
     compile: bool = False
-    patient: Any = None  # the process group whose calls wait for PATIENCE
+    patient: Any = None  # the process group that waits for a rank that compiles, or a slow disk
     reducers: Any = None  # the process group that sums gradients
     signals: list[int] = dataclasses.field(default_factory=list)  # those to stop that came
 
@@ -1282,7 +1276,7 @@ def open_machine(s: Settings) -> Machine:
         store, *_ = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
         store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)  # type: ignore
         dist.init_process_group("gloo", timeout=timeout, store=store, rank=rank, world_size=world)
-        machine.patient = dist.new_group(timeout=PATIENCE)
+        machine.patient = dist.new_group(timeout=datetime.timedelta(hours=1))
         if cuda:  # NCCL's watchdog kills the process: gloo has to notice before
             torch.cuda.set_device(local)
             machine.reducers = dist.new_group(backend="nccl", timeout=10 * timeout)
@@ -1317,7 +1311,7 @@ def train(trainer: Trainer, corpus: Corpus, reader: BatchReader, run: Run, plan:
         if save_due or validation_due:
             machine.on_rank_0(lambda: run.save(trainer))
             if validation_due:
-                validate(trainer, corpus, run, min(8 * s.val_batch_size, s.val_tokens_limit or 2**63))
+                validate(trainer, corpus, run, s.val_batch_size)
             saved = time.perf_counter()
             began += saved - now  # the clock stood still
         lr_mul = plan.lr_multiplier(step, elapsed)
@@ -1355,7 +1349,7 @@ def score_artifact(trainer: Trainer, blob: bytes, path: Any, corpus: Corpus, run
     """The result: what an artifact scores. Raises FloatingPointError if that is no number."""
     _, weights, tokenizer_sha256 = decode_artifact(blob, path)
     own = corpus.sha256["tokenizer_sha256"]
-    need(path, "sha256 of the tokenizer", tokenizer_sha256 or own, own, "it was trained on another's tokens")
+    need(path, "sha256 of the tokenizer", tokenizer_sha256, own, "it was trained on another's tokens")
     trainer.load(weights)
     score = validate(trainer, corpus, run, trainer.s.val_tokens_limit, "artifact")
     if re.match("nan|inf", score.get("val_loss", "")):
@@ -1366,7 +1360,7 @@ def score_artifact(trainer: Trainer, blob: bytes, path: Any, corpus: Corpus, run
 def finish(trainer: Trainer, corpus: Corpus, run: Run) -> int:
     """Write the artifact, and score it: the result. Returns the exit code."""
     s, machine, path = trainer.s, trainer.machine, run.folder / "model.ptz"
-    unrounded = validate(trainer, corpus, run, s.val_tokens_limit if s.val_loss_every else s.val_batch_size)
+    validate(trainer, corpus, run, s.val_batch_size)  # a sample, of the unrounded weights
     state_sha256 = trainer.sha256(*trainer.optimizer.state).hex()
     machine.on_rank_0(lambda: write_whole(path, trainer.export(corpus.sha256["tokenizer_sha256"])))
     blob = machine.on_rank_0(path.read_bytes)
@@ -1376,7 +1370,6 @@ def finish(trainer: Trainer, corpus: Corpus, run: Run) -> int:
     rows = run.about["environment"] | {"device": str(machine.device), "state_sha256": state_sha256}
     rows |= {"params": sum(trainer.model.sizes), "peak_memory_mib": torch.cuda.max_memory_allocated() >> 20}
     rows |= {"preset": s.preset, "seed": s.seed, "run_id": run.folder.name} | vars(run.counters)
-    rows |= {"val_bpb_unquantized": unrounded["val_bpb"]} if unrounded and s.val_loss_every else {}
     rows |= {"total_bytes": total, "budget_bytes": s.budget_bytes, "budget": "ok" if fits else "over"}
     run.final(rows | score | {"next": f"python -m records sample {run.folder}"})  # what counts comes last
     return 0 if fits else 4
@@ -1395,12 +1388,9 @@ def run_all(s: Settings, about: Facts, scripts: Facts, machine: Machine, make: F
     given = [f"{name.upper()}={format_value(settings[name])}" for name in ROWS if origins[name] != "preset"]
     run.line(f"run:{folder} preset:{s.preset} {' '.join(given)}")
     run.line(" ".join(f"{name}:{value}" for name, value in environment.items()))
-    run.line(
-        f"device:{machine.device} dtype:{s.dtype} compile:{machine.compile:d} "
-        f"{s.dtype}:{machine.peak_flops / 1e9:.0f}GFLOP/s params:{sum(trainer.model.sizes)} "
-        f"batch:{s.batch_slots}x{s.slot_tokens} train_tokens:{corpus.train.total} "
-        f"val_tokens:{len(corpus.val_tokens)} val_bytes:{corpus.bytes_per_token.sum(dtype=np.int64)}"
-    )
+    speed = f"{s.dtype}:{machine.peak_flops / 1e9:.0f}GFLOP/s"
+    run.line(f"device:{machine.device} dtype:{s.dtype} compile:{machine.compile:d} {speed}")
+    run.line(f"train_tokens:{corpus.train.total} val_tokens:{len(corpus.val_tokens)}")
     run.line("\n".join([*dict.fromkeys(corpus.notes + notes), f"warming up: {s.warmup_steps} untimed steps"]))
     try:
         trainer.warm_up(plan)

@@ -285,14 +285,6 @@ def test_a_whole_file_with_wrong_contents_is_refused(artifact, kind):
     assert outcome(rewritten(artifact[2], FORGED[kind])) is None
 
 
-def test_an_artifact_with_settings_that_are_gone_is_read(artifact):
-    """As those of the records are: all with tied embeddings."""
-    gone = {"data_order": "shuffled", "tie_embeddings": True, "embed_lr": 0.6, "head_lr": 0.008}
-    gone["grad_clip_norm"] = 0.0
-    found = decode(rewritten(artifact[2], lambda tensors, about: about["settings"].update(gone)))
-    assert all(np.array_equal(weight, found[name]) for name, weight in decode(artifact[2]).items())
-
-
 @pytest.mark.parametrize(
     "blob",
     [

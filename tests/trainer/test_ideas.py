@@ -107,7 +107,10 @@ def load(name: str, script: Path) -> ModuleType:
 @pytest.fixture(scope="module")
 def forks(scripts, corpus):
     """A function that gives the Fork of an idea, trained when it is first asked for."""
-    env, made = corpus.env(RUN_ID="fork", ITERATIONS=20, CKPT_SECONDS=1e-9, VAL_LOSS_EVERY=1000), {}
+    env = corpus.env(
+        RUN_ID="fork", ITERATIONS=20, CKPT_SECONDS=1e-9, VAL_LOSS_EVERY=1000, VAL_BATCH_SIZE=65536
+    )
+    made: dict[str, Fork] = {}
 
     def fork(name: str) -> Fork:
         if name not in made:
