@@ -18,10 +18,10 @@ COMMANDS = {
         "data.prepare:main",
         "make a tokenizer and shards of text: the demo's, your own, or the hub's",
     ),
-    "download": ("data.hub.download:main", "fetch published shards and their tokenizer"),
+    "download": ("data.download:main", "fetch published shards and their tokenizer"),
     "verify": ("data.check:verify", "check every byte of shards"),
     "inspect": ("data.check:inspect", "print the headers of shards"),
-    "publish": ("data.hub.publish:main", "put a dataset of your own on the Hugging Face hub"),
+    "publish": ("data.publish:main", "put a dataset of your own on the Hugging Face hub"),
 }
 
 

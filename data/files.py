@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-import filelock
-
 from data.command import DataError, UsageError, warn_once
 
 # What file systems of a network or of a program may answer.
@@ -135,42 +133,31 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, shared: bool = False, waiting: str = "") -> Iterator[None]:
+def locked(
+    folder: Path, shared: bool = False, file: str = "", waiting: str = "", refusal: str = ""
+) -> Iterator[None]:
     """Nobody else who asks for this folder's lock has it until the block ends, or this process does.
 
-    `shared`: nobody has it who asks for it alone. `waiting` is said before this waits.
+    `shared`: nobody has it who asks for it alone. `file`: it is made in the folder and has the lock in its
+    place, since NFS locks no folders. Where another process has the lock, this says `waiting` and waits, or
+    raises `refusal` as a UsageError.
     """
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    flags = os.O_RDWR | os.O_CREAT if file else os.O_RDONLY | os.O_DIRECTORY
+    lock = os.open(folder / file, flags, 0o666)
     try:
         with warned(f"{folder}: {UNLOCKED}", *NO_LOCK):
             try:
                 fcntl.flock(lock, kind | fcntl.LOCK_NB)
             except BlockingIOError:
+                if refusal:
+                    raise UsageError(refusal) from None
                 if waiting:
                     print(waiting, file=sys.stderr, flush=True)
                 fcntl.flock(lock, kind)
         yield
     finally:
         os.close(lock)
-
-
-@contextlib.contextmanager
-def alone(path: Path, waiting: str = "") -> Iterator[None]:
-    """The same by a lock file. `waiting` is said before this waits; else another holder raises Timeout."""
-    lock = filelock.FileLock(path, timeout=0, fallback_to_soft=False)
-    with warned(f"{path}: {UNLOCKED}", *NO_LOCK):
-        try:
-            lock.acquire()
-        except filelock.Timeout:
-            if not waiting:
-                raise
-            print(waiting, file=sys.stderr, flush=True)
-            lock.acquire(timeout=-1)
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 @contextlib.contextmanager

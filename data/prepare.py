@@ -26,14 +26,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-import filelock
 
-from data import check, files, shards
+from data import check, files, hub, shards, texts
 from data.command import REPO, DataError, UsageError, say, shell, training_command
 from data.corpus import DEMO_PLAN, Corpus, Plan, demo_documents, spool
 from data.door import Commands, Number, interrupt, on_signals
 from data.encode import train_tokenizer, write_split
-from data.hub import client, texts
 from data.shards import SPLIT_NAMES, TRAIN, VAL
 from data.sources import (
     DEMO_SHA256,
@@ -84,19 +82,15 @@ def prepare(job: Job) -> dict:
     other options. What ends a run otherwise leaves what is whole to the next one.
     """
     job.work.mkdir(parents=True, exist_ok=True)
-    try:
-        with files.alone(job.work / "lock"):
-            try:
-                manifest = finished(job, job.expected) or build(job)
-            except (DataError, UsageError):
-                remove(job.work)
-                raise
+    busy = f"{job.work}: another python -m data prepare is at work there, expected to be alone"
+    with files.locked(job.work, file="lock", refusal=busy):
+        try:
+            manifest = finished(job, job.expected) or build(job)
+        except (DataError, UsageError):
             remove(job.work)
-            return manifest
-    except filelock.Timeout as error:
-        raise UsageError(
-            f"{job.work}: another python -m data prepare is at work there, expected to be alone"
-        ) from error
+            raise
+        remove(job.work)
+        return manifest
 
 
 def clear(work: Path) -> None:
@@ -458,7 +452,7 @@ def text(
     return Job(plan, source.documents(), state, root, workers, given=given, skip_bad=skip_bad)
 
 
-@main.command()
+@main.command("hub")
 @click.argument("address", metavar="hub:OWNER/NAME")
 @click.option("--name", help="of the dataset here  [default: NAME, or NAME-SUBSET]")
 @click.option("--split", type=click.Choice([*texts.SPLITS]), default="train", help="of the dataset there")
@@ -468,7 +462,7 @@ def text(
 @text_options
 @options
 @model_type
-def hub(
+def hub_text(
     address: str,
     name: str | None,
     split: str,
@@ -483,14 +477,14 @@ def hub(
     **fields: Any,
 ) -> Job:
     """A dataset of text from the Hugging Face hub, at main or at the commit after @."""
-    named = client.read_address(address)
-    plan, given = planned_text(tokenizer, name=name or texts.name_of(named, subset), **fields)
-    found = texts.find_text(named, split, subset, most, field, separator)
+    repo, revision = hub.read_address(address, "dataset")
+    plan, given = planned_text(tokenizer, name=name or texts.name_of(repo.id, subset), **fields)
+    found = texts.find_text(repo, revision, split, subset, most, field, separator)
     state = [*found.state(), skip_bad]
     return Job(plan, found.documents(), state, root, workers, given, skip_bad=skip_bad, origin=found.origin)
 
 
 if __name__ == "__main__":  # as pages of before 2026-11-26 have it
-    from data.__main__ import main as door
+    from data.__main__ import main as of_all
 
-    sys.exit(door(["prepare", *sys.argv[1:]]))
+    sys.exit(of_all(["prepare", *sys.argv[1:]]))

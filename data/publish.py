@@ -1,8 +1,154 @@
-"""`python -m data.publish`, which older pages have: `python -m data publish`."""
+"""Put a dataset that `prepare` made on the Hugging Face hub: shards, tokenizer, manifest and a card.
 
+    python -m data publish data/datasets/NAME_sp1024 --to user/name
+
+`python -m data download --repo-id user/name --variant NAME_sp1024` fetches it. The token is HF_TOKEN, or that
+of `hf auth login`. When the same command is given again, only what has changed is sent, and an upload that
+was cut off goes on. A repo holds one dataset; one that holds anything else is left as it is.
+"""
+
+import json
 import sys
+import tempfile
+from pathlib import Path
 
-from data.__main__ import main
+import click
+from huggingface_hub import DatasetCardData
 
-if __name__ == "__main__":
-    sys.exit(main(["publish", *sys.argv[1:]]))
+from data import files, hub, shards
+from data.command import DataError, say, shell
+from data.door import Command
+from data.download import MANIFEST, PREFIX
+
+LOSSY = (
+    "**Lossy.** The tokenizer does not give back all of the text. Shards, manifest and the logs of every run "
+    "on this dataset carry the flag `lossy`. Scores are counted over the raw bytes all the same.\n\n"
+)
+
+
+def load_dataset(folder: Path) -> dict:
+    """The manifest of a dataset of ours. Raises DataError."""
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder")
+    manifest = shards.load_manifest(folder)
+    if manifest is None:
+        raise DataError(f"{folder}: holds no manifest.json, expected a dataset of python -m data prepare")
+    return manifest
+
+
+def files_of(folder: Path, manifest: dict) -> dict[str, Path]:
+    """Shards, tokenizer and manifest by their paths in the repo. Raises DataError where one is another."""
+    place = f"{PREFIX}/datasets/{folder.name}"
+    tokenizer = shards.own_tokenizer(folder, manifest)
+    hashes = {folder / file["name"]: file["sha256"] for file in manifest["files"]}
+    hashes[tokenizer] = manifest["tokenizer"]["sha256"]
+    for path, expected in hashes.items():
+        if not path.is_file():
+            raise DataError(f"{path}: no such file, and the manifest names it: make the dataset anew")
+        if files.file_sha256(path).hex() != expected:
+            raise DataError(
+                f"{path}: not the file of the manifest, sha256 {expected}: "
+                f"{shell('python', '-m', 'data', 'verify', folder)} says more"
+            )
+    found = {f"{place}/{path.name}": path for path in hashes if path != tokenizer}
+    found[f"{PREFIX}/tokenizers/{tokenizer.name}"] = tokenizer
+    found[f"{place}/manifest.json"] = folder / "manifest.json"
+    return found
+
+
+def index(folder: Path, manifest: dict) -> dict:
+    """The manifest.json of the whole repo, which `download` reads."""
+    tokenizer = manifest["tokenizer"]
+    name = Path(tokenizer["file"]).name
+    dataset = {
+        "name": folder.name,
+        "tokenizer_name": Path(name).stem,
+        "path": f"datasets/{folder.name}",
+        "train_glob": "*_train_*.bin",
+        "val_glob": "*_val_*.bin",
+        "stats": {f"files_{split}": len(of_split(manifest, split)) for split in ("train", "val")},
+        "files": [{key: file[key] for key in ("name", "tokens", "sha256")} for file in manifest["files"]],
+    }
+    model = {
+        "name": Path(name).stem,
+        "vocab_size": tokenizer["vocab_size"],
+        "model_path": f"tokenizers/{name}",
+        "model_sha256": tokenizer["sha256"],
+    }
+    return {"datasets": [dataset], "tokenizers": [model]}
+
+
+def of_split(manifest: dict, split: str) -> list[dict]:
+    return [file for file in manifest["files"] if file["split"] == split]
+
+
+def row(manifest: dict, split: str) -> str:
+    """A split in the card's table."""
+    shards_of = of_split(manifest, split)
+    sums = [sum(file[key] for file in shards_of) for key in ("documents", "bytes", "tokens")]
+    digest = manifest[f"{split}_sha256"]
+    return " | ".join([f"| {split}", str(len(shards_of)), *(f"{one:,}" for one in sums), f"`{digest}` |"])
+
+
+def card(folder: Path, manifest: dict, repo_id: str, license_id: str) -> str:
+    """The README.md of the repo."""
+    tags = ["bytegolf", "lossy"] if manifest["lossy"] else ["bytegolf"]
+    head = DatasetCardData(
+        license=license_id, tags=tags, pretty_name=folder.name, task_categories=["text-generation"]
+    )
+    rows = "\n".join([row(manifest, "train"), row(manifest, "val")])
+    tokenizer = manifest["tokenizer"]
+    shards_of = len(of_split(manifest, "train"))
+    options = ["--repo-id", repo_id, "--variant", folder.name, "--train-shards", shards_of]
+    fetching = shell("python", "-m", "data", "download", *options)
+    return f"""---
+{head.to_yaml()}
+---
+
+# {folder.name}
+
+{LOSSY if manifest["lossy"] else ""}Token shards of a text, and the tokenizer that made them: \
+{tokenizer["vocab_size"]:,} pieces, {tokenizer["model_type"]}.
+
+| split | shards | documents | bytes of text | tokens | sha256 of the documents' sha256 |
+|---|---|---|---|---|---|
+{rows}
+
+In a copy of the bytegolf repository this fetches shards and tokenizer and checks every one of them:
+
+```bash
+{fetching}
+```
+
+`datasets/datasets/{folder.name}/manifest.json` has the hash of every file, and the options that made it.
+"""
+
+
+@click.command(cls=Command, help=__doc__)
+@click.argument("dataset", type=Path)
+@click.option("--to", type=hub.own_repo, required=True, metavar="USER/NAME", help="the repo that gets it")
+@click.option("--license", "license_id", default="unknown", help="of the text, as the hub names it")
+def main(dataset: Path, to: str, license_id: str) -> int:
+    folder = dataset.absolute()
+    manifest = load_dataset(folder)
+    there = hub.look(hub.Repo(to, "dataset", f"--to {to}"))
+    shards.find_shards(folder)
+    sources = files_of(folder, manifest)
+    there.refuse_strangers(lambda path: path in sources or path == MANIFEST, f"the dataset {folder.name}")
+    with tempfile.TemporaryDirectory() as stage:
+        sources[MANIFEST] = Path(stage) / "manifest.json"
+        sources[MANIFEST].write_text(json.dumps(index(folder, manifest), indent=1) + "\n")
+        sources[hub.CARD] = Path(stage) / hub.CARD
+        sources[hub.CARD].write_text(card(folder, manifest, to, license_id), encoding="utf-8")
+        commit, changed = hub.publish(there, sources, folder.name)
+    if changed:
+        say(f"{to}@{commit}: {len(changed)} of {len(sources)} files were sent")
+    else:
+        say(f"nothing to publish: {to}@{commit} holds all {len(sources)} files")
+    return 0
+
+
+if __name__ == "__main__":  # as pages of before 2026-11-26 have it
+    from data.__main__ import main as of_all
+
+    sys.exit(of_all(["publish", *sys.argv[1:]]))

@@ -12,19 +12,18 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-import filelock
+from huggingface_hub.utils import disable_progress_bars
 
+from data import hub
 from data.command import DataError, UsageError
-from data.files import file_sha256, read_bytes, write_whole
-from data.hub import client
-from data.hub.client import Address, RemoteFile
+from data.files import file_sha256, locked, read_bytes, write_whole
+from data.hub import COMMIT, RemoteFile, Repo
 from records.archive.folders import FILES, FOLDER, MOST_FILES, most_bytes
 from records.archive.record import ArtifactAddress
 from records.archive.tracks import RECORDS, Track, load_track
 
 PLACE = re.compile(rf"(track_[a-z0-9_]+)/({FOLDER.pattern})/(?P<file>[^/]+)", re.ASCII)
 TOKENIZERS = "tokenizers"  # a folder of the repo, as of data/
-COMMIT = re.compile("[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
@@ -49,22 +48,19 @@ def fetch_record(text: str, data: Path, track: Path | None = None) -> FetchedRec
 
     Its track is that of our records/ which the repo names, or `track`.
     """
-    address = client.read_address(text)
-    client.hide_bars()
-    home = client.cache_folder() / "records" / address.id.replace("/", "--")
-    commit = address.revision
+    repo, commit = hub.read_address(text, "model")
+    home = hub.cache_folder() / "records" / repo.id.replace("/", "--")
     if not (COMMIT.fullmatch(commit) and (home / commit).is_dir()):
-        commit, listing = client.ask_listing(address.repo, commit)
+        commit, listing = hub.ask_listing(repo, commit)
         rules = our_track(only_folder([*listing], text).parts[0], text, track)
         home.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(home / ".lock"):
-            bring(address, commit, wanted(listing, rules, text), home)
-    place = only_folder(
-        [path.relative_to(home / commit).as_posix() for path in (home / commit).rglob("*")], text
-    )
+        with locked(home, file=".lock"):
+            bring(repo, commit, wanted(listing, rules, text), home)
+    here = home / commit
+    place = only_folder([path.relative_to(here).as_posix() for path in here.rglob("*")], text)
     rules = our_track(place.parts[0], text, track)
-    lend_tokenizer(home / commit / TOKENIZERS, rules, data)
-    return FetchedRecord(f"hub:{address.id}@{commit}", home / commit / place, rules.folder)
+    lend_tokenizer(here / TOKENIZERS, rules, data)
+    return FetchedRecord(f"hub:{repo.id}@{commit}", here / place, rules.folder)
 
 
 def only_folder(paths: list[str], text: str) -> PurePosixPath:
@@ -101,14 +97,15 @@ def wanted(listing: dict[str, RemoteFile], rules: Track, text: str) -> list[Remo
     return files + [file for path, file in listing.items() if path in tokenizers and file.size <= budget]
 
 
-def bring(address: Address, commit: str, files: list[RemoteFile], home: Path) -> None:
+def bring(repo: Repo, commit: str, files: list[RemoteFile], home: Path) -> None:
     """The files in the folder of their commit, which appears when all are there and right."""
     if (home / commit).is_dir():
         return
+    disable_progress_bars()  # the client's own: one for each of many files
     stage = home / f".{commit}.partial"
-    tell(f"hub:{address.id}@{commit}: {len(files)} files, {sum(file.size for file in files) / 1e6:.1f} MB")
+    tell(f"hub:{repo.id}@{commit}: {len(files)} files, {sum(file.size for file in files) / 1e6:.1f} MB")
     for file in files:
-        client.fetch(address.repo, commit, file, stage)
+        hub.fetch(repo, commit, file, stage)
     shutil.rmtree(stage / ".cache", ignore_errors=True)  # the client's own notes
     os.rename(stage, home / commit)
 
@@ -128,17 +125,17 @@ def lend_tokenizer(folder: Path, rules: Track, data: Path) -> None:
 
 def fetch_artifact(named: ArtifactAddress) -> Path:
     """An artifact by its hash, from the cache if it is there. Raises UsageError, DataError."""
-    kept = client.cache_folder() / "artifacts" / named.sha256
+    kept = hub.cache_folder() / "artifacts" / named.sha256
     if is_artifact(kept, named):
         return kept
-    address = client.read_address(named.at)
-    client.hide_bars()
-    commit, listing = client.ask_listing(address.repo, address.revision)
+    repo, revision = hub.read_address(named.at, "model")
+    disable_progress_bars()
+    commit, listing = hub.ask_listing(repo, revision)
     stage = kept.with_name(f".{named.sha256}.partial")
     for file in listing.values():
         # of a small file the hub lists another hash than sha256
         if file.size == named.bytes and (file.etag == named.sha256 or len(file.etag) == 40):
-            found = client.fetch(address.repo, commit, file, stage)
+            found = hub.fetch(repo, commit, file, stage)
             if is_artifact(found, named):
                 os.replace(found, kept)
                 shutil.rmtree(stage, ignore_errors=True)
@@ -148,16 +145,16 @@ def fetch_artifact(named: ArtifactAddress) -> Path:
 
 def publish_artifacts(text: str, place: str, artifacts: dict[int, Path]) -> str:
     """Put a record's artifacts where `records publish` would: their address. Raises UsageError, DataError."""
-    address = client.read_address(text)
-    if address.text != f"hub:{address.id}":
+    repo, _ = hub.read_address(text, "model")
+    if "@" in text:
         raise UsageError(f"{text}: expected hub:user/name, without a commit: there will be a new one")
-    there = client.look(address.repo)
+    there = hub.look(repo)
     there.refuse_strangers(
         lambda path: path.startswith((f"{place}/", f"{TOKENIZERS}/")), f"the record {place}"
     )
     sources = {f"{place}/model_seed{seed}.ptz": path for seed, path in artifacts.items()}
-    commit, _ = client.publish(there, sources, f"artifacts of {place}")
-    return f"hub:{address.id}@{commit}"
+    commit, _ = hub.publish(there, sources, f"artifacts of {place}")
+    return f"hub:{repo.id}@{commit}"
 
 
 def is_artifact(path: Path, named: ArtifactAddress) -> bool:

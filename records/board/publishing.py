@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
+from data import hub
 from data.command import DataError, printable, say
 from data.door import Command
 from data.files import file_sha256
-from data.hub import client
-from data.hub.client import CARD, Repo, Standing
+from data.hub import CARD, Repo, Standing
 from records.archive.folders import FILES, FOLDER, SCRIPT
 from records.archive.hub import TOKENIZERS, fetch_artifact
 from records.archive.judgings import read_draws
@@ -76,20 +76,20 @@ def publish_record(folder: Path, repo_id: str, license_id: str, data: Path) -> P
     """Put a record into a repo of its own, whatever its verdict. Raises DataError."""
     entry = load_entry(folder)
     record = entry.record
-    there = client.look(Repo(repo_id, "model", f"--to {repo_id}"))
+    there = hub.look(Repo(repo_id, "model", f"--to {repo_id}"))
     ours = (f"{place_of(record)}/", f"{TOKENIZERS}/{record.track.dataset['tokenizer']}")
     there.refuse_strangers(lambda path: path.startswith(ours), f"the record {record.name}")
     files = files_of(record, data, there)
     with tempfile.TemporaryDirectory() as folder_of_card:
         files[CARD] = Path(folder_of_card) / CARD
         files[CARD].write_text(card(entry, repo_id, license_id), encoding="utf-8")
-        commit, changed = client.publish(there, files, f"{record.name}: {entry.interval} bits per byte")
+        commit, changed = hub.publish(there, files, f"{record.name}: {entry.interval} bits per byte")
     return Published(f"hub:{repo_id}@{commit}", len(files), changed, entry.state)
 
 
 @click.command(cls=Command)
 @click.argument("record", type=Path)
-@click.option("--to", type=client.own_repo, required=True, metavar="USER/NAME", help="the repo that gets it")
+@click.option("--to", type=hub.own_repo, required=True, metavar="USER/NAME", help="the repo that gets it")
 @click.option("--license", "license_id", default="mit", help="of script and artifacts, as the hub names it")
 @click.option("--data", type=Path, default=DATA, help="folder with tokenizers/")
 def publish(record: Path, to: str, license_id: str, data: Path) -> int:

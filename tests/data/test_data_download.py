@@ -307,7 +307,7 @@ def with_shard(name: str, at: int, value: int) -> dict:
 FIRST = "fineweb_train_000000.bin"
 CONTRADICTIONS = {
     "no manifest": (without("manifest"), "has no datasets/manifest.json"),
-    "manifest is no JSON": (with_manifest(b"{"), "not JSON"),
+    "manifest is no JSON": (with_manifest(b"{"), "not as it should be (JSONDecodeError"),
     "manifest of another form": (with_manifest(b"[1]"), "not as it should be"),
     "manifest without tokenizer": (published(tokenizer_name="x"), "lacks the tokenizer x"),
     "no tokenizer file": (without("model"), "lacks the file of the tokenizer"),

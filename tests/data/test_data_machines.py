@@ -44,7 +44,7 @@ def test_what_a_file_system_cannot_do_is_a_warning(tmp_path, monkeypatch, module
         with files.locked(root):
             assert (root / "r/data/datasets/t_sp260/manifest.json").exists()
     monkeypatch.setattr(module, name, lambda *_: os.stat(tmp_path / "nowhere"))
-    with pytest.raises(FileNotFoundError), files.alone(tmp_path / "lock"), open(tmp_path / "x", "w") as file:
+    with pytest.raises(FileNotFoundError), files.locked(tmp_path), open(tmp_path / "x", "w") as file:
         files.sync(file)
 
 

@@ -10,7 +10,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from data.hub import texts
+from data import texts
 from tests.kit import data_kit, helpers
 
 pytestmark = pytest.mark.slow

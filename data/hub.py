@@ -14,15 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import httpx2
-from huggingface_hub import (
-    CommitOperationAdd,
-    HfApi,
-    _local_folder,
-    constants,
-    file_download,
-    get_token,
-    hf_hub_download,
-)
+from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token, hf_hub_download
 from huggingface_hub.errors import (
     HfHubHTTPError,
     HFValidationError,
@@ -36,15 +28,13 @@ from huggingface_hub.utils import disable_progress_bars, validate_repo_id
 
 from data.command import DataError, UsageError
 
-# The client's locks are for folders that commands share. Ours are one command's own, and some file systems
-# have no locks.
-file_download.WeakFileLock = _local_folder.WeakFileLock = lambda *_, **__: contextlib.nullcontext()
-
 GO_ON = "run the same command again to go on"
 MAIN = "main"
 KINDS = ("model", "dataset")
 HUBS_OWN = ".gitattributes"  # which the hub puts into every new repo
 CARD = "README.md"
+ADDRESS = re.compile(r"hub:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
+COMMIT = re.compile("[0-9a-f]{40}")
 
 
 class Unreachable(DataError):
@@ -58,18 +48,13 @@ class Repo:
     id: str
     kind: str  # one of KINDS
     named: str  # as the user named it, for advice
-    folder: str = ""  # of the repo, from which the paths of its files start
-
-    def place(self, path: str) -> str:
-        """A file's path in the repo."""
-        return f"{self.folder}/{path}" if self.folder else path
 
 
 @dataclass(frozen=True)
 class RemoteFile:
     """A published file."""
 
-    path: str  # below the repo's folder
+    path: str
     size: int  # bytes
     etag: str  # the hub's name for the content: sha256 of a large file, git's sha1 of a small one
 
@@ -89,6 +74,16 @@ def own_repo(text: str) -> str:
     if text.count("/") != 1:
         raise ValueError(f"{text!r} given, expected USER/NAME")
     return repo_id(text)
+
+
+def read_address(text: str, kind: str) -> tuple[Repo, str]:
+    """The repo and the revision of hub:user/name, or hub:user/name@revision. Raises UsageError."""
+    found = ADDRESS.fullmatch(text)
+    try:
+        validate_repo_id(found[1] if found else text)
+    except HFValidationError:
+        raise UsageError(f"{text}: is no address, expected hub:user/name or hub:user/name@commit") from None
+    return Repo(found[1], kind, text), found[2] or MAIN
 
 
 def cache_folder() -> Path:
@@ -152,7 +147,7 @@ def brief(error: BaseException) -> str:
 
 
 def ask_listing(repo: Repo, revision: str) -> tuple[str, dict[str, RemoteFile]]:
-    """The commit that the revision means now, and what lies below the repo's folder then, by path."""
+    """The commit that the revision means now, and what the repo holds then, by path. Raises DataError."""
     with one_line(f"{repo.id} at {revision}", repo, revision):
         try:
             info = HfApi().repo_info(
@@ -165,14 +160,12 @@ def ask_listing(repo: Repo, revision: str) -> tuple[str, dict[str, RemoteFile]]:
         except RepositoryNotFoundError:
             refuse_another_kind(repo)
             raise
-        if not re.fullmatch("[0-9a-f]{40}", info.sha):
+        if not COMMIT.fullmatch(info.sha):
             raise ValueError(f"commit {info.sha!r}")
         listing = {}
         for file in info.siblings:
-            if file.rfilename.startswith(repo.place("")):
-                path = file.rfilename.removeprefix(repo.place(""))
-                etag = file.lfs.sha256 if file.lfs else file.blob_id
-                listing[path] = RemoteFile(path, int(file.size), checksum_or_none(etag))
+            etag = checksum_or_none(file.lfs.sha256 if file.lfs else file.blob_id)
+            listing[file.rfilename] = RemoteFile(file.rfilename, int(file.size), etag)
     return info.sha, listing
 
 
@@ -192,14 +185,18 @@ def checksum_or_none(text: object) -> str:
 def fetch(repo: Repo, commit: str, file: RemoteFile, stage: Path) -> Path:
     """Have the client bring a file into `stage`, and check size and checksum. Raises DataError."""
     with one_line(file.path, repo, commit):
-        found = hf_hub_download(
-            repo.id, repo.place(file.path), repo_type=repo.kind, revision=commit, local_dir=stage
-        )
+        found = hf_hub_download(repo.id, file.path, repo_type=repo.kind, revision=commit, local_dir=stage)
     path = Path(found)
     if problem := damage(path, file, thorough=True):
         path.unlink()  # else the client would take it for whole
         raise DataError(f"{file.path}: {problem}: {GO_ON}; if this stays, tell the owner of {repo.id}")
     return path
+
+
+def remove_incomplete(stage: Path) -> None:
+    """Remove from a stage what a client that was killed left."""
+    for leftover in stage.rglob("*.incomplete"):
+        leftover.unlink()
 
 
 def damage(path: Path, file: RemoteFile, thorough: bool) -> str:
@@ -215,39 +212,6 @@ def damage(path: Path, file: RemoteFile, thorough: bool) -> str:
     with open(path, "rb") as stream:
         found = hashlib.file_digest(stream, lambda: start).hexdigest()
     return "" if found == file.etag else f"checksum is not {file.etag[:16]}..., the published one"
-
-
-def hide_bars() -> None:
-    """The client's own bars: one for each of many files."""
-    disable_progress_bars()
-
-
-# --- addresses --------------------------------------------------------------------------------------------
-
-ADDRESS = re.compile(r"hub:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
-
-
-@dataclass(frozen=True)
-class Address:
-    """A repo at a revision, as a command names it: hub:user/name, or hub:user/name@revision."""
-
-    text: str
-    id: str
-    revision: str
-
-    @property
-    def repo(self) -> Repo:
-        return Repo(self.id, "model", self.text)
-
-
-def read_address(text: str) -> Address:
-    """Raises UsageError."""
-    found = ADDRESS.fullmatch(text)
-    try:
-        validate_repo_id(found[1] if found else text)
-    except HFValidationError:
-        raise UsageError(f"{text}: is no address, expected hub:user/name or hub:user/name@commit") from None
-    return Address(text, found[1], found[2] or MAIN)
 
 
 # --- writing ----------------------------------------------------------------------------------------------
@@ -297,13 +261,13 @@ def publish(standing: Standing, sources: dict[str, Path], message: str) -> tuple
     if not changed:
         return standing.commit, []
     if not sys.stderr.isatty():
-        hide_bars()
+        disable_progress_bars()
     with one_line(f"{repo.id}: {len(changed)} files to send", repo, MAIN, writing=True):
         if not standing.commit:
             HfApi().create_repo(repo.id, repo_type=repo.kind, exist_ok=True)
         done = HfApi().create_commit(
             repo.id,
-            [CommitOperationAdd(repo.place(path), sources[path]) for path in changed],
+            [CommitOperationAdd(path, sources[path]) for path in changed],
             repo_type=repo.kind,
             commit_message=message,
             parent_commit=standing.commit or None,  # so that nobody else's commit is lost

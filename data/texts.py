@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from data import files
+from data import files, hub
 from data.command import DataError, UsageError, say, some
-from data.hub import client
-from data.hub.client import Address, RemoteFile, Repo
+from data.hub import RemoteFile, Repo
 from data.sources import Read, Source, column_of, kind_of
 
 # Words in a path that say which split a file is of, as the hub's own library reads them.
@@ -18,7 +17,7 @@ SPLITS = {
     "validation": ("validation", "valid", "val", "dev"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
-BESIDE = (client.CARD, "dataset_infos.json")  # what lies beside the text in many repos
+BESIDE = (hub.CARD, "dataset_infos.json")  # what lies beside the text in many repos
 CONVERTED = "@refs/convert/parquet"  # a branch that the hub itself makes of most datasets
 
 
@@ -44,14 +43,14 @@ class HubText:
     def documents(self) -> Iterator[Read]:
         """The documents in the order of the files. Raises DataError where one cannot be had."""
         self.stage.mkdir(parents=True, exist_ok=True)
-        with files.alone(self.stage / "lock", f"{self.stage}: another command fetches here: waiting for it"):
-            for leftover in self.stage.rglob("*.incomplete"):  # of a client that was killed
-                leftover.unlink()
+        waiting = f"{self.stage}: another command fetches here: waiting for it"
+        with files.locked(self.stage, file="lock", waiting=waiting):
+            hub.remove_incomplete(self.stage)
             source = self.source
             for number, file in enumerate(self.files, 1):
                 size = f"{file.size / 1e6:,.1f} MB"
                 say(f"{self.repo.id}: file {number} of {len(self.files)}, {file.path}, {size}")
-                path = client.fetch(self.repo, self.commit, file, self.stage)
+                path = hub.fetch(self.repo, self.commit, file, self.stage)
                 if not source.field:
                     source = replace(source, field=column_of(path))
                     say(f"the text is in the column {source.field!r}")
@@ -59,21 +58,26 @@ class HubText:
         say(f"the files stay in {self.stage} for other runs")
 
 
-def name_of(address: Address, subset: str) -> str:
+def name_of(repo_id: str, subset: str) -> str:
     """A dataset's name here: fineweb-sample-10BT of HuggingFaceFW/fineweb and sample/10BT."""
-    words = [address.id.split("/")[-1], *PurePosixPath(subset).parts]
+    words = [repo_id.split("/")[-1], *PurePosixPath(subset).parts]
     return "-".join(words)
 
 
 def find_text(
-    address: Address, split: str, subset: str, most: int | None, field: str, separator: str | None
+    repo: Repo,
+    revision: str,
+    split: str,
+    subset: str,
+    most: int | None,
+    field: str,
+    separator: str | None,
 ) -> HubText:
     """The files of a split, the first `most` of them. Raises DataError, UsageError."""
-    repo = Repo(address.id, "dataset", address.text)
-    say(f"asking {client.constants.ENDPOINT} for {repo.id} at {address.revision}")
-    commit, listing = client.ask_listing(repo, address.revision)
-    chosen = choose([*listing], split, subset, address.text)[:most]
-    stage = client.cache_folder() / "texts" / repo.id.replace("/", "--") / commit
+    say(f"asking {hub.constants.ENDPOINT} for {repo.id} at {revision}")
+    commit, listing = hub.ask_listing(repo, revision)
+    chosen = choose([*listing], split, subset, repo.named)[:most]
+    stage = hub.cache_folder() / "texts" / repo.id.replace("/", "--") / commit
     source = Source(tuple(stage / path for path in chosen), field, separator)
     return HubText(repo, commit, tuple(listing[path] for path in chosen), source, stage)
 
