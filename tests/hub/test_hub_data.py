@@ -25,7 +25,7 @@ def root(tmp_path_factory):
 
 
 def publish(hub, root: Path, code: int = 0, to: str = REPO) -> str:
-    with hub.here(hub.home):
+    with hub.here():
         return data_kit.call("data", "publish", root / "datasets" / NAME, "--to", to, code=code)
 
 
@@ -39,7 +39,7 @@ def test_what_is_published_is_what_download_fetches(hub, root, tmp_path):
     count = sum("_train_" in name for name in ours)
     assert count > 1
     options = ("--repo-id", REPO, "--variant", "sp400", "--train-shards", count, "--root", tmp_path / "data")
-    with hub.here(hub.home, token=""):  # by anybody
+    with hub.here(token=""):  # by anybody
         data_kit.call("data", "download", *options, "--verify")
     assert {path.name: path.read_bytes() for path in tmp_path.rglob("*.bin")} == ours
     name = "tokenizers/words_400_bpe.model"

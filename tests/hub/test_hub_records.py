@@ -27,14 +27,9 @@ def author(tmp_path_factory):
     return Author(tmp_path_factory.mktemp("author"), script=bigram(), imports=["numpy"])
 
 
-def environment(hub, **variables: str) -> dict[str, str]:
-    env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(hub.home), "HF_TOKEN": "hf_write", "NO_PROXY": "*"}
-    return env | {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DOWNLOAD_TIMEOUT": "1"} | variables
-
-
 def call(hub, *args: object, code: int = 0, **hub_here: str) -> str:
     """What a command says that runs in this process; its exit code is checked."""
-    with hub.here(hub.home, **hub_here):
+    with hub.here(**hub_here):
         return data_kit.call("records", *args, code=code)
 
 
@@ -97,12 +92,16 @@ def test_a_record_that_did_not_pass_is_published_as_such_and_then_as_passed(hub,
 def test_an_upload_that_was_cut_off_goes_on(hub, author):
     """Killed at its second artifact; the first one is not sent again."""
     waits = threading.Event()
-    hub.part_size = 100_000  # so that the artifacts come in parts
     first, second = (sha256((author.folder / f"model_seed{seed}.ptz").read_bytes()) for seed in (1, 2))
-    hub.fault(f"PUT /blob/{second}/2", times=1, before=waits.set)
-    hub.fault(f"PUT /blob/{second}/3", times=1, before=lambda: hub.closing.wait(20))
+
+    def hold() -> None:
+        waits.set()
+        hub.closing.wait(20)
+        raise ConnectionError
+
+    hub.fault(f"PUT /blob/{second}", times=1, before=hold)
     args = (author.folder, "--to", REPO, "--data", author.data)
-    process = data_kit.start("records", "publish", *args, env=environment(hub))
+    process = data_kit.start("records", "publish", *args, env=hub.environment(HF_TOKEN="hf_write"))
     assert waits.wait(60)
     while first not in hub.blobs:
         assert process.poll() is None
@@ -156,7 +155,7 @@ def test_a_record_is_fetched_at_a_commit_and_judged_in_the_sandbox(hub, author, 
     at = (f"hub:{REPO}@{commit}", "--track", author.track, "--data", data)
     text = tmp_path / "text.txt"
     text.write_text("one two")
-    env = environment(hub, HF_ENDPOINT=NOWHERE)
+    env = hub.environment(HF_ENDPOINT=NOWHERE)
     process = data_kit.start("records", "complete", at[0], text, *at[1:], *TRUST, env=env)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err

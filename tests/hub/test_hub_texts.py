@@ -39,7 +39,7 @@ def stories() -> dict[str, bytes]:
 
 def run(hub, root: Path, *words: object, code: int = 0) -> str:
     options = ("--root", root, "--vocab-size", 400, "--val-docs", 20)
-    with hub.here(hub.home, token=""):
+    with hub.here(token=""):
         return data_kit.call("data", "prepare", *words, *options, code=code)
 
 
@@ -63,7 +63,7 @@ def test_tiny_stories_in_one_line_and_a_second_vocabulary_fetches_nothing(hub, o
     made = manifest(tmp_path, "TinyStories")
     assert made["corpus_sha256"] == own and made["origin"] == f"hub:{STORIES}@{commit}"
     assert len(hub.fetched("parquet")) == 2, "neither the other split nor the other editions"
-    with hub.here(hub.home, token=""):
+    with hub.here(token=""):
         data_kit.call("data", "prepare", f"hub:{STORIES}@{commit}", "--root", tmp_path, "--vocab-size", 500)
     assert len(hub.fetched("parquet")) == 2
 
@@ -149,9 +149,8 @@ def test_a_cut_download_goes_on_and_a_killed_one_keeps_whole_files(hub, own, tmp
     hub.fault("GET /cdn/.*train-00000", times=1, dies_after=1000)
     asked = threading.Event()
     hub.fault("GET /cdn/.*train-00001", times=1, stalls_after=1000, before=asked.set)
-    env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(hub.home), "HF_TOKEN": "", "NO_PROXY": "*"}
     words = (f"hub:{STORIES}", "--root", tmp_path, "--vocab-size", 400, "--val-docs", 20)
-    process = data_kit.start("data", "prepare", *words, env=env)
+    process = data_kit.start("data", "prepare", *words, env=hub.environment())
     assert asked.wait(60)
     process.kill()
     process.communicate()

@@ -10,8 +10,8 @@ It speaks repo info of a commit with git and LFS checksums, HEAD and GET of /res
 ETag, X-Linked-Etag and X-Linked-Size, a redirect to a "CDN" of another origin for LFS files, ranges, and the
 hub's error codes. Files that end in .bin, .model, .ptz or .parquet are in LFS. It speaks no Xet.
 
-For uploads it speaks the creation of a repo, preupload, LFS batch (whole, or in parts of `part_size` bytes),
-PUT to the "CDN", verify, and commits as NDJSON. hub.writers says which token may write in which namespace.
+For uploads it speaks the creation of a repo, preupload, LFS batch, PUT to the "CDN", verify, and commits as
+NDJSON. hub.writers says which token may write in which namespace.
 """
 
 import base64
@@ -21,7 +21,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -40,7 +40,6 @@ class Fault:
     times: float = float("inf")
     before: Callable[[], None] = lambda: None  # called before the answer
     status: int = 0  # answer with this and no body
-    headers: dict = field(default_factory=dict)  # add these
     body: Callable[[bytes], bytes] | None = None  # another content, under the old checksums
     dies_after: int | None = None  # then close the connection in the middle
     stalls_after: int | None = None  # then send nothing more
@@ -66,14 +65,13 @@ class HubServer:
         self.repos: dict[str, dict] = {}  # kind/id -> refs {name: commit}, commits {commit: files}, token
         self.writers = {"hf_write": "me"}  # token -> namespace
         self.blobs: dict[str, bytes] = {}  # sha256 -> what was uploaded
-        self.parts: dict[tuple[str, int], bytes] = {}
-        self.part_size = 1 << 30  # larger blobs come in parts
+        self.home = Path()  # of the client
         self.faults: list[Fault] = []
         self.requests: list[Request] = []
         self.closing = threading.Event()  # ends the answers that stall
 
     @contextlib.contextmanager
-    def here(self, home: Path, token: str = "hf_write", url: str | None = None) -> Iterator[None]:
+    def here(self, token: str = "hf_write", url: str | None = None) -> Iterator[None]:
         """The client of this process asks this hub, which it would else learn when it is imported."""
         url = url or self.url
         with pytest.MonkeyPatch.context() as patch:
@@ -82,10 +80,15 @@ class HubServer:
             patch.setattr(
                 constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}"
             )
-            patch.setattr(constants, "HF_HOME", str(home))
+            patch.setattr(constants, "HF_HOME", str(self.home))
             patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
             patch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
             yield
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        """Of a process whose client asks this hub."""
+        ours = {"HF_ENDPOINT": self.url, "HF_HOME": str(self.home), "HF_HUB_DISABLE_XET": "1"}
+        return ours | {"HF_TOKEN": "", "NO_PROXY": "*"} | variables
 
     def listen(self) -> ThreadingHTTPServer:
         server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"hub": self}))
@@ -126,9 +129,8 @@ class HubServer:
         """sha256 of the blobs that were put, in order."""
         return [one.path.split("/")[2] for one in self.requests[since:] if one.method == "PUT"]
 
-    def fault(self, where: str, **how) -> Fault:
+    def fault(self, where: str, **how) -> None:
         self.faults.append(Fault(where, **how))
-        return self.faults[-1]
 
     def take_fault(self, line: str) -> Fault:
         with self.lock:
@@ -138,17 +140,15 @@ class HubServer:
                     return fault
         return Fault("")
 
-    def fetched(self, pattern: str = "", since: int = 0, repo_id: str = ".+?/.+?") -> list[str]:
+    def fetched(self, pattern: str = "", since: int = 0) -> list[str]:
         """Names of the files whose content was asked for, in order; `since` counts requests."""
-        contents = [
-            request.path
-            for request in self.requests[since:]
-            if request.method == "GET"
-            and re.search(f"^/(cdn/)?((datasets|models)/)?{repo_id}/.*{pattern}", request.path)
-            and not request.path.startswith("/api/")
-            and request.path.startswith("/cdn/") == is_lfs(request.path)
+        asked = [one.path for one in self.requests[since:] if one.method == "GET"]
+        contents = [path for path in asked if path.startswith("/cdn/") == is_lfs(path)]
+        return [
+            path.rpartition("/")[2]
+            for path in contents
+            if not path.startswith("/api/") and re.search(pattern, path)
         ]
-        return [path.rsplit("/", 1)[1] for path in contents]
 
 
 def is_lfs(path: str) -> bool:
@@ -191,8 +191,8 @@ class Handler(BaseHTTPRequestHandler):
         request = Request(self.command, unquote(url.path), token)
         self.hub.requests.append(request)
         self.fault = self.hub.take_fault(f"{self.command} {request.path}")
-        self.fault.before()
         try:
+            self.fault.before()
             self.sent = self.body() if self.command in ("POST", "PUT") else b""
             if self.fault.status:
                 self.answer(self.fault.status, {}, b"")
@@ -274,12 +274,10 @@ class Handler(BaseHTTPRequestHandler):
         return b"".join(parts)
 
     def write(self, request: Request, path: str) -> None:
-        if match := re.fullmatch("/blob/([0-9a-f]{64})/([0-9]+)", path):
+        if match := re.fullmatch("/blob/([0-9a-f]{64})", path):
             assert not request.token, "the hub's token must not leave the hub"
-            self.hub.parts[match[1], int(match[2])] = self.sent
-            return self.answer(200, {"ETag": f'"{match[2]}"'}, b"")
-        if match := re.fullmatch("/join/([0-9a-f]{64})", path):
-            return self.join(match[1])
+            self.hub.blobs[match[1]] = self.sent
+            return self.answer(200, {}, b"")
         if request.token not in self.hub.writers:
             return self.refuse(401, "")
         if path == "/api/validate-yaml":
@@ -324,27 +322,12 @@ class Handler(BaseHTTPRequestHandler):
         if oid in self.hub.blobs:
             return found
         place = repo_id if kind == "models" else f"datasets/{repo_id}"
-        blob = f"{self.hub.cdn}/blob/{oid}"
-        upload = {"href": f"{blob}/1"}
-        if size > self.hub.part_size:
-            count = -(-size // self.hub.part_size)
-            parts = {str(n): f"{blob}/{n}" for n in range(1, count + 1)}
-            header = {"chunk_size": str(self.hub.part_size), **parts}
-            upload = {"href": f"{self.hub.cdn}/join/{oid}", "header": header}
+        upload = {"href": f"{self.hub.cdn}/blob/{oid}"}
         verify = {"href": f"{self.hub.url}/{place}.git/info/lfs/verify"}
         return found | {"actions": {"upload": upload, "verify": verify}}
 
-    def join(self, oid: str) -> None:
-        """The parts that came, as one blob of this hash."""
-        parts = sorted((number, part) for (of, number), part in self.hub.parts.items() if of == oid)
-        data = b"".join(part for _, part in parts)
-        if hashlib.sha256(data).hexdigest() != oid:
-            return self.refuse(400, "")
-        self.hub.blobs[oid] = data
-        self.say({})
-
     def verify(self, kind: str, repo_id: str, commit: str, files: dict[str, bytes]) -> None:
-        self.join(json.loads(self.sent)["oid"])
+        self.say({})
 
     def take(self, kind: str, repo_id: str, commit: str, files: dict[str, bytes]) -> None:
         """A commit: a line for what it is, and one for each file."""
@@ -390,7 +373,7 @@ class Handler(BaseHTTPRequestHandler):
         if fault.ends_after is not None:
             body = body[: fault.ends_after]
         self.send_response(status)
-        for key, value in ({"Content-Length": str(len(body))} | headers | fault.headers).items():
+        for key, value in ({"Content-Length": str(len(body))} | headers).items():
             self.send_header(key, value)
         self.end_headers()
         if self.command == "HEAD":

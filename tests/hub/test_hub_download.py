@@ -3,17 +3,13 @@
 Each misfortune is one clear line, nothing half-written is a dataset, and a second call goes on.
 """
 
-import fcntl
 import json
 import os
-import pty
 import random
 import re
 import shlex
 import signal
-import struct
 import subprocess
-import termios
 import threading
 import time
 import zlib
@@ -25,13 +21,13 @@ import pytest
 from data import shards
 from tests.kit import data_kit
 from tests.kit.helpers import ROOT
-from tests.kit.hub_server import HubServer
 
 pytestmark = pytest.mark.slow
 
 REPO_ID = "willdepueoai/parameter-golf"
 DATA = "datasets/fineweb10B_sp1024"
 TOKENIZER = "tokenizers/fineweb_1024_bpe.model"
+NOWHERE = "http://127.0.0.1:9"
 SECOND = "GET /cdn/.*train_000001"  # the content of the second training shard
 
 
@@ -69,35 +65,23 @@ def published(tokens: int = 3000, **changes) -> dict[str, bytes]:
     return {f"datasets/{path}": data for path, data in files.items()} | {"README.md": b"# parameter golf"}
 
 
-@pytest.fixture(scope="module")
-def server():
-    with HubServer() as server:
-        yield server
+FILES = published()
 
 
 @pytest.fixture
-def hub(server):
-    server.reset()
-    server.files = published()
-    server.head = server.commit(REPO_ID, server.files)
-    yield server
-    server.closing.set()
+def hub(hub):
+    hub.head = hub.commit(REPO_ID, FILES)
+    return hub
 
 
-def start(
-    hub, root: Path, *args: object, stderr: int = subprocess.PIPE, **variables: str
-) -> subprocess.Popen:
-    url = hub if isinstance(hub, str) else hub.url
-    env = {"HF_ENDPOINT": url, "HF_HOME": str(root.parent / "home"), "HF_TOKEN": "", "NO_PROXY": "*"}
-    env |= {"LC_ALL": "C"} | variables
-    return data_kit.start(
-        "data", "download", "--root", root, "--train-shards", 2, *args, env=env, stderr=stderr
-    )
+def start(hub, root: Path, *args: object, **variables: str) -> subprocess.Popen:
+    env = hub.environment(LC_ALL="C", **variables)
+    return data_kit.start("data", "download", "--root", root, *args, env=env)
 
 
 def call(hub, root: Path, *args: object, code: int = 0, **variables: str) -> tuple[str, str]:
     """What a call says on stdout and stderr; its exit code is checked."""
-    process = start(hub, root, *args, **variables)
+    process = start(hub, root, "--train-shards", 2, *args, **variables)
     said = process.communicate(timeout=60)
     assert process.returncode == code, said
     return said
@@ -111,7 +95,7 @@ def refused(hub, root: Path, *args: object, **variables: str) -> str:
 def check_whole(hub, root: Path, train_shards: int = 2, files: dict | None = None) -> None:
     """Exactly what was asked for is there, byte for byte, and nothing else."""
     kept = re.compile(rf"datasets/({DATA}/.*(train_00000[0-{train_shards - 1}]|val_\d+)\.bin|tokenizers/.*)")
-    published = (files or hub.files).items()
+    published = (files or FILES).items()
     expected = {path.removeprefix("datasets/"): data for path, data in published if kept.fullmatch(path)}
     there = [path for path in root.rglob("*") if path.is_file()]
     ours = {f"{DATA}/source.json", "datasets/.download.lock"}
@@ -133,7 +117,7 @@ def test_brings_what_was_published_and_names_the_command_that_trains(hub, tmp_pa
     """At the commit that the revision meant first; to a folder with a name in another script, too."""
 
     def move():
-        hub.commit(REPO_ID, {path: data + b"\0\0" for path, data in hub.files.items()})
+        hub.commit(REPO_ID, {path: data + b"\0\0" for path, data in FILES.items()})
 
     hub.fault("GET .*manifest.json", times=1, before=move)
     root = tmp_path / "données 数据"
@@ -148,25 +132,14 @@ def test_brings_what_was_published_and_names_the_command_that_trains(hub, tmp_pa
     assert len(hub.fetched()) == len(set(hub.fetched())) == 7  # each file once, and the manifest
 
 
-def test_a_bar_on_a_terminal(hub, tmp_path):
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))
-    process = start(hub, tmp_path, stderr=theirs)
-    os.close(theirs)
-    process.communicate(timeout=60)
-    shown = os.read(ours, 65536)
-    os.close(ours)
-    assert b"fineweb10B_sp1024: 100%|" in shown and shown.count(b"\n") == 1
-
-
 def test_a_second_call_fetches_nothing(hub, tmp_path):
     call(hub, tmp_path)
     before = len(hub.requests)
     assert "nothing to download: all 6 files are there" in call(hub, tmp_path)[0]
     assert hub.fetched(since=before) == ["manifest.json"]
-    out, err = call("http://127.0.0.1:9", tmp_path)  # all is there, so no hub is needed
+    out, err = call(hub, tmp_path, HF_ENDPOINT=NOWHERE)  # all is there, so no hub is needed
     assert "nothing to download" in out and "ConnectError" in err
-    out, err = call("http://127.0.0.1:9", tmp_path, "--revision", hub.head)  # a commit cannot move
+    out, err = call(hub, tmp_path, "--revision", hub.head, HF_ENDPOINT=NOWHERE)  # a commit cannot move
     assert "nothing to download" in out and err == ""
     assert "checksums are right" in call(hub, tmp_path, "--verify")[0]
 
@@ -191,8 +164,7 @@ def test_any_number_of_shards_and_more_later(hub, tmp_path):
     assert sorted(hub.fetched("bin$", since=before)) == [f"fineweb_train_00000{i}.bin" for i in range(4)]
     check_whole(hub, tmp_path, train_shards=4)
     assert "--train-shards 4 or fewer" in refused(hub, tmp_path, "--train-shards", 80)
-    env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": "", "NO_PROXY": "*"}
-    usual = data_kit.start("data", "download", "--root", tmp_path / "usual", env=env)
+    usual = start(hub, tmp_path / "usual")
     assert usual.wait(60) == 0, usual.stderr.read()
     check_whole(hub, tmp_path / "usual", train_shards=4)
 
@@ -217,7 +189,7 @@ def test_a_folder_that_this_program_did_not_fetch(hub, tmp_path):
     path.write_bytes(shard(77))
     line = refused(hub, tmp_path)
     assert str(path) in line and "checksum" in line
-    path.write_bytes(hub.files[f"datasets/{DATA}/{path.name}"])
+    path.write_bytes(FILES[f"datasets/{DATA}/{path.name}"])
     check_goes_on(hub, tmp_path)
     assert path.name not in hub.fetched()
     stranger = path.with_name("mine_train_000000.bin")
@@ -232,8 +204,8 @@ def test_a_folder_that_this_program_did_not_fetch(hub, tmp_path):
 
 
 def test_no_hub(hub, tmp_path):
-    for url in "http://127.0.0.1:9", "http://no.such.host.invalid":
-        line = refused(url, tmp_path)
+    for url in NOWHERE, "http://no.such.host.invalid":
+        line = refused(hub, tmp_path, HF_ENDPOINT=url)
         assert url in line and "HF_ENDPOINT" in line and "same command again" in line
     assert "HF_HUB_OFFLINE" in refused(hub, tmp_path, HF_HUB_OFFLINE="1")
     for body in b"<html>Pay for this network</html>", b"[]", b'{"id": "a", "sha": "b", "siblings": 1}':
@@ -251,7 +223,7 @@ def test_unknown_repo_revision_and_variant(hub, tmp_path):
     assert "fineweb10B_sp1024, fineweb10B_sp4096" in refused(hub, tmp_path, "--variant", "sp٩")
     hub.commit(REPO_ID, published(name="fineweb100B_sp4096"))
     assert "more than one" in refused(hub, tmp_path, "--variant", "sp4096")
-    hub.commit(REPO_ID, hub.files)
+    hub.commit(REPO_ID, FILES)
     for where in "/api/datasets", SECOND:
         hub.fault(where, times=1, status=403)
         assert "HTTP 403" in (line := refused(hub, tmp_path)) and "gated" in line
@@ -260,7 +232,7 @@ def test_unknown_repo_revision_and_variant(hub, tmp_path):
 
 def test_a_private_repo_and_its_token(hub, tmp_path):
     """The server itself asserts that no token comes to the CDN."""
-    hub.commit(REPO_ID, hub.files, token="hf_secret")
+    hub.commit(REPO_ID, FILES, token="hf_secret")
     assert "set HF_TOKEN" in refused(hub, tmp_path)
     assert "check that your token" in refused(hub, tmp_path, HF_TOKEN="hf_wrong")
     check_goes_on(hub, tmp_path, HF_TOKEN="hf_secret")
@@ -358,7 +330,7 @@ def test_a_full_disk(hub, disk):
     hub.commit(REPO_ID, published(tokens=20000))
     assert "bytes to come" in (line := refused(hub, disk)) and "make room" in line
     assert hub.fetched() == ["manifest.json"]
-    hub.commit(REPO_ID, hub.files)
+    hub.commit(REPO_ID, FILES)
 
     def fill():
         with open(disk / "ballast", "wb", buffering=0) as ballast, pytest.raises(OSError, match="No space"):
@@ -384,7 +356,7 @@ def test_a_disk_that_cannot_be_written(hub, disk):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_at_once(hub, tmp_path, number):
     hub.fault(SECOND, times=1, stalls_after=2500)
-    process = start(hub, tmp_path)
+    process = start(hub, tmp_path, "--train-shards", 2)
     while process.poll() is None and "fineweb_train_000001.bin" not in hub.fetched():
         time.sleep(0.01)
     process.send_signal(number)
@@ -411,7 +383,7 @@ def test_kill_at_any_moment(hub, tmp_path):
             train = [number for split, number in numbers if split == shards.TRAIN]
             assert (len(found) - len(train), train) == (2, list(range(max(1, len(train)))))
             for path in found:
-                assert path.read_bytes() == hub.files[f"datasets/{path.relative_to(tmp_path)}"]
+                assert path.read_bytes() == FILES[f"datasets/{path.relative_to(tmp_path)}"]
     hub.faults.clear()
     call(hub, tmp_path, "--train-shards", 4)
     check_whole(hub, tmp_path, train_shards=4)
@@ -421,10 +393,10 @@ def test_two_downloads_at_once_into_the_same_folder(hub, tmp_path):
     """The second waits for the first, which the server holds up until then."""
     both_are_there = threading.Event()
     hub.fault("GET /cdn/", before=lambda: both_are_there.wait(60))
-    first = start(hub, tmp_path)
+    first = start(hub, tmp_path, "--train-shards", 2)
     while first.poll() is None and not hub.fetched("bin$"):
         time.sleep(0.01)
-    second = start(hub, tmp_path)
+    second = start(hub, tmp_path, "--train-shards", 2)
     assert "is under way: waiting for it to end" in second.stderr.readline()
     both_are_there.set()
     said = [process.communicate(timeout=60)[0] for process in (first, second)]
