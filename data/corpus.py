@@ -20,7 +20,7 @@ import numpy as np
 from tqdm import tqdm
 
 from data import files, shards
-from data.command import DataError, UsageError, printable, say, some
+from data.command import DataError, UsageError, printable, say
 from data.sources import DEMO_SHA256, MAX_DOCUMENT, TRAIN_NAMES, Document, Read, demo_sources
 
 # --- plan: everything that decides the bytes of the result -----------------------------------------------
@@ -90,26 +90,19 @@ _PLACE = struct.Struct("<32sQII?")
 
 def usable(documents: Iterable[Read], plan: Plan, skip_bad: bool, dropped: Counter) -> Iterator[Document]:
     """The documents that can be used. Raises DataError for others, or names the first and counts them all."""
-    marked = []
     for name, text in documents:
+        mend = "--skip-bad leaves such documents out"
         if isinstance(text, bytes) and MARK in text and not plan.lossy_ok:
-            marked.append(name)
             text = DataError(f"{name}: holds U+2581, which SentencePiece takes for a space")
-            if not skip_bad:
-                continue
+            mend += ", --lossy-ok accepts the loss"
         if isinstance(text, bytes):
             yield name, text
         elif not skip_bad:
-            raise DataError(f"{text}; --skip-bad leaves such documents out")
+            raise DataError(f"{text}; {mend}")
         else:
             dropped["skipped"] += 1
             if dropped["skipped"] <= 10:
                 say(f"skipped: {printable(text)}")
-    if marked and not skip_bad:
-        raise DataError(
-            f"documents that hold U+2581, which SentencePiece takes for a space: {len(marked):,} "
-            f"({some(marked)}); --skip-bad leaves them out, --lossy-ok accepts the loss"
-        )
 
 
 def spool(documents: Iterable[Read], plan: Plan, folder: Path, skip_bad: bool = False) -> None:
@@ -231,24 +224,6 @@ class Corpus:
 def progress(what: str, total: int | None, initial: int = 0) -> tqdm:
     """A bar of bytes with a rate on a terminal, nothing elsewhere."""
     return tqdm(desc=what, total=total, initial=initial, unit="B", unit_scale=True, disable=None, leave=False)
-
-
-BATCH_BYTES = 300_000  # read and encoded at a time
-
-
-def batches(documents: Iterator[Document], least: int) -> Iterator[tuple[list[Document], int]]:
-    """Group documents into lists of `least` bytes or a little more, each with its size."""
-    batch = []
-    size = 0
-    for document in documents:
-        batch.append(document)
-        size += len(document[1])
-        if size >= least:
-            yield batch, size
-            batch = []
-            size = 0
-    if batch:
-        yield batch, size
 
 
 # --- the demo corpus -------------------------------------------------------------------------------------

@@ -223,9 +223,7 @@ def recorded_release(root: Path, repo_id: str, revision: str, variant: str) -> R
     return None
 
 
-def find_release(
-    root: Path, repo_id: str, revision: str, variant: str, train_shards: int | None, workers: int
-) -> Release:
+def find_release(root: Path, repo_id: str, revision: str, variant: str) -> Release:
     """The hub's word, or the folder's own where that cannot have changed or the hub is out of reach."""
     known = recorded_release(root, repo_id, revision, variant)
     if known and known.commit == revision:
@@ -234,9 +232,9 @@ def find_release(
     try:
         return ask_release(repo_id, revision, variant)
     except Unreachable as error:
-        if not known or lacking(root, known.needed(train_shards), False, workers):
+        if not known:
             raise
-        warn(f"{error}. Yet all files of {known.origin} are there, whatever {known.revision} may be by now")
+        warn(f"{error}. Yet {known.origin} was {known.revision} before, and is looked for in {root}")
         return known
 
 
@@ -381,7 +379,7 @@ def main(
     door.on_signals(interrupt, signal.SIGINT, signal.SIGTERM)
     disable_progress_bars()
     root = root.absolute()
-    release = find_release(root, repo_id, revision, variant, train_shards, workers)
+    release = find_release(root, repo_id, revision, variant)
     if (train_shards or 0) > len(release.train):
         raise DataError(
             f"{release.name} of {release.origin} has {len(release.train)} training shards, and not "

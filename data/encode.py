@@ -3,7 +3,6 @@
 import io
 import re
 import zlib
-from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ import numpy as np
 
 from data import shards
 from data.command import DataError, UsageError, say
-from data.corpus import BATCH_BYTES, SPECIAL_PIECES, Corpus, Plan, batches, progress
+from data.corpus import SPECIAL_PIECES, Corpus, Plan, progress
 from data.shards import SPLIT_NAMES, VAL
 from data.sources import MAX_DOCUMENT, Document
 
@@ -107,6 +106,7 @@ def sentences(texts: list[str], vocab_size: int) -> Iterator[str]:
 # --- encoding --------------------------------------------------------------------------------------------
 
 RUNNING_BYTES = MAX_DOCUMENT  # being encoded at a time; this bounds the memory, whatever the threads
+BATCH_BYTES = 300_000  # encoded by a thread at a time
 SAMPLED = 32  # one training document in so many is decoded again and compared
 
 
@@ -163,20 +163,30 @@ def encode(
 ) -> Iterator[Encoded]:
     """The documents in order, encoded in `workers` threads. Raises DataError where text would be lost."""
     pool = ThreadPoolExecutor(workers)
-    running = deque()
-    running_bytes = 0
     try:
-        for batch, size in batches(documents, BATCH_BYTES):
-            while running and (running_bytes + size > RUNNING_BYTES or running[0][0].done()):
-                future, done_bytes = running.popleft()
-                yield from future.result()
-                running_bytes -= done_bytes
-            running.append((pool.submit(encode_batch, batch, tokenizer, compare_every, lossy_ok), size))
-            running_bytes += size
-        for future, _ in running:
-            yield from future.result()
+        for running in batches(documents, RUNNING_BYTES):
+            parts = batches(running, BATCH_BYTES)
+            for done in pool.map(
+                lambda batch: encode_batch(batch, tokenizer, compare_every, lossy_ok), parts
+            ):
+                yield from done
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def batches(documents: Iterable[Document], most: int) -> Iterator[list[Document]]:
+    """Group documents into lists of at most `most` bytes, or of a single document."""
+    batch = []
+    size = 0
+    for document in documents:
+        if batch and size + len(document[1]) > most:
+            yield batch
+            batch = []
+            size = 0
+        batch.append(document)
+        size += len(document[1])
+    if batch:
+        yield batch
 
 
 def write_split(

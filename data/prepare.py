@@ -15,6 +15,7 @@ All of it grows in a hidden folder beside the target. A second run continues fro
 """
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -33,14 +34,7 @@ from data.corpus import DEMO_PLAN, Corpus, Plan, demo_documents, spool
 from data.door import Commands, Number, interrupt, on_signals
 from data.encode import train_tokenizer, write_split
 from data.shards import SPLIT_NAMES, TRAIN, VAL
-from data.sources import (
-    DEMO_SHA256,
-    TRAIN_NAMES,
-    Read,
-    Source,
-    demo_sources,
-    find_files,
-)
+from data.sources import DEMO_SHA256, TRAIN_NAMES, Read, Source, demo_sources, find_files
 
 # --- job: a plan, and where it is carried out ------------------------------------------------------------
 
@@ -177,29 +171,29 @@ def begin(job: Job) -> None:
 
 
 def seal(folder: Path, job: Job, corpus: Corpus, tokenizer: shards.Tokenizer) -> dict:
-    """Complete the headers, write the manifest, verify all.
-
-    A shard does not know how many there will be, nor whether the tokenizer loses text further on: then all
-    headers must say so, since a trainer asks for one answer.
-    """
+    """Complete the headers, write the manifest, verify all. The manifest."""
     say("checking all of it")
+    headers = complete_headers(folder)
+    manifest = make_manifest(job, corpus, tokenizer, headers)
+    files.write_beside(folder / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
+    shards.raise_failed(check.verify_folder(folder, tokenizer, whole=True))
+    return manifest
+
+
+def complete_headers(folder: Path) -> dict[Path, shards.Header]:
+    """Write into each shard what it does not know alone: how many there are, and whether any loses text.
+
+    A trainer asks all shards of a dataset for one answer.
+    """
     splits = shards.by_split(folder.iterdir())
     headers = {path: shards.read_header(path) for path in splits[VAL] + splits[TRAIN]}
     flags = shards.LOSSY if any(header.lossy for header in headers.values()) else 0
     for path, header in headers.items():
+        headers[path] = replace(header, count=len(splits[header.split]), flags=flags)
         with open(path, "r+b") as file:
-            file.write(shards.pack(replace(header, count=len(splits[header.split]), flags=flags)))
+            file.write(shards.pack(headers[path]))
             files.sync(file)
-    manifest = make_manifest(job, corpus, tokenizer, headers)
-    largest = corpus.largest["val"] / corpus.text_bytes["val"]
-    manifest["validation"] = {"largest_document": round(largest, 4)}
-    if job.origin:
-        manifest["origin"] = job.origin
-    if flags:
-        manifest["lossy"] = True
-    files.write_beside(folder / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
-    shards.raise_failed(check.verify_folder(folder, tokenizer, whole=True))
-    return manifest
+    return headers
 
 
 def make_manifest(
@@ -207,7 +201,8 @@ def make_manifest(
 ) -> dict:
     """What manifest.json says; data/README.md has it as a table."""
     plan = job.plan
-    return {
+    largest = corpus.largest["val"] / corpus.text_bytes["val"]
+    manifest = {
         "format": shards.MANIFEST_FORMAT,
         "version": 1,
         "name": plan.name,
@@ -221,20 +216,24 @@ def make_manifest(
         "val_sha256": corpus.split_sha256["val"],
         "train_sha256": corpus.split_sha256["train"],
         "second_sha256": corpus.split_sha256["second"] if plan.second_fraction else None,
-        "lossy": False,
+        "lossy": any(header.lossy for header in headers.values()),
         "dropped": corpus.dropped,
         "options": asdict(plan),
-        "files": [
-            {
-                "name": path.name,
-                "split": SPLIT_NAMES[header.split],
-                "documents": header.documents,
-                "bytes": header.text_bytes,
-                "tokens": header.tokens,
-                "sha256": files.file_sha256(path).hex(),
-            }
-            for path, header in headers.items()
-        ],
+        "files": [entry(path, header) for path, header in headers.items()],
+        "validation": {"largest_document": round(largest, 4)},
+    }
+    return manifest | ({"origin": job.origin} if job.origin else {})
+
+
+def entry(path: Path, header: shards.Header) -> dict:
+    """A shard in the manifest."""
+    return {
+        "name": path.name,
+        "split": SPLIT_NAMES[header.split],
+        "documents": header.documents,
+        "bytes": header.text_bytes,
+        "tokens": header.tokens,
+        "sha256": files.file_sha256(path).hex(),
     }
 
 
@@ -256,10 +255,10 @@ def report(job: Job, manifest: dict) -> None:
     say(f"dropped: {dropped['duplicates']:,} exact duplicates, {dropped['empty']:,} empty documents")
     if dropped.get("skipped"):  # older manifests have no such field
         say(f"skipped: {dropped['skipped']:,} documents that could not be used")
-    for entry in manifest["files"]:
+    for shard in manifest["files"]:
         say(
-            f"{job.target / entry['name']}: {entry['documents']:,} documents, {entry['bytes']:,} bytes, "
-            f"{entry['tokens']:,} tokens, {entry['bytes'] / entry['tokens']:.4f} bytes a token"
+            f"{job.target / shard['name']}: {shard['documents']:,} documents, {shard['bytes']:,} bytes, "
+            f"{shard['tokens']:,} tokens, {shard['bytes'] / shard['tokens']:.4f} bytes a token"
         )
     if manifest["lossy"]:
         say("LOSSY: the tokens do not give back all of the text exactly")
@@ -272,9 +271,9 @@ def report(job: Job, manifest: dict) -> None:
 
 def judgements(manifest: dict) -> Iterator[str]:
     """What the validation text is worth: a line of facts, and warnings of what spoils a score."""
-    val = [entry for entry in manifest["files"] if entry["split"] == "val"]
-    documents = sum(entry["documents"] for entry in val)
-    size = sum(entry["bytes"] for entry in val)
+    val = [shard for shard in manifest["files"] if shard["split"] == "val"]
+    documents = sum(shard["documents"] for shard in val)
+    size = sum(shard["bytes"] for shard in val)
     largest = manifest["validation"]["largest_document"]
     yield f"validation text: the largest of {documents:,} documents has {largest:.1%} of the bytes"
     more = "--val-docs and --val-fraction take more"
@@ -317,52 +316,44 @@ def cores() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
+def together(*options: Callable) -> Callable:
+    """Several options as one decorator."""
+    return lambda function: functools.reduce(lambda made, option: option(made), options, function)
+
+
 COUNT = {"type": click.IntRange(1), "metavar": "N"}
-SHARE = Number(0, 1, min_open=True, max_open=True)
-TYPES = click.Choice(["bpe", "unigram"])
-SUBSET = "a folder or a file of the repo; . for all folders"
-COLUMN = "of JSON and parquet  [default: text, or the only one of strings]"
-
-
-def options(function: Callable[..., Job]) -> Callable[..., Job]:
-    """The options of all commands."""
-    sizes = "260 (bytes) to 65536  [default: 1024, or the tokenizer's]"
-    for option in (
-        click.option("--root", type=Path, default=REPO, help="write into ROOT/data"),
-        click.option("--workers", **COUNT, default=cores(), help="threads that encode"),
-        click.option("--shard-tokens", **COUNT, default=Plan.shard_tokens, help="of a shard, at most"),
-        click.option("--vocab-size", **COUNT, help=sizes),
-    ):
-        function = option(function)
-    return function
-
-
-model_type = click.option("--model-type", type=TYPES, help="of the tokenizer  [default: bpe]")
+OPTIONS = together(  # of all commands
+    click.option("--root", type=Path, default=REPO, help="write into ROOT/data"),
+    click.option("--workers", **COUNT, default=cores(), help="threads that encode"),
+    click.option("--shard-tokens", **COUNT, default=Plan.shard_tokens, help="of a shard, at most"),
+    click.option("--vocab-size", **COUNT, help="260 (bytes) to 65536  [default: 1024, or the tokenizer's]"),
+)
+MODEL_TYPE = click.option(
+    "--model-type", type=click.Choice(["bpe", "unigram"]), help="of the tokenizer  [default: bpe]"
+)
+TEXT_OPTIONS = together(  # of texts, of one's own and of the hub
+    click.option(
+        "--val-fraction",
+        type=Number(0, 1, min_open=True, max_open=True),
+        metavar="F",
+        help=f"of documents  [default: {Plan.val_fraction}]",
+    ),
+    click.option("--val-docs", **COUNT, help="validation documents, by hash, in place of --val-fraction"),
+    click.option("--val-max-bytes", **COUNT, default=Plan.val_max_bytes, help="larger documents only train"),
+    click.option("--lossy-ok", is_flag=True, help="accept loss of text; the headers say so"),
+    click.option("--tokenizer", type=Path, metavar="FILE", help="take this SentencePiece model"),
+    click.option(
+        "--skip-bad", is_flag=True, help="leave out what cannot be used; names the first, counts all"
+    ),
+    click.option("--separator", metavar="LINE", help="between documents in plain text; '' for an empty line"),
+    OPTIONS,
+    MODEL_TYPE,
+)
 
 
 def planned(plan: Plan, **options: Any) -> Plan:
     """The plan with the options that were given. Raises UsageError."""
     return replace(plan, **{name: value for name, value in options.items() if value is not None})
-
-
-def text_options(function: Callable[..., Job]) -> Callable[..., Job]:
-    """The options of texts, of one's own and of the hub."""
-    bad = "leave out what cannot be used; names the first, counts all"
-    line = "between documents in plain text; '' for an empty line"
-    share = f"of documents  [default: {Plan.val_fraction}]"
-    for option in (
-        click.option("--val-fraction", type=SHARE, metavar="F", help=share),
-        click.option("--val-docs", **COUNT, help="validation documents, by hash, in place of --val-fraction"),
-        click.option(
-            "--val-max-bytes", **COUNT, default=Plan.val_max_bytes, help="larger documents only train"
-        ),
-        click.option("--lossy-ok", is_flag=True, help="accept loss of text; the headers say so"),
-        click.option("--tokenizer", type=Path, metavar="FILE", help="take this SentencePiece model"),
-        click.option("--skip-bad", is_flag=True, help=bad),
-        click.option("--separator", metavar="LINE", help=line),
-    ):
-        function = option(function)
-    return function
 
 
 def planned_text(tokenizer: Path | None, **fields: Any) -> tuple[Plan, bytes | None]:
@@ -378,8 +369,12 @@ def planned_text(tokenizer: Path | None, **fields: Any) -> tuple[Plan, bytes | N
             f"{tokenizer}: has {model.vocab_size} pieces and a type of its own, expected no "
             "--model-type and no other --vocab-size beside --tokenizer"
         )
-    decided = {"vocab_size": model.vocab_size, "given_tokenizer": model.sha256.hex()}
-    return replace(plan, model_type="given", **decided), model.model
+    return with_tokenizer(plan, model), model.model
+
+
+def with_tokenizer(plan: Plan, model: shards.Tokenizer) -> Plan:
+    """The plan that takes this tokenizer."""
+    return replace(plan, model_type="given", vocab_size=model.vocab_size, given_tokenizer=model.sha256.hex())
 
 
 class Preparations(Commands):
@@ -407,8 +402,8 @@ def carry_out(job: Job) -> int:
 
 
 @main.command()
-@options
-@model_type
+@OPTIONS
+@MODEL_TYPE
 def demo(root: Path, workers: int, **fields: Any) -> Job:
     """The demo corpus: sources of the installed packages."""
     plan = planned(DEMO_PLAN, **fields)
@@ -416,12 +411,12 @@ def demo(root: Path, workers: int, **fields: Any) -> Job:
 
 
 @main.command()
-@options
+@OPTIONS
 def development(root: Path, workers: int, **fields: Any) -> Job:
     """A text to choose settings on, cut from the demo's training documents."""
     plan = planned(DEVELOPMENT_PLAN, **fields)
     tokenizer = demo_tokenizer(root, plan.vocab_size)
-    plan = replace(plan, model_type="given", given_tokenizer=tokenizer.sha256.hex())
+    plan = with_tokenizer(plan, tokenizer)
     return Job(plan, demo_documents("train"), [DEMO_SHA256], root, workers, given=tokenizer.model)
 
 
@@ -430,9 +425,7 @@ def development(root: Path, workers: int, **fields: Any) -> Job:
 @click.option("--name", required=True, help="of the dataset: data/datasets/NAME_sp1024")
 @click.option("--field", default="text", help="of JSON and parquet")
 @click.option("--as-text", multiple=True, metavar="SUFFIX", help="of files that are plain text, too")
-@text_options
-@options
-@model_type
+@TEXT_OPTIONS
 def text(
     paths: tuple[Path, ...],
     field: str,
@@ -456,12 +449,22 @@ def text(
 @click.argument("address", metavar="hub:OWNER/NAME")
 @click.option("--name", help="of the dataset here  [default: NAME, or NAME-SUBSET]")
 @click.option("--split", type=click.Choice([*texts.SPLITS]), default="train", help="of the dataset there")
-@click.option("--subset", default="", show_default=False, metavar="PATH", help=SUBSET)
+@click.option(
+    "--subset",
+    default="",
+    show_default=False,
+    metavar="PATH",
+    help="a folder or a file of the repo; . for all folders",
+)
 @click.option("--files", "most", **COUNT, help="only the first N files")
-@click.option("--field", "--column", default="", show_default=False, help=COLUMN)
-@text_options
-@options
-@model_type
+@click.option(
+    "--field",
+    "--column",
+    default="",
+    show_default=False,
+    help="of JSON and parquet  [default: text, or the only one of strings]",
+)
+@TEXT_OPTIONS
 def hub_text(
     address: str,
     name: str | None,

@@ -1,7 +1,6 @@
 """Token shards: 1024 bytes of header, then uint16 tokens. data/README.md has the format as a table."""
 
 import hashlib
-import importlib
 import itertools
 import os
 import re
@@ -507,10 +506,7 @@ def own_tokenizer(folder: Path, manifest: dict) -> Path:
     return beside if beside.exists() else folder / file
 
 
-def main(argv: list[str] | None = None) -> int:
-    """`python -m data.shards verify`, as pages of before 2026-11-26 have it."""
-    return importlib.import_module("data.__main__").main(argv)
+if __name__ == "__main__":  # `python -m data.shards verify`, as frozen records name it
+    from data.__main__ import main
 
-
-if __name__ == "__main__":
     sys.exit(main())

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from data import shards
 from data.check import verify_shard
 from tests.kit import helpers
-from tests.kit.data_kit import call, start, write_jsonl
+from tests.kit.data_kit import call, write_jsonl
 
 
 def run(*args: object, code: int = 0) -> str:
@@ -83,28 +83,6 @@ def test_golden_bytes(tmp_path):
     assert shards.read_header(path) == writer.header
     assert shards.read_shard(path).tolist() == [1, 300, 513, 1, 1015]
     assert not list(tmp_path.glob("*.partial"))
-
-
-@given(
-    st.builds(
-        shards.Header,
-        tokens=st.integers(1, 2**31 - 1),
-        vocab_size=st.integers(65000, 65536),
-        bos_id=st.integers(0, 64999),
-        documents=st.integers(0, 2**31 - 1),
-        max_id=st.integers(0, 65535),
-        text_bytes=st.integers(0, 2**64 - 1),
-        crc32=st.integers(0, 2**32 - 1),
-        index=st.integers(0, 2**31 - 1),
-        count=st.integers(0, 2**31 - 1),
-        split=st.integers(0, 1),
-        flags=st.integers(0, 1),
-        tokenizer=st.binary(min_size=32, max_size=32),
-        corpus=st.binary(min_size=32, max_size=32),
-    )
-)
-def test_headers_come_back(header):
-    assert shards.parse(shards.pack(header), "x") == header
 
 
 @pytest.mark.parametrize("legacy", [False, True])
@@ -209,16 +187,6 @@ def resize(by: int) -> Callable[[Path, Path], None]:
     return lambda dataset, shard: os.truncate(shard, shard.stat().st_size + by)
 
 
-def payload_as(read: str, write: str) -> Callable[[Path, Path], None]:
-    """Write the tokens as another type, below the old header."""
-
-    def damage(dataset: Path, shard: Path) -> None:
-        raw = shard.read_bytes()
-        shard.write_bytes(raw[:1024] + np.frombuffer(raw[1024:], read).astype(write).tobytes())
-
-    return damage
-
-
 def rewrite(path: Path, tokens: np.ndarray | None = None, **changes) -> None:
     """Write a shard anew with another header, its crc and counts of the payload right."""
     header, old = shards.open_shard(path)
@@ -230,16 +198,6 @@ def rewrite(path: Path, tokens: np.ndarray | None = None, **changes) -> None:
 
 def rewritten(**changes) -> Callable[[Path, Path], None]:
     return lambda dataset, shard: rewrite(shard, **changes)
-
-
-def count_off(by: int) -> Callable[[Path, Path], None]:
-    """A header that counts more or fewer tokens than there are."""
-    return lambda d, s: patch(s, 8, struct.pack("<i", shards.read_header(s).tokens + by))
-
-
-def byte_swapped(dataset: Path, shard: Path) -> None:
-    payload_as(">u2", "<u2")(dataset, shard)
-    patch(shard, 0, np.frombuffer(shard.read_bytes()[:1024], ">i4").astype("<i4").tobytes())
 
 
 def id_beyond(dataset: Path, shard: Path) -> None:
@@ -300,17 +258,11 @@ DAMAGES = {  # what is done to the dataset and its second training shard, words 
     "vocabulary size": (put(5, 0), "vocabulary size 0"),
     "crc": (put(11, 5), "expected 00000005"),
     "count negative": (put(2, -1), "counts -1 tokens, expected"),
-    "count too high": (count_off(1), "bytes, expected"),
-    "count too low": (count_off(-1), "bytes, expected"),
+    "count too high": (put(2, 6000), "bytes, expected"),
     "one byte short": (resize(-1), "bytes, expected"),
-    "one token short": (resize(-2), "bytes, expected"),
     "appended": (resize(2), "bytes, expected"),
     "empty": (lambda d, s: os.truncate(s, 0), "header has 0 bytes, expected 1024"),
-    "half a header": (lambda d, s: os.truncate(s, 512), "header has 512 bytes, expected 1024"),
     "header alone": (lambda d, s: os.truncate(s, 1024), "file has 1024 bytes, expected"),
-    "byte-swapped": (byte_swapped, "big-endian"),
-    "payload swapped": (payload_as(">u2", "<u2"), "crc32 is"),
-    "32-bit tokens": (payload_as("<u2", "<u4"), "bytes, expected"),
     "id beyond": (id_beyond, "below the vocabulary's 500 is False"),
     "flipped bit": (flipped_bit, "crc32 is"),
     "highest id": (rewritten(max_id=7), "expected 7"),
@@ -370,17 +322,6 @@ def test_inspect_goes_on_after_a_damaged_shard(dataset):
     said = run("inspect", dataset, code=3)
     assert "header has 100 bytes, expected 1024" in said
     assert said.count("vocab_size 500") == len(paths) - 1
-
-
-@pytest.mark.slow
-def test_closed_and_broken_output(dataset):
-    closed = start("data", "verify", dataset, stdout=None, preexec_fn=lambda: os.close(1))
-    broken = start("data", "inspect", dataset)
-    broken.stdout.close()
-    assert closed.communicate()[1] == ""
-    assert closed.returncode == 0
-    assert broken.stderr.read() == ""
-    assert broken.wait() == 141
 
 
 # --- names and order -------------------------------------------------------------------------------------
