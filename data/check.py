@@ -214,32 +214,23 @@ def verify_documents(
 
 
 def documents_in_both(splits: Splits, bos_id: int) -> tuple[list[Path], int]:
-    """Training documents with the tokens of a validation document: the shard of each, and how many were read.
-
-    Training documents are hashed only where the fingerprint is a validation document's: the work is reading.
-    """
-    fingerprints = []
-    digests = set()
-    for run in shards.read_runs(splits[VAL], bos_id):
-        fingerprints.append(run.fingerprints())
-        digests.update(run.sha256(i) for i in range(len(run.starts)))
-    fingerprints = np.concatenate(fingerprints)
+    """The shards of training documents with the tokens of a validation document; how many were compared."""
+    digests = {hashlib.sha256(tokens).digest() for _, tokens in shards.documents(splits[VAL], bos_id)}
     found = []
-    documents = 0
-    for run in shards.read_runs(splits[TRAIN], bos_id):
-        documents += len(run.starts)
-        candidates = np.flatnonzero(np.isin(run.fingerprints(), fingerprints))
-        found += [run.path for i in candidates if run.sha256(i) in digests]
-    return found, documents
+    count = 0
+    for path, tokens in shards.documents(splits[TRAIN], bos_id):
+        count += 1
+        if hashlib.sha256(tokens).digest() in digests:
+            found.append(path)
+    return found, count
 
 
 def val_text_sha256(val: list[Path], tokenizer: Tokenizer) -> str:
     """sha256 over the sha256 of each validation document's text, by decoding."""
     total = hashlib.sha256()
-    for run in shards.read_runs(val, tokenizer.bos_id):
-        for i in range(len(run.starts)):
-            text = tokenizer.processor.decode(run.document(i).tolist())
-            total.update(hashlib.sha256(text.encode()).digest())
+    for _, tokens in shards.documents(val, tokenizer.bos_id):
+        text = tokenizer.processor.decode(tokens.tolist())
+        total.update(hashlib.sha256(text.encode()).digest())
     return total.hexdigest()
 
 
@@ -261,8 +252,7 @@ def header_text(path: Path) -> str:
         "lossy": header.lossy,
         "corpus": "unknown" if header.corpus == shards.UNKNOWN else header.corpus.hex(),
     }
-    del values["legacy"], values["flags"]
-    return "\n".join([str(path), *(f"  {key} {value}" for key, value in values.items())]) + "\n"
+    return "".join([f"{path}\n", *(f"  {key} {value}\n" for key, value in values.items())])
 
 
 def headers_of(paths: tuple[Path, ...]) -> Iterator[str]:

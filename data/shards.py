@@ -366,57 +366,29 @@ def highest_id(histogram: np.ndarray) -> int:
 
 # --- documents in payloads -------------------------------------------------------------------------------
 
-PROBES = 8  # tokens of a document that its fingerprint takes in
 
+def documents(paths: Iterable[Path], bos_id: int) -> Iterator[tuple[Path, np.ndarray]]:
+    """The documents of a split in order: the shard that each begins in, and its tokens, uint16 [tokens].
 
-@dataclass(frozen=True)
-class DocumentSpan:
-    """Whole documents, one after the other: where from, uint16 tokens, int64 starts of the documents."""
-
-    path: Path
-    tokens: np.ndarray
-    starts: np.ndarray
-
-    def document(self, i: int) -> np.ndarray:
-        """Tokens of one document, its BOS included where the shard has it."""
-        end = self.starts[i + 1] if i + 1 < len(self.starts) else None
-        return self.tokens[self.starts[i] : end]
-
-    def fingerprints(self) -> np.ndarray:
-        """A number for each document from its length and some of its tokens, spread over it: uint64."""
-        lengths = np.diff(self.starts, append=len(self.tokens))
-        key = lengths.astype(np.uint64)
-        for probe in range(PROBES):
-            token = self.tokens[self.starts + (lengths - 1) * probe // (PROBES - 1)]
-            key = key * np.uint64(0x9E3779B97F4A7C15) + token  # wraps around, as a hash may
-        return key
-
-    def sha256(self, i: int) -> bytes:
-        return hashlib.sha256(np.ascontiguousarray(self.document(i))).digest()
-
-
-def read_runs(paths: list[Path], bos_id: int) -> Iterator[DocumentSpan]:
-    """All documents of a split in order. Other projects cut documents at a shard's end: these are joined.
-
-    Raises DataError where a shard holds no start of a document.
+    Other projects cut documents at a shard's end: these are joined. Raises DataError where a shard holds no
+    start of a document.
     """
-    only = np.zeros(1, np.int64)
-    cut = np.zeros(0, np.uint16)  # the last document so far, which may go on in the next shard
     begun = None
+    cut = np.zeros(0, np.uint16)  # the last document so far, which may go on in the next shard
     for path in paths:
-        _, tokens = open_shard(path)
-        starts = np.flatnonzero(tokens == bos_id)
-        if not len(starts):
+        tokens = np.asarray(open_shard(path)[1])
+        starts = np.flatnonzero(tokens == bos_id).tolist()
+        if not starts:
             raise DataError(f"{path}: holds no token {bos_id}, expected this BOS before every document")
-        first, last = starts[[0, -1]]
-        cut = np.concatenate([cut, tokens[:first]])
+        cut = np.concatenate([cut, tokens[: starts[0]]])
         if len(cut):
-            yield DocumentSpan(begun or path, cut, only)
-        yield DocumentSpan(path, tokens[first:last], starts[:-1] - first)
-        cut = tokens[last:]
+            yield begun or path, cut
+        for start, end in itertools.pairwise(starts):
+            yield path, tokens[start:end]
         begun = path
+        cut = tokens[starts[-1] :]
     if len(cut):
-        yield DocumentSpan(begun, cut, only)
+        yield begun, cut
 
 
 LEFT_OUT = 100  # one of so many documents

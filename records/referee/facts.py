@@ -15,11 +15,10 @@ def text_facts(paths: Iterable[Path], tokenizer: shards.Tokenizer) -> tuple[str,
     """
     total = hashlib.sha256()
     size = 0
-    for run in shards.read_runs(list(paths), tokenizer.bos_id):
-        for place in range(len(run.starts)):
-            text = decode(tokenizer.processor, run.document(place))
-            total.update(hashlib.sha256(text.documents[0]).digest())
-            size += text.bytes
+    for _, tokens in shards.documents(paths, tokenizer.bos_id):
+        text = decode(tokenizer.processor, tokens)
+        total.update(hashlib.sha256(text.documents[0]).digest())
+        size += text.bytes
     return total.hexdigest(), size
 
 

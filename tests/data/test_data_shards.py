@@ -403,7 +403,7 @@ def test_leaked_documents_are_counted(tmp_path, tokenizer_path, leaked, cut):
 
 
 def test_leak_in_our_own_shards(dataset, model):
-    val = next(shards.read_runs([dataset / "t_val_000000.bin"], 1)).document(3)
+    val = [tokens for _, tokens in shards.documents([dataset / "t_val_000000.bin"], 1)][3]
     shard = dataset / "t_train_000001.bin"
     header, tokens = shards.open_shard(shard)
     text = shards.Tokenizer(model).processor.decode(val.tolist())
