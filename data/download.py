@@ -7,8 +7,8 @@
 The hub client fetches: token, mirror, proxy, retries and rate limits are its own, set by HF_ENDPOINT,
 HF_TOKEN and its other variables. This program chooses the files and checks them. All come from one commit of
 one repo, which source.json in the dataset's folder names. They arrive in a hidden folder beside it and move
-when all of them have the right size, checksum and header, so any moment is safe to stop. A later call fetches
-what is not whole yet.
+when all of them have the right size, checksum and header, so any moment is safe to stop. A later call goes on
+with the same commit and fetches what is not whole yet.
 
 Exit codes: 0 all is there, 2 bad argument, 3 it is not (the last line says why, and what to do), 130 Ctrl-C.
 """
@@ -31,7 +31,7 @@ from tqdm.contrib.concurrent import thread_map
 
 from data import door, files, hub, shards
 from data.command import REPO, DataError, say, shell, training_command
-from data.hub import GO_ON, RemoteFile, Repo, Unreachable, brief, checksum_or_none, damage
+from data.hub import GO_ON, RemoteFile, Repo, brief, checksum_or_none, damage
 
 REPO_ID = "willdepueoai/parameter-golf"
 PREFIX = "datasets"  # the manifest's paths, and all of ours, start from this folder of the repo
@@ -223,21 +223,6 @@ def recorded_release(root: Path, repo_id: str, revision: str, variant: str) -> R
     return None
 
 
-def find_release(root: Path, repo_id: str, revision: str, variant: str) -> Release:
-    """The hub's word, or the folder's own where that cannot have changed or the hub is out of reach."""
-    known = recorded_release(root, repo_id, revision, variant)
-    if known and known.commit == revision:
-        return known
-    say(f"asking {constants.ENDPOINT} for {repo_id} at {revision}")
-    try:
-        return ask_release(repo_id, revision, variant)
-    except Unreachable as error:
-        if not known:
-            raise
-        warn(f"{error}. Yet {known.origin} was {known.revision} before, and is looked for in {root}")
-        return known
-
-
 def check_origin(root: Path, release: Release) -> bool:
     """Whether the dataset's folder was fetched from this release.
 
@@ -379,7 +364,10 @@ def main(
     door.on_signals(interrupt, signal.SIGINT, signal.SIGTERM)
     disable_progress_bars()
     root = root.absolute()
-    release = find_release(root, repo_id, revision, variant)
+    release = recorded_release(root, repo_id, revision, variant)
+    if not release:
+        say(f"asking {constants.ENDPOINT} for {repo_id} at {revision}")
+        release = ask_release(repo_id, revision, variant)
     if (train_shards or 0) > len(release.train):
         raise DataError(
             f"{release.name} of {release.origin} has {len(release.train)} training shards, and not "

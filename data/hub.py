@@ -37,10 +37,6 @@ ADDRESS = re.compile(r"hub:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
 COMMIT = re.compile("[0-9a-f]{40}")
 
 
-class Unreachable(DataError):
-    """The hub does not answer at all."""
-
-
 @dataclass(frozen=True)
 class Repo:
     """A repo of the hub."""
@@ -118,7 +114,7 @@ def verdict(error: BaseException, what: str, repo: Repo, revision: str, writing:
     """The error to end with: what happened, and what mends it."""
     what = f"{what}: {brief(error)}"
     if isinstance(error, OfflineModeIsEnabled):
-        return Unreachable(what)
+        return DataError(what)
     if isinstance(error, RevisionNotFoundError):
         return DataError(f"{what}: the repo has no revision {revision!r}: check the revision that you named")
     if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403, 404):
@@ -129,7 +125,7 @@ def verdict(error: BaseException, what: str, repo: Repo, revision: str, writing:
     if isinstance(error, HfHubHTTPError):
         return DataError(f"{what}: {GO_ON}")
     if isinstance(error, NO_CONNECTION):
-        return Unreachable(f"{what}: check network, proxy and HF_ENDPOINT {constants.ENDPOINT}, then {GO_ON}")
+        return DataError(f"{what}: check network, proxy and HF_ENDPOINT {constants.ENDPOINT}, then {GO_ON}")
     return DataError(
         f"{what}: {constants.ENDPOINT} does not answer as a Hugging Face hub does: check HF_ENDPOINT "
         "and proxy"
