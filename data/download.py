@@ -279,7 +279,8 @@ def fetch_all(root: Path, release: Release, missing: dict[RemoteFile, str], work
     """Bring all `missing` files into the stage, `workers` at a time. Raises DataError."""
     stage = stage_of(root, release)
     stage.mkdir(parents=True, exist_ok=True)
-    hub.remove_incomplete(stage)
+    for leftover in stage.rglob("*.incomplete"):  # of a client that was killed
+        leftover.unlink()
     for file, problem in missing.items():
         if problem != "absent":
             warn(f"{root / file.path}: {problem}: it is fetched again")

@@ -178,21 +178,15 @@ def checksum_or_none(text: object) -> str:
     return text if re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", text) else ""
 
 
-def fetch(repo: Repo, commit: str, file: RemoteFile, stage: Path) -> Path:
-    """Have the client bring a file into `stage`, and check size and checksum. Raises DataError."""
+def fetch(repo: Repo, commit: str, file: RemoteFile, stage: Path | None = None) -> Path:
+    """Have the client bring a file into `stage` or its cache, and check size and checksum. Raises DataError."""
     with one_line(file.path, repo, commit):
         found = hf_hub_download(repo.id, file.path, repo_type=repo.kind, revision=commit, local_dir=stage)
     path = Path(found)
     if problem := damage(path, file, thorough=True):
-        path.unlink()  # else the client would take it for whole
+        path.resolve().unlink()  # else the client would take it for whole
         raise DataError(f"{file.path}: {problem}: {GO_ON}; if this stays, tell the owner of {repo.id}")
     return path
-
-
-def remove_incomplete(stage: Path) -> None:
-    """Remove from a stage what a client that was killed left."""
-    for leftover in stage.rglob("*.incomplete"):
-        leftover.unlink()
 
 
 def damage(path: Path, file: RemoteFile, thorough: bool) -> str:

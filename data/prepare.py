@@ -356,20 +356,32 @@ def planned(plan: Plan, **options: Any) -> Plan:
     return replace(plan, **{name: value for name, value in options.items() if value is not None})
 
 
-def planned_text(tokenizer: Path | None, **fields: Any) -> tuple[Plan, bytes | None]:
-    """The plan, and the tokenizer if one was given. Raises UsageError, DataError."""
+def text_job(
+    documents: Iterable[Read],
+    state: list,
+    tokenizer: Path | None,
+    skip_bad: bool,
+    root: Path,
+    workers: int,
+    origin: str = "",
+    **fields: Any,
+) -> Job:
+    """The job that TEXT_OPTIONS ask for. Raises UsageError, DataError."""
     if fields["val_docs"] and fields["val_fraction"]:
         raise UsageError("--val-docs and --val-fraction given, expected one of them")
     plan = planned(Plan(fields["name"]), **fields)
-    if not tokenizer:
-        return plan, None
-    model = shards.Tokenizer(tokenizer)
-    if fields["model_type"] or fields["vocab_size"] not in (None, model.vocab_size):
-        raise UsageError(
-            f"{tokenizer}: has {model.vocab_size} pieces and a type of its own, expected no "
-            "--model-type and no other --vocab-size beside --tokenizer"
-        )
-    return with_tokenizer(plan, model), model.model
+    given = None
+    if tokenizer:
+        model = shards.Tokenizer(tokenizer)
+        if fields["model_type"] or fields["vocab_size"] not in (None, model.vocab_size):
+            raise UsageError(
+                f"{tokenizer}: has {model.vocab_size} pieces and a type of its own, expected no "
+                "--model-type and no other --vocab-size beside --tokenizer"
+            )
+        plan = with_tokenizer(plan, model)
+        given = model.model
+    state = [*state, skip_bad]
+    return Job(plan, documents, state, root, workers, given, skip_bad=skip_bad, origin=origin)
 
 
 def with_tokenizer(plan: Plan, model: shards.Tokenizer) -> Plan:
@@ -427,22 +439,12 @@ def development(root: Path, workers: int, **fields: Any) -> Job:
 @click.option("--as-text", multiple=True, metavar="SUFFIX", help="of files that are plain text, too")
 @TEXT_OPTIONS
 def text(
-    paths: tuple[Path, ...],
-    field: str,
-    separator: str | None,
-    as_text: tuple[str, ...],
-    skip_bad: bool,
-    tokenizer: Path | None,
-    root: Path,
-    workers: int,
-    **fields: Any,
+    paths: tuple[Path, ...], field: str, separator: str | None, as_text: tuple[str, ...], **options: Any
 ) -> Job:
     """Your own text: files, and folders of them, in all formats that data/README.md names."""
-    plan, given = planned_text(tokenizer, **fields)
     as_text = tuple(end.lower() for end in as_text)
     source = Source(find_files(paths, as_text), field, separator, as_text)
-    state = [*source.state(), skip_bad]
-    return Job(plan, source.documents(), state, root, workers, given=given, skip_bad=skip_bad)
+    return text_job(source.documents(), source.state(), **options)
 
 
 @main.command("hub")
@@ -473,18 +475,13 @@ def hub_text(
     most: int | None,
     field: str,
     separator: str | None,
-    skip_bad: bool,
-    tokenizer: Path | None,
-    root: Path,
-    workers: int,
-    **fields: Any,
+    **options: Any,
 ) -> Job:
     """A dataset of text from the Hugging Face hub, at main or at the commit after @."""
     repo, revision = hub.read_address(address, "dataset")
-    plan, given = planned_text(tokenizer, name=name or texts.name_of(repo.id, subset), **fields)
+    name = name or texts.name_of(repo.id, subset)
     found = texts.find_text(repo, revision, split, subset, most, field, separator)
-    state = [*found.state(), skip_bad]
-    return Job(plan, found.documents(), state, root, workers, given, skip_bad=skip_bad, origin=found.origin)
+    return text_job(found.documents(), found.state(), name=name, origin=found.origin, **options)
 
 
 if __name__ == "__main__":  # as pages of before 2026-11-26 have it

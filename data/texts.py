@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from data import files, hub
+from data import hub
 from data.command import DataError, UsageError, say, some
 from data.hub import RemoteFile, Repo
 from data.sources import Read, Source, column_of, kind_of
@@ -29,7 +29,6 @@ class HubText:
     commit: str
     files: tuple[RemoteFile, ...]
     source: Source
-    stage: Path  # where fetched files stay, so that neither a later run nor another vocabulary fetches them
 
     @property
     def origin(self) -> str:
@@ -41,21 +40,16 @@ class HubText:
         return [self.origin, names, self.source.field, self.source.separator]
 
     def documents(self) -> Iterator[Read]:
-        """The documents in the order of the files. Raises DataError where one cannot be had."""
-        self.stage.mkdir(parents=True, exist_ok=True)
-        waiting = f"{self.stage}: another command fetches here: waiting for it"
-        with files.locked(self.stage, file="lock", waiting=waiting):
-            hub.remove_incomplete(self.stage)
-            source = self.source
-            for number, file in enumerate(self.files, 1):
-                size = f"{file.size / 1e6:,.1f} MB"
-                say(f"{self.repo.id}: file {number} of {len(self.files)}, {file.path}, {size}")
-                path = hub.fetch(self.repo, self.commit, file, self.stage)
-                if not source.field:
-                    source = replace(source, field=column_of(path))
-                    say(f"the text is in the column {source.field!r}")
-                yield from source.read(path)
-        say(f"the files stay in {self.stage} for other runs")
+        """The documents in the order of the files, which stay in the client's cache. Raises DataError."""
+        source = self.source
+        for number, file in enumerate(self.files, 1):
+            size = f"{file.size / 1e6:,.1f} MB"
+            say(f"{self.repo.id}: file {number} of {len(self.files)}, {file.path}, {size}")
+            path = hub.fetch(self.repo, self.commit, file)
+            if not source.field:
+                source = replace(source, field=column_of(path))
+                say(f"the text is in the column {source.field!r}")
+            yield from source.read(path)
 
 
 def name_of(repo_id: str, subset: str) -> str:
@@ -77,9 +71,8 @@ def find_text(
     say(f"asking {hub.constants.ENDPOINT} for {repo.id} at {revision}")
     commit, listing = hub.ask_listing(repo, revision)
     chosen = choose([*listing], split, subset, repo.named)[:most]
-    stage = hub.cache_folder() / "texts" / repo.id.replace("/", "--") / commit
-    source = Source(tuple(stage / path for path in chosen), field, separator)
-    return HubText(repo, commit, tuple(listing[path] for path in chosen), source, stage)
+    source = Source(tuple(map(Path, chosen)), field, separator)
+    return HubText(repo, commit, tuple(listing[path] for path in chosen), source)
 
 
 def choose(paths: list[str], split: str, subset: str, named: str) -> list[str]:

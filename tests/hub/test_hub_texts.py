@@ -158,4 +158,3 @@ def test_a_cut_download_goes_on_and_a_killed_one_keeps_whole_files(hub, own, tmp
     run(hub, tmp_path, f"hub:{STORIES}")
     assert hub.fetched("parquet", since) == ["train-00001-of-00002-2d5a.parquet"]
     assert manifest(tmp_path, "TinyStories")["corpus_sha256"] == own
-    assert not [*hub.home.rglob("*.incomplete")]

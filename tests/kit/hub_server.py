@@ -81,6 +81,7 @@ class HubServer:
                 constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}"
             )
             patch.setattr(constants, "HF_HOME", str(self.home))
+            patch.setattr(constants, "HF_HUB_CACHE", str(self.home / "hub"))
             patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
             patch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
             yield
