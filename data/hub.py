@@ -179,7 +179,7 @@ def checksum_or_none(text: object) -> str:
 
 
 def fetch(repo: Repo, commit: str, file: RemoteFile, stage: Path | None = None) -> Path:
-    """Have the client bring a file into `stage` or its cache, and check size and checksum. Raises DataError."""
+    """Have the client bring a file into `stage`, or its cache, and check all of it. Raises DataError."""
     with one_line(file.path, repo, commit):
         found = hf_hub_download(repo.id, file.path, repo_type=repo.kind, revision=commit, local_dir=stage)
     path = Path(found)
