@@ -2,16 +2,16 @@
 
     with HubServer() as hub:
         commit = hub.commit("owner/name", {"datasets/manifest.json": b"{}", "datasets/big.bin": b"..."})
-        hub.fault("GET /cdn/.*big.bin", times=2, dies_after=1000)
+        hub.fault("GET .*big.bin", times=2, dies_after=1000)
         ...                               # run the real client with HF_ENDPOINT=hub.url
         hub.requests                      # what it asked for
 
-It speaks repo info of a commit with git and LFS checksums, HEAD and GET of /resolve/ with X-Repo-Commit,
-ETag, X-Linked-Etag and X-Linked-Size, a redirect to a "CDN" of another origin for LFS files, ranges, and the
-hub's error codes. Files that end in .bin, .model, .ptz or .parquet are in LFS. It speaks no Xet.
+It speaks repo info of a commit with git and LFS checksums, HEAD and GET of /resolve/ with X-Repo-Commit and
+ETag, ranges, and the hub's error codes. Files that end in .bin, .model, .ptz or .parquet are in LFS. It sends
+their content itself, where the hub leads elsewhere, and speaks no Xet.
 
-For uploads it speaks the creation of a repo, preupload, LFS batch, PUT to the "CDN", verify, and commits as
-NDJSON. hub.writers says which token may write in which namespace.
+For uploads it speaks the creation of a repo, preupload, LFS batch, PUT, verify, and commits as NDJSON.
+hub.writers says which token may write in which namespace.
 """
 
 import base64
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from huggingface_hub import constants
@@ -57,8 +57,9 @@ class HubServer:
     def __init__(self):
         self.lock = threading.Lock()
         self.reset()
-        self.servers = [self.listen(), self.listen()]
-        self.url, self.cdn = (f"http://127.0.0.1:{server.server_port}" for server in self.servers)
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"hub": self}))
+        self.server.daemon_threads, self.server.block_on_close = True, False
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
 
     def reset(self) -> None:
         """Forget all repos, faults and requests."""
@@ -91,20 +92,14 @@ class HubServer:
         ours = {"HF_ENDPOINT": self.url, "HF_HOME": str(self.home), "HF_HUB_DISABLE_XET": "1"}
         return ours | {"HF_TOKEN": "", "NO_PROXY": "*"} | variables
 
-    def listen(self) -> ThreadingHTTPServer:
-        server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"hub": self}))
-        server.daemon_threads, server.block_on_close = True, False
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        return server
-
     def __enter__(self):
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
         return self
 
     def __exit__(self, *_):
         self.closing.set()
-        for server in self.servers:
-            server.shutdown()
-            server.server_close()
+        self.server.shutdown()
+        self.server.server_close()
 
     def commit(
         self,
@@ -144,12 +139,8 @@ class HubServer:
     def fetched(self, pattern: str = "", since: int = 0) -> list[str]:
         """Names of the files whose content was asked for, in order; `since` counts requests."""
         asked = [one.path for one in self.requests[since:] if one.method == "GET"]
-        contents = [path for path in asked if path.startswith("/cdn/") == is_lfs(path)]
-        return [
-            path.rpartition("/")[2]
-            for path in contents
-            if not path.startswith("/api/") and re.search(pattern, path)
-        ]
+        contents = [path for path in asked if "/resolve/" in path]
+        return [path.rpartition("/")[2] for path in contents if re.search(pattern, path)]
 
 
 def is_lfs(path: str) -> bool:
@@ -166,7 +157,7 @@ NAME = "([^/]+/[^/]+?)"
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection. What is read: /api/KIND/ID[/revision/REV], [/datasets]/ID/resolve/REV/PATH, /cdn/..."""
+    """One connection. What is read: /api/KIND/ID[/revision/REV], [/datasets]/ID/resolve/REV/PATH."""
 
     protocol_version = "HTTP/1.1"
     hub: HubServer
@@ -203,10 +194,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True  # the client went away, as some tests want it to
 
     def read(self, request: Request, path: str) -> None:
-        if match := re.fullmatch(f"/cdn/{KIND}/{NAME}/([0-9a-f]{{40}})/(.+)", request.path):
-            assert not request.token, "the hub's token must not leave the hub"
-            self.send_file(self.hub.repos[f"{match[1]}/{match[2]}"]["commits"][match[3]][match[4]], {})
-        elif match := re.fullmatch(f"/api/{KIND}/{NAME}(?:/revision/([^/]+))?", path):
+        if match := re.fullmatch(f"/api/{KIND}/{NAME}(?:/revision/([^/]+))?", path):
             self.info(request, match[1], match[2], unquote(match[3] or "main"))
         elif match := re.fullmatch(f"/(?:(datasets)/)?{NAME}/resolve/([^/]+)/(.+)", path):
             self.resolve(request, match[1] or "models", *map(unquote, match.groups()[1:]))
@@ -246,20 +234,8 @@ class Handler(BaseHTTPRequestHandler):
         commit, files = found
         if path not in files:
             return self.refuse(404, "EntryNotFound")
-        git, sha256 = checksums(files[path])
-        if not is_lfs(path):
-            return self.send_file(files[path], {"X-Repo-Commit": commit, "ETag": f'"{git}"'})
-        self.answer(
-            302,
-            {
-                "X-Repo-Commit": commit,
-                "X-Linked-Etag": f'"{sha256}"',
-                "ETag": f'"{git}"',
-                "X-Linked-Size": str(len(files[path])),
-                "Location": f"{self.hub.cdn}/cdn/{kind}/{quote(repo_id)}/{commit}/{quote(path)}",
-            },
-            b"",
-        )
+        etag = checksums(files[path])[is_lfs(path)]
+        return self.send_file(files[path], {"X-Repo-Commit": commit, "ETag": f'"{etag}"'})
 
     # --- uploads ------------------------------------------------------------------------------------------
 
@@ -276,7 +252,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def write(self, request: Request, path: str) -> None:
         if match := re.fullmatch("/blob/([0-9a-f]{64})", path):
-            assert not request.token, "the hub's token must not leave the hub"
             self.hub.blobs[match[1]] = self.sent
             return self.answer(200, {}, b"")
         if request.token not in self.hub.writers:
@@ -323,7 +298,7 @@ class Handler(BaseHTTPRequestHandler):
         if oid in self.hub.blobs:
             return found
         place = repo_id if kind == "models" else f"datasets/{repo_id}"
-        upload = {"href": f"{self.hub.cdn}/blob/{oid}"}
+        upload = {"href": f"{self.hub.url}/blob/{oid}"}
         verify = {"href": f"{self.hub.url}/{place}.git/info/lfs/verify"}
         return found | {"actions": {"upload": upload, "verify": verify}}
 
