@@ -114,11 +114,11 @@ def ask_release(repo_id: str, revision: str, variant: str) -> Release:
             raise faulty(f"{where}, and a score needs the whole split")
         models = tokenizer_files(tokenizer, listing, origin)
         claims = claimed(dataset, tokenizer)
-        agreed = [tuple(agree(file, claims) for file in group) for group in (models, train, val)]
+        groups = [tuple(as_claimed(file, claims) for file in group) for group in (models, train, val)]
         name, vocab_size = dataset["name"], tokenizer.get("vocab_size")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise faulty(f"{origin}: {MANIFEST} is not as it should be ({brief(error)})") from error
-    return Release(repo_id, revision, commit, name, folder, vocab_size, *agreed)
+    return Release(repo_id, revision, commit, name, folder, vocab_size, *groups)
 
 
 def choose(manifest: dict, variant: str, origin: str) -> tuple[dict, dict]:
@@ -176,20 +176,13 @@ def claimed(dataset: dict, tokenizer: dict) -> dict[str, dict]:
     return claims | {PurePosixPath(path).name: {"sha256": sha256}}
 
 
-def agree(file: RemoteFile, claims: dict[str, dict]) -> RemoteFile:
-    """`file` as the repo has it. Raises DataError where the manifest claims another content."""
+def as_claimed(file: RemoteFile, claims: dict[str, dict]) -> RemoteFile:
+    """`file` with the size and sha256 that the manifest claims: another content is found when it comes."""
     claim = claims.get(file.name, {})
     size = claim.get("size", file.size)
     if "tokens" in claim:
         size = shards.HEADER_BYTES + 2 * claim["tokens"]
-    sha256 = checksum_or_none(claim.get("sha256"))
-    other_content = sha256 and len(file.etag) == 64 and sha256 != file.etag
-    if size != file.size or other_content:
-        raise faulty(
-            f"{file.path}: {MANIFEST} promises {size} bytes, sha256 {sha256 or 'unknown'}, "
-            f"and the repo holds {file.size} bytes, {file.etag}"
-        )
-    return replace(file, etag=sha256 or file.etag)
+    return replace(file, size=size, etag=checksum_or_none(claim.get("sha256")) or file.etag)
 
 
 # --- the folder: where it came from, what it holds, what it lacks ----------------------------------------
