@@ -262,15 +262,14 @@ def lacking(
 # --- the download ----------------------------------------------------------------------------------------
 
 
-def stage_of(root: Path, release: Release) -> Path:
-    """Where a release's files arrive: on the file system of the dataset's folder, and hidden."""
-    folder = root / release.folder
-    return folder.with_name(f".{folder.name}.partial") / release.commit
-
-
 def fetch_all(root: Path, release: Release, missing: dict[RemoteFile, str], workers: int) -> None:
-    """Bring all `missing` files into the stage, `workers` at a time. Raises DataError."""
-    stage = stage_of(root, release)
+    """Bring all `missing` files, `workers` at a time, and give them their places. Raises DataError.
+
+    They arrive on the file system of the dataset's folder, and hidden.
+    """
+    folder = root / release.folder
+    hidden = folder.with_name(f".{folder.name}.partial")
+    stage = hidden / release.commit
     stage.mkdir(parents=True, exist_ok=True)
     for leftover in stage.rglob("*.incomplete"):  # of a client that was killed
         leftover.unlink()
@@ -289,31 +288,30 @@ def fetch_all(root: Path, release: Release, missing: dict[RemoteFile, str], work
         desc=release.name,
         disable=None,  # where no terminal shows it
     )
+    settle(root, release, missing, stage)
+    shutil.rmtree(hidden, ignore_errors=True)  # with what came of other commits
 
 
-def settle(root: Path, release: Release, missing: dict[RemoteFile, str]) -> None:
+def settle(root: Path, release: Release, missing: dict[RemoteFile, str], stage: Path) -> None:
     """Give the fetched files their places: a new dataset appears at once and whole."""
     folder = root / release.folder
-    stage = stage_of(root, release)
-    arrived = stage / PREFIX / release.folder
-    for file in release.tokenizer:
-        if file in missing:
+    place = folder if folder.exists() else stage / "whole"
+    place.mkdir(exist_ok=True)
+    write_record(place, release)
+    for file in missing:  # training shards in order, so that a kill leaves no gap
+        arrived = stage / PREFIX / file.path
+        if file in release.tokenizer:
             (root / file.path).parent.mkdir(parents=True, exist_ok=True)
-            files.write_beside(root / file.path, (stage / PREFIX / file.path).read_bytes())
-    record = (json.dumps(asdict(release), indent=1) + "\n").encode()
-    wanted = [file for file in missing if file not in release.tokenizer]
-    if folder.exists():
-        files.write_beside(folder / RECORD, record)
-        for file in wanted:  # training shards in order, so that a kill leaves no gap
-            os.replace(stage / PREFIX / file.path, root / file.path)
-    else:
-        names = {file.name for file in wanted}
-        for path in list(arrived.iterdir()):
-            if path.name not in names:  # an earlier call wanted more, and was stopped
-                path.unlink()
-        files.write_beside(arrived / RECORD, record)
-        os.rename(arrived, folder)
-    shutil.rmtree(stage.parent, ignore_errors=True)  # with what came of other commits
+            files.write_beside(root / file.path, arrived.read_bytes())
+        else:
+            os.replace(arrived, place / file.name)
+    if place != folder:
+        os.rename(place, folder)
+
+
+def write_record(folder: Path, release: Release) -> None:
+    record = json.dumps(asdict(release), indent=1) + "\n"
+    files.write_beside(folder / RECORD, record.encode())
 
 
 def report(root: Path, release: Release) -> None:
@@ -380,7 +378,8 @@ def main(
             recorded, missing = survey()  # now that no other download changes anything
             if missing:
                 fetch_all(root, release, missing, workers)
-            settle(root, release, missing)
+            elif not recorded:
+                write_record(root / release.folder, release)
     if not missing:
         checked = "checksums are right" if verify else "sizes are right (--verify checks every byte)"
         print(f"nothing to download: all {len(needed)} files are there, {checked}")

@@ -23,7 +23,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import click
@@ -156,7 +156,9 @@ def build(job: Job) -> dict:
     for split in (VAL, TRAIN):
         write_split(split, job.plan, job.workers, corpus, tokenizer, dataset)
     manifest = seal(dataset, job, corpus, tokenizer)
-    publish(job, dataset, model)
+    job.tokenizer.parent.mkdir(parents=True, exist_ok=True)
+    files.write_beside(job.tokenizer, model.read_bytes())
+    os.rename(dataset, job.target)  # the folder appears at once and whole
     return manifest
 
 
@@ -235,13 +237,6 @@ def entry(path: Path, header: shards.Header) -> dict:
         "tokens": header.tokens,
         "sha256": files.file_sha256(path).hex(),
     }
-
-
-def publish(job: Job, dataset: Path, model: Path) -> None:
-    """Give tokenizer and dataset their names; the dataset's folder appears at once and whole."""
-    job.tokenizer.parent.mkdir(parents=True, exist_ok=True)
-    files.write_beside(job.tokenizer, model.read_bytes())
-    os.rename(dataset, job.target)
 
 
 FEW_DOCUMENTS = 10  # a validation text of fewer, or of fewer bytes, says little about other texts
@@ -479,7 +474,7 @@ def hub_text(
 ) -> Job:
     """A dataset of text from the Hugging Face hub, at main or at the commit after @."""
     repo, revision = hub.read_address(address, "dataset")
-    name = name or texts.name_of(repo.id, subset)
+    name = name or "-".join([*PurePosixPath(repo.id).parts[1:], *PurePosixPath(subset).parts])
     found = texts.find_text(repo, revision, split, subset, most, field, separator)
     return text_job(found.documents(), found.state(), name=name, origin=found.origin, **options)
 

@@ -52,12 +52,6 @@ class HubText:
             yield from source.read(path)
 
 
-def name_of(repo_id: str, subset: str) -> str:
-    """A dataset's name here: fineweb-sample-10BT of HuggingFaceFW/fineweb and sample/10BT."""
-    words = [repo_id.split("/")[-1], *PurePosixPath(subset).parts]
-    return "-".join(words)
-
-
 def find_text(
     repo: Repo,
     revision: str,
