@@ -107,10 +107,10 @@ def one_line(what: str, repo: Repo, revision: str, writing: bool = False) -> Ite
             error = error.__cause__
         if isinstance(error, OSError) and error.errno is not None:
             raise error
-        raise verdict(error, what, repo, revision, writing) from error
+        raise explained(error, what, repo, revision, writing) from error
 
 
-def verdict(error: BaseException, what: str, repo: Repo, revision: str, writing: bool) -> DataError:
+def explained(error: BaseException, what: str, repo: Repo, revision: str, writing: bool) -> DataError:
     """The error to end with: what happened, and what mends it."""
     what = f"{what}: {brief(error)}"
     if isinstance(error, OfflineModeIsEnabled):

@@ -28,8 +28,6 @@ LOSSY = (
 
 def load_dataset(folder: Path) -> dict:
     """The manifest of a dataset of ours. Raises DataError."""
-    if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder")
     manifest = shards.load_manifest(folder)
     if manifest is None:
         raise DataError(f"{folder}: holds no manifest.json, expected a dataset of python -m data prepare")
@@ -84,10 +82,10 @@ def of_split(manifest: dict, split: str) -> list[dict]:
 
 def row(manifest: dict, split: str) -> str:
     """A split in the card's table."""
-    shards_of = of_split(manifest, split)
-    sums = [sum(file[key] for file in shards_of) for key in ("documents", "bytes", "tokens")]
+    of_it = of_split(manifest, split)
+    documents, size, tokens = (sum(file[key] for file in of_it) for key in ("documents", "bytes", "tokens"))
     digest = manifest[f"{split}_sha256"]
-    return " | ".join([f"| {split}", str(len(shards_of)), *(f"{one:,}" for one in sums), f"`{digest}` |"])
+    return f"| {split} | {len(of_it)} | {documents:,} | {size:,} | {tokens:,} | `{digest}` |"
 
 
 def card(folder: Path, manifest: dict, repo_id: str, license_id: str) -> str:
