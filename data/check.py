@@ -52,14 +52,13 @@ def verify_folder(folder: Path, tokenizer: Tokenizer | None, whole: bool = False
     if not paths:
         yield f"FAIL {folder}: holds no shards, expected *_train_*.bin and *_val_*.bin"
         return
-    names = list(shards.verify_names(folder, folder.glob("*.bin")))
-    yield from names
-    failed = any(line.startswith("FAIL") for line in names)
+    lines = list(shards.verify_names(folder, folder.glob("*.bin")))
+    yield from lines
     with ThreadPoolExecutor(THREADS) as pool:
-        for lines in pool.map(lambda path: verify_shard(path, tokenizer), paths):
-            yield from lines
-            failed |= any(line.startswith("FAIL") for line in lines)
-    if failed:
+        for found in pool.map(lambda path: verify_shard(path, tokenizer), paths):
+            yield from found
+            lines += found
+    if any(line.startswith("FAIL") for line in lines):
         yield f"note {folder}: not checked as a set while names or single shards fail"
         return
     headers = {path: shards.read_header(path) for path in paths}
