@@ -10,7 +10,7 @@ It speaks repo info of a commit with git and LFS checksums, HEAD and GET of /res
 ETag, ranges, and the hub's error codes. Files that end in .bin, .model, .ptz or .parquet are in LFS. It sends
 their content itself, where the hub leads elsewhere, and speaks no Xet.
 
-For uploads it speaks the creation of a repo, preupload, LFS batch, PUT, verify, and commits as NDJSON.
+For uploads it speaks the creation of a repo, preupload, LFS batch, PUT, and commits as NDJSON.
 hub.writers says which token may write in which namespace.
 """
 
@@ -165,17 +165,14 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_):  # the tests look at hub.requests
         return
 
-    def do_HEAD(self):
-        self.serve(self.read)
-
     def do_GET(self):
         self.serve(self.read)
 
     def do_POST(self):
         self.serve(self.write)
 
-    def do_PUT(self):
-        self.serve(self.write)
+    do_HEAD = do_GET
+    do_PUT = do_POST
 
     def serve(self, work: Callable[[Request, str], None]) -> None:
         url = urlsplit(self.path)
@@ -291,19 +288,10 @@ class Handler(BaseHTTPRequestHandler):
     def batch(self, kind: str, repo_id: str, commit: str, files: dict[str, bytes]) -> None:
         """Where to put the blobs; those that are here already need no action."""
         objects = json.loads(self.sent)["objects"]
-        self.say({"transfer": "basic", "objects": [self.actions(kind, repo_id, **one) for one in objects]})
-
-    def actions(self, kind: str, repo_id: str, oid: str, size: int) -> dict:
-        found = {"oid": oid, "size": size}
-        if oid in self.hub.blobs:
-            return found
-        place = repo_id if kind == "models" else f"datasets/{repo_id}"
-        upload = {"href": f"{self.hub.url}/blob/{oid}"}
-        verify = {"href": f"{self.hub.url}/{place}.git/info/lfs/verify"}
-        return found | {"actions": {"upload": upload, "verify": verify}}
-
-    def verify(self, kind: str, repo_id: str, commit: str, files: dict[str, bytes]) -> None:
-        self.say({})
+        for one in objects:
+            if one["oid"] not in self.hub.blobs:
+                one["actions"] = {"upload": {"href": f"{self.hub.url}/blob/{one['oid']}"}}
+        self.say({"transfer": "basic", "objects": objects})
 
     def take(self, kind: str, repo_id: str, commit: str, files: dict[str, bytes]) -> None:
         """A commit: a line for what it is, and one for each file."""
@@ -324,7 +312,6 @@ class Handler(BaseHTTPRequestHandler):
     WRITES: ClassVar[dict] = {
         "/api/{KIND}/{NAME}/preupload/main": preupload,
         "/(?:(datasets)/)?{NAME}.git/info/lfs/objects/batch": batch,
-        "/(?:(datasets)/)?{NAME}.git/info/lfs/verify": verify,
         "/api/{KIND}/{NAME}/commit/main": take,
     }
 
