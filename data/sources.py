@@ -137,22 +137,13 @@ SPLIT = "--separator LINE splits it (--separator '' at empty lines)"
 PIECE = 2 << 10  # bytes at least of a document cut from a large file; at most four times as many
 
 
-def tried(make: Callable[..., bytes], *args: Any) -> bytes | DataError:
-    """A document's text, or why there is none: others of its file may be whole."""
-    try:
-        return make(*args)
-    except DataError as error:
-        return error
-
-
 def read_text(path: Path, source: Source) -> Iterator[Read]:
     """One document a file, or what stands between separator lines, or the pieces of a file that is alone."""
     with opened(path) as file:
         if source.separator is not None:
             yield from read_separated(file, path, source.separator.encode())
         elif len(source.paths) > 1:
-            text = file.read(MAX_DOCUMENT + 1)
-            yield str(path), tried(checked, text, str(path), 0, MAX_DOCUMENT, SPLIT)
+            yield str(path), checked(file.read(MAX_DOCUMENT + 1), str(path), mend=SPLIT)
         else:
             yield from read_pieces(file, path)
 
@@ -169,7 +160,7 @@ def read_separated(file: BinaryIO, path: Path, separator: bytes) -> Iterator[Rea
             if size > MAX_DOCUMENT:
                 yield where, too_large(where, SPLIT)
             else:
-                yield where, tried(checked, b"".join(document), str(path), start)
+                yield where, checked(b"".join(document), str(path), start)
             document = []
             first = number + 1
             start += size + len(line)
@@ -190,7 +181,7 @@ def read_pieces(file: BinaryIO, path: Path) -> Iterator[Read]:
         if len(rest) < 4 * least:
             rest += file.read(1 << 16)
         end = piece_end(rest, least)
-        yield f"{path}:{first}", tried(checked, rest[:end], str(path), start)
+        yield f"{path}:{first}", checked(rest[:end], str(path), start)
         first += rest.count(b"\n", 0, end)
         start += end
         rest = rest[end:]
@@ -215,28 +206,22 @@ def read_jsonl(path: Path, source: Source) -> Iterator[Read]:
 
 
 def read_lines(file: BinaryIO, path: Path, source: Source) -> Iterator[Read]:
-    start = 0
-    for number in itertools.count(1):
-        line = file.readline(MAX_LINE + 1)
+    lines = iter(lambda: file.readline(MAX_LINE + 1), b"")
+    for number, line in enumerate(lines, 1):
         where = f"{path}:{number}"
-        if not line:
-            return
-        size = len(line)
-        if size > MAX_LINE:
+        if len(line) > MAX_LINE:
             while not line.endswith(b"\n") and (line := file.readline(MAX_LINE)):
-                size += len(line)
+                continue
             yield where, too_large(where)
         elif line.strip():
-            yield where, tried(line_text, line, source.field, where, start)
-        start += size
+            yield where, line_text(line, source.field, where)
 
 
-def line_text(line: bytes, field: str, where: str, start: int) -> bytes:
+def line_text(line: bytes, field: str, where: str) -> bytes | DataError:
     try:
-        row = json.loads(checked(line, where, start, MAX_LINE))
+        return field_text(json.loads(line), field, where)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: no JSON ({error}), expected one object a line") from error
-    return field_text(row, field, where)
+        return DataError(f"{where}: no JSON ({error}), expected one object a line in UTF-8")
 
 
 def read_json(path: Path, source: Source) -> Iterator[Read]:
@@ -248,7 +233,7 @@ def read_json(path: Path, source: Source) -> Iterator[Read]:
         for number, value in enumerate(array_values(file, path), 1):
             where = f"{path}:{number}"
             row = {source.field: value} if isinstance(value, str) else value
-            yield where, tried(field_text, row, source.field, where)
+            yield where, field_text(row, source.field, where)
 
 
 def is_array(file: BinaryIO) -> bool:
@@ -273,27 +258,22 @@ def array_values(file: BinaryIO, path: Path) -> Iterator[Any]:
             rest = rest[end:]
 
 
-def field_text(row: Any, field: str, where: str) -> bytes:
-    """UTF-8 of a row's text."""
+def field_text(row: Any, field: str, where: str) -> bytes | DataError:
+    """UTF-8 of a row's text, or why there is none."""
     if not isinstance(row, dict):
-        raise DataError(f"{where}: holds a {type(row).__name__}, expected a JSON object")
+        return DataError(f"{where}: holds a {type(row).__name__}, expected a JSON object")
     if field not in row:
-        raise DataError(f"{where}: no field {field!r} among {sorted(row)}; --field NAME chooses another")
-    text = row[field]
-    if isinstance(text, bytes):
-        return checked(text, where, 0)
-    if not isinstance(text, str | None):
-        raise DataError(f"{where}: field {field!r} holds a {type(text).__name__}, expected a string")
+        return DataError(f"{where}: no field {field!r} among {sorted(row)}; --field NAME chooses another")
+    text = "" if row[field] is None else row[field]
+    if not isinstance(text, str | bytes):
+        return DataError(f"{where}: field {field!r} holds a {type(text).__name__}, expected a string")
     try:
-        raw = (text or "").encode()
+        return checked(text.encode() if isinstance(text, str) else text, where)
     except UnicodeEncodeError as error:
-        raise DataError(
+        return DataError(
             f"{where}: half a surrogate pair at character {error.start}, expected Unicode text "
             "that UTF-8 can hold"
-        ) from error
-    if len(raw) > MAX_DOCUMENT:
-        raise too_large(where)
-    return raw
+        )
 
 
 def read_parquet(path: Path, source: Source) -> Iterator[Read]:
@@ -315,7 +295,7 @@ def read_parquet(path: Path, source: Source) -> Iterator[Read]:
             texts = itertools.chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
             for number, text in enumerate(texts, 1):
                 where = f"{path}:{number}"
-                yield where, tried(field_text, {source.field: text}, source.field, where)
+                yield where, field_text({source.field: text}, source.field, where)
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise DataError(f"{path}: no parquet file of text ({error})") from error
 
@@ -381,25 +361,23 @@ def string_fields(path: Path) -> list[str]:
     return [name for name, value in row.items() if isinstance(value, str)] if isinstance(row, dict) else []
 
 
-def checked(text: bytes, where: str, start: int, limit: int = MAX_DOCUMENT, mend: str = "") -> bytes:
+def checked(text: bytes, where: str, start: int = 0, mend: str = "") -> bytes | DataError:
     """`text`, which begins at byte `start` of its file, if it is UTF-8 and not too large."""
-    if len(text) > limit:
-        raise too_large(where, mend)
+    if len(text) > MAX_DOCUMENT:
+        return too_large(where, mend)
     try:
         text.decode()
     except UnicodeDecodeError as error:
-        raise DataError(
+        return DataError(
             f"{where}: byte {start + error.start} is {text[error.start]:#04x}, expected UTF-8 "
             f"({error.reason}); iconv -t UTF-8 converts other encodings"
-        ) from error
+        )
     return text
 
 
 def too_large(where: str, mend: str = "") -> DataError:
-    return DataError(
-        f"{where}: a document of more than {MAX_DOCUMENT:,} bytes, expected less: "
-        f"{mend or 'split it into several'}"
-    )
+    mend = mend or "split it into several"
+    return DataError(f"{where}: a document of more than {MAX_DOCUMENT:,} bytes, expected less: {mend}")
 
 
 # --- the demo corpus: sources of the pinned packages -----------------------------------------------------

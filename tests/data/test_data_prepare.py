@@ -322,7 +322,7 @@ BAD_FILES = {
     "bytes.txt": (b"good \xff bad", ["byte 5 is 0xff"]),
     "cut.txt": ("ends in the middle of é".encode()[:-1], ["byte 22", "unexpected end"]),
     "surrogate.txt": (b"x\xed\xa0\x80", ["byte 1"]),
-    "bytes.jsonl": (LINE + b'{"text": "a\xfe"}\n', ["bytes.jsonl:2", "byte 28 is 0xfe"]),
+    "bytes.jsonl": (LINE + b'{"text": "a\xfe"}\n', ["bytes.jsonl:2", "byte 0xfe in position 11"]),
     "half.jsonl": (LINE + b'{"text": "a\\ud800b"}\n', ["half.jsonl:2", "surrogate"]),
     "broken.jsonl": (LINE + b'{"text": "a\n', ["broken.jsonl:2", "no JSON"]),
     "list.jsonl": (LINE + b'["text"]\n', ["list.jsonl:2", "holds a list"]),
