@@ -11,7 +11,7 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,7 +27,7 @@ Reader = Callable[[Path, "Source"], Iterator[Read]]
 
 @dataclass(frozen=True)
 class Source:
-    """Files to read and how. `field` is for JSON and parquet, `separator` (a line) for plain text.
+    """Files to read and how. `field` is for JSON and parquet, "" to find it; `separator` for plain text.
 
     `as_text`: ends of the names of files that are plain text, whatever the suffix says.
     """
@@ -202,10 +202,19 @@ def piece_end(text: bytes, least: int) -> int:
 def read_jsonl(path: Path, source: Source) -> Iterator[Read]:
     """One document a line, the string in `field`; null counts as empty. Blank lines are passed over."""
     with opened(path) as file:
-        yield from read_lines(file, path, source)
+        yield from texts_of(line_rows(file, path), source.field)
 
 
-def read_lines(file: BinaryIO, path: Path, source: Source) -> Iterator[Read]:
+def read_json(path: Path, source: Source) -> Iterator[Read]:
+    """An array of objects or strings, each a document; else JSON lines."""
+    with opened(path) as file:
+        array = file.peek(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+        rows = array_rows(file, path, source.field or "text") if array else line_rows(file, path)
+        yield from texts_of(rows, source.field)
+
+
+def line_rows(file: BinaryIO, path: Path) -> Iterator[tuple[str, Any]]:
+    """Where each line stands, and its value or error."""
     lines = iter(lambda: file.readline(MAX_LINE + 1), b"")
     for number, line in enumerate(lines, 1):
         where = f"{path}:{number}"
@@ -214,37 +223,18 @@ def read_lines(file: BinaryIO, path: Path, source: Source) -> Iterator[Read]:
                 continue
             yield where, too_large(where)
         elif line.strip():
-            yield where, line_text(line, source.field, where)
+            try:
+                yield where, json.loads(line)
+            except (ValueError, RecursionError) as error:
+                yield where, DataError(f"{where}: no JSON ({error}), expected one object a line in UTF-8")
 
 
-def line_text(line: bytes, field: str, where: str) -> bytes | DataError:
-    try:
-        return field_text(json.loads(line), field, where)
-    except (ValueError, RecursionError) as error:
-        return DataError(f"{where}: no JSON ({error}), expected one object a line in UTF-8")
-
-
-def read_json(path: Path, source: Source) -> Iterator[Read]:
-    """An array of objects or strings, each a document; else JSON lines."""
-    with opened(path) as file:
-        if not is_array(file):
-            yield from read_lines(file, path, source)
-            return
-        for number, value in enumerate(array_values(file, path), 1):
-            where = f"{path}:{number}"
-            row = {source.field: value} if isinstance(value, str) else value
-            yield where, field_text(row, source.field, where)
-
-
-def is_array(file: BinaryIO) -> bool:
-    return file.peek(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
-
-
-def array_values(file: BinaryIO, path: Path) -> Iterator[Any]:
+def array_rows(file: BinaryIO, path: Path, field: str) -> Iterator[tuple[str, Any]]:
     """The values of a JSON array, one at a time: a file may be larger than the memory."""
     text = io.TextIOWrapper(file, encoding="utf-8-sig")
     decode = json.JSONDecoder().raw_decode
     rest = text.read(1 << 16).lstrip()[1:]
+    number = 1
     while not (rest := rest.lstrip(" \t\r\n,")).startswith("]"):
         try:
             value, end = decode(rest)
@@ -254,8 +244,29 @@ def array_values(file: BinaryIO, path: Path) -> Iterator[Any]:
                 raise DataError(f"{path}: no JSON ({error}), expected an array of documents") from error
             rest += more
         else:
-            yield value
+            yield f"{path}:{number}", {field: value} if isinstance(value, str) else value
             rest = rest[end:]
+            number += 1
+
+
+def texts_of(rows: Iterable[tuple[str, Any]], field: str) -> Iterator[Read]:
+    """The text of each row. Its column, where no field is named, is found in the first one."""
+    for where, row in rows:
+        if not field and isinstance(row, dict):
+            field = column_of([name for name, value in row.items() if isinstance(value, str)], where)
+        yield where, row if isinstance(row, DataError) else field_text(row, field, where)
+
+
+def column_of(strings: list[str], where: object) -> str:
+    """The column that is the text: `text`, or else the only one of strings. Raises DataError."""
+    if "text" not in strings and len(strings) != 1:
+        raise DataError(
+            f"{where}: has no column that is clearly the text, expected 'text' or only one of strings, and "
+            f"has {', '.join(strings) or 'none'}; --field NAME chooses"
+        )
+    found = "text" if "text" in strings else strings[0]
+    say(f"{where}: the text is in the column {found!r}")
+    return found
 
 
 def field_text(row: Any, field: str, where: str) -> bytes | DataError:
@@ -284,18 +295,21 @@ def read_parquet(path: Path, source: Source) -> Iterator[Read]:
     import pyarrow  # 0.2 s that other formats need not pay
     import pyarrow.parquet
 
+    kinds = (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view())
     try:
         with pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
-            names = file.schema_arrow.names
-            if source.field not in names:
+            schema = file.schema_arrow
+            strings = [column.name for column in schema if column.type in kinds]
+            field = source.field or column_of(strings, path)
+            if field not in schema.names:
                 raise DataError(
-                    f"{path}: no column {source.field!r} among {names}; --field NAME chooses another"
+                    f"{path}: no column {field!r} among {schema.names}; --field NAME chooses another"
                 )
-            batches = file.iter_batches(64, columns=[source.field])
+            batches = file.iter_batches(64, columns=[field])
             texts = itertools.chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
             for number, text in enumerate(texts, 1):
                 where = f"{path}:{number}"
-                yield where, field_text({source.field: text}, source.field, where)
+                yield where, field_text({field: text}, field, where)
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise DataError(f"{path}: no parquet file of text ({error})") from error
 
@@ -318,47 +332,6 @@ def kind_of(path: Path) -> int | None:
     """The place in KINDS of what reads a file; None: nothing does."""
     read = reader(path, ())
     return KINDS.index(read) if read else None
-
-
-def column_of(path: Path) -> str:
-    """The column that is the text: `text`, or else the only one of strings. Raises DataError."""
-    read = reader(path, ())
-    if read is read_text:
-        return "text"
-    columns = string_columns(path) if read is read_parquet else string_fields(path)
-    if "text" in columns or len(columns) == 1:
-        return "text" if "text" in columns else columns[0]
-    raise DataError(
-        f"{path}: has no column that is clearly the text, expected 'text' or only one of strings, and has "
-        f"{', '.join(columns) or 'none'}; --field NAME chooses"
-    )
-
-
-def string_columns(path: Path) -> list[str]:
-    """The columns of a parquet file that hold strings."""
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        schema = pyarrow.parquet.read_schema(path)
-    except pyarrow.ArrowException as error:
-        raise DataError(f"{path}: no parquet file ({error})") from error
-    kinds = (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view())
-    return [column.name for column in schema if column.type in kinds]
-
-
-def string_fields(path: Path) -> list[str]:
-    """The fields of a JSON file's first row that hold strings."""
-    try:
-        with opened(path) as file:
-            lines = filter(bytes.strip, iter(lambda: file.readline(MAX_LINE), b""))
-            rows = array_values(file, path) if is_array(file) else map(json.loads, lines)
-            row = next(rows, {})
-    except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
-    if isinstance(row, str):
-        return ["text"]
-    return [name for name, value in row.items() if isinstance(value, str)] if isinstance(row, dict) else []
 
 
 def checked(text: bytes, where: str, start: int = 0, mend: str = "") -> bytes | DataError:

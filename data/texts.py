@@ -3,13 +3,13 @@
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from data import hub
 from data.command import DataError, UsageError, say, some
 from data.hub import RemoteFile, Repo
-from data.sources import Read, Source, column_of, kind_of
+from data.sources import Read, Source, kind_of
 
 # Words in a path that say which split a file is of, as the hub's own library reads them.
 SPLITS = {
@@ -23,7 +23,7 @@ CONVERTED = "@refs/convert/parquet"  # a branch that the hub itself makes of mos
 
 @dataclass(frozen=True)
 class HubText:
-    """The chosen files of a dataset at one commit. `source` says how to read them; no field: find it."""
+    """The chosen files of a dataset at one commit. `source` says how to read them."""
 
     repo: Repo
     commit: str
@@ -41,15 +41,10 @@ class HubText:
 
     def documents(self) -> Iterator[Read]:
         """The documents in the order of the files, which stay in the client's cache. Raises DataError."""
-        source = self.source
         for number, file in enumerate(self.files, 1):
             size = f"{file.size / 1e6:,.1f} MB"
             say(f"{self.repo.id}: file {number} of {len(self.files)}, {file.path}, {size}")
-            path = hub.fetch(self.repo, self.commit, file)
-            if not source.field:
-                source = replace(source, field=column_of(path))
-                say(f"the text is in the column {source.field!r}")
-            yield from source.read(path)
+            yield from self.source.read(hub.fetch(self.repo, self.commit, file))
 
 
 def find_text(

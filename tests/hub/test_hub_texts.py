@@ -125,7 +125,7 @@ def test_what_the_hub_converted_is_read_where_the_owner_has_other_files(hub, own
     ("files", "words"),
     [
         ({"train.parquet": parquet(DOCUMENTS, "a", b=DOCUMENTS)}, "has a, b; --field NAME chooses"),
-        ({"train.jsonl": jsonl([], "a")}, "has none; --field NAME chooses"),
+        ({"train.jsonl": b'{"a": 1}'}, "has none; --field NAME chooses"),
         ({"train.parquet": b"PAR1 cut"}, "no parquet file"),
         ({"train.jsonl.gz": b"\x1f\x8b\x08\x00cut"}, "cannot be read"),
     ],
