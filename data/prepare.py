@@ -5,13 +5,9 @@
     python -m data prepare text PATH... --name NAME --vocab-size 1024
     python -m data prepare hub:OWNER/NAME
 
-All run the same pipeline, in bounded memory whatever the size of the text:
-  1. spool     read every document once, hash it, put it in one of 64 buckets by its hash; sort each bucket
-  2. split     by another part of the same hash
-  3. tokenizer train it on training documents only, or take the one that was given
-  4. encode    in parallel, in the order of the hashes; decode again and compare
-  5. seal      complete the headers, verify everything, give the finished folder its name
-All of it grows in a hidden folder beside the target. A second run continues from the parts that are whole.
+All run the same five steps, in bounded memory whatever the size of the text: read, split, train a tokenizer,
+encode, seal. All of it grows in a hidden folder beside the target. A second run continues from the parts that
+are whole.
 """
 
 import contextlib
@@ -90,10 +86,11 @@ def prepare(job: Job) -> dict:
 def clear(work: Path) -> None:
     """Empty the hidden folder; the plan first, so that no later run trusts what a kill may leave of it."""
     (work / "plan.json").unlink(missing_ok=True)
-    for leftover in ("documents", "documents.partial", "dataset"):
-        shutil.rmtree(work / leftover, ignore_errors=True)
-    for leftover in ("tokenizer.model", "tokenizer.model.partial", "plan.json.partial"):
-        (work / leftover).unlink(missing_ok=True)
+    for leftover in work.iterdir():
+        if leftover.is_dir():
+            shutil.rmtree(leftover)
+        elif leftover.name != "lock":
+            leftover.unlink()
 
 
 def remove(work: Path) -> None:
