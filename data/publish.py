@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 from huggingface_hub import DatasetCardData
 
-from data import files, hub, shards
+from data import check, hub, shards
 from data.command import DataError, say, shell
 from data.door import Command
 from data.download import MANIFEST, PREFIX
@@ -35,23 +35,14 @@ def load_dataset(folder: Path) -> dict:
 
 
 def files_of(folder: Path, manifest: dict) -> dict[str, Path]:
-    """Shards, tokenizer and manifest by their paths in the repo. Raises DataError where one is another."""
-    place = f"{PREFIX}/datasets/{folder.name}"
+    """Shards, tokenizer and manifest by their paths in the repo. Raises DataError where a check fails."""
     tokenizer = shards.own_tokenizer(folder, manifest)
-    hashes = {folder / file["name"]: file["sha256"] for file in manifest["files"]}
-    hashes[tokenizer] = manifest["tokenizer"]["sha256"]
-    for path, expected in hashes.items():
-        if not path.is_file():
-            raise DataError(f"{path}: no such file, and the manifest names it: make the dataset anew")
-        if files.file_sha256(path).hex() != expected:
-            raise DataError(
-                f"{path}: not the file of the manifest, sha256 {expected}: "
-                f"{shell('python', '-m', 'data', 'verify', folder)} says more"
-            )
-    found = {f"{place}/{path.name}": path for path in hashes if path != tokenizer}
-    found[f"{PREFIX}/tokenizers/{tokenizer.name}"] = tokenizer
-    found[f"{place}/manifest.json"] = folder / "manifest.json"
-    return found
+    say(f"checking all of {folder}")
+    shards.raise_failed(check.verify_folder(folder, shards.Tokenizer(tokenizer), whole=True))
+    place = f"{PREFIX}/datasets/{folder.name}"
+    names = [file["name"] for file in manifest["files"]]
+    found = {f"{place}/{name}": folder / name for name in [*names, "manifest.json"]}
+    return found | {f"{PREFIX}/tokenizers/{tokenizer.name}": tokenizer}
 
 
 def index(folder: Path, manifest: dict) -> dict:
@@ -130,7 +121,6 @@ def main(dataset: Path, to: str, license_id: str) -> int:
     folder = dataset.absolute()
     manifest = load_dataset(folder)
     there = hub.look(hub.Repo(to, "dataset", f"--to {to}"))
-    shards.find_shards(folder)
     sources = files_of(folder, manifest)
     there.refuse_strangers(lambda path: path in sources or path == MANIFEST, f"the dataset {folder.name}")
     with tempfile.TemporaryDirectory() as stage:
