@@ -3,7 +3,9 @@
 Shards are written here from the table in data/README.md, by no code of the project.
 """
 
+import contextlib
 import hashlib
+import io
 import json
 import os
 import random
@@ -11,8 +13,11 @@ import struct
 import subprocess
 import sys
 import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import sentencepiece
@@ -178,6 +183,15 @@ def make_corpus(
     return made
 
 
+def events(folder: Path, kind: str) -> list[dict]:
+    """The events of a kind in a run's metrics.jsonl; what a dying run left unfinished is none."""
+    found = []
+    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return [event for event in found if event["event"] == kind]
+
+
 @dataclass
 class ScriptRun:
     """What a run of the script left behind."""
@@ -198,8 +212,10 @@ class ScriptRun:
         return self.cwd / "logs" / self.final["run_id"]
 
     def events(self, kind: str) -> list[dict]:
-        lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        return [event for event in map(json.loads, lines) if event["event"] == kind]
+        return events(self.folder, kind)
+
+    def losses(self) -> list[float]:
+        return [event["train_loss"] for event in self.events("step")]
 
 
 def clean_environment(**more) -> dict[str, str]:
@@ -208,10 +224,12 @@ def clean_environment(**more) -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", **{name: str(value) for name, value in more.items()}}
 
 
-def command(ranks: int = 0, script: Path = SCRIPT) -> list[str]:
+def command(
+    ranks: int = 0, script: Path = SCRIPT, torchrun: tuple[str, ...] = ("--standalone",)
+) -> list[str]:
     """The command line of the script; with ranks, under the real torchrun."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks else []
-    return [sys.executable, *torchrun, str(script)]
+    words = ["-m", "torch.distributed.run", *torchrun, f"--nproc_per_node={ranks}"] if ranks else []
+    return [sys.executable, *words, str(script)]
 
 
 def run_script(
@@ -229,3 +247,19 @@ def run_script(
         encoding="utf-8",
     )
     return ScriptRun(done.returncode, done.stdout, done.stderr, cwd)
+
+
+def run_here(main: Callable[[], int], cwd: Path, env: dict[str, str]) -> ScriptRun:
+    """The same by the main of a script that is imported: torch takes longer to import than such a run.
+
+    In a thread, so that it takes no signals from pytest.
+    """
+    cwd.mkdir(parents=True, exist_ok=True)
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(1) as pool:
+        stack.enter_context(mock.patch.dict(os.environ, clean_environment(**env), clear=True))
+        stack.enter_context(contextlib.chdir(cwd))
+        stack.enter_context(contextlib.redirect_stdout(out))
+        stack.enter_context(contextlib.redirect_stderr(err))
+        code = pool.submit(main).result()
+    return ScriptRun(code, out.getvalue(), err.getvalue(), cwd)

@@ -1,85 +1,59 @@
 """The script as a process that a test watches, signals and kills, and what its run leaves behind."""
 
-import collections
 import contextlib
-import json
-import os
 import re
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
+
 from tests.kit import helpers
 
 FAULTS = helpers.ROOT / "tests/kit/faults.py"
 PATIENCE = 200.0  # seconds that any process gets: nothing here takes a tenth of it
+MARGIN = 10.0  # seconds beyond DIST_TIMEOUT in which a rank has ended: Python's exit on a busy machine
 FIRST_STEP = re.compile(r"^step:\d+/\d+ train_loss", re.M)
 
 
-class Broken(Exception):
-    """A promise that did not hold."""
-
-
-def check(ok: Any, text: str) -> None:
-    if not ok:
-        raise Broken(text)
-
-
-def descendants(pid: int) -> list[int]:
-    """The process and all below it, parents first."""
-    parents = collections.defaultdict(list)
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            fields = stat.read_text().rpartition(")")[2].split()
-            parents[int(fields[1])].append(int(stat.parent.name))
-    found = [pid]
-    for each in found:
-        found += parents[each]
-    return found
-
-
-def state_of(pid: int) -> str:
-    """R, S, D running, T stopped, Z ended, or nothing: gone."""
+def status(pid: int) -> str:
+    """The state of a process, as psutil names it, or "gone"."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
+        return psutil.Process(pid).status()
+    except psutil.NoSuchProcess:
+        return "gone"
 
 
 def ended(pid: int) -> bool:
-    return state_of(pid) in ("", "Z")
-
-
-def command(ranks: int = 0, provoke: str = "") -> list[str]:
-    """The command line of the script; with faults, of the wrapper that has them."""
-    return helpers.command(ranks, FAULTS if provoke else helpers.SCRIPT)
-
-
-def under_torchrun(*options: str) -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run", *options, str(helpers.SCRIPT)]
-
-
-STARTED: list["Launch"] = []  # all of this process, to end what a failed try leaves running
+    return status(pid) in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD, "gone")
 
 
 class Launch:
-    """A command started in `cwd`; what it prints goes to files there."""
+    """A command started in `cwd`, by default the script; what it prints goes to files there.
 
-    def __init__(self, cwd: Path, env: dict[str, str], command: list[str]):
+    `ranks`: under torchrun. `provoke`: with the faults of tests/kit/faults.py.
+    """
+
+    def __init__(
+        self,
+        cwd: Path,
+        env: dict[str, str],
+        ranks: int = 0,
+        provoke: str = "",
+        command: list[str] | None = None,
+    ):
         cwd.mkdir(parents=True, exist_ok=True)
-        number = sum(1 for _ in cwd.glob("*.out"))
-        self.files = cwd / f"{number}.out", cwd / f"{number}.err"
+        number = len([*cwd.glob("*.out")])
+        self.cwd, self.files = cwd, (cwd / f"{number}.out", cwd / f"{number}.err")
         self.began, self.first_step = time.monotonic(), None
-        env = helpers.clean_environment(PYTHONPATH=helpers.ROOT, **env)
+        command = command or helpers.command(ranks, FAULTS if provoke else helpers.SCRIPT)
+        env = helpers.clean_environment(PYTHONPATH=helpers.ROOT, PROVOKE=provoke, **env)
         with open(self.files[0], "w") as out, open(self.files[1], "w") as err:
             self.process = subprocess.Popen(
                 command, cwd=cwd, env=env, stdout=out, stderr=err, start_new_session=True
             )
-        STARTED.append(self)
 
     @property
     def out(self) -> str:
@@ -89,7 +63,7 @@ class Launch:
     def err(self) -> str:
         return self.files[1].read_text(encoding="utf-8", errors="replace")
 
-    def look(self) -> bool:
+    def runs(self) -> bool:
         """Whether it still runs; notes when its first step was logged."""
         running = self.process.poll() is None
         if self.first_step is None and FIRST_STEP.search(self.out):
@@ -99,14 +73,12 @@ class Launch:
     def wait(self, seconds: float = PATIENCE, until: Callable[[], Any] = lambda: False) -> int | None:
         """The exit code, or None after so many seconds or when `until` holds."""
         end = time.monotonic() + seconds
-        while self.look():
+        while self.runs():
             if until():
                 return None
             if time.monotonic() > end:
-                if seconds < PATIENCE:
-                    return None
-                self.kill()
-                raise Broken(f"still runs after {seconds:.0f} s")
+                assert seconds < PATIENCE, f"still runs after {seconds:.0f} s"
+                return None
             time.sleep(0.01)
         return self.process.returncode
 
@@ -115,55 +87,80 @@ class Launch:
         code = self.wait(until=lambda: self.first_step is not None)
         return code if code is not None else self.wait(more)
 
+    def signal_at(self, words: str, number: int) -> None:
+        """Send a signal when the log has these words."""
+        code = self.wait(until=lambda: words in self.out)
+        assert code is None, f"it ended before {words}: {self.err}"
+        self.process.send_signal(number)
+
+    def children(self) -> list[psutil.Process]:
+        """All processes below it, parents first."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
     def kill(self) -> None:
         """SIGKILL to all its processes, parents first: as when the power fails."""
-        for pid in descendants(self.process.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for each in [self.process, *self.children()]:
+                each.kill()
         self.process.wait()
 
     def ranks(self) -> dict[int, int]:
         """Process ids of the ranks under torchrun."""
-        found = {}
-        for pid in descendants(self.process.pid)[1:]:
-            with contextlib.suppress(OSError):
-                environment = Path(f"/proc/{pid}/environ").read_bytes()
-                if rank := re.search(rb"(?:^|\0)RANK=(\d+)\0", environment):
-                    found.setdefault(int(rank[1]), pid)
+        found: dict[int, int] = {}
+        for each in self.children():
+            with contextlib.suppress(psutil.Error):
+                if rank := each.environ().get("RANK"):
+                    found.setdefault(int(rank), each.pid)
         return found
 
-    def need(self, *codes: int) -> None:
+    def need(self, *codes: int) -> helpers.ScriptRun:
         """It ends with one of these exit codes, and without a traceback of the script's."""
         code = self.wait()
-        check(code in codes, f"exit {code}, expected {codes}: {self.err[-1500:]}")
-        check("Traceback" not in self.err.split("torch/distributed")[0], f"a traceback: {self.err[-1500:]}")
+        assert code in codes, f"exit {code}, expected {codes}: {self.err[-1500:]}"
+        assert "Traceback" not in self.err.split("torch/distributed")[0], f"a traceback: {self.err[-1500:]}"
+        return helpers.ScriptRun(code, self.out, self.err, self.cwd)
+
+
+# --- lost ranks -------------------------------------------------------------------------------------------
+
+
+def all_ranks(launches: list[Launch], world: int) -> dict[int, int]:
+    """Process ids of all ranks, once each trains."""
+    launches[0].wait_for_step()
+    found = {rank: pid for each in launches for rank, pid in each.ranks().items()}
+    assert len(found) == world, f"ranks {found}: {launches[0].err[-1500:]}"
+    return found
+
+
+def watch_the_others(lost: list[int], others: dict[int, int], timeout: float) -> float:
+    """Seconds from the loss of some processes to the end of all other ranks, which must be in time."""
+    end = time.monotonic() + PATIENCE
+    while not all(ended(pid) or status(pid) == psutil.STATUS_STOPPED for pid in lost):
+        assert time.monotonic() < end, "the rank was never lost"
+        time.sleep(0.02)
+    began = time.monotonic()
+    while alive := [rank for rank, pid in others.items() if not ended(pid)]:
+        late = time.monotonic() - began > timeout + MARGIN
+        assert not late, f"ranks {alive} still run {timeout + MARGIN:.0f} s after the loss"
+        time.sleep(0.02)
+    return time.monotonic() - began
 
 
 # --- what a run leaves ------------------------------------------------------------------------------------
 
 
 class End(NamedTuple):
-    """What must be equal of two runs that did the same."""
+    """What must be equal of two runs that did the same, to the last bit."""
 
     hashes: dict[str, Any]
     steps: list[dict[str, Any]]
     vals: list[dict[str, Any]]
 
 
-def events(folder: Path) -> list[dict[str, Any]]:
-    """All events of a run's metrics.jsonl; what a dying run left unfinished is none."""
-    found = []
-    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
-        with contextlib.suppress(ValueError):
-            found.append(json.loads(line))
-    return found
-
-
-def without_seconds(logged: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+def without_seconds(folder: Path, kind: str) -> list[dict[str, Any]]:
     """The events of a kind, of which nothing but seconds may differ between two runs that did the same."""
-    return [
-        {k: v for k, v in event.items() if "seconds" not in k} for event in logged if event["event"] == kind
-    ]
+    found = helpers.events(folder, kind)
+    return [{k: v for k, v in event.items() if "seconds" not in k} for event in found]
 
 
 def is_done(folder: Path) -> bool:
@@ -172,25 +169,12 @@ def is_done(folder: Path) -> bool:
 
 
 def end_of(folder: Path) -> End:
-    """Read a finished run. Raises Broken if it is not finished."""
-    logged = events(folder)
-    final = [event for event in logged if event["event"] == "final"]
-    check(len(final) == 1, f"{len(final)} final events in {folder}")
-    artifact = helpers.sha256(folder / "model.ptz").hex()
-    check(artifact == final[0]["artifact_sha256"], "the artifact is not the one that the run reports")
+    """Read a finished run: each step is logged once, and the artifact is the one that it reports."""
+    final = helpers.events(folder, "final")
+    assert len(final) == 1, f"{len(final)} final events in {folder}"
+    assert helpers.sha256(folder / "model.ptz").hex() == final[0]["artifact_sha256"]
     names = ("state_sha256", "artifact_sha256", "val_bpb", "steps", "tokens_seen")
     hashes = {name: final[0][name] for name in names}
-    return End(hashes, without_seconds(logged, "step"), without_seconds(logged, "val"))
-
-
-def check_steps(found: End, count: int) -> None:
-    check([e["step"] for e in found.steps] == list(range(1, count + 1)), "steps are missing or logged twice")
-
-
-def check_same(found: End, expected: End) -> None:
-    """To the last bit."""
-    check_steps(found, len(expected.steps))
-    for one, other in zip(found.steps, expected.steps):
-        check(one == other, f"a step differs: {one}, expected {other}")
-    check(found.hashes == expected.hashes, f"the end differs: {found.hashes}, expected {expected.hashes}")
-    check(found.vals == expected.vals, f"validations differ: {found.vals}, expected {expected.vals}")
+    steps = without_seconds(folder, "step")
+    assert [event["step"] for event in steps] == list(range(1, final[0]["steps"] + 1))
+    return End(hashes, steps, without_seconds(folder, "val"))

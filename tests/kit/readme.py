@@ -47,5 +47,9 @@ def with_tables(text: str) -> str:
     return text
 
 
-if __name__ == "__main__":
+def write() -> None:
     README.write_text(with_tables(README.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

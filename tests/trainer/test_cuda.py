@@ -1,6 +1,5 @@
 """What only a GPU shows; skipped where there is none. `python -m pytest -m cuda tests` runs these alone."""
 
-import json
 import math
 import signal
 
@@ -9,11 +8,9 @@ import pytest
 import torch
 
 import train_gpt
-from tests import chaos
-from tests.kit import helpers, launch
-from tests.kit.launch import Launch
+from tests.kit import helpers
+from tests.kit.launch import Launch, all_ranks, watch_the_others
 from tests.trainer.test_model import attention_case, math_attention
-from tests.trainer.test_run import losses
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
 
@@ -43,7 +40,7 @@ def test_the_gpu_trains_what_the_cpu_trains(runs, name, tolerance):
     cpu = runs["cpu"]
     assert run.final["device"] == "cuda:0"
     assert "device:cuda:0" in run.out
-    np.testing.assert_allclose(losses(run), losses(cpu), rtol=tolerance)
+    np.testing.assert_allclose(run.losses(), cpu.losses(), rtol=tolerance)
     assert float(run.final["val_bpb"]) == pytest.approx(float(cpu.final["val_bpb"]), rel=2 * tolerance)
     assert float(run.final["peak_memory_mib"]) > 0
     for found, expected in zip(run.events("val"), cpu.events("val")):
@@ -61,7 +58,7 @@ def test_an_artifact_scores_alike_on_both(runs, corpus, tmp_path):
 
 
 def test_the_gpu_gives_the_same_losses_twice(runs):
-    np.testing.assert_allclose(losses(runs["again"]), losses(runs["cuda"]), rtol=1e-5)
+    np.testing.assert_allclose(runs["again"].losses(), runs["cuda"].losses(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype, error", [(torch.float32, 4e-3), (torch.bfloat16, 0.04)])
@@ -100,7 +97,7 @@ def test_the_reference_shape_takes_a_step_on_the_gpu(tmp_path, tokenizer_path, c
     run = helpers.run_script(tmp_path, env)
     assert run.code == 0, run.err
     # what a CPU finds, with a single layer, since no block adds anything yet
-    assert losses(run)[0] == pytest.approx(5.766, abs=0.02)
+    assert run.losses()[0] == pytest.approx(5.766, abs=0.02)
 
 
 # --- steps that are recorded ------------------------------------------------------------------------------
@@ -144,35 +141,25 @@ ONE_GPU = helpers.ROOT / "tests/kit/one_gpu.py"
 
 def test_a_killed_run_goes_on_where_it_was(corpus, tmp_path):
     env = corpus.env(**COMPILED, RUN_ID="run", CKPT_SECONDS=1e-6)
-    whole = Launch(tmp_path / "whole", env, launch.command())
-    whole.need(0)
-    Launch(tmp_path, env | {"PROVOKE": "kill@20"}, launch.command(0, "kill@20")).need(-signal.SIGKILL)
-    resumed = Launch(tmp_path, env, launch.command())
-    resumed.need(0)
+    whole = Launch(tmp_path / "whole", env).need(0)
+    Launch(tmp_path, env, provoke="kill@20").need(-signal.SIGKILL)
+    resumed = Launch(tmp_path, env).need(0)
     assert "resumed from" in resumed.out
-    one, other = (
-        [
-            event["train_loss"]
-            for event in map(json.loads, path.read_text().splitlines())
-            if event["event"] == "step"
-        ]
-        for path in (folder / "logs/run/metrics.jsonl" for folder in (tmp_path, tmp_path / "whole"))
-    )
-    assert len(one) == len(other) == 40
-    np.testing.assert_allclose(one, other, rtol=0.01)
+    assert len(resumed.losses()) == len(whole.losses()) == 40
+    np.testing.assert_allclose(resumed.losses(), whole.losses(), rtol=0.01)
 
 
 def test_two_ranks_on_one_gpu_train_what_one_trains(runs, corpus, tmp_path):
     env = corpus.env(DEVICE="cuda", RUN_ID="two", ITERATIONS=20, VAL_LOSS_EVERY=10, PYTHONPATH=helpers.ROOT)
     run = helpers.run_script(tmp_path, env, ranks=2, script=ONE_GPU)
     assert run.code == 0, run.err
-    np.testing.assert_allclose(losses(run), losses(runs["cuda"]), rtol=1e-3)
+    np.testing.assert_allclose(run.losses(), runs["cuda"].losses(), rtol=1e-3)
 
 
 def test_a_rank_that_dies_ends_the_other(corpus, tmp_path):
     env = corpus.env(DEVICE="cuda", RUN_ID="lost", ITERATIONS=10**5, TRAIN_LOG_EVERY=1, DIST_TIMEOUT=6)
-    run = Launch(tmp_path, env | {"PROVOKE": "kill@12:rank=1"}, helpers.command(2, ONE_GPU))
-    others = chaos.all_ranks([run], 2)
-    chaos.watch_the_others([others.pop(1)], others, 6.0)
+    run = Launch(tmp_path, env, provoke="kill@12:rank=1", command=helpers.command(2, ONE_GPU))
+    others = all_ranks([run], 2)
+    watch_the_others([others.pop(1)], others, 6.0)
     run.kill()
     assert "lost a rank: dead, or silent for DIST_TIMEOUT" in run.err

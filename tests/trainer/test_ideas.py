@@ -5,9 +5,11 @@ merges it, and `git diff HEAD train_gpt.py` prints its new body.
 """
 
 import dataclasses
+import functools
 import importlib.util
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import zlib
@@ -47,11 +49,22 @@ def scripts(tmp_path_factory) -> dict[str, Path]:
     return {name: apply(patch, folder / name) for name, patch in PATCHES.items()}
 
 
+def load(name: str, script: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"idea_{name}", script)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def modules(scripts) -> dict[str, ModuleType]:
+    return {name: load(name, script) for name, script in scripts.items()}
+
+
 @dataclasses.dataclass
 class Fork:
     """A patched script, imported, and a run of it that wrote a checkpoint after each step."""
 
-    script: Path
     module: ModuleType
     env: dict[str, str]
     run: ScriptRun
@@ -79,6 +92,21 @@ class Fork:
         return self.module.GPT(s, self.module.Machine(torch.device("cpu")))
 
 
+@pytest.fixture(scope="module")
+def forks(modules, corpus, tmp_path_factory):
+    """A function that gives the Fork of an idea, trained when it is first asked for."""
+    more = {"ITERATIONS": 20, "CKPT_SECONDS": 1e-9, "VAL_LOSS_EVERY": 1000, "VAL_BATCH_SIZE": 65536}
+    env = corpus.env(RUN_ID="fork", **more)
+
+    @functools.cache
+    def fork(name: str) -> Fork:
+        run = helpers.run_here(modules[name].main, tmp_path_factory.mktemp(name), env)
+        assert (run.code, run.err) == (0, "")
+        return Fork(modules[name], env, run)
+
+    return fork
+
+
 def tokens_read(module: ModuleType, s) -> np.ndarray:
     """All slots of a run, in order: int64[n, slot_tokens + 1]."""
     reader = module.BatchReader(s, module.load_corpus(s).train, module.Machine(torch.device("cpu")), [])
@@ -95,36 +123,6 @@ def nats_of(predictor, ids: np.ndarray) -> np.ndarray:
     """Nats of int64[rows, T] but for each stream's first token, fed one after the other."""
     predictor.start(len(ids))
     return nats(np.stack([predictor.step(column) for column in ids[:, :-1].T], 1), ids[:, 1:])
-
-
-def load(name: str, script: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"idea_{name}", script)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def forks(scripts, corpus):
-    """A function that gives the Fork of an idea, trained when it is first asked for."""
-    env = corpus.env(
-        RUN_ID="fork", ITERATIONS=20, CKPT_SECONDS=1e-9, VAL_LOSS_EVERY=1000, VAL_BATCH_SIZE=65536
-    )
-    made: dict[str, Fork] = {}
-
-    def fork(name: str) -> Fork:
-        if name not in made:
-            script = scripts[name]
-            run = helpers.run_script(script.parent, env, script=script)
-            assert (run.code, run.err) == (0, "")
-            made[name] = Fork(script, load(name, script), env, run)
-        return made[name]
-
-    return fork
-
-
-def losses(run: ScriptRun) -> list[float]:
-    return [event["train_loss"] for event in run.events("step")]
 
 
 def stored(artifact: bytes) -> dict[str, np.ndarray]:
@@ -162,17 +160,17 @@ def test_patched_scripts_are_tidy(scripts, command):
 @pytest.mark.parametrize("name", PATCHES)
 def test_a_fork_learns_and_its_artifact_gives_the_same_score_again(forks, corpus, name):
     fork = forks(name)
-    assert float(fork.run.final["val_loss"]) < 0.8 * losses(fork.run)[0]
+    assert float(fork.run.final["val_loss"]) < 0.8 * fork.run.losses()[0]
     env = corpus.env(EVAL_ONLY=fork.run.folder / "model.ptz")
-    again = helpers.run_script(fork.script.parent, env, script=fork.script)
+    again = helpers.run_here(fork.module.main, fork.run.cwd, env)
     assert (again.code, again.err) == (0, "")
     for key in ("val_bpb", "val_loss", "artifact_sha256"):
         assert again.final[key] == fork.run.final[key]
 
 
 @pytest.mark.parametrize("name", PATCHES)
-def test_the_operations_of_a_step_are_those_that_torch_counts(scripts, name):
-    module = load(name, scripts[name])
+def test_the_operations_of_a_step_are_those_that_torch_counts(modules, name):
+    module = modules[name]
     env = {"VOCAB_SIZE": "400", "TRAIN_BATCH_TOKENS": "1024", "DTYPE": "float32"}
     s, _ = module.load_settings(env, "smoke")
     trainer = module.Trainer(s, module.Machine(torch.device("cpu")))
@@ -199,14 +197,14 @@ def test_a_fork_predicts_token_by_token_what_it_scores_in_windows(forks, corpus,
 def test_smear_gates_start_closed_and_are_learned(forks, base_run):
     """No gradient would reach a gate that the model does not use."""
     fork = forks("smear_gate")
-    assert losses(fork.run)[0] == pytest.approx(losses(base_run)[0], rel=1e-6)
+    assert fork.run.losses()[0] == pytest.approx(base_run.losses()[0], rel=1e-6)
     assert fork.weights()["smear"].all()
 
 
 @pytest.mark.slow
 def test_value_embeddings_start_unread_and_are_learned(forks, base_run):
     fork = forks("value_embeddings")
-    assert losses(fork.run)[0] == pytest.approx(losses(base_run)[0], rel=1e-6)
+    assert fork.run.losses()[0] == pytest.approx(base_run.losses()[0], rel=1e-6)
     assert fork.weights()["value_share"].all()
     model = fork.model()
     start = {p.name: fork.module.draw(p, model.s.seed) for p in model.table}["value_emb"]
@@ -232,10 +230,10 @@ def test_int6_levels_are_what_the_model_computes_with_and_what_is_stored(forks, 
     assert len(fork.artifact) < 0.8 * int(base_run.final["artifact_bytes"])
 
 
-def test_int6_levels_take_less_than_six_bits(scripts):
+def test_int6_levels_take_less_than_six_bits(modules):
     """Of weights as they are after training, spread like a bell."""
     matrix = torch.randn(512, 192, generator=torch.Generator().manual_seed(0))
-    levels, _ = load("int6_qat", scripts["int6_qat"]).int6_levels(matrix)
+    levels, _ = modules["int6_qat"].int6_levels(matrix)
     assert 8 * len(zlib.compress(levels.char().numpy(), 9)) < 5.9 * levels.numel()
 
 
@@ -258,8 +256,8 @@ def test_the_average_is_the_mean_over_the_cool_down_and_is_exported(forks):
 @pytest.mark.slow
 def test_the_token_after_next_steers_training_and_leaves_no_values_behind(forks, base_run):
     fork = forks("next_token_after")
-    first, *later = losses(fork.run)
-    base_first, *base_later = losses(base_run)
+    first, *later = fork.run.losses()
+    base_first, *base_later = base_run.losses()
     assert first == pytest.approx(base_first, rel=1e-6), "what is logged is the next token's loss"
     assert np.abs(np.subtract(later, base_later)).min() > 0
     tensors, base = stored(fork.artifact), stored((base_run.folder / "model.ptz").read_bytes())
@@ -295,15 +293,15 @@ def test_a_schedule_of_sequences_reads_the_same_tokens_at_fewer_operations(forks
     assert [step.seq_len for step in steps] == [8] * 14 + [32] * 6
     base, _ = train_gpt.load_settings(fork.env, "smoke")
     assert np.array_equal(tokens_read(fork.module, s), tokens_read(train_gpt, base))
-    assert losses(fork.run)[5] != losses(base_run)[5]
+    assert fork.run.losses()[5] != base_run.losses()[5]
     counted = np.diff([event["train_flops"] for event in fork.run.events("step")], prepend=0)
     assert counted.tolist() == [step.flops for step in steps]
     assert steps[0].flops < steps[-1].flops and int(fork.run.final["train_flops"]) == counted.sum()
 
 
-def test_operations_end_a_schedule_of_sequences_at_the_last_step_within_them(scripts, corpus):
+def test_operations_end_a_schedule_of_sequences_at_the_last_step_within_them(modules, corpus):
     """Two thirds of the operations are those of short sequences."""
-    module = load("sequence_schedule", scripts["sequence_schedule"])
+    module = modules["sequence_schedule"]
     s, _ = module.load_settings(corpus.env(ITERATIONS=10**6), "smoke")
     long = module.step_flops(s, 32, s.batch_slots)
     for worth in (1.5, 7.3, 40.0, 1000.9):
@@ -314,67 +312,37 @@ def test_operations_end_a_schedule_of_sequences_at_the_last_step_within_them(scr
         assert abs(sum(short) - 2 / 3 * most) <= long
 
 
-STOPPED = """
-import os, signal, sys, train_gpt
-real = train_gpt.Trainer.step
-
-def step(trainer, batch, step, lr_mul):
-    if step.number == 13:
-        os.kill(os.getpid(), signal.SIGTERM)
-    return real(trainer, batch, step, lr_mul)
-
-train_gpt.Trainer.step = step
-sys.exit(train_gpt.main())
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [0, 2])
-def test_a_schedule_of_sequences_goes_on_across_its_change(forks, tmp_path, ranks):
+def test_a_schedule_of_sequences_goes_on_across_its_change(forks, scripts, tmp_path, monkeypatch, ranks):
     """Stopped in the last step of the short ones; begun on one rank, ended on one or two."""
     fork = forks("sequence_schedule")
-    (tmp_path / "stopped.py").write_text(STOPPED)
-    env = fork.env | {"PYTHONPATH": str(fork.script.parent)}
-    assert helpers.run_script(tmp_path, env, script=tmp_path / "stopped.py").code == 16
-    again = helpers.run_script(tmp_path, fork.env, ranks, script=fork.script)
+    take_step = fork.module.Trainer.step
+
+    def step_and_stop(trainer, batch, step, lr_mul):
+        if step.number == 13:
+            trainer.machine.signals.append(signal.SIGTERM)
+        return take_step(trainer, batch, step, lr_mul)
+
+    monkeypatch.setattr(fork.module.Trainer, "step", step_and_stop)
+    assert helpers.run_here(fork.module.main, tmp_path / "begun", fork.env).code == 16
+    monkeypatch.undo()
+    shutil.copytree(tmp_path / "begun", tmp_path / "ended")  # the other is locked while this process lives
+    again = helpers.run_script(tmp_path / "ended", fork.env, ranks, script=scripts["sequence_schedule"])
     assert (again.code, again.final["resumes"], again.final["steps"]) == (0, "1", "20")
     assert [event["step"] for event in again.events("step")] == [*range(1, 21)]
-    assert losses(again) == pytest.approx(losses(fork.run), rel=1e-4)
+    assert again.losses() == pytest.approx(fork.run.losses(), rel=1e-4)
     for key in () if ranks else ("artifact_sha256", "state_sha256"):
         assert again.final[key] == fork.run.final[key]
-
-
-def test_a_batch_may_grow_and_every_slot_is_read_once(corpus, tmp_path):
-    """The other half of what the speedruns do, by the same line of Plan."""
-    text = helpers.SCRIPT.read_text(encoding="utf-8")
-    line = "self.stages = [(1.0, s.train_seq_len, s.batch_slots)]"
-    assert line in text
-    grown = (
-        "self.stages = [(0.5, s.train_seq_len, s.batch_slots // 2), (1.0, s.train_seq_len, s.batch_slots)]"
-    )
-    (tmp_path / "train_gpt.py").write_text(text.replace(line, grown), encoding="utf-8")
-    module = load("grown", tmp_path / "train_gpt.py")
-    s, _ = module.load_settings(corpus.env(ITERATIONS=6), "smoke")
-    stream = module.load_corpus(s).train
-    reader = module.BatchReader(s, stream, module.Machine(torch.device("cpu")), [])
-    steps = list(module.Plan(s).steps())
-    batches = [reader.read(step) for step in steps]
-    assert [len(batch) for batch in batches] == [s.batch_slots // 2] * 3 + [s.batch_slots] * 3
-    slots = torch.cat(batches).tolist()
-    windows = [stream.read(int(at) * reader.length, reader.length).tolist() for at in reader.order]
-    assert slots == (windows * 9)[: len(slots)]
-    trainer = module.Trainer(s, module.Machine(torch.device("cpu")))
-    for number in (2, 3):
-        assert trainer.step(batches[number], steps[number], 1.0)[2]
 
 
 # --- NorMuon ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def normuon(scripts, corpus):
+def normuon(modules, corpus):
     """A trainer after three steps on random tokens, the tokens, and the step that comes."""
-    module = load("normuon", scripts["normuon"])
+    module = modules["normuon"]
     s, _ = module.load_settings(corpus.env(MODEL_DIM=32, NUM_HEADS=2, ITERATIONS=4), "smoke")
     trainer = module.Trainer(s, module.Machine(torch.device("cpu")))
     batch = torch.randint(400, (s.batch_slots, s.slot_tokens + 1), generator=torch.Generator().manual_seed(0))
@@ -439,7 +407,7 @@ def test_more_state_survives_a_resume(forks, tmp_path, name):
     folder = tmp_path / "logs/fork/checkpoint"
     folder.mkdir(parents=True)
     shutil.copy(kept, folder)
-    again = helpers.run_script(tmp_path, fork.env, script=fork.script)
+    again = helpers.run_here(fork.module.main, tmp_path, fork.env)
     assert (again.code, again.final["resumes"]) == (0, "1")
     for key in ("artifact_sha256", "state_sha256"):
         assert again.final[key] == fork.run.final[key]
@@ -450,5 +418,5 @@ def test_more_state_survives_a_resume(forks, tmp_path, name):
 def test_a_run_of_a_fork_is_not_resumed_without_its_patch(forks, tmp_path, name, said):
     fork = forks(name)
     shutil.copytree(fork.run.folder / "checkpoint", tmp_path / "logs/fork/checkpoint")
-    run = helpers.run_script(tmp_path, fork.env)
+    run = helpers.run_here(train_gpt.main, tmp_path, fork.env)
     assert run.code == 3 and said in run.err and run.err.count("\n") == 1

@@ -14,9 +14,9 @@ import pytest
 import safetensors.numpy
 
 import train_gpt
-from tests import chaos
 from tests.kit import helpers, launch
-from tests.kit.launch import Launch
+from tests.kit.launch import Launch, all_ranks, end_of, watch_the_others
+from tests.trainer.test_run import contents
 
 # what may differ on a resume: it changes no result, or (paths, device) is compared by what came of it
 FREE = {"preset", "dry_run", "data_path", "tokenizer_path", "run_id", "device", "compile", "eval_only"}
@@ -30,58 +30,56 @@ FREE |= {"max_skipped", "dist_timeout"}
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", ["kill@12:rank=1", "kill@12:rank=0", "stop@12:rank=1"])
 def test_the_others_end_in_time_when_a_rank_is_lost(corpus, tmp_path, spec):
-    env = corpus.env(RUN_ID="lost", ITERATIONS=10**5, TRAIN_LOG_EVERY=1, DIST_TIMEOUT=6, PROVOKE=spec)
-    run = Launch(tmp_path, env, launch.command(2, spec))
-    others = chaos.all_ranks([run], 2)
-    chaos.watch_the_others([others.pop(int(spec[-1]))], others, 6.0)
+    env = corpus.env(RUN_ID="lost", ITERATIONS=10**5, TRAIN_LOG_EVERY=1, DIST_TIMEOUT=6)
+    run = Launch(tmp_path, env, 2, spec)
+    others = all_ranks([run], 2)
+    watch_the_others([others.pop(int(spec[-1]))], others, 6.0)
     run.kill()
     assert re.search(r"^train_gpt\.py: lost a rank: .*RUN_ID=lost goes on", run.err, re.MULTILINE), run.err
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", ["@0:rank=3:in=gradient", "@3:rank=0:in=fsync"])
-def test_a_rank_that_compiles_or_writes_for_longer_than_dist_timeout_is_not_lost(corpus, tmp_path, spec):
-    """On a node whose cache of compiled code is empty, the first gradient takes minutes."""
-    spec = f"sleep{spec}:seconds=5"
-    env = corpus.env(RUN_ID="slow", ITERATIONS=3, DIST_TIMEOUT=3, PROVOKE=spec)
-    Launch(tmp_path, env, launch.command(4, spec)).need(0)
+@pytest.mark.parametrize(
+    "ranks, spec",
+    [
+        (4, "sleep@0:rank=3:in=gradient:seconds=6,sleep@3:rank=0:in=fsync:seconds=6"),
+        (2, "sleep@3:rank=1:in=pass:seconds=1.1"),
+    ],
+    ids=["in a compilation or a write", "in an evaluation"],
+)
+def test_a_rank_that_takes_longer_than_dist_timeout_is_not_lost(corpus, tmp_path, ranks, spec):
+    """Where the cache of compiled code is empty, the first gradient takes minutes.
 
-
-@pytest.mark.slow
-def test_a_rank_whose_evaluation_takes_longer_than_dist_timeout_is_not_lost(corpus, tmp_path):
-    """Each of its five passes takes less."""
-    spec = "sleep@3:seconds=0.9:rank=1:in=pass"
-    env = corpus.env(RUN_ID="slow", ITERATIONS=3, DIST_TIMEOUT=3, VAL_BATCH_SIZE=8192, PROVOKE=spec)
-    Launch(tmp_path, env, launch.command(2, spec)).need(0)
+    An evaluation has five passes here, each of which takes less.
+    """
+    env = corpus.env(RUN_ID="slow", ITERATIONS=3, DIST_TIMEOUT=4, VAL_BATCH_SIZE=8192)
+    Launch(tmp_path, env, ranks, spec).need(0)
 
 
 @pytest.mark.slow
 def test_a_checkpoint_that_was_torn_or_cut_is_gone_back_from(corpus, tmp_path):
     env = corpus.env(RUN_ID="run", ITERATIONS=40, CKPT_SECONDS=1e-6, TRAIN_LOG_EVERY=1)
     for spec in ("cut@10", "torn@20"):
-        run = Launch(tmp_path, env | {"PROVOKE": spec}, launch.command(0, spec))
-        run.need(-signal.SIGKILL)
-    resumed = Launch(tmp_path, env, launch.command())
-    resumed.need(0)
+        Launch(tmp_path, env, provoke=spec).need(-signal.SIGKILL)
+    resumed = Launch(tmp_path, env).need(0)
     assert "step_00000020.ckpt is damaged and put aside; the one before is taken" in resumed.out
     assert (tmp_path / "logs/run/checkpoint/step_00000020.damaged").exists()
-    alone = Launch(tmp_path / "alone", env, launch.command())
-    alone.need(0)
-    launch.check_same(launch.end_of(tmp_path / "logs/run"), launch.end_of(tmp_path / "alone/logs/run"))
+    alone = helpers.run_here(train_gpt.main, tmp_path / "alone", env)
+    assert end_of(resumed.folder) == end_of(alone.folder)
 
 
 @pytest.mark.slow
 def test_a_signal_to_one_rank_ends_the_last_evaluation_on_all(corpus, tmp_path):
     spec = "sleep@3:seconds=0.5:in=pass"
-    env = corpus.env(RUN_ID="run", ITERATIONS=3, VAL_BATCH_SIZE=4096, PROVOKE=spec)
-    run = Launch(tmp_path, env, launch.command(2, spec))
-    ranks = chaos.all_ranks([run], 2)
+    env = corpus.env(RUN_ID="run", ITERATIONS=3, VAL_BATCH_SIZE=4096)
+    run = Launch(tmp_path, env, 2, spec)
+    ranks = all_ranks([run], 2)
     run.wait(until=lambda: "step:3/" in run.out)
     os.kill(ranks[1], signal.SIGTERM)
     run.need(1)  # torchrun's
     # counted, since lines of two processes may mix
     assert run.err.count("stopped by a signal in an evaluation; ") == 2, run.err
-    Launch(tmp_path, env, launch.command(2)).need(0)
+    Launch(tmp_path, env, 2).need(0)
 
 
 # --- a run that was stopped -------------------------------------------------------------------------------
@@ -93,10 +91,9 @@ def stopped(tmp_path_factory, corpus) -> Path:
     cwd = tmp_path_factory.mktemp("stopped")
     sizes = {"ITERATIONS": 60, "BATCH_SLOTS": 2, "TRAIN_BATCH_TOKENS": 128, "VAL_LOSS_EVERY": 20}
     env = corpus.env(RUN_ID="läuft-日本", CKPT_SECONDS=1e-6, TRAIN_LOG_EVERY=1, **sizes)
-    run = Launch(cwd, env | {"PROVOKE": "sleep@10:seconds=1"}, launch.command(provoke="sleep"))
-    run.wait(until=lambda: "step:8/" in run.out)
-    run.process.send_signal(signal.SIGTERM)
-    assert run.wait() == 16, run.err
+    run = Launch(cwd, env, provoke="sleep@10:seconds=1")
+    run.signal_at("step:8/", signal.SIGTERM)
+    run.need(16)
     assert re.fullmatch(
         r"train_gpt\.py: stopped by a signal after step \d+ of 60; the .*goes on.*\n", run.err
     )
@@ -109,10 +106,6 @@ def copy(stopped, tmp_path, monkeypatch) -> Path:
     shutil.copytree(stopped / "logs", tmp_path / "logs")
     monkeypatch.chdir(tmp_path)
     return tmp_path / "logs/läuft-日本"
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def config_of(folder: Path) -> dict:
@@ -135,14 +128,13 @@ def environment_of(folder: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_the_same_command_goes_on(copy):
-    before = launch.without_seconds(launch.events(copy), "step")
-    run = helpers.run_script(copy.parents[1], environment_of(copy))
+    before = launch.without_seconds(copy, "step")
+    run = helpers.run_here(train_gpt.main, copy.parents[1], environment_of(copy))
     assert run.code == 0, run.err
-    events = launch.events(copy)
-    steps = launch.without_seconds(events, "step")
-    assert [event["step"] for event in steps] == list(range(1, 61))
+    steps = end_of(copy).steps
+    assert len(steps) == 60
     assert steps[: len(before)] == before, "to the last digit"
-    assert (events[-1]["event"], events[-1]["resumes"]) == ("final", 1)
+    assert run.final["resumes"] == "1"
     assert f"resumed from {Path('logs', copy.name, 'checkpoint')}" in run.out
     kept = sorted(path.name for path in copy.glob("checkpoint/*"))
     assert len(kept) == 2 and kept[-1] == "step_00000060.ckpt", "one at the end, and the one before it"
@@ -219,7 +211,7 @@ def test_other_data_is_refused(copy, corpus, tmp_path, tokenizer_path):
     """Through the script: a corpus of other documents under the same name."""
     helpers.make_corpus(tmp_path / "data", tokenizer_path, train_docs=400)
     before = contents(copy)
-    run = helpers.run_script(tmp_path, environment_of(copy) | {"DATA_PATH": "data"})
+    run = helpers.run_here(train_gpt.main, tmp_path, environment_of(copy) | {"DATA_PATH": "data"})
     assert run.code == 3 and "TRAIN_SHA256" in run.err and run.err.count("\n") == 1
     assert contents(copy) == before
 
@@ -228,7 +220,7 @@ def test_other_data_is_refused(copy, corpus, tmp_path, tokenizer_path):
 def test_a_validation_text_that_is_gone_is_refused(copy, corpus, tmp_path):
     shutil.copytree(corpus.data_path, tmp_path / "data", ignore=shutil.ignore_patterns("*_val_*"))
     before = contents(copy)
-    run = helpers.run_script(tmp_path, environment_of(copy) | {"DATA_PATH": "data"})
+    run = helpers.run_here(train_gpt.main, tmp_path, environment_of(copy) | {"DATA_PATH": "data"})
     assert run.code == 3 and "VAL_SHA256" in run.err and run.err.count("\n") == 1, run.err
     assert contents(copy) == before
 
@@ -265,13 +257,10 @@ def test_half_of_a_final_event_is_no_end(copy):
 def test_a_run_that_no_seconds_end_is_repeated_by_its_seed(corpus, tmp_path):
     """Operations end it; the first time it is killed on the way, and slower."""
     env = corpus.env(RUN_ID="run", ITERATIONS=10**5, MAX_FLOPS=6e9, CKPT_SECONDS=1e-6)
-    killed = env | {"PROVOKE": "sleep@5:seconds=0.5,kill@20"}
-    Launch(tmp_path, killed, launch.command(provoke="kill")).need(-signal.SIGKILL)
-    Launch(tmp_path, env, launch.command()).need(0)
-    Launch(tmp_path / "again", env, launch.command()).need(0)
-    found = launch.end_of(tmp_path / "logs/run")
-    assert found.hashes["steps"] == 55
-    launch.check_same(found, launch.end_of(tmp_path / "again/logs/run"))
+    Launch(tmp_path, env, provoke="sleep@5:seconds=0.5,kill@20").need(-signal.SIGKILL)
+    found, again = (helpers.run_here(train_gpt.main, cwd, env) for cwd in (tmp_path, tmp_path / "again"))
+    assert (found.code, found.final["steps"]) == (0, "55")
+    assert end_of(found.folder) == end_of(again.folder)
 
 
 # --- full disks -------------------------------------------------------------------------------------------
@@ -280,9 +269,8 @@ def test_a_run_that_no_seconds_end_is_repeated_by_its_seed(corpus, tmp_path):
 @pytest.mark.slow
 def test_a_file_that_may_not_grow_stops_the_run_and_it_goes_on(corpus, tmp_path):
     env = corpus.env(RUN_ID="run", ITERATIONS=700, TRAIN_LOG_EVERY=1)
-    limited = ["bash", "-c", 'ulimit -f 90; exec "$0" "$@"', *launch.command()]
-    run = Launch(tmp_path, env, limited)
-    run.need(16)
+    limited = ["bash", "-c", 'ulimit -f 90; exec "$0" "$@"', *helpers.command()]
+    run = Launch(tmp_path, env, command=limited).need(16)
     assert "File too large" in run.err and "RUN_ID=run goes on" in run.err
-    Launch(tmp_path, env, launch.command()).need(0)
-    assert len(launch.end_of(tmp_path / "logs/run").steps) == 700
+    done = helpers.run_here(train_gpt.main, tmp_path, env)
+    assert len(end_of(done.folder).steps) == 700

@@ -6,13 +6,11 @@ The model itself is held against numpy by test_parity.py.
 import gc
 import hashlib
 import json
-import os
 import re
 import resource
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -22,6 +20,7 @@ import pytest
 import train_gpt
 from tests.kit import helpers
 from tests.kit.helpers import ScriptRun
+from tests.kit.launch import Launch
 
 mx = pytest.importorskip("mlx.core", reason="mlx is not installed: nothing of train_gpt_mlx.py can be tried")
 twin = pytest.importorskip("train_gpt_mlx")
@@ -35,52 +34,23 @@ COUNTS = """
 """
 
 
-def start(cwd: Path, env: dict, script: Path = helpers.MLX_SCRIPT) -> subprocess.Popen:
-    cwd.mkdir(parents=True, exist_ok=True)
-    return subprocess.Popen(
-        [sys.executable, str(script)],
-        cwd=cwd,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-        env=helpers.clean_environment(**env),
-    )
+def mlx_main() -> int:
+    return train_gpt.main(twin.open_machine, twin.Trainer, (twin.__file__,))
 
 
-def end(process: subprocess.Popen, cwd: Path) -> ScriptRun:
-    try:
-        out, err = process.communicate(timeout=200)
-    finally:
-        process.kill()
-    return ScriptRun(process.returncode, out, err, cwd)
+MAINS = {"torch": train_gpt.main, "mlx": mlx_main}
 
 
-def signal_at(process: subprocess.Popen, line: str, number: signal.Signals) -> None:
-    """Send a signal when the log has come to a line that begins so."""
-    for said in process.stdout:
-        if said.startswith(line):
-            process.send_signal(number)
-            return
-    pytest.fail(f"it ended before {line}: {process.stderr.read()}")
-
-
-def mlx_run(cwd: Path, env: dict) -> ScriptRun:
-    return end(start(cwd, env), cwd)
-
-
-def finals(run: ScriptRun) -> dict[str, str]:
-    assert run.code == 0, run.err
-    return run.final
+def start(cwd: Path, env: dict, name: str = "mlx") -> Launch:
+    return Launch(cwd, env, command=helpers.command(script=SCRIPTS[name]))
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory, corpus) -> dict[str, ScriptRun]:
-    """The same 30 steps by both scripts, at the same time."""
+    """The same 30 steps by both scripts."""
     cwd = tmp_path_factory.mktemp("pair")
     env = corpus.env(**STEPS, RUN_ID="r")
-    running = {name: start(cwd / name, env, script) for name, script in SCRIPTS.items()}
-    runs = {name: end(process, cwd / name) for name, process in running.items()}
+    runs = {name: helpers.run_here(main, cwd / name, env) for name, main in MAINS.items()}
     assert [run.code for run in runs.values()] == [0, 0], [run.err for run in runs.values()]
     return runs
 
@@ -147,26 +117,19 @@ def test_log_lines_and_files_are_those_of_train_gpt(pair):
     assert [one[part] == other[part] for part in ("settings", "origins", "sha256")] == [True] * 3
 
 
-def main_in(env: dict, monkeypatch, capsys) -> tuple[int, str, str]:
-    """The program's exit code, what it prints and what it complains of, in this process."""
-    monkeypatch.setattr(os, "environ", env)
-    code = train_gpt.main(twin.open_machine, twin.Trainer, [twin.__file__])
-    return code, *capsys.readouterr()
-
-
-def test_a_dry_run_counts_both_scripts(monkeypatch, capsys):
-    code, out, err = main_in(helpers.tiny_env(DRY_RUN=1, CODE_BYTES="raw"), monkeypatch, capsys)
+def test_a_dry_run_counts_both_scripts(tmp_path):
+    run = helpers.run_here(mlx_main, tmp_path, helpers.tiny_env(DRY_RUN=1, CODE_BYTES="raw"))
     code_bytes = sum(path.stat().st_size for path in SCRIPTS.values())
-    assert (code, err) == (0, "") and f"code_bytes: {code_bytes}\n" in out
+    assert (run.code, run.err) == (0, "") and f"code_bytes: {code_bytes}\n" in run.out
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [({"DEVICE": "cuda"}, "DEVICE=cuda: mlx"), ({"MLX_HOSTFILE": "none"}, "MLX_HOSTFILE=none")],
 )
-def test_mistakes_about_the_machine_end_with_2(more, message, monkeypatch, capsys):
-    code, out, err = main_in(helpers.tiny_env(**more), monkeypatch, capsys)
-    assert (code, out) == (2, "") and message in err and err.count("\n") == 1
+def test_mistakes_about_the_machine_end_with_2(more, message, tmp_path):
+    run = helpers.run_here(mlx_main, tmp_path, helpers.tiny_env(**more))
+    assert (run.code, run.out) == (2, "") and message in run.err and run.err.count("\n") == 1
 
 
 # --- artifacts --------------------------------------------------------------------------------------------
@@ -186,7 +149,7 @@ def test_each_scores_the_others_artifact_as_it_did(pair, corpus, tmp_path, score
     other = pair["mlx" if scorer == "torch" else "torch"]
     artifact = other.folder / "model.ptz"
     assert other.final["artifact_sha256"] == hashlib.sha256(artifact.read_bytes()).hexdigest()
-    done = end(start(tmp_path, corpus.env(EVAL_ONLY=artifact, BATCH_SLOTS=2), SCRIPTS[scorer]), tmp_path)
+    done = helpers.run_here(MAINS[scorer], tmp_path, corpus.env(EVAL_ONLY=artifact, BATCH_SLOTS=2))
     assert done.code == 0 and not [*tmp_path.iterdir()], done.err
     assert float(done.final["val_bpb"]) == pytest.approx(float(other.final["val_bpb"]), abs=1e-5)
     same = ("val_tokens", "val_bytes", "artifact_sha256", "val_sha256")
@@ -201,10 +164,10 @@ def test_torch_to_mlx_to_torch_goes_on_as_if_undisturbed(pair, corpus, tmp_path)
     """Killed twice; who goes on is the other script each time."""
     env = corpus.env(**STEPS, RUN_ID="swap", CKPT_SECONDS=1e-6)
     for name, line in (("torch", "step:10/"), ("mlx", "step:20/")):
-        process = start(tmp_path, env, SCRIPTS[name])
-        signal_at(process, line, signal.SIGKILL)
-        assert end(process, tmp_path).code == -signal.SIGKILL
-    done = end(start(tmp_path, env, SCRIPTS["torch"]), tmp_path)
+        run = start(tmp_path, env, name)
+        run.signal_at(line, signal.SIGKILL)
+        run.need(-signal.SIGKILL)
+    done = helpers.run_here(train_gpt.main, tmp_path, env)
     assert done.code == 0 and done.final["resumes"] == "2", done.err
     for one, other in zip(pair["torch"].events("step"), done.events("step"), strict=True):
         assert (one["step"], one["lr_mul"]) == (other["step"], other["lr_mul"])
@@ -215,12 +178,11 @@ def test_torch_to_mlx_to_torch_goes_on_as_if_undisturbed(pair, corpus, tmp_path)
 @pytest.mark.slow
 def test_a_signal_ends_with_16_and_the_same_command_goes_on_to_the_same_bits(pair, corpus, tmp_path):
     env = corpus.env(**STEPS, RUN_ID="stopped")
-    process = start(tmp_path, env)
-    signal_at(process, "step:6/", signal.SIGTERM)
-    done = end(process, tmp_path)
-    assert done.code == 16, done.err
+    run = start(tmp_path, env)
+    run.signal_at("step:6/", signal.SIGTERM)
+    done = run.need(16)
     assert re.match(r"train_gpt_mlx\.py: stopped by a signal after step \d+ of 30; ", done.err)
-    found = finals(mlx_run(tmp_path, env))
+    found = helpers.run_here(mlx_main, tmp_path, env).final
     same = ("state_sha256", "artifact_sha256", "val_bpb")
     assert [found[name] for name in same] == [pair["mlx"].final[name] for name in same]
     assert found["resumes"] == "1"
@@ -244,17 +206,9 @@ def test_two_processes_train_what_one_does(pair, corpus, tmp_path):
     env = corpus.env(**STEPS, RUN_ID="two")
     launcher = Path(sys.executable).parent / "mlx.launch"
     port = ring(1)[0][0].split(":")[1]
-    done = subprocess.run(
-        [launcher, "-n", "2", "-p", port, sys.executable, helpers.MLX_SCRIPT],
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env=helpers.clean_environment(**env),
-    )
-    run = ScriptRun(done.returncode, done.stdout, done.stderr, tmp_path)
-    assert finals(run)["tokens_seen"] == pair["torch"].final["tokens_seen"] and " ranks:2 " in run.out
+    command = [launcher, "-n", "2", "-p", port, sys.executable, helpers.MLX_SCRIPT]
+    run = Launch(tmp_path, env, command=command).need(0)
+    assert run.final["tokens_seen"] == pair["torch"].final["tokens_seen"] and " ranks:2 " in run.out
     for reference, found in zip(pair["torch"].events("step"), run.events("step"), strict=True):
         assert found["lr_mul"] == reference["lr_mul"]
         assert found["train_loss"] == pytest.approx(reference["train_loss"], abs=LOSS), "not the same tokens"
@@ -263,27 +217,22 @@ def test_two_processes_train_what_one_does(pair, corpus, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "silent"])
 def test_a_lost_rank_ends_the_other(corpus, tmp_path, number):
-    (tmp_path / "ring.json").write_text(json.dumps(ring(2)))
-    env = corpus.env(RUN_ID="lost", DIST_TIMEOUT=9, ITERATIONS=10_000, MLX_HOSTFILE="ring.json")
-    first, second = (start(tmp_path, env | {"MLX_RANK": rank}) for rank in range(2))
-    try:
-        for line in first.stdout:
-            if line.startswith("step:3/"):
-                second.send_signal(number)
-                break
-        done = end(first, tmp_path)
-    finally:
-        second.kill()
-        second.communicate()
-    assert done.code == 16, done.err
+    hosts = tmp_path / "ring.json"
+    hosts.write_text(json.dumps(ring(2)))
+    env = corpus.env(RUN_ID="lost", DIST_TIMEOUT=9, ITERATIONS=10_000, MLX_HOSTFILE=hosts)
+    first, second = (start(tmp_path / str(rank), env | {"MLX_RANK": rank}) for rank in range(2))
+    first.wait(until=lambda: "step:3/" in first.out)
+    second.process.send_signal(number)
+    done = first.need(16)
+    second.kill()
     assert "train_gpt_mlx.py: lost a rank: dead, or silent for DIST_TIMEOUT" in done.err
 
 
 @pytest.mark.slow
 def test_a_rank_that_never_comes_is_named(corpus, tmp_path):
     (tmp_path / "ring.json").write_text(json.dumps(ring(2)))
-    done = mlx_run(tmp_path, corpus.env(MLX_HOSTFILE="ring.json", MLX_RANK=0, DIST_TIMEOUT=3))
-    assert done.code == 16 and "1/2 clients joined" in done.err, done.err
+    env = corpus.env(MLX_HOSTFILE="ring.json", MLX_RANK=0, DIST_TIMEOUT=3)
+    assert "1/2 clients joined" in start(tmp_path, env).need(16).err
 
 
 # --- trouble ----------------------------------------------------------------------------------------------
@@ -359,6 +308,5 @@ def test_without_a_compiler_one_line_says_so_and_the_run_goes_on(corpus, tmp_pat
         (tmp_path / "bin/g++").write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\nexit 1\n')
         (tmp_path / "bin/g++").chmod(0o755)
     env = corpus.env(PATH=tmp_path / "bin", TMPDIR=tmp_path, ITERATIONS=1)  # mlx keeps what it compiled
-    done = mlx_run(tmp_path, env | {"COMPILE": "1"})
-    assert done.code == 0, done.err
+    done = start(tmp_path, env | {"COMPILE": "1"}).need(0)
     assert done.out.count("compile:0 (mx.compile fails, so eager and slower: ") == 1
