@@ -1,9 +1,8 @@
 """Measure the trainer on one GPU, by the GPU's own clock.
 
     python -m tests.gpu peak         products and copies, the limits of all else
-    python -m tests.gpu attention    torch's kernels for a slot of 10min_16mb, forward and with gradients
     python -m tests.gpu step         an optimizer step on random tokens
-    python -m tests.gpu step --profile 20    and its costliest kernels
+    python -m tests.gpu step --profile    and its costliest kernels
     python -m tests.gpu predictor    a token of all streams, by number of streams and format
 
 Settings are taken from the environment, as in `SHORT_WINDOW=512 python -m tests.gpu step`. Times are medians.
@@ -19,20 +18,15 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
-from torch.autograd import DeviceType
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
 import train_gpt
 
 GPU = torch.device("cuda")
 VAL_TOKENS = 62_000_000  # of FineWeb's validation text
-MICRO_BATCH = 49152  # tokens of a slot of 10min_16mb
 
 
-def milliseconds(call: Callable, repeats: int = 10, warm: int = 3) -> float:
+def milliseconds(call: Callable, repeats: int = 12, warm: int = 3) -> float:
     """Median milliseconds between two events around a call."""
     for _ in range(warm):
         call()
@@ -59,40 +53,6 @@ def peak(args: argparse.Namespace) -> None:
     print(f"copy: {speed:.0f} GB/s, read and written")
 
 
-def fused(backend: SDPBackend) -> Callable:
-    """Attention by one of the kernels behind scaled_dot_product_attention."""
-
-    def attention(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor) -> Tensor:
-        q, k, v = (x.transpose(1, 2) for x in (q_BTGRK.flatten(2, 3), k_BTGK, v_BTGK))
-        with sdpa_kernel(backend):
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return out.transpose(1, 2).flatten(2)
-
-    return attention
-
-
-def with_gradients(way: Callable, parts: list[Tensor]) -> None:
-    out = way(*parts)
-    torch.autograd.grad(out, parts, torch.ones_like(out))
-
-
-def attention(args: argparse.Namespace) -> None:
-    for tokens, groups, width in ((4096, 4, 64), (4096, 2, 128), (1024, 4, 64)):
-        shape = MICRO_BATCH // tokens, tokens, groups
-        sizes = ((*shape, 2, width), (*shape, width), (*shape, width))
-        parts = [torch.randn(size, device=GPU, dtype=torch.bfloat16, requires_grad=True) for size in sizes]
-        ways = {
-            "cuDNN": fused(SDPBackend.CUDNN_ATTENTION),
-            "FlashAttention": fused(SDPBackend.FLASH_ATTENTION),
-        }
-        for window in (1024, 512, 256):
-            ways[f"window {window}"] = functools.partial(train_gpt.attention, window=window)
-        for name, way in ways.items():
-            forward = milliseconds(functools.partial(way, *parts))
-            both = milliseconds(functools.partial(with_gradients, way, parts))
-            print(f"{tokens} tokens, width {width}, {name}: {forward:.3f} ms, with gradients {both:.3f} ms")
-
-
 def step(args: argparse.Namespace) -> None:
     s = train_gpt.load_settings(os.environ, "10min_16mb")[0]
     machine = train_gpt.Machine(GPU, dtype=torch.bfloat16, compile=s.compile)
@@ -101,21 +61,15 @@ def step(args: argparse.Namespace) -> None:
     batch = machine.tensor(tokens)
     its = next(train_gpt.Plan(s).steps())
     one_step = functools.partial(trainer.step, batch, its, 0.1)
-    found = milliseconds(one_step, args.repeats)
+    found = milliseconds(one_step)
     print(f"step: {found:.2f} ms, {s.train_batch_tokens / found / 1e3:.3f} million tokens a second")
     memory = torch.cuda.max_memory_allocated() >> 20
     print(f"products: {its.flops / found / 1e9:.0f} TFLOP/s, memory: {memory} MiB")
-    if not args.profile:
-        return
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
-        one_step()
-        torch.cuda.synchronize()
-    kernels = [event for event in trace.key_averages() if event.device_type == DeviceType.CUDA]
-    kernels.sort(key=lambda event: -event.self_device_time_total)
-    total = sum(event.self_device_time_total for event in kernels)
-    print(f"kernels: {total / 1e3:.2f} ms")
-    for event in kernels[: args.profile]:
-        print(f"{event.self_device_time_total / 1e3:9.3f} ms {event.count:5} x {event.key[:100]}")
+    if args.profile:
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
+            one_step()
+            torch.cuda.synchronize()
+        print(trace.key_averages().table(sort_by="self_device_time_total", row_limit=20))
 
 
 def predictor(args: argparse.Namespace) -> None:
@@ -143,10 +97,9 @@ def predictor(args: argparse.Namespace) -> None:
 def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    whats = {"peak": peak, "attention": attention, "step": step, "predictor": predictor}
+    whats = {"peak": peak, "step": step, "predictor": predictor}
     parser.add_argument("what", choices=whats)
-    parser.add_argument("--repeats", type=int, default=12, help="step: how often, for the median")
-    parser.add_argument("--profile", type=int, default=0, metavar="N", help="step: name so many kernels")
+    parser.add_argument("--profile", action="store_true", help="step: name the costliest kernels")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("tests.gpu: torch finds no GPU here; python -m tests.bench measures a CPU")
