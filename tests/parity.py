@@ -1,4 +1,4 @@
-"""The model, its gradients and its optimizer once more: numpy, float64, every derivative by hand.
+"""The model and its optimizer once more, in float64 and as plain as can be; torch derives the gradients.
 
     python -m tests.parity          writes tests/golden/parity.npz anew: the same bytes on the same machine
 
@@ -10,285 +10,127 @@ float32, tokens uint16[steps, slots, slot tokens + 1], logits float64[rows, T, V
 grad/<parameter> float64 of step 0's mean loss, and, each float64[steps], losses (nats),
 grad_norms, lr_muls and momenta.
 
-Each function of the model returns its value and a function: from the gradient of the loss by the value to
-the gradients by the arguments. Letters: B batch, T tokens (S when they are keys), D width, H heads, G
-key-value heads, R = H / G, K head width, V vocabulary.
+Letters: B batch, T tokens (S when they are keys), D width, H heads, G key-value heads, R = H / G, K head
+width, V vocabulary.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 GOLDEN = Path(__file__).parent / "golden" / "parity.npz"
 NORM_EPS = 1e-6
 STEPS = 10
 MATRICES = ("qkv", "attn_out", "mlp_up", "mlp_down")
 Array = np.ndarray
-Weights = dict[str, Array]
-
-
-# --- layers: value, and gradients of the arguments --------------------------------------------------------
-
-
-def norm(x: Array) -> tuple[Array, Callable]:
-    """y = x / sqrt(mean(x^2) + eps) over the last dimension (Zhang and Sennrich 2019)."""
-    r = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + NORM_EPS)
-    y = x * r
-
-    def back(dy: Array) -> Array:
-        along = (dy * y).mean(-1, keepdims=True)
-        return r * (dy - y * along)
-
-    return y, back
-
-
-def linear(x: Array, w: Array) -> tuple[Array, Callable]:
-    """x [..., in] times w [out, in]."""
-
-    def back(dy: Array) -> tuple[Array, Array]:
-        rows = dy.reshape(-1, len(w))
-        dw = rows.T @ x.reshape(-1, w.shape[1])
-        return dy @ w, dw
-
-    return x @ w.T, back
-
-
-def scale(x: Array, w: Array) -> tuple[Array, Callable]:
-    """x [B, T, ...] times a vector (or one number a head), the same for every token."""
-    shared = tuple(range(x.ndim - w.ndim))
-
-    def back(dy: Array) -> tuple[Array, Array]:
-        dw = (dy * x).sum(shared)
-        return dy * w, dw
-
-    return x * w, back
-
-
-def rotate(x: Array, base: float) -> tuple[Array, Callable]:
-    """RoPE by halves (Su et al. 2021), x [B, T, heads, K]: each pair turns by position * base^(-2j / K)."""
-    length, width = x.shape[1], x.shape[3]
-    angle = np.arange(length)[:, None, None] * base ** (-np.arange(0, width, 2) / width)
-    cos, sin = np.cos(angle), np.sin(angle)
-
-    def turn(x: Array, sin: Array) -> Array:
-        first, second = np.split(x, 2, -1)
-        return np.concatenate([first * cos + second * sin, -first * sin + second * cos], -1)
-
-    return turn(x, sin), lambda dy: turn(dy, -sin)  # the inverse of a rotation is its transpose
-
-
-def attention(q: Array, k: Array, v: Array, window: int) -> tuple[Array, Callable]:
-    """Causal softmax attention, q [B, T, H, K], k and v [B, T, G, K]: head h reads key-value head h // R.
-
-    A position sees the last `window` ones, itself among them.
-    """
-    (B, T, H, K), G = q.shape, k.shape[2]
-    grouped = q.reshape(B, T, G, H // G, K)
-    scores = np.einsum("btgrk,bsgk->bgrts", grouped, k) / np.sqrt(K)
-    distance = np.arange(T)[:, None] - np.arange(T)
-    scores = np.where((distance >= 0) & (distance < window), scores, -np.inf)
-    p = np.exp(scores - scores.max(-1, keepdims=True))
-    p /= p.sum(-1, keepdims=True)
-
-    def back(dy: Array) -> tuple[Array, Array, Array]:
-        dy = dy.reshape(B, T, G, H // G, K)
-        dp = np.einsum("btgrk,bsgk->bgrts", dy, v)
-        ds = p * (dp - (p * dp).sum(-1, keepdims=True)) / np.sqrt(K)
-        dq = np.einsum("bgrts,bsgk->btgrk", ds, k).reshape(q.shape)
-        return dq, np.einsum("bgrts,btgrk->bsgk", ds, grouped), np.einsum("bgrts,btgrk->bsgk", p, dy)
-
-    return np.einsum("bgrts,bsgk->btgrk", p, v).reshape(q.shape), back
-
-
-def remove_own_value(y: Array, v: Array) -> tuple[Array, Callable]:
-    """y [B, T, H, K] without its part along the same token's values v [B, T, G, K], h by h // R."""
-    size = np.linalg.norm(v, axis=-1, keepdims=True)
-    own = v / size
-    repeats = y.shape[2] // v.shape[2]
-    unit = np.repeat(own, repeats, axis=2)
-    along = (y * unit).sum(-1, keepdims=True)
-
-    def back(dout: Array) -> tuple[Array, Array]:
-        dalong = (dout * unit).sum(-1, keepdims=True)
-        dunit = -dalong * y - along * dout
-        down = dunit.reshape(*v.shape[:3], repeats, -1).sum(3)
-        turn = down - (down * own).sum(-1, keepdims=True) * own  # longer values have the same direction
-        return dout - dalong * unit, turn / size
-
-    return y - along * unit, back
-
-
-def leaky_squared(x: Array, slope: float) -> tuple[Array, Callable]:
-    """So et al. 2021, whose slope below zero is 0."""
-    leaky = np.where(x > 0, x, slope * x)
-    return leaky**2, lambda dy: dy * 2 * leaky * np.where(x > 0, 1, slope)
-
-
-def kv_shift(x: Array, share: Array) -> tuple[Array, Callable]:
-    """x [B, T, G, K]; of the token before each comes a share [G, K]. Before the first stand zeros."""
-    before = np.zeros_like(x)
-    before[:, 1:] = x[:, :-1]
-
-    def back(dy: Array) -> tuple[Array, Array]:
-        later = np.zeros_like(dy)
-        later[:, :-1] = dy[:, 1:]
-        dshare = (dy * (before - x)).sum((0, 1))
-        return (1 - share) * dy + share * later, dshare
-
-    return (1 - share) * x + share * before, back
-
-
-def softcap(z: Array, c: float) -> tuple[Array, Callable]:
-    y = c * np.tanh(z / c)
-    return y, lambda dy: dy * (1 - (y / c) ** 2)
-
-
-def cross_entropy(logits: Array, targets: Array) -> tuple[float, Array]:
-    """Mean nats of targets [B, T], and its gradient by the logits."""
-    top = logits.max(-1, keepdims=True)
-    logprobs = logits - top - np.log(np.exp(logits - top).sum(-1, keepdims=True))
-    hit = np.arange(logits.shape[-1]) == targets[..., None]
-    return -logprobs[hit].mean(), (np.exp(logprobs) - hit) / targets.size
+Weights = dict[str, Tensor]
 
 
 # --- model ------------------------------------------------------------------------------------------------
 
 
-def self_attention(s: Any, w: Weights, x: Array, window: int) -> tuple[Array, Callable]:
+def norm(x: Tensor) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) over the last dimension (Zhang and Sennrich 2019)."""
+    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + NORM_EPS)
+
+
+def rotate(x: Tensor, base: float) -> Tensor:
+    """RoPE by halves (Su et al. 2021), x [B, T, heads, K]: each pair turns by position * base^(-2j / K)."""
+    length, width = x.shape[1], x.shape[3]
+    angle = torch.arange(length)[:, None, None] * base ** (-torch.arange(0, width, 2).double() / width)
+    cos, sin = angle.cos(), angle.sin()
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cos + second * sin, -first * sin + second * cos], -1)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    """Causal softmax attention, q [B, T, H, K], k and v [B, T, G, K]: head h reads key-value head h // R.
+
+    A position sees the last `window` ones, itself among them.
+    """
+    (T, H, K), G = q.shape[1:], k.shape[2]
+    k, v = (x.repeat_interleave(H // G, 2) for x in (k, v))
+    scores = torch.einsum("bthk,bshk->bhts", q, k) / K**0.5
+    distance = torch.arange(T)[:, None] - torch.arange(T)
+    scores = scores.where((distance >= 0) & (distance < window), -torch.inf)
+    return torch.einsum("bhts,bshk->bthk", scores.softmax(-1), v)
+
+
+def remove_own_value(y: Tensor, v: Tensor) -> Tensor:
+    """y [B, T, H, K] without its part along the same token's values v [B, T, G, K], h by h // R."""
+    own = v / torch.linalg.vector_norm(v, dim=-1, keepdim=True)
+    unit = own.repeat_interleave(y.shape[2] // v.shape[2], 2)
+    return y - (y * unit).sum(-1, keepdim=True) * unit
+
+
+def kv_shift(x: Tensor, share: Tensor) -> Tensor:
+    """x [B, T, G, K]; of the token before each comes a share [G, K]. Before the first stand zeros."""
+    before = torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], 1)
+    return (1 - share) * x + share * before
+
+
+def self_attention(s: Any, w: Weights, x: Tensor, window: int) -> Tensor:
     """The attention half of a block, [B, T, D], without its residual."""
     B, T, D = x.shape
     K = D // s.num_heads
     kv_dim = s.num_kv_heads * K
-    normed, norm_back = norm(x)
-    flat, project_back = linear(normed, w["qkv"])
-    parts = np.split(flat, [D, D + kv_dim], -1)
+    parts = (norm(x) @ w["qkv"].T).split([D, kv_dim, kv_dim], -1)
     q, k, v = (part.reshape(B, T, -1, K) for part in parts)
     if s.key_shift:
-        k, mix_back = kv_shift(k, w["key_shift"].reshape(-1, K))
-    q, q_norm_back = norm(q)
-    k, k_norm_back = norm(k)
-    q, q_turn_back = rotate(q, s.rope_base)
-    k, k_turn_back = rotate(k, s.rope_base)
-    q, gain_back = scale(q, w["q_gain"][:, None])
-    y, attend_back = attention(q, k, v, window)
+        k = kv_shift(k, w["key_shift"].reshape(-1, K))
+    q, k = (rotate(norm(x), s.rope_base) for x in (q, k))
+    y = attention(q * w["q_gain"][:, None], k, v, window)
     if s.exclusive_attention:
-        y, own_back = remove_own_value(y, v)
-    out, out_back = linear(y.reshape(B, T, D), w["attn_out"])
-
-    def back(dout: Array) -> tuple[Array, Weights]:
-        dy, d_attn_out = out_back(dout)
-        dy, d_own = own_back(dy.reshape(y.shape)) if s.exclusive_attention else (dy, 0.0)
-        dq, dk, dv = attend_back(dy)
-        dv = dv + d_own
-        dq, d_gain = gain_back(dq)
-        dq = q_norm_back(q_turn_back(dq))
-        dk = k_norm_back(k_turn_back(dk))
-        grads = {}
-        if s.key_shift:
-            dk, d_shift = mix_back(dk)
-            grads["key_shift"] = d_shift.reshape(-1)
-        dflat = np.concatenate([part.reshape(B, T, -1) for part in (dq, dk, dv)], -1)
-        dnormed, d_qkv = project_back(dflat)
-        # the gain is one number for all K of a head
-        grads |= {"qkv": d_qkv, "attn_out": d_attn_out, "q_gain": d_gain.sum(-1)}
-        return norm_back(dnormed), grads
-
-    return out, back
+        y = remove_own_value(y, v)
+    return y.reshape(B, T, D) @ w["attn_out"].T
 
 
-def mlp(s: Any, w: Weights, x: Array) -> tuple[Array, Callable]:
-    """The other half of a block, [B, T, D], without its residual."""
-    normed, norm_back = norm(x)
-    up, up_back = linear(normed, w["mlp_up"])
-    hidden, relu_back = leaky_squared(up, s.mlp_leak)
-    down, down_back = linear(hidden, w["mlp_down"])
-
-    def back(dy: Array) -> tuple[Array, Weights]:
-        dhidden, d_down = down_back(dy)
-        dnormed, d_up = up_back(relu_back(dhidden))
-        return norm_back(dnormed), {"mlp_up": d_up, "mlp_down": d_down}
-
-    return down, back
+def mlp(s: Any, w: Weights, x: Tensor) -> Tensor:
+    """The other half of a block, [B, T, D]; So et al. 2021, whose slope below zero is 0."""
+    up = norm(x) @ w["mlp_up"].T
+    leaky = torch.where(up > 0, up, s.mlp_leak * up)
+    return leaky**2 @ w["mlp_down"].T
 
 
-def block(s: Any, w: Weights, x: Array, x0: Array, window: int) -> tuple[Array, Callable]:
-    """Mix with x0, add attention, add MLP. Back: gradients of x, x0 and, by name, of the weights."""
-    kept, kept_back = scale(x, w["mix_x"])
-    again, again_back = scale(x0, w["mix_x0"])
-    mixed = kept + again
-    y, attention_back = self_attention(s, w, mixed, window)
-    scaled, attn_scale_back = scale(y, w["attn_scale"])
-    middle = mixed + scaled
-    z, mlp_back = mlp(s, w, middle)
-    more, mlp_scale_back = scale(z, w["mlp_scale"])
-
-    def back(dout: Array) -> tuple[Array, Array, Weights]:
-        dz, d_mlp_scale = mlp_scale_back(dout)
-        dmiddle, d_mlp = mlp_back(dz)
-        dmiddle = dmiddle + dout
-        dy, d_attn_scale = attn_scale_back(dmiddle)
-        dmixed, d_attention = attention_back(dy)
-        dmixed = dmixed + dmiddle
-        (dx, d_mix_x), (dx0, d_mix_x0) = kept_back(dmixed), again_back(dmixed)
-        grads = {**d_attention, **d_mlp, "mix_x": d_mix_x, "mix_x0": d_mix_x0}
-        return dx, dx0, grads | {"attn_scale": d_attn_scale, "mlp_scale": d_mlp_scale}
-
-    return middle + more, back
+def block(s: Any, w: Weights, x: Tensor, x0: Tensor, window: int) -> Tensor:
+    """Mix with x0, add attention, add MLP."""
+    x = w["mix_x"] * x + w["mix_x0"] * x0
+    x = x + w["attn_scale"] * self_attention(s, w, x, window)
+    return x + w["mlp_scale"] * mlp(s, w, x)
 
 
-def trunk(s: Any, w: Weights, ids: Array) -> tuple[Array, Callable]:
-    """ids [B, T] -> the last block's output [B, T, D]. Back: gradients of all weights of the trunk."""
-    half, stack, skips, block_backs = s.num_layers // 2, [], {}, []
-    x0, embed_back = norm(w["tok_emb"][ids])
-    x = x0
+def trunk(s: Any, w: Weights, ids: Tensor) -> Tensor:
+    """ids [B, T] -> the last block's output [B, T, D]: a U-Net, whose second half takes up the first's."""
+    half, stack = s.num_layers // 2, []
+    x = x0 = norm(w["tok_emb"][ids])
     for i in range(s.num_layers):
         if i >= half and stack:
-            pushed_by, left = stack.pop()
-            skipped, skip_back = scale(left, w["skip_weight"][i - half])
-            skips[i] = pushed_by, skip_back
-            x = x + skipped
+            x = x + w["skip_weight"][i - half] * stack.pop()
         own = {name: w[name][i] for name in w if name not in ("tok_emb", "skip_weight")}
         last = i == s.num_layers - 1
-        window = s.train_seq_len if last or not s.short_window else s.short_window
-        x, back_of_block = block(s, own, x, x0, window)
-        block_backs.append(back_of_block)
+        x = block(s, own, x, x0, s.train_seq_len if last or not s.short_window else s.short_window)
         if i < half:
-            stack.append((i, x))
-
-    def back(dx: Array) -> Weights:
-        grads = {name: np.zeros_like(value) for name, value in w.items()}
-        dx0, later = 0.0, {}  # gradients that reach the output of a first-half block by its skip
-        for i in reversed(range(s.num_layers)):
-            dx, dx0_here, here = block_backs[i](dx + later.pop(i, 0.0))
-            dx0 = dx0 + dx0_here
-            for name, grad in here.items():
-                grads[name][i] = grad
-            if i in skips:
-                pushed_by, skip_back = skips[i]
-                later[pushed_by], grads["skip_weight"][i - half] = skip_back(dx)
-        np.add.at(grads["tok_emb"], ids, embed_back(dx0 + dx))
-        return grads
-
-    return x, back
+            stack.append(x)
+    return x
 
 
-def logits_and_gradient(s: Any, w: Weights, ids: Array, targets: Array) -> tuple[Array, float, Weights]:
+def logits_and_gradient(s: Any, w: dict[str, Array], ids: Array, targets: Array) -> tuple[Array, float, dict]:
     """float64 logits [B, T, V] of ids [B, T], the mean loss of the targets in nats, its gradient by name."""
-    x, trunk_back = trunk(s, w, ids)
-    normed, norm_back = norm(x)
-    z, head_back = linear(normed, w["tok_emb"])
-    logits, cap_back = softcap(z, s.logit_softcap)
-    loss, dlogits = cross_entropy(logits, targets)
-    dnormed, d_matrix = head_back(cap_back(dlogits))
-    grads = trunk_back(norm_back(dnormed))
-    grads["tok_emb"] += d_matrix  # beside what it gets as the input's table
-    return logits, loss, grads
+    weights = {name: torch.tensor(value, requires_grad=True) for name, value in w.items()}
+    z = norm(trunk(s, weights, torch.from_numpy(ids))) @ weights["tok_emb"].T
+    logits = s.logit_softcap * torch.tanh(z / s.logit_softcap)
+    loss = F.cross_entropy(logits.flatten(0, 1), torch.from_numpy(targets).flatten())
+    grads = torch.autograd.grad(loss, [*weights.values()], materialize_grads=True)  # one layer has no skips
+    by_name = {name: grad.numpy() for name, grad in zip(weights, grads)}
+    return logits.detach().numpy(), loss.item(), by_name
 
 
 def sequences(s: Any, slots: Array) -> tuple[Array, Array]:
@@ -329,7 +171,7 @@ def newton_schulz(g: Array, steps: int) -> Array:
 class Optimizer:
     """Muon for the blocks' matrices, one by one, Adam for the rest. Changes the weights in place."""
 
-    def __init__(self, s: Any, w: Weights):
+    def __init__(self, s: Any, w: dict[str, Array]):
         self.s, self.w = s, w
         self.first = {name: np.zeros_like(value) for name, value in w.items()}
         self.second = {name: np.zeros_like(value) for name, value in w.items()}
@@ -350,7 +192,7 @@ class Optimizer:
         root = np.sqrt(v / (1 - b2 ** (step + 1)))
         self.w[name] -= rate * m / (1 - b1 ** (step + 1)) / (root + self.s.adam_eps)
 
-    def step(self, grads: Weights, step: int, multiplier: float) -> float:
+    def step(self, grads: dict[str, Array], step: int, multiplier: float) -> float:
         """Returns the norm of the whole gradient."""
         s = self.s
         kv_dim = s.model_dim // s.num_heads * s.num_kv_heads
@@ -420,7 +262,7 @@ def shapes(s: Any) -> dict[str, tuple[int, ...]]:
     return named
 
 
-def start_weights(s: Any, rng: np.random.Generator, fresh: bool = False) -> Weights:
+def start_weights(s: Any, rng: np.random.Generator, fresh: bool = False) -> dict[str, Array]:
     """float32 by name; unless fresh, everything is moved away from where it starts, so that all has slope."""
     ones = dict.fromkeys(("attn_scale", "mlp_scale", "mix_x", "skip_weight"), 1.0)
     zeros = dict.fromkeys(("attn_out", "mlp_down", "mix_x0"), 0.0)
@@ -434,7 +276,7 @@ def start_weights(s: Any, rng: np.random.Generator, fresh: bool = False) -> Weig
     return weights
 
 
-def results(s: Any, start: Weights, tokens: Array) -> dict[str, Array]:
+def results(s: Any, start: dict[str, Array], tokens: Array) -> dict[str, Array]:
     """What the golden file says of a model that begins with these weights and trains on these tokens."""
     w = {name: value.astype(np.float64) for name, value in start.items()}
     optimizer, steps = Optimizer(s, w), []

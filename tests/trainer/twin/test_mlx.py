@@ -1,6 +1,6 @@
 """train_gpt_mlx.py runs: beside train_gpt.py, on its files, by several processes, and in trouble.
 
-The model itself is held against numpy by test_parity.py.
+The model itself is held against parity.py by test_parity.py.
 """
 
 import gc

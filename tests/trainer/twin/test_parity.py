@@ -1,4 +1,4 @@
-"""Both scripts against the model in numpy (parity.py): golden file, and random shapes and settings.
+"""Both scripts against the plain model of parity.py: golden file, and random shapes and settings.
 
 A gradient's error is its largest difference over the largest entry of the reference gradient of that name.
 """
@@ -124,7 +124,7 @@ cases = pytest.mark.parametrize("case", [Case(name) for name in parity.CASES], i
 
 
 def test_the_golden_file_is_what_parity_py_makes():
-    """To 1e-12 only: sums of another processor or numpy have other last bits."""
+    """To 1e-12 only: sums of another processor or torch have other last bits."""
     made = parity.make()
     assert list(made) == list(GOLDEN) and parity.GOLDEN.stat().st_size < 300_000
     for name, reference in GOLDEN.items():
@@ -207,25 +207,3 @@ def test_logits_and_gradients_of_any_shape_are_those_of_the_reference(script, te
     found_loss, found = adapter.gradient(tokens)
     assert found_loss == pytest.approx(loss, rel=LOSS)
     assert_gradients(found, reference, rounding=1e-7)
-
-
-# --- the reference model itself ---------------------------------------------------------------------------
-
-
-def test_the_reference_gradients_are_the_slopes_of_the_reference_loss():
-    """Central differences: of every parameter two entries, and along a random direction through all of it."""
-    for case, text in parity.CASES.items():
-        s = parity.read_settings(text)
-        rng = np.random.default_rng(1)
-        start = parity.start_weights(s, rng)
-        w = {name: value.astype(np.float64) for name, value in start.items()}
-        ids, targets = parity.sequences(s, rng.integers(0, s.vocab_size, (s.batch_slots, 25)))
-        _, _, grads = parity.logits_and_gradient(s, w, ids, targets)
-        for name, grad in grads.items():
-            single = np.zeros((2, grad.size))
-            single[(0, 1), rng.integers(0, grad.size, 2)] = 1
-            for direction in (rng.standard_normal(grad.shape), *single.reshape(2, *grad.shape)):
-                moved = (w | {name: w[name] + h * direction} for h in (1e-6, -1e-6))
-                above, below = (parity.logits_and_gradient(s, at, ids, targets)[1] for at in moved)
-                slope = (above - below) / 2e-6
-                assert slope == pytest.approx((grad * direction).sum(), rel=1e-6, abs=1e-9), (case, name)
