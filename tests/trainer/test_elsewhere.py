@@ -4,7 +4,6 @@ import errno
 import itertools
 import json
 import tempfile
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -112,7 +111,7 @@ def test_data_path_alone_names_tokenizer_and_vocabulary(tmp_path):
 def test_an_artifact_is_not_scored_with_another_tokenizer(base_run, tmp_path):
     path = helpers.train_tokenizer(tmp_path / "other.model", helpers.documents(400, 9))
     other = helpers.make_corpus(tmp_path / "data", path)
-    run = helpers.run_script(tmp_path, other.env(EVAL_ONLY=base_run.folder / "model.ptz"))
+    run = helpers.run_here(train_gpt.main, tmp_path, other.env(EVAL_ONLY=base_run.folder / "model.ptz"))
     assert run.code == 3 and "model.ptz: sha256 of the tokenizer is " in run.err and run.err.count("\n") == 1
 
 
@@ -202,16 +201,10 @@ def test_a_resume_notes_what_bits_may_depend_on(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_thread_of_a_notebook_trains(corpus, tmp_path, monkeypatch):
+def test_a_thread_of_a_notebook_trains(corpus, tmp_path):
     """Where signals cannot be listened to."""
-    monkeypatch.chdir(tmp_path)
-    for name, value in corpus.env(RUN_ID="x").items():
-        monkeypatch.setenv(name, value)
-    codes: list[int] = []
-    thread = threading.Thread(target=lambda: codes.append(train_gpt.main()))
-    thread.start()
-    thread.join()
-    assert codes == [0] and (tmp_path / "logs/x/model.ptz").exists()
+    run = helpers.run_here(train_gpt.main, tmp_path, corpus.env(RUN_ID="x"))
+    assert run.code == 0 and (run.folder / "model.ptz").exists()
 
 
 LIMITS = [("cpu.max", "100000 100000", 1), ("cpu.max", "250000 100000", 2), ("cpu.max", "max 100000", 4)]

@@ -252,7 +252,7 @@ def test_the_script_ends_with_exit_3_and_one_line_before_the_run_has_a_folder(br
     """Damage behind the headers of the training data is found before anything is made."""
     for path in broken.data_path.glob("*_train_*"):
         flip(path, -1)
-    run = helpers.run_script(tmp_path / "cwd", broken.env(RUN_ID="damaged"))
+    run = helpers.run_here(train_gpt.main, tmp_path / "cwd", broken.env(RUN_ID="damaged"))
     assert (run.code, run.out) == (3, "")
     assert run.err.startswith(f"train_gpt.py: {broken.data_path}") and run.err.count("\n") == 1
     assert not (tmp_path / "cwd/logs").exists()
