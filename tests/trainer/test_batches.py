@@ -134,17 +134,6 @@ def test_a_note_says_how_much_of_the_text_is_in_short_documents(tmp_path, most, 
     assert [note.split()[1] for note in notes] == [share]
 
 
-def test_an_epoch_of_windows_overlaps_nowhere_and_the_next_has_the_same_order(tmp_path):
-    stream = stream_of(tmp_path, list(range(203)), [100, 103])
-    s = small_settings(tmp_path, ITERATIONS=10)
-    windows = [*itertools.chain(*batches(reader_of(s, stream), Plan(s), 10))]
-    epoch, again = windows[:40], windows[40:]
-    assert epoch == again and sorted(itertools.chain(*epoch)) == list(range(200))
-    other = small_settings(tmp_path, ITERATIONS=5, SEED=1)
-    another = [*itertools.chain(*batches(reader_of(other, stream), Plan(other), 5))]
-    assert sorted(another) == sorted(epoch) and another != epoch
-
-
 @settings(max_examples=80)
 @given(streams(), st.integers(0, 500), st.integers(1, 200), st.booleans())
 def test_a_stream_reads_across_shards_and_around(parts, start, length, extended):
@@ -162,16 +151,6 @@ def test_training_text_shorter_than_a_slot_is_refused(tmp_path):
     assert batches(enough, Plan(s), 1) == [[[0, 1, 2, 3, 4]] * 8]
     with pytest.raises(DataError, match=r"4 training tokens.* 5: TRAIN_SEQ_LEN=2 TRAIN_BATCH_TOKENS=16 fit"):
         reader_of(s, stream_of(tmp_path, list(range(4)), [4]))
-
-
-def test_damage_is_found_before_the_first_step(tmp_path):
-    """Reading whole shards for their crc32 takes no second of the training's clock."""
-    stream_of(tmp_path, list(range(200)), [100, 100])
-    with open(tmp_path / "tiny_train_000001.bin", "r+b") as file:
-        file.seek(-1, 2)
-        file.write(b"\xff")
-    with pytest.raises(DataError, match=r"tiny_train_000001\.bin: crc32"):
-        TokenStream(small_settings(tmp_path), "train", bytes(32).hex(), helpers.BOS, [])
 
 
 SPARSE = """

@@ -393,24 +393,6 @@ def test_the_score_is_the_expected_one_for_any_window_batch_and_number_of_ranks(
     assert len(shapes) == 1, "one shape, so that a compiled model compiles once"
 
 
-def test_a_signal_to_one_rank_ends_an_evaluation_on_all():
-    text = SimpleNamespace(val_tokens=np.arange(1000, dtype=np.uint16), bytes_per_token=np.ones(1000))
-    passes, s = [0, 0], tiny(VAL_BATCH_SIZE=8, EVAL_SEQ_LEN=10)
-
-    def work(rank: Rank) -> str:
-        def nll(ids: np.ndarray) -> np.ndarray:
-            passes[rank.rank] += 1
-            if passes[1] == 3:
-                rank.signals.append(15)
-            return ids[:, 1:].astype(np.float32)
-
-        with pytest.raises(InterruptedError, match="stopped by a signal"):
-            evaluate(s, nll, text, Run(rank, s), 0)
-
-    on_ranks(2, work)
-    assert passes == [3, 3]
-
-
 # --- predictor: fed one token after the other -------------------------------------------------------------
 
 

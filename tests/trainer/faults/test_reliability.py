@@ -207,21 +207,16 @@ def test_all_others_may_differ(copy):
 
 
 @pytest.mark.slow
-def test_other_data_is_refused(copy, corpus, tmp_path, tokenizer_path):
-    """Through the script: a corpus of other documents under the same name."""
-    helpers.make_corpus(tmp_path / "data", tokenizer_path, train_docs=400)
+@pytest.mark.parametrize("named", ["TRAIN_SHA256", "VAL_SHA256"])
+def test_other_documents_or_no_validation_text_are_refused(copy, corpus, tmp_path, tokenizer_path, named):
+    """Through the script, under the names of before."""
+    if named == "TRAIN_SHA256":
+        helpers.make_corpus(tmp_path / "data", tokenizer_path, train_docs=400)
+    else:
+        shutil.copytree(corpus.data_path, tmp_path / "data", ignore=shutil.ignore_patterns("*_val_*"))
     before = contents(copy)
     run = helpers.run_here(train_gpt.main, tmp_path, environment_of(copy) | {"DATA_PATH": "data"})
-    assert run.code == 3 and "TRAIN_SHA256" in run.err and run.err.count("\n") == 1
-    assert contents(copy) == before
-
-
-@pytest.mark.slow
-def test_a_validation_text_that_is_gone_is_refused(copy, corpus, tmp_path):
-    shutil.copytree(corpus.data_path, tmp_path / "data", ignore=shutil.ignore_patterns("*_val_*"))
-    before = contents(copy)
-    run = helpers.run_here(train_gpt.main, tmp_path, environment_of(copy) | {"DATA_PATH": "data"})
-    assert run.code == 3 and "VAL_SHA256" in run.err and run.err.count("\n") == 1, run.err
+    assert run.code == 3 and named in run.err and run.err.count("\n") == 1, run.err
     assert contents(copy) == before
 
 
