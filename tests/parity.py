@@ -31,6 +31,7 @@ NORM_EPS = 1e-6
 STEPS = 10
 MATRICES = ("qkv", "attn_out", "mlp_up", "mlp_down")
 Array = np.ndarray
+Arrays = dict[str, Array]
 Weights = dict[str, Tensor]
 
 
@@ -45,10 +46,13 @@ def norm(x: Tensor) -> Tensor:
 def rotate(x: Tensor, base: float) -> Tensor:
     """RoPE by halves (Su et al. 2021), x [B, T, heads, K]: each pair turns by position * base^(-2j / K)."""
     length, width = x.shape[1], x.shape[3]
-    angle = torch.arange(length)[:, None, None] * base ** (-torch.arange(0, width, 2).double() / width)
+    position = torch.arange(length)[:, None, None]
+    pair = torch.arange(0, width, 2).double()
+    angle = position * base ** (-pair / width)
     cos, sin = angle.cos(), angle.sin()
     first, second = x.chunk(2, -1)
-    return torch.cat([first * cos + second * sin, -first * sin + second * cos], -1)
+    turned = (first * cos + second * sin, second * cos - first * sin)
+    return torch.cat(turned, -1)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
@@ -73,7 +77,8 @@ def remove_own_value(y: Tensor, v: Tensor) -> Tensor:
 
 def kv_shift(x: Tensor, share: Tensor) -> Tensor:
     """x [B, T, G, K]; of the token before each comes a share [G, K]. Before the first stand zeros."""
-    before = torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], 1)
+    before = torch.zeros_like(x)
+    before[:, 1:] = x[:, :-1]
     return (1 - share) * x + share * before
 
 
@@ -82,7 +87,8 @@ def self_attention(s: Any, w: Weights, x: Tensor, window: int) -> Tensor:
     B, T, D = x.shape
     K = D // s.num_heads
     kv_dim = s.num_kv_heads * K
-    parts = (norm(x) @ w["qkv"].T).split([D, kv_dim, kv_dim], -1)
+    flat = norm(x) @ w["qkv"].T
+    parts = flat.split([D, kv_dim, kv_dim], -1)
     q, k, v = (part.reshape(B, T, -1, K) for part in parts)
     if s.key_shift:
         k = kv_shift(k, w["key_shift"].reshape(-1, K))
@@ -109,25 +115,30 @@ def block(s: Any, w: Weights, x: Tensor, x0: Tensor, window: int) -> Tensor:
 
 def trunk(s: Any, w: Weights, ids: Tensor) -> Tensor:
     """ids [B, T] -> the last block's output [B, T, D]: a U-Net, whose second half takes up the first's."""
+    layered = w.keys() - {"tok_emb", "skip_weight"}
     half, stack = s.num_layers // 2, []
     x = x0 = norm(w["tok_emb"][ids])
     for i in range(s.num_layers):
         if i >= half and stack:
-            x = x + w["skip_weight"][i - half] * stack.pop()
-        own = {name: w[name][i] for name in w if name not in ("tok_emb", "skip_weight")}
+            skip = w["skip_weight"][i - half]
+            x = x + skip * stack.pop()
+        own = {name: w[name][i] for name in layered}
         last = i == s.num_layers - 1
-        x = block(s, own, x, x0, s.train_seq_len if last or not s.short_window else s.short_window)
+        window = s.train_seq_len if last or not s.short_window else s.short_window
+        x = block(s, own, x, x0, window)
         if i < half:
             stack.append(x)
     return x
 
 
-def logits_and_gradient(s: Any, w: dict[str, Array], ids: Array, targets: Array) -> tuple[Array, float, dict]:
+def logits_and_gradient(s: Any, w: Arrays, ids: Array, targets: Array) -> tuple[Array, float, Arrays]:
     """float64 logits [B, T, V] of ids [B, T], the mean loss of the targets in nats, its gradient by name."""
     weights = {name: torch.tensor(value, requires_grad=True) for name, value in w.items()}
-    z = norm(trunk(s, weights, torch.from_numpy(ids))) @ weights["tok_emb"].T
+    x = norm(trunk(s, weights, torch.from_numpy(ids)))
+    z = x @ weights["tok_emb"].T
     logits = s.logit_softcap * torch.tanh(z / s.logit_softcap)
-    loss = F.cross_entropy(logits.flatten(0, 1), torch.from_numpy(targets).flatten())
+    every = torch.from_numpy(targets).flatten()
+    loss = F.cross_entropy(logits.flatten(0, 1), every)
     grads = torch.autograd.grad(loss, [*weights.values()], materialize_grads=True)  # one layer has no skips
     by_name = {name: grad.numpy() for name, grad in zip(weights, grads)}
     return logits.detach().numpy(), loss.item(), by_name
@@ -147,7 +158,8 @@ def lr_multiplier(s: Any, step: int) -> float:
     """Linear rise, constant, linear fall to zero over the last WARMDOWN_ITERS steps (below 1: part)."""
     fall = s.warmdown_iters * s.iterations if s.warmdown_iters < 1 else s.warmdown_iters
     rise = (step + 1) / s.lr_warmup_steps if s.lr_warmup_steps else 1.0
-    return min(1.0, rise) * (min(1.0, (s.iterations - step) / fall) if fall else 1.0)
+    left = (s.iterations - step) / fall if fall else 1.0
+    return min(1.0, rise) * min(1.0, left)
 
 
 def muon_momentum(s: Any, step: int) -> float:
@@ -171,7 +183,7 @@ def newton_schulz(g: Array, steps: int) -> Array:
 class Optimizer:
     """Muon for the blocks' matrices, one by one, Adam for the rest. Changes the weights in place."""
 
-    def __init__(self, s: Any, w: dict[str, Array]):
+    def __init__(self, s: Any, w: Arrays):
         self.s, self.w = s, w
         self.first = {name: np.zeros_like(value) for name, value in w.items()}
         self.second = {name: np.zeros_like(value) for name, value in w.items()}
@@ -181,7 +193,8 @@ class Optimizer:
         mu = muon_momentum(self.s, step)
         m[:] = mu * m + g
         update = newton_schulz(g + mu * m, self.s.muon_backend_steps)
-        w -= rate * max(1.0, w.shape[0] / w.shape[1]) ** 0.5 * update
+        longer = max(1.0, w.shape[0] / w.shape[1])
+        w -= rate * longer**0.5 * update
 
     def adam(self, name: str, g: Array, step: int, rate: float) -> None:
         """Kingma and Ba 2015."""
@@ -189,10 +202,11 @@ class Optimizer:
         m, v = self.first[name], self.second[name]
         m[:] = b1 * m + (1 - b1) * g
         v[:] = b2 * v + (1 - b2) * g * g
+        mean = m / (1 - b1 ** (step + 1))
         root = np.sqrt(v / (1 - b2 ** (step + 1)))
-        self.w[name] -= rate * m / (1 - b1 ** (step + 1)) / (root + self.s.adam_eps)
+        self.w[name] -= rate * mean / (root + self.s.adam_eps)
 
-    def step(self, grads: dict[str, Array], step: int, multiplier: float) -> float:
+    def step(self, grads: Arrays, step: int, multiplier: float) -> float:
         """Returns the norm of the whole gradient."""
         s = self.s
         kv_dim = s.model_dim // s.num_heads * s.num_kv_heads
@@ -262,7 +276,7 @@ def shapes(s: Any) -> dict[str, tuple[int, ...]]:
     return named
 
 
-def start_weights(s: Any, rng: np.random.Generator, fresh: bool = False) -> dict[str, Array]:
+def start_weights(s: Any, rng: np.random.Generator, fresh: bool = False) -> Arrays:
     """float32 by name; unless fresh, everything is moved away from where it starts, so that all has slope."""
     ones = dict.fromkeys(("attn_scale", "mlp_scale", "mix_x", "skip_weight"), 1.0)
     zeros = dict.fromkeys(("attn_out", "mlp_down", "mix_x0"), 0.0)
@@ -271,12 +285,13 @@ def start_weights(s: Any, rng: np.random.Generator, fresh: bool = False) -> dict
         spread = s.model_dim**-0.5 if name in (*MATRICES, "tok_emb") else 0.3
         if fresh and name in constant:
             spread = 0.0
-        value = constant.get(name, 0.0) + 3**0.5 * spread * (2 * rng.random(shape) - 1)
+        uniform = 2 * rng.random(shape) - 1
+        value = constant.get(name, 0.0) + 3**0.5 * spread * uniform
         weights[name] = value.astype(np.float32)
     return weights
 
 
-def results(s: Any, start: dict[str, Array], tokens: Array) -> dict[str, Array]:
+def results(s: Any, start: Arrays, tokens: Array) -> Arrays:
     """What the golden file says of a model that begins with these weights and trains on these tokens."""
     w = {name: value.astype(np.float64) for name, value in start.items()}
     optimizer, steps = Optimizer(s, w), []
@@ -290,7 +305,7 @@ def results(s: Any, start: dict[str, Array], tokens: Array) -> dict[str, Array]:
     return {"logits": logits[: len(logits) // s.batch_slots], **named, **rows}
 
 
-def make() -> dict[str, Array]:
+def make() -> Arrays:
     """All arrays of the golden file by name."""
     arrays = {}
     for seed, (case, text) in enumerate(CASES.items()):
