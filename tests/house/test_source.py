@@ -1,6 +1,7 @@
 """The sources: form, length, types, imports, pins, and what the README says of them."""
 
 import ast
+import functools
 import io
 import re
 import subprocess
@@ -22,11 +23,10 @@ MYPY = f"-m mypy --strict --ignore-missing-imports {' '.join(SCRIPTS)}"
 TRAINER_IMPORTS = {"numpy", "safetensors", "sentencepiece", "torch"}
 TWIN_IMPORTS = {"numpy", "torch", "mlx", "train_gpt"}
 RINGS = {"train_gpt", "train_gpt_mlx", "data", "records", "tests"}
-
-
 PYTHON = [name for name in papers.FILES if name.endswith(".py") and not name.startswith("records/track_")]
 
 
+@functools.cache
 def tree_of(name: str) -> ast.Module:
     return ast.parse((helpers.ROOT / name).read_text(encoding="utf-8"))
 

@@ -22,6 +22,7 @@ from tests.trainer.test_run import contents
 FREE = {"preset", "dry_run", "data_path", "tokenizer_path", "run_id", "device", "compile", "eval_only"}
 FREE |= {"val_batch_size", "val_loss_every", "train_log_every", "warmup_steps", "ckpt_seconds"}
 FREE |= {"max_skipped", "dist_timeout"}
+SMALL = {"BATCH_SLOTS": 2, "TRAIN_BATCH_TOKENS": 128}
 
 
 # --- lost ranks -------------------------------------------------------------------------------------------
@@ -89,8 +90,8 @@ def test_a_signal_to_one_rank_ends_the_last_evaluation_on_all(corpus, tmp_path):
 def stopped(tmp_path_factory, corpus) -> Path:
     """A folder with a run that got SIGTERM at about its tenth step."""
     cwd = tmp_path_factory.mktemp("stopped")
-    sizes = {"ITERATIONS": 60, "BATCH_SLOTS": 2, "TRAIN_BATCH_TOKENS": 128, "VAL_LOSS_EVERY": 20}
-    env = corpus.env(RUN_ID="läuft-日本", CKPT_SECONDS=1e-6, TRAIN_LOG_EVERY=1, **sizes)
+    more = {"ITERATIONS": 60, "VAL_LOSS_EVERY": 20, "TRAIN_LOG_EVERY": 1} | SMALL
+    env = corpus.env(RUN_ID="läuft-日本", CKPT_SECONDS=1e-6, **more)
     run = Launch(cwd, env, provoke="sleep@10:seconds=1")
     run.signal_at("step:8/", signal.SIGTERM)
     run.need(16)
@@ -263,7 +264,7 @@ def test_a_run_that_no_seconds_end_is_repeated_by_its_seed(corpus, tmp_path):
 
 @pytest.mark.slow
 def test_a_file_that_may_not_grow_stops_the_run_and_it_goes_on(corpus, tmp_path):
-    env = corpus.env(RUN_ID="run", ITERATIONS=700, TRAIN_LOG_EVERY=1)
+    env = corpus.env(RUN_ID="run", ITERATIONS=700, TRAIN_LOG_EVERY=1, **SMALL)
     limited = ["bash", "-c", 'ulimit -f 90; exec "$0" "$@"', *helpers.command()]
     run = Launch(tmp_path, env, command=limited).need(16)
     assert "File too large" in run.err and "RUN_ID=run goes on" in run.err
