@@ -3,6 +3,7 @@
 import statistics
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from data.command import DataError
 from records.archive.judgings import Draw, number_of, read_draws
@@ -149,16 +150,21 @@ class Entry:
         return text
 
 
+def whole_record(folder: Path) -> Record:
+    """Raises DataError of a submission.json that has not all of its fields."""
+    record = Record(folder)
+    if errors := schema_errors(record.submission, "submission"):
+        raise DataError(f"{folder / 'submission.json'}: {errors[0]}")
+    return record
+
+
 def load_entries(track: Track) -> list[Entry]:
     """All folders of a track, the best first. Raises DataError."""
     verdicts = read_verdicts(track.folder)
     draws = tuple(read_draws(track.folder))
     entries = []
     for folder in track.records:
-        record = Record(folder)
-        if errors := schema_errors(record.submission, "submission"):
-            raise DataError(f"{folder / 'submission.json'}: {errors[0]}")
-        entries.append(Entry(record, verdicts.get(folder.name, {}), draws))
+        entries.append(Entry(whole_record(folder), verdicts.get(folder.name, {}), draws))
     unknown = sorted(verdicts.keys() - {folder.name for folder in track.records})
     if unknown:
         raise DataError(f"{track.folder / 'verdicts.json'}: speaks of {unknown[0]}, which is no folder")

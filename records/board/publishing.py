@@ -2,10 +2,10 @@
 
 import os
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
+from huggingface_hub import EvalResult, ModelCardData
 
 from data import hub
 from data.command import DataError, printable, say
@@ -16,29 +16,85 @@ from records.archive.folders import FILES, FOLDER, SCRIPT
 from records.archive.hub import TOKENIZERS, fetch_artifact
 from records.archive.judgings import read_draws
 from records.archive.record import Record
-from records.archive.tracks import DATA, schema_errors, tokenizer_path
+from records.archive.tracks import DATA, tokenizer_path
 from records.archive.verdicts import PASSED, read_verdicts
-from records.board.card import card
-from records.board.entries import Entry
+from records.board.entries import Entry, whole_record
+from records.board.tables import cell, limits
+
+# --- the card: the fields by which the hub shows scores, and a page ---------------------------------------
 
 
-@dataclass(frozen=True)
-class Published:
-    """What a repo holds now."""
+def metadata(entry: Entry, license_id: str) -> str:
+    """The card's head. `model-index` has the score; of a record that did not pass, as a claim."""
+    track = entry.record.track
+    passed = entry.state in PASSED
+    result = EvalResult(
+        task_type="text-generation",
+        dataset_type=track.dataset["name"],
+        dataset_name=f"validation text of {track.name}",
+        metric_type="bits_per_byte",
+        metric_name="bits per byte" if passed else "bits per byte, claimed",
+        metric_value=round(entry.mean, 8),
+    )
+    tags = ["bytegolf", track.name]
+    data = ModelCardData(license=license_id, tags=tags, model_name=entry.name, eval_results=[result])
+    return data.to_yaml()
 
-    address: str  # hub:user/name@commit
-    files: int
-    changed: list[str]
-    state: str  # the verdict's word
+
+def verdict_words(entry: Entry) -> str:
+    """A record that did not pass says so before anything else."""
+    if entry.state in PASSED:
+        return f"The referee's verdict: {cell(entry.words)}."
+    return f"**This record did not pass.** The scores are its own claims. Verdict: {cell(entry.words)}."
+
+
+def card(entry: Entry, repo_id: str, license_id: str) -> str:
+    """The whole README.md of the repo."""
+    record = entry.record
+    author, what, why = (cell(record.field(key)) for key in ("author", "what_changed", "why"))
+    return f"""---
+{metadata(entry, license_id)}
+---
+
+# {cell(entry.name)}: {entry.interval} bits per byte
+
+{verdict_words(entry)}
+
+| | |
+|---|---|
+| score | {entry.interval} bits per byte: the mean of {len(entry.scores)} seeds, 95 % confidence interval |
+| size | {record.total_bytes:,} bytes of code, settings and artifact, of {record.track["budget_bytes"]:,} |
+| track | {cell(record.track["title"])} (`{record.track.name}`): {limits(record.track)} |
+| dataset | `{record.track.dataset["name"]}` |
+| by | {author} |
+| licence | {cell(license_id)} |
+
+What changed: {what}
+
+Why: {why}
+
+## Let it write
+
+The folder `{record.track.name}/{entry.name}` is the record as it was sent: script, logs, metrics and
+artifacts. Run these commands in a copy of the bytegolf repository. They fetch the record, check its hashes,
+and run it in a sandbox.
+
+```bash
+python -m records sample hub:{repo_id} --prompt "def "
+python -m records score hub:{repo_id}
+python -m records verify hub:{repo_id}
+```
+"""
+
+
+# --- the repo ---------------------------------------------------------------------------------------------
 
 
 def load_entry(folder: Path) -> Entry:
     """A record with its verdict. Raises DataError of a folder that is no record."""
-    record = Record(folder)
-    if not FOLDER.fullmatch(record.name):
+    if not FOLDER.fullmatch(folder.name):
         raise DataError(f"{folder}: expected a record's folder in its track's, <date>_<name>")
-    if errors := schema_errors(record.submission, "submission"):
-        raise DataError(f"{folder / 'submission.json'}: {errors[0]}")
+    record = whole_record(folder)
     verdicts = read_verdicts(record.home)
     return Entry(record, verdicts.get(record.name, {}), tuple(read_draws(record.home)))
 
@@ -72,21 +128,6 @@ def files_of(record: Record, data: Path, there: Standing) -> dict[str, Path]:
     return found
 
 
-def publish_record(folder: Path, repo_id: str, license_id: str, data: Path) -> Published:
-    """Put a record into a repo of its own, whatever its verdict. Raises DataError."""
-    entry = load_entry(folder)
-    record = entry.record
-    there = hub.look(Repo(repo_id, "model", f"--to {repo_id}"))
-    ours = (f"{place_of(record)}/", f"{TOKENIZERS}/{record.track.dataset['tokenizer']}")
-    there.refuse_strangers(lambda path: path.startswith(ours), f"the record {record.name}")
-    files = files_of(record, data, there)
-    with tempfile.TemporaryDirectory() as folder_of_card:
-        files[CARD] = Path(folder_of_card) / CARD
-        files[CARD].write_text(card(entry, repo_id, license_id), encoding="utf-8")
-        commit, changed = hub.publish(there, files, f"{record.name}: {entry.interval} bits per byte")
-    return Published(f"hub:{repo_id}@{commit}", len(files), changed, entry.state)
-
-
 @click.command(cls=Command)
 @click.argument("record", type=Path)
 @click.option("--to", type=hub.own_repo, required=True, metavar="USER/NAME", help="the repo that gets it")
@@ -104,11 +145,20 @@ def publish(record: Path, to: str, license_id: str, data: Path) -> int:
     folder = Path(os.path.abspath(record))
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
-    found = publish_record(folder, to, license_id, data)
-    if found.state not in PASSED:
-        say(f"the record did not pass, and its card says so: {found.state}")
-    if not found.changed:
-        say(f"nothing to publish: {found.address} holds all {found.files} files")
+    entry = load_entry(folder)
+    there = hub.look(Repo(to, "model", f"--to {to}"))
+    ours = (f"{place_of(entry.record)}/", f"{TOKENIZERS}/{entry.record.track.dataset['tokenizer']}")
+    there.refuse_strangers(lambda path: path.startswith(ours), f"the record {entry.name}")
+    files = files_of(entry.record, data, there)
+    with tempfile.TemporaryDirectory() as folder_of_card:
+        files[CARD] = Path(folder_of_card) / CARD
+        files[CARD].write_text(card(entry, to, license_id), encoding="utf-8")
+        commit, changed = hub.publish(there, files, f"{entry.name}: {entry.interval} bits per byte")
+    if entry.state not in PASSED:
+        say(f"the record did not pass, and its card says so: {entry.state}")
+    address = f"hub:{to}@{commit}"
+    if not changed:
+        say(f"nothing to publish: {address} holds all {len(files)} files")
     else:
-        say(f"{found.address}: {len(found.changed)} of {found.files} files were sent")
+        say(f"{address}: {len(changed)} of {len(files)} files were sent")
     return 0
