@@ -1,15 +1,13 @@
-"""Curves of runs as charts: losses, validations, step times, learning rates, over four axes.
+"""Curves of runs: losses, validations, step times and learning rates, as panels of one chart.
 
-All charts of a document share four parameters, which embed.js sets: `axis` is one of AXES, `shown` says which
-runs are, `singles` whether single steps stand behind their means, and `zoom` which part of the axis is seen.
-A run's colour is the variable --run-N of the document, so that the style sheet knows light, dark and paper.
+The panels share what they show of the axis, which is one of AXES, and a legend that switches runs off and on.
 """
 
-import itertools
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 
 import altair as alt
 import numpy as np
@@ -17,78 +15,42 @@ import numpy as np
 from records.archive.metrics import Metrics
 from records.board.look import DASH, SOLID, finished
 
-BUCKETS, ALL_BUCKETS = 400, 2000  # of a curve, and of that kind of curve in a page
-MEANS, ALL_MEANS = 120, 600  # points of a curve's means, and of that kind of curve in a page: each is read
-PLACES = 40  # rows of a chart's table
+BUCKETS, ALL_BUCKETS = 200, 1000  # points of a curve, and of that kind of curve in a page
+ROWS = 40  # of a table
+WIDTH, HEIGHT = 860, 240  # pixels of a panel; embed.js knows the width of its page
 AXES = {"steps": "steps", "tokens": "tokens", "seconds": "seconds of training", "flops": "operations"}
 PLACE = "axis == 'seconds' ? datum.seconds : datum.step * datum[axis]"
 PLACE_WORDS = "format(datum.value, axis == 'steps' || axis == 'seconds' ? ',' : '~s')"
-SEEN = (
-    "[ends[axis][0] + zoom[0] * (ends[axis][1] - ends[axis][0]), "
-    "ends[axis][0] + zoom[1] * (ends[axis][1] - ends[axis][0])]"
-)
-HEIGHT = 280  # pixels
+ZOOM = "wheel![event.ctrlKey || event.metaKey]"  # a wheel alone scrolls the page
 DATA = "curves"
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Values of a run at some of its steps. `role`: pale ones stand behind bold ones, rings are points."""
+    """Values of a run at some of its steps; of a long run each stands for the steps of a bucket."""
 
-    role: str  # pale, bold or ring
     steps: list[int]
     seconds: list[float]
     values: list[float | None]  # None: not finite
-    every: int = 1  # steps that a value is the mean of, at most
+    low: list[float | None]  # the least of the bucket
+    high: list[float | None]
 
 
 @dataclass(frozen=True)
-class CurveChart:
-    """A chart with its title and the table of its numbers."""
+class NumberTable:
+    """The numbers of a panel, for whoever cannot see it."""
 
-    name: str
     title: str
-    note: str
-    spec: dict  # Vega-Lite
     head: list[str]
     rows: list[list[str]]
-
-
-@dataclass(frozen=True)
-class Side:
-    """Runs that are switched together."""
-
-    title: str
-    runs: list[dict]
 
 
 @dataclass(frozen=True)
 class Curves:
     """What the template `curves_of` takes."""
 
-    sides: list[Side]
-    axes: dict[str, str]
-    has_means: bool
-    colours: list[str]  # of the runs, in CSS
-    charts: list[CurveChart]
-
-    @property
-    def specs(self) -> dict[str, dict]:
-        return {one.name: one.spec for one in self.charts}
-
-
-@dataclass(frozen=True)
-class Detail:
-    """How many a curve has: less of each where there are many runs."""
-
-    buckets: int
-    means: int
-
-
-def detail_of(runs: int) -> Detail:
-    return Detail(
-        max(50, min(BUCKETS, ALL_BUCKETS // max(1, runs))), max(30, min(MEANS, ALL_MEANS // max(1, runs)))
-    )
+    spec: dict  # Vega-Lite
+    tables: list[NumberTable]
 
 
 # --- numbers ----------------------------------------------------------------------------------------------
@@ -100,99 +62,71 @@ def short(values: np.ndarray, digits: int = 5) -> list[float | int | None]:
     return [int(value) if value is not None and value == int(value) else value for value in rounded]
 
 
-def thin(values: np.ndarray, buckets: int) -> np.ndarray:
-    """Places of the first and the last value, and of the least and the greatest of each bucket, int[n]."""
-    if len(values) <= 2 * buckets:
-        return np.arange(len(values))
-    edges = np.linspace(0, len(values), buckets + 1).astype(int)
-    low, high = (np.where(np.isfinite(values), values, worst) for worst in (np.inf, -np.inf))
-    found = {0, len(values) - 1}
-    for start, end in itertools.pairwise(edges):
-        found |= {start + int(np.argmin(low[start:end])), start + int(np.argmax(high[start:end]))}
-    return np.array(sorted(found))
+def in_buckets(run: Metrics, values: np.ndarray, typical: Callable, most: int) -> Curve:
+    """A run's values, one for each step, by buckets. `typical`: what a bucket's values are drawn as."""
+    buckets = np.array_split(np.arange(len(values)), min(most, len(values)))
+    middles = np.array([bucket[len(bucket) // 2] for bucket in buckets])
+    seconds = short(run.table["train_seconds"][middles], 6)
+    drawn = [[of(values[bucket]) for bucket in buckets] for of in (typical, np.min, np.max)]
+    return Curve((middles + 1).tolist(), seconds, *map(short, drawn))
 
 
-def curve(run: Metrics, role: str, places: np.ndarray, values: np.ndarray, every: int = 1) -> Curve:
-    """`places`: of the values among the run's steps, from 0."""
-    seconds = short(run.table["train_seconds"][places], 6)
-    return Curve(role, (places + 1).tolist(), seconds, short(values), every)
+def losses(run: Metrics, most: int) -> Curve:
+    return in_buckets(run, run.table["train_loss"], np.mean, most)
 
 
-def with_means(run: Metrics, values: np.ndarray, mean: Callable, detail: Detail) -> list[Curve]:
-    """The values; of a long run also the means of buckets, each at the middle of its bucket."""
-    seen = thin(values, detail.buckets)
-    if len(values) < 2 * detail.means:
-        return [curve(run, "bold", seen, values[seen])]
-    parts = np.array_split(np.arange(len(values)), detail.means)
-    middles = np.array([part[len(part) // 2] for part in parts])
-    means = np.array([mean(values[part]) for part in parts])
-    return [curve(run, "pale", seen, values[seen]), curve(run, "bold", middles, means, len(parts[0]))]
+def step_times(run: Metrics, most: int) -> Curve:
+    """Milliseconds; a stall is the high end of its bucket."""
+    return in_buckets(run, np.maximum(1e3 * run.seconds, 1e-3), np.median, most)
 
 
-def losses(run: Metrics, detail: Detail) -> list[Curve]:
-    return with_means(run, run.table["train_loss"], np.mean, detail)
+def rates(run: Metrics, most: int) -> Curve:
+    return in_buckets(run, run.table["lr_mul"], np.mean, most)
 
 
-def step_times(run: Metrics, detail: Detail) -> list[Curve]:
-    """Milliseconds, and rings around stalls."""
-    times = np.maximum(1e3 * run.seconds, 1e-3)
-    slow = np.flatnonzero(run.stalls)
-    return [*with_means(run, times, np.median, detail), curve(run, "ring", slow, times[slow])]
+def validations(run: Metrics, most: int) -> Curve:
+    """Those on a part of the text, where a run has such ones, else those on all of it."""
+    vals = [val for val in run.vals if 0 < val["step"] <= run.steps]
+    vals = [val for val in vals if val["partial"]] or vals
+    steps = [int(val["step"]) for val in vals]
+    seconds = short(run.table["train_seconds"][np.array(steps, int) - 1], 6)
+    values = short(np.array([val["val_bpb"] for val in vals]))
+    return Curve(steps, seconds, values, values, values)
 
 
-def validations(run: Metrics, detail: Detail) -> list[Curve]:
-    """A ring is a score on all of the text where the run has others on a part of it."""
-    found = []
-    for partial in (True, False):
-        chosen = [val for val in run.vals if val["partial"] == partial and 0 < val["step"] <= run.steps]
-        places = np.array([int(val["step"]) - 1 for val in chosen], int)
-        found.append(curve(run, "bold", places, np.array([val["val_bpb"] for val in chosen])))
-    part, whole = found
-    return [part, Curve("ring", whole.steps, whole.seconds, whole.values)] if part.steps else [whole]
-
-
-def rates(run: Metrics, detail: Detail) -> list[Curve]:
-    values = run.table["lr_mul"]
-    few = np.arange(0) if np.isnan(values).all() else thin(values, detail.means // 2)
-    return [curve(run, "bold", few, values[few])]
-
-
-# --- charts -----------------------------------------------------------------------------------------------
+# --- the chart --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """One of the charts."""
+    """One of the panels."""
 
     name: str
     title: str
     unit: str
-    curves: Callable[[Metrics, Detail], list[Curve]]
-    note: str = ""
+    curve: Callable[[Metrics, int], Curve]
     logarithmic: bool = False
-    points: bool = False  # values are few: each is marked, and each has a row in the table
+    exact: bool = False  # values are few: each is marked, and each has a row in the table
 
 
 QUANTITIES = [
     Quantity("loss", "Loss of training", "nats a token", losses),
     Quantity(
-        "bpb",
-        "Bits per byte of validation",
-        "bits per byte",
-        validations,
-        "Before the export. A ring is a score on the whole text where the others are on a part of it.",
-        points=True,
+        "bpb", "Bits per byte of validation, before the export", "bits per byte", validations, exact=True
     ),
-    Quantity(
-        "time",
-        "Step times and stalls",
-        "ms, logarithmic",
-        step_times,
-        "A ring is a stall, a step that took far longer than those around it.",
-        logarithmic=True,
-    ),
+    Quantity("time", "Step times and stalls", "ms, logarithmic", step_times, logarithmic=True),
     Quantity("rate", "Learning rate", "multiplier", rates),
 ]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A run in the chart."""
+
+    run: Metrics
+    side: int
+    label: str
+    colour: str  # CSS
 
 
 def colour(side: int, place: int, of: int) -> str:
@@ -206,173 +140,120 @@ def colour(side: int, place: int, of: int) -> str:
     return f"light-dark({', '.join(shades)})"
 
 
-def ends(runs: list[Metrics]) -> dict[str, list[float]]:
-    """The first and the last place of all runs on each of the AXES that all of them have."""
-    factors = {
-        "steps": [1.0 for _ in runs],
-        "tokens": [run.tokens_per_step for run in runs],
-        "flops": [run.flops_per_step for run in runs],
+def lines_of(sides: list[tuple[str, list[Metrics]]]) -> list[Line]:
+    """Every run with its place in the chart."""
+    found = []
+    for side, (title, runs) in enumerate(sides):
+        for place, run in enumerate(runs):
+            label = f"{title} {run.name}".strip()
+            found.append(Line(run, side, label, colour(side, place, len(runs))))
+    return found
+
+
+def axes_of(runs: list[Metrics]) -> dict[str, str]:
+    """Those of the AXES that all runs have."""
+    known = {
+        "tokens": all(run.tokens_per_step for run in runs),
+        "flops": all(run.flops_per_step for run in runs),
     }
-    found = {}
-    for axis, each in factors.items():
-        if all(each):
-            found[axis] = [min(each), max(run.steps * one for run, one in zip(runs, each))]
-    clocks = [run.table["train_seconds"] for run in runs]
-    found["seconds"] = [float(min(clock[0] for clock in clocks)), float(max(clock[-1] for clock in clocks))]
-    return {axis: widened(*found[axis]) for axis in AXES if axis in found}
+    return {name: words for name, words in AXES.items() if known.get(name, True)}
 
 
-def widened(first: float, last: float) -> list[float]:
-    """A single place becomes a part of the axis."""
-    return [first, last] if first < last else [first - 1, last + 1]
-
-
-def data_of(runs: list[tuple[int, Metrics]], each: list[list[Curve]]) -> list[dict]:
-    """Curves as columns, which the chart makes rows of: a tenth of the bytes."""
+def data_of(lines: list[Line], quantity: Quantity, curves: list[Curve]) -> list[dict]:
+    """Curves as columns, of which the chart makes rows: a tenth of the bytes."""
     rows = []
-    for at, ((side, run), curves) in enumerate(zip(runs, each)):
-        about = {"at": at, "name": run.name, "side": side, "colour": f"var(--run-{at})"}
-        about |= {"steps": 1, "tokens": run.tokens_per_step, "flops": run.flops_per_step}
-        for one in curves:
-            columns = {"step": one.steps, "seconds": one.seconds, "value": one.values}
-            rows.append({**about, "role": one.role, "every": one.every, **columns})
+    for line, curve in zip(lines, curves):
+        about = {"quantity": quantity.name, "run": line.label, "side": line.side, "steps": 1}
+        about |= {"tokens": line.run.tokens_per_step, "flops": line.run.flops_per_step}
+        columns = {"step": curve.steps, "value": curve.values}
+        columns |= {"seconds": curve.seconds, "low": curve.low, "high": curve.high}
+        rows.append(about | columns)
     return rows
 
 
-def encoded(quantity: Quantity, which: str, switch: str = "true") -> alt.Chart:
-    """The part of some curves that is seen, without a mark. `which` and `switch` are expressions.
-
-    What changes comes last: Vega then adds and removes points, and makes none of them again.
-    """
-    scale = alt.Scale(type="log", nice=False) if quantity.logarithmic else alt.Scale(zero=False, nice=True)
-    return (
+def panel(quantity: Quantity, colours: alt.Color) -> alt.LayerChart:
+    """The values of each run, before the band from the least to the greatest of each bucket."""
+    scale = alt.Scale(type="log", nice=False) if quantity.logarithmic else alt.Scale(zero=False)
+    ticks = alt.ExprRef("ceil(width / 90)")
+    axis = alt.Axis(title=None, labelExpr=PLACE_WORDS, labelOverlap=True, tickCount=ticks)
+    base = (
         alt.Chart(alt.NamedData(name=DATA))
-        .transform_filter(which)
-        .transform_flatten(["step", "seconds", "value"])
+        .transform_filter(f"datum.quantity == '{quantity.name}'")
+        .transform_flatten(["step", "seconds", "value", "low", "high"])
         .transform_calculate(place=PLACE)
-        .transform_filter(f"{switch} && shown[datum.at] && inrange(datum.place, seen)")
-        .encode(
-            x=alt.X(
-                "place:Q",
-                title=None,
-                axis=alt.Axis(
-                    labelExpr=PLACE_WORDS, labelOverlap=True, tickCount=alt.ExprRef("ceil(width / 90)")
-                ),
-                scale=alt.Scale(domain=alt.ExprRef("seen"), nice=False, zero=False),
-            ),
-            y=alt.Y("value:Q", title=quantity.unit, scale=scale),
-            color=alt.Color("colour:N", scale=None),
-            detail="at:N",
-            strokeDash=alt.StrokeDash(
-                "side:O", legend=None, scale=alt.Scale(domain=[0, 1], range=[SOLID, DASH])
-            ),
-            tooltip=[
-                alt.Tooltip("name:N", title="run"),  # Vega lets no expression read a "run"
-                alt.Tooltip("step:Q", format=","),
-                alt.Tooltip("seconds:Q", format=",.1f"),
-                alt.Tooltip("value:Q", title=quantity.unit, format=".5~g"),
-                alt.Tooltip("every:Q", title="mean of steps"),
-            ],
-        )
+        .transform_filter(alt.param(name="shown"))
+        .encode(x=alt.X("place:Q", axis=axis, scale=alt.Scale(zero=False, nice=False)), color=colours)
     )
+    band = base.mark_area(opacity=0.2, clip=True, aria=False).encode(
+        y=alt.Y("low:Q", title=quantity.unit, scale=scale), y2="high:Q"
+    )
+    dashes = alt.Scale(domain=[0, 1], range=[SOLID, DASH])
+    points = alt.OverlayMarkDef(size=40, opacity=1 if quantity.exact else 0, strokeDash=SOLID)
+    line = base.mark_line(point=points, strokeWidth=2, clip=True, aria=False).encode(
+        y=alt.Y("value:Q", title=quantity.unit, scale=scale),
+        strokeDash=alt.StrokeDash("side:O", legend=None, scale=dashes),
+        tooltip=[
+            alt.Tooltip("run:N"),
+            alt.Tooltip("step:Q", format=","),
+            alt.Tooltip("seconds:Q", format=",.1f"),
+            alt.Tooltip("value:Q", title=quantity.unit, format=".5~g"),
+        ],
+    )
+    return alt.layer(band, line).properties(width=WIDTH, height=HEIGHT, title=quantity.title)
 
 
-@cache  # Altair takes half a second for what no run changes
-def design(quantity: Quantity) -> dict:
-    """The chart without its data and without the parameters of the document."""
-    brush = alt.selection_interval(name="brush", encodings=["x"])
-    nearest = alt.selection_point(
-        name="nearest", nearest=True, on="pointermove", clear="pointerout", empty=False, fields=["at", "step"]
-    )
-    pale = encoded(quantity, "datum.role == 'pale'", "singles").mark_line(
-        strokeWidth=1, opacity=0.3, clip=True, aria=False
-    )
-    lines = encoded(quantity, "datum.role == 'bold'").mark_line(
-        strokeWidth=2, clip=True, aria=False, point={"size": 30} if quantity.points else False
-    )
-    rings = encoded(quantity, "datum.role == 'ring'").mark_point(
-        size=90, filled=False, strokeWidth=2, strokeDash=SOLID, aria=False
-    )
-    read = (
-        encoded(quantity, "datum.role != 'pale'")
-        .mark_point(size=70, filled=True, strokeDash=SOLID, aria=False)
-        .encode(opacity=alt.condition(nearest, alt.value(1), alt.value(0)))
-    )
-    title = alt.TitleParams(text=alt.ExprRef("titles[axis]"), orient="bottom", offset=8)
-    layers = alt.layer(pale, lines.add_params(brush), rings, read.add_params(nearest))
-    return finished(layers.properties(width="container", height=HEIGHT, title=title))
-
-
-def draw(quantity: Quantity, runs: list[tuple[int, Metrics]], each: list[list[Curve]]) -> dict:
-    """A chart in Vega-Lite, which compiles parameters in this order."""
-    places = ends([run for _, run in runs])
-    parameters = {
-        "axis": next(iter(places)),
-        "shown": [True] * len(runs),
-        "singles": True,
-        "zoom": [0, 1],
-        "ends": places,
-        "titles": AXES,
-    }
-    spec = design(quantity)
-    params = [{"name": name, "value": value} for name, value in parameters.items()]
-    params.append({"name": "seen", "expr": SEEN})
-    return {**spec, "params": [*params, *spec["params"]], "datasets": {DATA: data_of(runs, each)}}
+def draw(lines: list[Line], data: list[dict]) -> dict:
+    """The chart in Vega-Lite."""
+    columns = alt.ExprRef("ceil(width / 200)")
+    legend = alt.Legend(title=None, orient="top", columns=columns, labelLimit=180)
+    scale = alt.Scale(domain=[line.label for line in lines], range=[line.colour for line in lines])
+    colours = alt.Color("run:N", scale=scale, legend=legend)
+    axes = axes_of([line.run for line in lines])
+    switch = alt.binding_radio(options=[*axes], labels=[*axes.values()], name="horizontal axis: ")
+    shown = alt.selection_point(name="shown", fields=["run"], bind="legend", toggle="true")
+    zoom = alt.selection_interval(name="zoom", encodings=["x"], bind="scales", zoom=ZOOM)
+    panels = alt.vconcat(*(panel(quantity, colours) for quantity in QUANTITIES)).resolve_scale(x="shared")
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # that panels share their parameters
+        chart = panels.add_params(alt.param(name="axis", value="steps", bind=switch), shown, zoom)
+        return {**finished(chart), "datasets": {DATA: data}}
 
 
 # --- tables -----------------------------------------------------------------------------------------------
 
 
-def reading(curves: list[Curve], step: int, run: Metrics, exact: bool) -> str:
-    """What a run's bold values and rings say of a step: the value there, else the nearest one's."""
-    if step > run.steps:
+def reading(line: Line, curve: Curve, step: int, exact: bool) -> str:
+    """What a curve says of a step: the value there or, if not `exact`, the nearest one."""
+    if step > line.run.steps:
         return "ended"
-    known = {at: value for one in curves if one.role != "pale" for at, value in zip(one.steps, one.values)}
-    if not known or (exact and step not in known):
+    if not curve.steps or (exact and step not in curve.steps):
         return ""
-    value = known[min(known, key=lambda at: abs(at - step))]
+    nearest = min(range(len(curve.steps)), key=lambda at: abs(curve.steps[at] - step))
+    value = curve.values[nearest]
     return "not finite" if value is None else f"{value:.5g}"
 
 
-def table(
-    quantity: Quantity, runs: list[Metrics], each: list[list[Curve]]
-) -> tuple[list[str], list[list[str]]]:
-    """The head and the rows of a chart's numbers: at every validation, else at PLACES steps."""
-    steps = {at for curves in each for one in curves if one.role != "pale" for at in one.steps}
-    if not quantity.points:
-        steps = set(np.linspace(1, max(run.steps for run in runs), PLACES).round().astype(int).tolist())
-    if quantity.name == "time":  # a ring is another thing than a median
-        each = [[one for one in curves if one.role != "ring"] for curves in each]
-    rows = []
-    for step in sorted(steps):
-        words = [reading(curves, step, run, quantity.points) for run, curves in zip(runs, each)]
-        rows.append([f"{step:,}", *words])
-    return ["step", *(run.name for run in runs)], rows
+def table_of(lines: list[Line], quantity: Quantity, curves: list[Curve]) -> NumberTable:
+    """A panel's numbers: at every validation, else at ROWS steps."""
+    if quantity.exact:
+        steps = {step for curve in curves for step in curve.steps}
+    else:
+        longest = max(line.run.steps for line in lines)
+        steps = {*np.linspace(1, longest, ROWS).round().astype(int).tolist()}
+    read = partial(reading, exact=quantity.exact)
+    rows = [[f"{step:,}", *map(partial(read, step=step), lines, curves)] for step in sorted(steps)]
+    return NumberTable(quantity.title, ["step", *(line.label for line in lines)], rows)
 
 
 def curves_of(sides: list[tuple[str, list[Metrics]]]) -> Curves:
-    """All charts of the runs of all sides, each a title and its runs."""
-    runs = [(side, run) for side, (_, members) in enumerate(sides) for run in members]
-    few = detail_of(len(runs))
-    colours = [
-        colour(side, place, len(members))
-        for side, (_, members) in enumerate(sides)
-        for place in range(len(members))
-    ]
-    shown, at = [], itertools.count()
-    for side, (title, members) in enumerate(sides):
-        line = "dashed" if side else "solid"
-        shown.append(Side(title, [{"at": next(at), "name": run.name, "line": line} for run in members]))
-    alone = [run for _, run in runs]
-    charts, has_means = [], False
+    """The chart and the tables of the runs of all sides, each a title and its runs."""
+    lines = lines_of(sides)
+    most = max(50, min(BUCKETS, ALL_BUCKETS // max(1, len(lines))))
+    data, tables = [], []
     for quantity in QUANTITIES:
-        each = [quantity.curves(run, few) for run in alone]
-        has_means |= any(one.role == "pale" for curves in each for one in curves)
-        head, rows = table(quantity, alone, each)
-        spec = draw(quantity, runs, each)
-        charts.append(CurveChart(quantity.name, quantity.title, quantity.note, spec, head, rows))
-    axes = {axis: AXES[axis] for axis in ends(alone)}
-    return Curves(shown, axes, has_means, colours, charts)
+        curves = [quantity.curve(line.run, most) for line in lines]
+        data += data_of(lines, quantity, curves)
+        tables.append(table_of(lines, quantity, curves))
+    return Curves(draw(lines, data), tables)
 
 
 def stall_rows(runs: list[Metrics]) -> list[list[str]]:

@@ -14,25 +14,18 @@ from data.files import read_json, sha256
 from records.archive.metrics import find_runs
 from records.archive.tracks import NOTHING, Track, Yardstick, read_yardsticks
 from records.board.entries import Entry, best_and_path, load_entries
-from records.board.ladder import (
-    RECORDS,
-    data_of,
-    interval_layers,
-    limits,
-    line_of,
-    point_layer,
-    rule_layer,
-    together,
-    value,
-)
-from records.board.look import MANY, PICTURE, finished
+from records.board.ladder import draw_ladder
+from records.board.look import MANY, OTHER, PICTURE, finished
 
 LAW = "campaigns/scaling.json"  # written by records sweep --law
 PAR = "Par"  # what every record has to beat
 WIDTH, HEIGHT = 620, 260  # pixels
+DATA = "curves"
 POINTS = 150  # of a curve's means
-CLEAR = 0.7  # lines of text between the middle of a score's digits and a rule
-PLACES = (0.9, -0.9, 0.0)  # of a score's digits, in lines of text above its point
+FLOPS = "datum.value ? format(datum.value, '~e') : '0'"
+LADDER_TITLE = "Bits per byte of the floppy track's records and of compressors"
+CURVES_TITLE = "Train loss of par and of the best record"
+LAW_TITLE = "Bits per byte over operations of training, with a line for each arm of a campaign"
 
 
 def ladder_data(entries: list[Entry], rules: list[Yardstick]) -> dict:
@@ -66,77 +59,44 @@ def curves_data(entries: list[Entry]) -> dict:
     return curves
 
 
-def free_place(mean: float, rules: list[float], line: float) -> float:
-    """Where a score's digits stand: the first of PLACES, in lines from it, that no rule runs through."""
-    room = lambda place: min([CLEAR, *(abs(mean + place * line - bpb) / line for bpb in rules)])
-    return mean + line * max(PLACES, key=room)
-
-
-def draw_ladder(data: dict) -> dict:
+def picture_of_ladder(data: dict) -> dict:
     """Records in order of date from left to right, with their intervals."""
-    rules = data["rules"]
-    domain = limits([bpb for _, bpb in rules] + [mean for _, mean, _, _ in data["records"]])
-    line = line_of(domain, HEIGHT)
-    shown = [
-        {
-            "name": name,
-            "mean": mean,
-            "low": mean - half,
-            "high": mean + half,
-            "counts": counts,
-            "digits": f"{mean:.4f}",
-            "digits_at": free_place(mean, [bpb for _, bpb in rules], line),
-        }
+    records = [
+        {"name": name, "mean": mean, "low": mean - half, "high": mean + half, "counts": counts}
         for name, mean, half, counts in data["records"]
     ]
-    axis = alt.Axis(labelAngle=-25, grid=False, title=None, labelLimit=200)
-    x = alt.X("name:N", sort=None, axis=axis)
-    digits = (
-        alt.Chart(alt.NamedData(name=RECORDS))
-        .mark_text(align="left", baseline="middle", dx=8, fontSize=11, color=PICTURE.mark)
-        .encode(x=x, y=value("digits_at", domain), text="digits:N")
-    )
-    layers = [
-        *([rule_layer(rules, domain, PICTURE, HEIGHT)] if rules else []),
-        *interval_layers(x, domain, PICTURE),
-        point_layer(x, domain, PICTURE),
-        digits,
-    ]
-    chart = together(layers, width=WIDTH, height=HEIGHT)
-    return {**finished(chart, PICTURE, "sans-serif"), "datasets": data_of(shown, rules)}
+    return draw_ladder(records, data["rules"], PICTURE, width=WIDTH, height=HEIGHT)
 
 
-def draw_curves(data: dict) -> dict:
+def picture_of_curves(data: dict) -> dict:
     """Train loss over operations; of each record its seeds in one colour."""
-    names = [*data]
     rows = [
         {"name": name, "seed": seed, "flops": flops, "loss": loss}
         for name, seeds in data.items()
         for seed, (flops, loss) in enumerate(seeds)
     ]
-    colours = alt.Scale(domain=names, range=[PICTURE.other, PICTURE.mark][: len(names)])
-    legend = alt.Legend(
-        title=None, orient="top-right", labelColor=PICTURE.quiet, labelFontSize=12, symbolStrokeWidth=2
-    )
-    words = "datum.value ? format(datum.value, '~e') : '0'"
-    operations = alt.Axis(labelExpr=words, tickCount=5, grid=False)
+    operations = alt.Axis(labelExpr=FLOPS, tickCount=5, grid=False)
     chart = (
-        alt.Chart(alt.NamedData(name=RECORDS))
+        alt.Chart(alt.NamedData(name=DATA))
         .transform_flatten(["flops", "loss"])
         .mark_line(strokeWidth=1.5, opacity=0.8)
         .encode(
             x=alt.X("flops:Q", title="operations of training", axis=operations),
             y=alt.Y("loss:Q", title="train loss, bits per byte", scale=alt.Scale(zero=False)),
-            color=alt.Color("name:N", scale=colours, legend=legend),
+            color=colours_of([*data], [OTHER, PICTURE.mark]),
             detail="seed:N",
         )
-        .properties(width=WIDTH, height=HEIGHT)
     )
-    return {**finished(alt.layer(chart), PICTURE, "sans-serif"), "datasets": {RECORDS: rows}}
+    return {**finished(chart.properties(width=WIDTH, height=HEIGHT), PICTURE), "datasets": {DATA: rows}}
+
+
+def colours_of(names: list[str], colours: list[str]) -> alt.Color:
+    legend = alt.Legend(title=None, orient="top-right", symbolStrokeWidth=2)
+    return alt.Color("name:N", scale=alt.Scale(domain=names, range=colours[: len(names)]), legend=legend)
 
 
 def law_data(law: dict) -> dict:
-    """Of each arm the means, [operations, bits per byte], and the ends of its line."""
+    """Of each variant the means, [operations, bits per byte], and the ends of its line."""
     shown = {}
     for name, arm in law["arms"].items():
         means = [
@@ -152,33 +112,30 @@ def law_data(law: dict) -> dict:
     return shown
 
 
-def draw_law(data: dict) -> dict:
-    """Scores over operations, both in logarithms: a point for each mean, a line for each arm."""
-    names = [*data]
+def picture_of_law(data: dict) -> dict:
+    """Scores over operations, both in logarithms: a point for each mean, a line for each variant."""
     rows = {
         kind: [
             {"name": name, "flops": flops, "bpb": bpb}
-            for name, arm in data.items()
-            for flops, bpb in arm[kind]
+            for name, variant in data.items()
+            for flops, bpb in variant[kind]
         ]
         for kind in ("means", "line")
     }
-    colours = alt.Scale(domain=names, range=[*MANY])
-    legend = alt.Legend(title=None, orient="top-right", labelColor=PICTURE.quiet, labelFontSize=12)
     operations = alt.Axis(format="~e", tickCount=3, grid=False)
-    low, high = (pick(row["bpb"] for row in rows["means"]) for pick in (min, max))
-    bits = alt.Scale(type="log", domain=[low / 1.05, high * 1.05])
-    places = {
-        "x": alt.X("flops:Q", title="operations of training", scale=alt.Scale(type="log"), axis=operations),
-        "y": alt.Y("bpb:Q", title="bits per byte", scale=bits, axis=alt.Axis(format=".1f")),
-        "color": alt.Color("name:N", scale=colours, legend=legend),
-    }
-    layers = [
-        alt.Chart(alt.NamedData(name="line")).mark_line(strokeWidth=1.5, opacity=0.8).encode(**places),
-        alt.Chart(alt.NamedData(name="means")).mark_point(filled=True, size=45, opacity=1).encode(**places),
-    ]
-    chart = alt.layer(*layers).properties(width=WIDTH, height=HEIGHT)
-    return {**finished(chart, PICTURE, "sans-serif"), "datasets": rows}
+    scale = alt.Scale(type="log", nice=False, padding=12)
+    base = alt.Chart().encode(
+        x=alt.X("flops:Q", title="operations of training", scale=scale, axis=operations),
+        y=alt.Y("bpb:Q", title="bits per byte", scale=scale, axis=alt.Axis(format=".1f")),
+        color=colours_of([*data], MANY),
+    )
+    lines = base.mark_line(strokeWidth=1.5, opacity=0.8).properties(data=alt.NamedData(name="line"))
+    points = base.mark_point(filled=True, size=45, opacity=1).properties(data=alt.NamedData(name="means"))
+    chart = alt.layer(lines, points).properties(width=WIDTH, height=HEIGHT)
+    return {**finished(chart, PICTURE), "datasets": rows}
+
+
+# --- files ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -208,12 +165,9 @@ def pictures(track: Track) -> dict[str, Picture]:
         raise DataError(f"{track.folder}: holds no record to draw")
     ladder = ladder_data(entries, read_yardsticks(track))
     drawn = {
-        "ladder.svg": Picture(
-            "Bits per byte of the floppy track's records and of compressors", ladder, draw_ladder
-        ),
-        "curves.svg": Picture("Train loss of par and of the best record", curves_data(entries), draw_curves),
+        "ladder.svg": Picture(LADDER_TITLE, ladder, picture_of_ladder),
+        "curves.svg": Picture(CURVES_TITLE, curves_data(entries), picture_of_curves),
     }
     if (path := track.folder.parent / LAW).exists():
-        title = "Bits per byte over operations of training, with a line for each arm of a campaign"
-        drawn["law.svg"] = Picture(title, law_data(read_json(path)), draw_law)
+        drawn["law.svg"] = Picture(LAW_TITLE, law_data(read_json(path)), picture_of_law)
     return drawn

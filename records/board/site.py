@@ -14,14 +14,16 @@ from data.command import DataError
 from data.files import read_bytes, write_whole
 from records.archive.folders import SCRIPT
 from records.archive.metrics import Metrics, find_runs
-from records.archive.tracks import Track, Yardstick, read_yardsticks
+from records.archive.tracks import TRAINING, Track, Yardstick, read_yardsticks
 from records.board.curves import Curves, curves_of, stall_rows
 from records.board.documents import PROGRAM, TEMPLATES, markdown, program, render
 from records.board.entries import KINDS, Entry, load_entries
 from records.board.excerpts import read_excerpts
-from records.board.ladder import named, over_bytes, over_time, points
+from records.board.ladder import Rule, draw_ladder
+from records.board.look import PAGE
 from records.board.tables import words_of_track
 
+HEIGHT = 360  # pixels of the ladder
 KIND_WORDS = {
     "records": "record",
     "waiting": "not judged yet",
@@ -84,7 +86,7 @@ def read_curves(entry: Entry) -> tuple[list[Metrics], Curves | None, str]:
         runs = [replace(run, name=f"seed {run.seed}") for run in find_runs(entry.record.path)]
     except DataError as error:
         return [], None, Path(str(error)).name
-    return runs, curves_of([("Runs", runs)]), ""
+    return runs, curves_of([("", runs)]), ""
 
 
 def script_changes(entry: Entry) -> str:
@@ -105,7 +107,7 @@ def record_page(entry: Entry, sample: dict | None, index: str) -> bytes:
     readme = read_bytes(record.path / "README.md").decode(errors="replace")
     return render(
         TEMPLATES / "record.html",
-        curves.specs if curves else {},
+        {"curves": curves.spec} if curves else {},
         f"../{PROGRAM}",
         index=f"../{quote(index)}",
         entry=entry,
@@ -151,19 +153,27 @@ def yardstick_rows(rows: list[Yardstick]) -> list[list[str]]:
     return [[row.name, row.settings, row.after, f"{row.bytes:,}", f"{row.bits_per_byte:.4f}"] for row in rows]
 
 
+def points(entries: list[Entry]) -> list[dict]:
+    """What the ladder shows of records, in the order of their dates."""
+    found = []
+    for entry in sorted(entries, key=lambda one: one.name):
+        mean, half = entry.mean, entry.half or 0.0
+        point = {"name": entry.short_name, "mean": mean, "low": mean - half, "high": mean + half}
+        point |= {"counts": entry.kind == "records", "kind": kind_words(entry), "interval": entry.interval}
+        point |= {"date": entry.date, "bytes": entry.record.total_bytes, "href": address(entry)}
+        found.append(point)
+    return found
+
+
+def rules_of(rows: list[Yardstick]) -> list[Rule]:
+    """Those that were given the training text have a + behind their names."""
+    return [(row.name + ("+" if row.after == TRAINING else ""), row.bits_per_byte) for row in rows]
+
+
 def track_section(track: Track, entries: list[Entry]) -> tuple[dict, dict]:
     """What the template shows of a track, and its charts by name."""
     yardsticks = read_yardsticks(track)
     name = re.sub(r"\W", "-", track.name)
-    charts = {}
-    if entries:
-        kinds = {entry.name: kind_words(entry) for entry in entries}
-        addresses = {entry.name: address(entry) for entry in entries}
-        records = points(entries, kinds, addresses)
-        charts = {
-            f"{name}-ladder": over_time(records, named(yardsticks)),
-            f"{name}-sizes": over_bytes(records, named(yardsticks), track["budget_bytes"]),
-        }
     shown = {
         "name": name,
         "title": track["title"],
@@ -171,7 +181,10 @@ def track_section(track: Track, entries: list[Entry]) -> tuple[dict, dict]:
         "rows": board_rows(entries),
         "yardsticks": yardstick_rows(yardsticks),
     }
-    return shown, charts
+    if not entries:
+        return shown, {}
+    ladder = draw_ladder(points(entries), rules_of(yardsticks), PAGE, width="container", height=HEIGHT)
+    return shown, {f"{name}-ladder": ladder}
 
 
 def write_site(target: Path, tracks: list[Track]) -> int:

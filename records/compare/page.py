@@ -38,10 +38,10 @@ def comparison_page(its: Comparison) -> bytes:
         verdict.capitalize(): [found.measure.label for found in its.rows if found.verdict == verdict]
         for verdict in (WORSE, BETTER)
     }
-    curves = curves_of([("Base", its.base), ("New", its.new)])
+    curves = curves_of([("base", its.base), ("new", its.new)])
     return render(
         TEMPLATE,
-        curves.specs,
+        {"curves": curves.spec},
         its=its,
         verdict=CLASSES.get(its.decisive.verdict, its.decisive.verdict),
         decisive=its.decisive,

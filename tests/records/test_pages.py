@@ -8,7 +8,6 @@ import re
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from data.command import DataError
@@ -24,6 +23,7 @@ FLOPPY = ROOT / "records/track_floppy"
 STEPS, STALL = 10_000, 500
 SHAPES = [("light", 1200), ("dark", 1200), ("light", 390)]
 FRAME = "new Promise((done) => requestAnimationFrame(() => setTimeout(done)))"  # until one was drawn
+POINT = ".chart .mark-symbol.role-mark path"
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 PROGRAM_BYTES = 1_000_000  # the most that Vega may add to a page
 HOSTILE = ["</script><script>window.hurt=1</script>", "<img src=x onerror=window.hurt=1>", "'\"&`${hurt}"]
@@ -44,18 +44,20 @@ def specs_of(path: Path) -> dict[str, dict]:
     return {name: json.loads(text) for name, text in found}
 
 
-def rows_of(path: Path, chart: str, role: str) -> list[dict]:
-    """The curves of a chart that have a role, one of each run."""
-    return [row for row in specs_of(path)[chart]["datasets"]["curves"] if row["role"] == role]
+def curves_in(path: Path, quantity: str) -> list[dict]:
+    """The curves of a panel, one of each run."""
+    return [row for row in specs_of(path)["curves"]["datasets"]["curves"] if row["quantity"] == quantity]
 
 
-def test_thinning_keeps_the_ends_and_all_extremes():
-    values = np.sin(np.arange(10_000) / 50)
-    values[1234], values[7777], values[99] = 50.0, -50.0, np.nan
-    places = curves.thin(values, 100)
-    assert {0, 1234, 7777, 9999} <= set(places.tolist()) and len(places) <= 202
-    assert curves.thin(values[:150], 100).tolist() == [*range(150)]
-    assert len(curves.thin(np.full(1000, np.nan), 10)) <= 22
+def test_buckets_have_their_mean_and_all_extremes(tmp_path):
+    """Of a long run; a short one has all of its values."""
+    run, short = (find_runs(write_run(tmp_path / f"run{steps}", 1, steps))[0] for steps in (10_000, 40))
+    losses = run.table["train_loss"]
+    losses[1234], losses[7777] = 50.0, -50.0
+    found = curves.losses(run, 100)
+    assert len(found.values) == 100 and max(found.high) == 50 and min(found.low) == -50
+    assert found.values[0] == pytest.approx(losses[:100].mean(), rel=1e-4) and found.steps[0] == 51
+    assert curves.losses(short, 100).steps == [*range(1, 41)]
 
 
 def test_markdown_of_others_is_no_program():
@@ -69,17 +71,18 @@ def test_losses_that_are_not_finite_make_a_gap(tmp_path):
         write_run(tmp_path / "a"), lambda e: e | {"train_loss": "inf"} if e.get("step") == 9 else e
     )
     compared([run], [run], tmp_path / "page.html")
-    assert rows_of(tmp_path / "page.html", "loss", "bold")[0]["value"][8] is None
+    assert curves_in(tmp_path / "page.html", "loss")[0]["value"][8] is None
 
 
 def test_a_table_says_what_was_measured_where_it_was(tmp_path):
     """Of the nearest step, none after a run's end, and none of a validation before there was one."""
     runs = [find_runs(write_run(tmp_path / f"run{steps}", 1, steps))[0] for steps in (1000, 40)]
-    charts = {one.name: one for one in curves.curves_of([("Base", runs[:1]), ("New", runs[1:])]).charts}
-    last = runs[0].table["train_loss"][-8:].mean()
-    assert charts["loss"].rows[-1] == ["1,000", f"{last:.5g}", "ended"]
-    assert charts["loss"].rows[0][0] == "1" and "ended" not in charts["loss"].rows[0]
-    first, *_, final = charts["bpb"].rows
+    loss, bpb, *_ = curves.curves_of([("base", runs[:1]), ("new", runs[1:])]).tables
+    last = runs[0].table["train_loss"][-5:].mean()
+    assert loss.head == ["step", "base run1000", "new run40"]
+    assert loss.rows[-1] == ["1,000", f"{last:.5g}", "ended"]
+    assert loss.rows[0][0] == "1" and "ended" not in loss.rows[0]
+    first, *_, final = bpb.rows
     assert first[:2] == ["8", ""] and first[2] != ""  # the long run is validated first at 200
     assert final[0] == "1,000" and final[2] == "ended"
 
@@ -154,9 +157,9 @@ def test_a_record_s_page_shows_what_changed_in_its_script():
     )
 
 
-def test_names_of_the_ladder_lie_apart():
-    assert ladder.apart([1.0, 0.99, 0.5], 0.1) == pytest.approx([1.0, 0.9, 0.5])
-    assert ladder.rule_names([("a", 1.0), ("b", 0.99), ("c", 0.5)], 0.05) == {0.995: "a, b", 0.5: "c"}
+def test_names_of_compressors_that_lie_near_stand_together():
+    rows = ladder.rule_rows([("c", 0.5), ("a", 1.0), ("b", 0.99)], 0.05)
+    assert [(row["bpb"], row["words"]) for row in rows] == [(1.0, "a, b"), (0.99, ""), (0.5, "c")]
 
 
 def test_a_sample_of_a_folder_that_changed_is_not_shown(tmp_path):
@@ -252,13 +255,14 @@ class Tab:
         if not url.startswith(("file:", "data:")):
             self.wrong.append(f"asked for {url}")
 
-    def domains(self) -> list[list[float]]:
-        """What each chart of curves shows of its horizontal axis."""
-        return self.tab.evaluate(f"{FRAME}.then(() => curves.map((view) => view.scale('x').domain()))")
+    def places(self) -> list[str]:
+        """What stands at the horizontal axis of the first panel."""
+        labels = "[...document.querySelectorAll('.role-axis-label')][0].querySelectorAll('text')"
+        return self.tab.evaluate(f"{FRAME}.then(() => [...{labels}].map((one) => one.textContent))")
 
-    def drawn(self, chart: str) -> int:
-        """Lines of a chart that are visible."""
-        paths = f"document.querySelectorAll('[data-spec=spec-{chart}] .mark-line path[d]')"
+    def drawn(self) -> int:
+        """Lines of the panels that are visible."""
+        paths = "document.querySelectorAll('.chart .mark-line path[d]')"
         return self.tab.evaluate(f"{FRAME}.then(() => {paths}.length)")
 
     def __enter__(self):
@@ -344,8 +348,7 @@ def test_names_of_others_are_never_markup_or_program(browser, tmp_path):
     with Tab(browser, page, width=390) as it:
         shown = it.tab.locator("main").inner_text()
         assert all(name in shown for name in HOSTILE[:4])
-        chart = it.tab.locator("[data-spec=spec-loss]")
-        chart.hover()
+        it.tab.locator(POINT).last.hover(force=True)
         it.tab.locator("#vg-tooltip-element.visible").wait_for()
         assert it.tab.locator("img").count() == 0
         assert it.tab.evaluate("document.documentElement.scrollWidth") <= 390
@@ -355,72 +358,47 @@ def test_names_of_others_are_never_markup_or_program(browser, tmp_path):
 @pytest.mark.slow
 def test_ten_long_runs_are_small_quick_and_whole(browser, big_page):
     assert big_page.stat().st_size < PROGRAM_BYTES + 1_000_000
-    rings = rows_of(big_page, "time", "ring")
-    assert [row["step"] for row in rings].count([STALL]) == 2
-    assert max(max(row["value"]) for row in rows_of(big_page, "time", "pale")) > 40_000
+    assert sum(max(row["high"]) > 40_000 for row in curves_in(big_page, "time")) == 2
     with Tab(browser, big_page) as it:
-        actions = {
-            "run": "document.querySelectorAll('[name=run]')[2].click()",
-            "axis": "document.querySelector('[name=axis]:not(:checked)').click()",
-            "zoom": "document.querySelector('[data-zoom=closer]').click()",
-        }
-        spent = {name: least_ms(it.tab, action) for name, action in actions.items()}
-        print(spent)
-        assert max(spent.values()) < 1000, spent
+        assert least_ms(it.tab, "document.querySelector('.switches input:not(:checked)').click()") < 1000
         assert it.wrong == []
 
 
 @pytest.mark.slow
-def test_runs_axes_and_zoom_by_mouse_and_keyboard(browser, big_page):
+def test_runs_axes_and_zoom(browser, big_page):
     with Tab(browser, big_page) as it:
         tab = it.tab
-        assert it.drawn("loss") == 20  # ten runs, single steps and means
-        run = tab.get_by_label("bb5", exact=True)
-        run.focus()
-        tab.keyboard.press("Space")
-        assert not run.is_checked() and it.drawn("loss") == 18
-        tab.get_by_label("single steps behind means and medians").uncheck()
-        assert it.drawn("loss") == 9
+        assert it.drawn() == 4 * 10
+        for count, name in enumerate(("new bb4", "new bb5"), 1):
+            tab.locator(".role-legend-label text", has_text=name).click()
+            assert it.drawn() == 4 * count
 
-        assert it.domains() == [[1, STEPS]] * 4
-        tab.get_by_label("seconds of training").check()
-        seconds = it.domains()
-        assert seconds == [seconds[0]] * 4 and 2500 < seconds[0][1] < 2800
-        assert "seconds of training" in tab.locator("[data-spec=spec-loss] svg").text_content()
+        steps = it.places()
+        assert steps[-1] == "10,000"
+        tab.get_by_label("steps", exact=True).focus()
+        tab.keyboard.press("ArrowRight")
+        assert it.places()[-1] == "40M"  # of tokens
         tab.get_by_label("steps", exact=True).check()
+        assert it.places() == steps
 
-        def press(name: str) -> list[float]:
-            tab.get_by_role("button", name=name, exact=True).first.focus()
-            tab.keyboard.press("Enter")
-            domains = it.domains()
-            assert domains == [domains[0]] * 4
-            return domains[0]
+        tab.locator(POINT).first.hover(force=True)
+        tip = tab.locator("#vg-tooltip-element.visible").inner_text()
+        assert "run" in tip and "step" in tip
 
-        half = press("closer")
-        assert half == pytest.approx([1 + STEPS / 4, 3 * STEPS / 4], abs=2)
-        assert press("later")[0] > half[0] > press("earlier")[0] - 1
-        assert press("all") == [1, STEPS] == press("wider")
-
-        chart = tab.locator("[data-spec=spec-loss]")
-        chart.scroll_into_view_if_needed()
-        area = chart.bounding_box()
-        y = area["y"] + 50
-        tab.mouse.move(area["x"] + 0.4 * area["width"], y)
+        area = tab.locator(".chart .mark-line").first.bounding_box()
+        tab.mouse.move(area["x"] + 0.5 * area["width"], area["y"] + 0.2 * area["height"])
+        tab.keyboard.down("Control")
+        tab.mouse.wheel(0, -300)
+        tab.keyboard.up("Control")
+        tab.wait_for_timeout(200)
+        near = it.places()
+        assert near != steps
         tab.mouse.down()
-        tab.mouse.move(area["x"] + 0.6 * area["width"], y, steps=5)
+        tab.mouse.move(area["x"] + 0.4 * area["width"], area["y"] + 0.2 * area["height"], steps=5)
         tab.mouse.up()
-        tab.wait_for_function("zoom[1] < 1")
-        from_, to = it.domains()[0]
-        assert 0.3 * STEPS < from_ < 0.45 * STEPS and 0.55 * STEPS < to < 0.65 * STEPS
-        tab.mouse.move(area["x"] + 0.5 * area["width"], y + 100)
-        tip = tab.locator("#vg-tooltip-element.visible")
-        assert "run" in tip.inner_text() and "nats a token" in tip.inner_text()
-
-        tab.set_viewport_size({"width": 700, "height": 500})
-        tab.emulate_media(color_scheme="dark")
-        assert it.domains()[0] == [from_, to]  # what is seen outlives the window
-        tab.locator("[data-spec=spec-time]").dblclick()
-        assert it.domains() == [[1, STEPS]] * 4 and it.wrong == []
+        assert it.places() != near
+        tab.locator(".chart").dblclick()
+        assert it.places() == steps and it.drawn() == 4 * 10 and it.wrong == []
 
 
 @pytest.mark.slow
@@ -428,9 +406,7 @@ def test_a_run_of_one_step_is_a_page_as_any_other(browser, tmp_path):
     one, path = write_run(tmp_path / "one", 1, steps=1), tmp_path / "page.html"
     assert compared([one], [one], path) == 0
     with Tab(browser, path) as it:
-        for name in ("closer", "wider", "all"):
-            it.tab.get_by_role("button", name=name, exact=True).first.click()
-        assert it.domains() == [[0, 2]] * 4 and it.wrong == []
+        assert it.drawn() == 8 and it.wrong == []
 
 
 @pytest.mark.slow
@@ -445,7 +421,7 @@ def test_the_board_leads_to_the_records(browser, site_folder):
         heads = ("Why", "Scores", "Curves", "What the model writes", "Its README")
         assert all(head in text for head in heads) and HOSTILE[0] in text
         it.tab.get_by_text("All records").click()
-        point = it.tab.locator(".chart .mark-symbol path").first
+        point = it.tab.locator(POINT).first
         point.hover()
         assert "disputed" in it.tab.locator("#vg-tooltip-element.visible").inner_text()
         point.click()
