@@ -8,7 +8,6 @@ import contextvars
 import functools
 import io
 import os
-import time
 import warnings
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,39 +40,26 @@ class TensorBoard:
     settles = 0
 
     def __init__(self, folder: Path, cursor: Cursor, config: dict[str, Any]):
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
 
-        self.writer = EventFileWriter(str(folder))
-        start = SessionLog(status=SessionLog.START)
-        self.writer.add_event(Event(wall_time=time.time(), step=cursor.place // 2 + 1, session_log=start))
-        self.add(0, hparams_pb(config, trial_id=cursor.id))
-
-    def add(self, step: int, summary: Any) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-
-        self.writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
-
-    def add_numbers(self, step: int, numbers: dict[str, float]) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
-        self.add(step, Summary(value=values))
+        self.writer = SummaryWriter(str(folder), purge_step=cursor.place // 2 + 1)
+        _, settings, _ = hparams(config, {})
+        self.writer.file_writer.add_summary(settings)
 
     def send(self, rows: list[Measured]) -> None:
         for row in rows:
-            self.add_numbers(row.step, row.numbers)
+            for name, value in row.numbers.items():
+                self.writer.add_scalar(name, value, row.step)
         self.writer.flush()
 
     def close(self, final: dict[str, Any] | None) -> None:
-        from tensorboard.plugins.text.summary_v2 import text_pb
-
+        for name, value in (final or {}).items():
+            if not isinstance(value, str):
+                self.writer.add_scalar(f"final/{name}", value, final["steps"])
         if final is not None:
-            numbers = {f"final/{name}": value for name, value in final.items() if not isinstance(value, str)}
-            self.add_numbers(final["steps"], numbers)
             rows = "".join(f"| {name} | {value} |\n" for name, value in final.items())
-            self.add(final["steps"], text_pb("final", f"| name | value |\n|---|---|\n{rows}"))
+            self.writer.add_text("final", f"| name | value |\n|---|---|\n{rows}", final["steps"])
         self.writer.close()
 
 
