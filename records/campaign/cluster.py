@@ -9,15 +9,12 @@ same command goes on.
 import contextlib
 import json
 import os
-import queue
 import shutil
 import socket
 import subprocess
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from data.command import DataError, say
@@ -40,8 +37,7 @@ class ArmKit:
 
     arm: Arm
     script: bytes
-    script_sha256: str
-    torch: str  # version
+    alike: dict[str, str]  # what must be the same on all nodes
     share: Share
     every: float  # seconds between two checkpoints that come back
 
@@ -53,6 +49,11 @@ class Ending:
     node: str  # Ray's id
     code: int
     refused: str = ""
+
+
+def facts_of(script: bytes) -> dict[str, str]:
+    """What results depend on, beside settings, seed and processor."""
+    return {"torch": metadata.version("torch"), "a script of sha256": sha256(script)}
 
 
 # --- on the machine of the command ------------------------------------------------------------------------
@@ -115,13 +116,10 @@ def results(run: ArmRun) -> dict[str, bytes]:
 
 def unlike(kit: ArmKit) -> str:
     """Why this node would give other results; '' if it would not."""
-    torch = metadata.version("torch")
-    if torch != kit.torch:
-        return f"torch {torch}, expected {kit.torch}"
-    found = sha256(kit.script)
-    if found != kit.script_sha256:
-        return f"a script of sha256 {found}, expected {kit.script_sha256}"
-    return ""
+    found = facts_of(kit.script)
+    return "; ".join(
+        f"{name} {found[name]}, expected {it}" for name, it in kit.alike.items() if found[name] != it
+    )
 
 
 def dataset_here(dataset: Dataset, desk) -> Dataset:
@@ -137,13 +135,6 @@ def dataset_here(dataset: Dataset, desk) -> Dataset:
     paths |= {file["name"]: dataset.folder / file["name"] for file in dataset.manifest["files"]}
     wanted = {name: (paths[name], digest) for name, digest in zip(paths, dataset.digests, strict=True)}
     return Dataset(fetched(wanted, desk), dataset.manifest | {"tokenizer": tokenizer})
-
-
-def here_and_now() -> dict:
-    """What the report says of an attempt's place: results are equal to the last bit on one kind alone."""
-    node = ray.get_runtime_context().get_node_id()
-    processor = cpuinfo("model name") or os.uname().machine
-    return {"node": node, "host": socket.gethostname(), "processor": processor}
 
 
 def watch(process: subprocess.Popen, here: ArmRun, every: float, send: Callable[[dict], Any]) -> int:
@@ -165,9 +156,11 @@ def watch(process: subprocess.Popen, here: ArmRun, every: float, send: Callable[
 def carry_out(kit: ArmKit, seed: int, desk) -> Ending:
     """The task itself. Raises DataError."""
     run = ArmRun(kit.arm, seed)
-    place = here_and_now()
+    node = ray.get_runtime_context().get_node_id()
     if why := unlike(kit):
-        return Ending(place["node"], 0, f"node {place['node']} ({place['host']}) has {why}")
+        return Ending(node, 0, f"node {node} ({socket.gethostname()}) has {why}")
+    processor = cpuinfo("model name") or os.uname().machine  # results are equal to the bit on one kind alone
+    place = {"node": node, "host": socket.gethostname(), "processor": processor}
     with scratch_folder() as folder:
         (folder / SCRIPT).write_bytes(kit.script)
         dataset = dataset_here(kit.arm.dataset, desk)
@@ -180,7 +173,7 @@ def carry_out(kit: ArmKit, seed: int, desk) -> Ending:
         def send(files: dict[str, bytes]) -> ray.ObjectRef:
             return desk.keep.remote(run, files, here.output.read_bytes())
 
-        return Ending(place["node"], watch(process, here, kit.every, send))
+        return Ending(node, watch(process, here, kit.every, send))
 
 
 # --- the command's part -----------------------------------------------------------------------------------
@@ -189,57 +182,50 @@ def carry_out(kit: ArmKit, seed: int, desk) -> Ending:
 class Cluster:
     """The runs of a campaign as tasks."""
 
-    def __init__(self, share: Share, every: float):
+    def __init__(self, runs: list[ArmRun], share: Share, every: float):
         self.share = share
-        self.every = every
-        self.kits: dict[Path, ray.ObjectRef] = {}  # by the folders of arms
-        self.refused: dict[str, str] = {}  # why, by Ray's ids of nodes
-        self.working: dict[ArmRun, ray.ObjectRef] = {}
-        self.ended: queue.SimpleQueue[tuple[ArmRun, Future]] = queue.SimpleQueue()
+        self.kits = {arm: ray.put(kit_of(arm, share, every)) for arm in {run.arm for run in runs}}
+        self.refused: set[str] = set()  # Ray's ids of nodes
+        self.working: dict[ray.ObjectRef, ArmRun] = {}
         self.desk = actor_here(Desk)
         needs = {"num_cpus": share.threads, "num_gpus": share.gpus, "max_retries": LOST_NODES}
         self.task = ray.remote(**needs)(carry_out)
-
-    def kit(self, arm: Arm) -> ray.ObjectRef:
-        if arm.folder not in self.kits:
-            script = read_bytes(arm.folder / SCRIPT)
-            made = arm.stored()["script"]
-            kit = ArmKit(arm, script, made, metadata.version("torch"), self.share, self.every)
-            self.kits[arm.folder] = ray.put(kit)
-        return self.kits[arm.folder]
+        for run in runs:
+            self.submit(run)
 
     def submit(self, run: ArmRun) -> None:
         others = {"ray.io/node-id": f"!in({','.join(self.refused)})"} if self.refused else None
-        self.working[run] = self.task.options(label_selector=others).remote(
-            self.kit(run.arm), run.seed, self.desk
-        )
-        future = self.working[run].future()
-        future.add_done_callback(lambda future: self.ended.put((run, future)))
+        task = self.task.options(label_selector=others)
+        self.working[task.remote(self.kits[run.arm], run.seed, self.desk)] = run
+
+    def ended(self) -> Endings:
+        """The runs as they end; those whose node was refused go on elsewhere. Raises DataError."""
+        while self.working:
+            (task,), _ = ray.wait([*self.working])
+            run = self.working.pop(task)
+            try:
+                ending = ray.get(task)
+            except ray.exceptions.RayError as error:
+                run.output.write_text(str(error))
+                yield run, 1
+                continue
+            if ending.refused:
+                self.refuse(ending)
+                self.submit(run)
+            else:
+                yield run, ending.code
 
     def refuse(self, ending: Ending) -> None:
         """Say it of a node, once. Raises DataError where no other node is left."""
         if ending.node not in self.refused:
-            self.refused[ending.node] = ending.refused
+            self.refused.add(ending.node)
             say(f"refused: {ending.refused}")
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"] and self.fits(node["Resources"])}
-        if alive <= self.refused.keys():
+        if alive <= self.refused:
             raise DataError(f"{ending.refused}; no other node is left that could take a run")
 
     def fits(self, resources: dict[str, float]) -> bool:
         return resources.get("CPU", 0) >= self.share.threads and resources.get("GPU", 0) >= self.share.gpus
-
-    def code(self, run: ArmRun, future: Future) -> int | None:
-        """Of the run's process; None if it goes on elsewhere. Raises DataError."""
-        try:
-            ending = future.result()
-        except ray.exceptions.RayError as error:
-            run.output.write_text(str(error))
-            return 1
-        if not ending.refused:
-            return ending.code
-        self.refuse(ending)
-        self.submit(run)
-        return None
 
     def stop(self) -> None:
         """Cancel what is at work, and wait until it has sent its checkpoints.
@@ -247,13 +233,18 @@ class Cluster:
         The last first: a run that waits would begin in the place of one that was cancelled. Those that are
         still at work are told again, since an interrupt in the midst of Ray's own code is lost.
         """
-        working = [*reversed(self.working.values())]
+        working = [*reversed(self.working)]
         for _ in range(ATTEMPTS):
-            for reference in working:
-                ray.cancel(reference, recursive=False)
+            for task in working:
+                ray.cancel(task, recursive=False)
             _, working = ray.wait(working, num_returns=len(working), timeout=PATIENCE)
             if not working:
                 return
+
+
+def kit_of(arm: Arm, share: Share, every: float) -> ArmKit:
+    script = read_bytes(arm.folder / SCRIPT)
+    return ArmKit(arm, script, facts_of(script), share, every)
 
 
 def run_there(runs: list[ArmRun], address: str, share: Share, every: float) -> Endings:
@@ -264,16 +255,9 @@ def run_there(runs: list[ArmRun], address: str, share: Share, every: float) -> E
     if not runs:
         return
     connect(address)
-    cluster = Cluster(share, every)
+    cluster = Cluster(runs, share, every)
     try:
-        for run in runs:
-            cluster.submit(run)
-        while cluster.working:
-            run, future = cluster.ended.get()
-            code = cluster.code(run, future)
-            if code is not None:
-                del cluster.working[run]
-                yield run, code
+        yield from cluster.ended()
     finally:
         if cluster.working:
             cluster.stop()

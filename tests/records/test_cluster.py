@@ -215,7 +215,7 @@ def test_a_command_that_was_stopped_or_lost_its_head_goes_on_and_a_strange_node_
 
 def test_a_node_takes_the_script_and_data_that_were_meant(place, monkeypatch, tmp_path):
     script = place.script.read_bytes()
-    kit = cluster.ArmKit(None, script, sha256(script), cluster.metadata.version("torch"), runs.Share(1), 1)
+    kit = cluster.ArmKit(None, script, cluster.facts_of(script), runs.Share(1), 1)
     assert cluster.unlike(kit) == ""
     assert "a script of sha256 " in cluster.unlike(dataclasses.replace(kit, script=script + b" "))
 
