@@ -26,7 +26,7 @@ from typing import Any
 import click
 import filelock
 
-from data import shards
+from data import files, shards
 from data.command import REPO, DataError, UsageError, say, shell
 from data.door import Command, Number, on_signals
 from data.files import write_whole
@@ -136,7 +136,7 @@ def alone(home: Path) -> Iterator[None]:
     """Nobody else runs into this folder until the block ends. Raises UsageError."""
     home.mkdir(parents=True, exist_ok=True)
     try:
-        with filelock.FileLock(home / "lock", timeout=0):
+        with files.alone(home / "lock"):
             yield
     except filelock.Timeout:
         raise UsageError(f"{home}: this campaign is at work there already, expected one at a time") from None

@@ -3,13 +3,12 @@
 import contextlib
 import ctypes
 import os
-import queue
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,47 +110,31 @@ Endings = Iterator[tuple[ArmRun, int]]  # runs with the exit codes of their proc
 # --- on this machine --------------------------------------------------------------------------------------
 
 
-class Processes:
-    """What runs at the moment, to be stopped together."""
+def run_here(runs: list[ArmRun], at_once: int, share: Share) -> Endings:
+    """So many at a time. Closed before its end, it stops those that are at work: they write checkpoints."""
+    stopped = threading.Event()
+    lock = threading.Lock()
+    started: list[subprocess.Popen] = []
 
-    def __init__(self, share: Share):
-        self.share = share
-        self.lock = threading.Lock()
-        self.stopped = False
-        self.started: list[subprocess.Popen] = []
-
-    def run(self, run: ArmRun) -> int:
-        """From its start to its exit code."""
-        with self.lock:
-            if self.stopped:
+    def run_one(run: ArmRun) -> int:
+        with lock:
+            if stopped.is_set():
                 return signal.SIGTERM
-            process = run.start(self.share)
-            self.started.append(process)
+            process = run.start(share)
+            started.append(process)
         return process.wait()
 
-    def stop(self) -> None:
-        """Terminate them, so that they write checkpoints."""
-        with self.lock:
-            self.stopped = True
-            for process in self.started:
-                process.terminate()
-
-
-def run_here(runs: list[ArmRun], at_once: int, share: Share) -> Endings:
-    """So many at a time. Closed before its end, it stops those that are at work."""
-    ended: queue.SimpleQueue[tuple[ArmRun, Future]] = queue.SimpleQueue()
-    processes = Processes(share)
     with ThreadPoolExecutor(at_once) as pool:
+        futures = {pool.submit(run_one, run): run for run in runs}
         try:
-            for run in runs:
-                future = pool.submit(processes.run, run)
-                future.add_done_callback(lambda future, run=run: ended.put((run, future)))
-            for _ in runs:
-                run, future = ended.get()
-                yield run, future.result()
+            for future in as_completed(futures):
+                yield futures[future], future.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            processes.stop()
+            with lock:
+                stopped.set()
+            for process in started:
+                process.terminate()
 
 
 def run_all(runs: list[ArmRun], run_them: Callable[[list[ArmRun]], Endings]) -> set[int]:

@@ -20,7 +20,7 @@ from data.door import Command
 from data.files import write_whole
 from records.compare.bands import BETTER, SAME, WORSE
 from records.compare.comparison import load
-from records.compare.words import text
+from records.compare.report import comparison_page, text
 
 SIDES = ("--base", "--new")
 CODES = {BETTER: 0, SAME: 0, WORSE: 1}  # exit codes; with any other verdict it is not known
@@ -61,8 +61,6 @@ def main(
         its = load(base, new, unfinished, on)
         code = CODES.get(its.decisive.verdict, NOT_KNOWN)
         if html:
-            from records.compare.page import comparison_page  # charts, which a table need not load
-
             write_whole(html, comparison_page(its))
         if as_json:
             print(json.dumps(its.value(), indent=1))

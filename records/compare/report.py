@@ -1,17 +1,20 @@
-"""A comparison as text: the words of its numbers, and the lines that a terminal shows."""
+"""A comparison for people: lines for a terminal, or one HTML file that holds all that it needs."""
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
+import click
 from tabulate import tabulate
 
 from data.command import printable
-from records.compare.bands import BETTER, NONE, OTHER, WORSE, Difference, Measure
+from records.compare.bands import BETTER, NONE, OTHER, SAME, UNKNOWN, WORSE, Difference, Measure
 from records.compare.comparison import Comparison
 
 HEAD = ["", "base", "new", "difference", "which lies in", "verdict"]
-COLOURS = {BETTER: "\033[32m", WORSE: "\033[31m", OTHER: "\033[1m"}
-GREY, PLAIN = "\033[90m", "\033[0m"
+COLOURS = {BETTER: "green", WORSE: "red"}
+SIGNS = {BETTER: "▲", WORSE: "▼", SAME: "=", OTHER: "≠", UNKNOWN: "?", NONE: ""}
+TEMPLATE = Path(__file__).resolve().parent / "templates" / "comparison.html"
 
 
 def shown(measure: Measure, value: float | None) -> str:
@@ -50,7 +53,10 @@ def table(rows: list[Difference]) -> list[str]:
 
 
 def coloured(line: str, verdict: str) -> str:
-    return f"{COLOURS.get(verdict, GREY)}{line}{PLAIN}"
+    """Noise is grey."""
+    if verdict == OTHER:
+        return click.style(line, bold=True)
+    return click.style(line, fg=COLOURS.get(verdict, "bright_black"))
 
 
 def parting_line(found: dict) -> str:
@@ -100,3 +106,23 @@ def text(its: Comparison, colour: bool) -> Iterator[str]:
     for line, found in zip(lines, its.rows):
         yield coloured(line, found.verdict) if colour else line
     yield from map(printable, behind_the_table(its))
+
+
+def comparison_page(its: Comparison) -> bytes:
+    """The whole HTML document."""
+    # charts, which a table need not load
+    from records.board.curves import curves_of, stall_rows
+    from records.board.documents import render
+
+    curves = curves_of([("base", its.base), ("new", its.new)])
+    return render(
+        TEMPLATE,
+        {"curves": curves.spec},
+        its=its,
+        head=HEAD,
+        rows=[[*cells(found)[:-1], f"{SIGNS[found.verdict]} {found.verdict}"] for found in its.rows],
+        classes=[found.verdict if found.verdict in COLOURS else "quiet" for found in its.rows],
+        stalls=stall_rows(its.runs),
+        partings=[parting_line(found) for found in its.partings],
+        curves=curves,
+    )
