@@ -22,6 +22,7 @@ import filelock
 
 from data.command import DataError, UsageError, printable, say, shell
 from data.door import Command
+from data.files import alone
 from records.archive.runs import configuration
 from records.follow.cursor import Cursor
 from records.follow.events import Event, Tail, measured, summary
@@ -29,6 +30,7 @@ from records.follow.trackers import TRACKERS, Tracker
 
 METRICS = "metrics.jsonl"
 LOOK_SECONDS = 1  # between two looks at the runs
+UNENDED = "has not ended; the same command goes on with it"
 BATCH = 1000  # events; a kill may send as many again
 
 
@@ -44,71 +46,28 @@ def one_line(to: str) -> Iterator[None]:
         raise DataError(f"{to} says {text:.300}") from None
 
 
-class Followed:
-    """One run, and where it is sent to. `done`: it is no longer followed."""
+@contextlib.contextmanager
+def only_follower(folder: Path, to: str) -> Iterator[None]:
+    """Raises UsageError where another process sends this run to this tracker."""
+    try:
+        with alone(folder / f".follow-{to}.lock"):
+            yield
+    except filelock.Timeout:
+        raise UsageError(f"{folder}: is followed to {to} already, expected one at a time") from None
 
-    def __init__(self, folder: Path, to: str, project: str = "bytegolf", patience: int = 600):
+
+class Sender:
+    """Sends a run's rows to a tracker. The cursor has what outlives a kill there."""
+
+    def __init__(self, folder: Path, to: str, project: str, name: str):
         self.folder = folder
         self.to = to
-        self.project = project
-        self.patience = patience
-        self.lock = filelock.FileLock(folder / f".follow-{self.to}.lock")
-        self.path = folder / f"follow-{self.to}.json"
-        self.tail = Tail(folder / METRICS)
-        self.cursor: Cursor | None = None
+        self.path = folder / f"follow-{to}.json"
+        self.cursor = Cursor.load(self.path, project, name)
         self.tracker: Tracker | None = None
         self.taken: collections.deque[tuple[float, int]] = collections.deque()  # when, and up to which place
-        self.place = -1  # of the last row sent
+        self.place = self.cursor.place  # of the last row sent
         self.sent = 0
-        self.waits = False
-        self.done = False
-        self.code = 0
-
-    def try_to_look(self) -> None:
-        """Look at the run if it is still followed. An error is printed and ends it for this run alone."""
-        try:
-            if not self.done:
-                self.look()
-        except (DataError, UsageError, OSError) as error:
-            self.code = getattr(error, "exit_code", DataError.exit_code)
-            print(f"error: {printable(error)}", file=sys.stderr)
-            self.leave("is followed no longer")
-
-    def look(self) -> None:
-        """Send what is new. Raises DataError, UsageError, OSError."""
-        if self.cursor is None:
-            self.begin()
-        events = self.tail.events()
-        while batch := list(itertools.islice(events, BATCH)):
-            self.send(batch)
-            if batch[-1]["event"] == "final":
-                self.end(batch[-1])
-                return
-        self.settle()
-        silent = time.time() - self.tail.path.stat().st_mtime
-        if silent > self.patience:
-            self.stop(f"has not ended and was silent for {silent:.0f} s; the same command goes on with it")
-        elif not self.waits:
-            self.waits = True
-            say(f"{self.name}: {self.sent} rows sent to {self.to}, has not ended and is waited for")
-
-    def begin(self) -> None:
-        """Read the cursor, as the only follower to this tracker. Raises DataError, UsageError."""
-        if str(self.folder).encode(errors="ignore") != os.fsencode(self.folder):
-            raise DataError(f"{str(self.folder)!r:.200}: expected a name in UTF-8; trackers take no other")
-        try:
-            self.lock.acquire(timeout=0)
-        except filelock.Timeout:
-            found = f"{self.folder}: is followed to {self.to} already"
-            raise UsageError(f"{found}, expected one at a time") from None
-        self.cursor = Cursor.load(self.path, self.project, self.name)
-        self.place = self.cursor.place
-
-    @property
-    def name(self) -> str:
-        """The run's path below logs/, or else the folder's name."""
-        _, logs, below = self.folder.as_posix().rpartition("/logs/")
-        return below if logs else self.folder.name
 
     def open(self) -> Tracker:
         """The tracker, with its run begun."""
@@ -117,10 +76,10 @@ class Followed:
             self.tracker = TRACKERS[self.to](self.folder, self.cursor, configuration(self.folder))
         return self.tracker
 
-    def send(self, batch: list[Event]) -> None:
+    def send(self, events: list[Event]) -> None:
         """Send the rows that the tracker does not have."""
         rows = []
-        for row in [measured(event) for event in batch if event["event"] in ("step", "val")]:
+        for row in [measured(event) for event in events if event["event"] in ("step", "val")]:
             if row.place > self.place:  # else a resume wrote it a second time
                 self.place = row.place
                 rows.append(row)
@@ -138,37 +97,70 @@ class Followed:
             _, place = self.taken.popleft()
         self.cursor.move(self.path, place)
 
-    def end(self, final: Event) -> None:
-        """The run has ended."""
+    def end(self, final: Event) -> str:
+        """Send the final block, if the tracker does not have it. What is to be said of the run."""
         if self.cursor.ended:
-            self.stop(f"has ended and is at {self.to} already")
-            return
+            return f"has ended and is at {self.to} already"
         with one_line(self.to):
             tracker = self.open()
             self.tracker = None  # it is closed once
             tracker.close(summary(self.folder, final))
         self.cursor.move(self.path, self.place, ended=True)
-        self.stop("has ended")
+        return "has ended"
 
-    def stop(self, words: str) -> None:
-        """Follow it no longer."""
-        self.done = True
+    def close(self) -> None:
+        """Leave a run open that has not ended."""
+        if self.tracker is not None:
+            with one_line(self.to):
+                self.tracker.close(None)
+            self.cursor.move(self.path, self.place)
+
+
+def name_of(folder: Path) -> str:
+    """The run's path below logs/, or else the folder's name. Raises DataError."""
+    if str(folder).encode(errors="ignore") != os.fsencode(folder):
+        raise DataError(f"{str(folder)!r:.200}: expected a name in UTF-8; trackers take no other")
+    _, logs, below = folder.as_posix().rpartition("/logs/")
+    return below if logs else folder.name
+
+
+def follow(folder: Path, to: str, project: str = "bytegolf", patience: int = 600) -> Iterator[None]:
+    """Send what a run writes, until it has ended or was silent for too long; yield where it has to grow.
+
+    Raises DataError, UsageError, OSError.
+    """
+    name = name_of(folder)
+    tail = Tail(folder / METRICS)
+    with only_follower(folder, to):
+        sender = Sender(folder, to, project, name)
+        words = UNENDED
+        waits = False
         try:
-            if self.tracker is not None:
-                with one_line(self.to):
-                    self.tracker.close(None)
-                if self.taken:
-                    self.cursor.move(self.path, self.taken[-1][1])
+            while True:
+                events = tail.events()
+                while batch := list(itertools.islice(events, BATCH)):
+                    sender.send(batch)
+                    if batch[-1]["event"] == "final":
+                        words = sender.end(batch[-1])
+                        return
+                sender.settle()
+                silent = time.time() - tail.path.stat().st_mtime
+                if silent > patience:
+                    words = (
+                        f"has not ended and was silent for {silent:.0f} s; the same command goes on with it"
+                    )
+                    return
+                if not waits:
+                    waits = True
+                    say(f"{name}: {sender.sent} rows sent to {to}, has not ended and is waited for")
+                yield
+        except (DataError, UsageError, OSError):
+            words = "is followed no longer"
+            raise
         finally:
-            self.lock.release()
-        say(f"{self.name}: {self.sent} rows sent, {words}")
-
-    def leave(self, words: str) -> None:
-        """Stop following a run that is still followed, after an error of another run or a signal."""
-        if self.cursor and not self.done:
             with contextlib.suppress(DataError, OSError):
-                self.stop(words)
-        self.done = True
+                sender.close()
+            say(f"{name}: {sender.sent} rows sent, {words}")
 
 
 def run_folders(path: Path) -> list[Path]:
@@ -192,17 +184,23 @@ def main(folders: tuple[Path, ...], to: str, project: str, patience: int) -> int
         if not run_folders(path):
             raise DataError(f"{path}: holds no {METRICS}, expected a run's folder in logs/, or one above")
     warnings.formatwarning = lambda message, *_, **__: f"warning: {printable(message)}\n"  # of trackers
-    runs: dict[Path, Followed] = {}
+    runs: dict[Path, Iterator[None]] = {}
+    code = 0
     try:
         while True:
             for folder in itertools.chain(*map(run_folders, folders)):  # new ones may come
                 if folder not in runs:
-                    runs[folder] = Followed(folder, to, project, patience)
-            for each in runs.values():
-                each.try_to_look()
-            if all(each.done for each in runs.values()):
-                return max(each.code for each in runs.values())
+                    runs[folder] = follow(folder, to, project, patience)
+            living = 0
+            for run in runs.values():
+                try:
+                    living += next(run, True) is None
+                except (DataError, UsageError, OSError) as error:  # which ends it for this run alone
+                    code = max(code, getattr(error, "exit_code", DataError.exit_code))
+                    print(f"error: {printable(error)}", file=sys.stderr)
+            if not living:
+                return code
             time.sleep(LOOK_SECONDS)
     finally:
-        for each in runs.values():
-            each.leave("has not ended; the same command goes on with it")
+        for run in runs.values():
+            run.close()

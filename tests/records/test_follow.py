@@ -199,22 +199,21 @@ def test_numbers_that_are_not_finite_and_foreign_values():
 
 
 @pytest.mark.parametrize("seen_cut", [True, False])
-def test_a_resume_doubles_nothing(tmp_path, seen_cut):
+def test_a_resume_doubles_nothing(tmp_path, capsys, seen_cut):
     """The run is killed at step 27 and goes on from step 20; the follower sees that at once, or late."""
     folder = make_run(tmp_path / "logs/one", lines(1, 27) + '{"event": "st')
-    followed = follow.Followed(folder, "tensorboard")
-    followed.look()
-    assert followed.sent == 29
+    followed = follow.follow(folder, "tensorboard")
+    next(followed)
+    assert "one: 29 rows sent to tensorboard" in capsys.readouterr().out
     text = lines(1, 19) + step(20)
     if seen_cut:
         (folder / "metrics.jsonl").write_text(text)
-        followed.look()
+        next(followed)
     text += val(20) + step(21, train_seconds=99)
     (folder / "metrics.jsonl").write_text(text)
-    followed.look()
+    next(followed)
     (folder / "metrics.jsonl").write_text(text + lines(22, 40) + final(40))
-    followed.look()
-    assert followed.done
+    assert next(followed, "ended") == "ended"
     check_steps("tensorboard", tmp_path, "one", 40)
 
 
@@ -419,11 +418,11 @@ def test_wrong_uses_are_one_line(here, tmp_path, capsys, monkeypatch):
     for path in (tmp_path / "logs/b", tmp_path / "logs/a/config.json"):
         assert here(path) == 3
         assert "holds no metrics.jsonl, expected a run's folder" in capsys.readouterr().err
-    first = follow.Followed(folder, "tensorboard")
-    first.look()
+    first = follow.follow(folder, "tensorboard")
+    next(first)
     assert here(folder) == 2
     assert "is followed to tensorboard already, expected one at a time" in capsys.readouterr().err
-    first.stop("")
+    first.close()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert here(folder) == 2
     assert capsys.readouterr().err.endswith("-m pip install tensorboard\n")
