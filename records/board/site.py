@@ -49,17 +49,16 @@ def address(entry: Entry) -> str:
 
 def facts(entry: Entry) -> list[list[str]]:
     record = entry.record
-    named = {
-        "bits per byte": f"{entry.interval} (mean of {len(entry.scores)} seeds, 95 % interval)",
-        "verdict": entry.words,
-        "by": record.field("author"),
-        "date": entry.date,
-        "dataset": record.field("dataset"),
-        "bytes": f"{record.total_bytes:,} of {record.track['budget_bytes']:,}",
-        "beats": entry.beats or "nothing",
-        "folder": f"records/{record.track.name}/{record.name}",
-    }
-    return [[name, str(value)] for name, value in named.items()]
+    return [
+        ["bits per byte", f"{entry.interval} (mean of {len(entry.scores)} seeds, 95 % interval)"],
+        ["verdict", entry.words],
+        ["by", record.field("author")],
+        ["date", entry.date],
+        ["dataset", record.field("dataset")],
+        ["bytes", f"{record.total_bytes:,} of {record.track['budget_bytes']:,}"],
+        ["beats", entry.beats or "nothing"],
+        ["folder", f"records/{record.track.name}/{record.name}"],
+    ]
 
 
 def scores(entry: Entry) -> list[list[str]]:
@@ -67,16 +66,8 @@ def scores(entry: Entry) -> list[list[str]]:
     rows = []
     for seed, score in sorted(entry.record.scores.items()):
         run = entry.record.runs[seed]
-        logged = f"{run.value('val_bpb'):.6f}"
-        rows.append(
-            [
-                str(seed),
-                f"{score:.6f}",
-                logged,
-                f"{run.value('steps'):,}",
-                f"{run.value('artifact_bytes'):,}",
-            ]
-        )
+        sizes = [f"{run.value(name):,}" for name in ("steps", "artifact_bytes")]
+        rows.append([str(seed), f"{score:.6f}", f"{run.value('val_bpb'):.6f}", *sizes])
     return rows
 
 
@@ -132,20 +123,11 @@ def board_rows(entries: list[Entry]) -> list[list]:
     """All records of a track, the best of each kind first."""
     rows = []
     for kind in KINDS:
-        chosen = [entry for entry in entries if entry.kind == kind]
-        for place, entry in enumerate(chosen, 1):
-            rows.append(
-                [
-                    str(place) if kind == "records" else "",
-                    (entry.short_name, address(entry)),
-                    entry.date,
-                    entry.interval,
-                    f"{entry.record.total_bytes:,}",
-                    kind_words(entry),
-                    entry.record.field("author"),
-                    entry.words,
-                ]
-            )
+        for place, entry in enumerate((entry for entry in entries if entry.kind == kind), 1):
+            rank = str(place) if kind == "records" else ""
+            numbers = [entry.date, entry.interval, f"{entry.record.total_bytes:,}"]
+            words = [kind_words(entry), entry.record.field("author"), entry.words]
+            rows.append([rank, (entry.short_name, address(entry)), *numbers, *words])
     return rows
 
 

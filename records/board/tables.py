@@ -7,19 +7,8 @@ from records.archive.tracks import Track, Yardstick
 from records.board.entries import Entry, best_and_path, words_of_judgings
 
 ESCAPED = {sign: "\\" + sign for sign in "\\`*_[]|#!"} | {"<": "&lt;", ">": "&gt;"}
-COLUMNS = (
-    "rank",
-    "record",
-    "by",
-    "date",
-    "bits per byte",
-    "bytes",
-    "dataset",
-    "what changed",
-    "beats",
-    "verdict",
-)
-YARDSTICK_COLUMNS = ("compressor", "version", "settings", "after", "bytes", "bits per byte")
+COLUMNS = "rank | record | by | date | bits per byte | bytes | dataset | what changed | beats | verdict"
+YARDSTICK_COLUMNS = "compressor | version | settings | after | bytes | bits per byte"
 TITLES = {
     "records": "",
     "waiting": "\n**Not judged yet**: what they claim holds. A rank needs the judge's own training.\n\n",
@@ -34,32 +23,20 @@ def cell(text: str) -> str:
     return " ".join(text.translate(str.maketrans(ESCAPED)).split())
 
 
-def line(cells: list[str] | tuple[str, ...]) -> str:
+def line(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |\n"
 
 
-def head(columns: tuple[str, ...]) -> str:
-    return line(columns) + "|---" * len(columns) + "|\n"
+def head(columns: str) -> str:
+    return f"| {columns} |\n" + "|---" * (columns.count("|") + 1) + "|\n"
 
 
 def row(rank: str, entry: Entry, root: Path) -> str:
     record = entry.record
+    link = f"[{cell(entry.short_name)}]({record.path.relative_to(root).as_posix()}/)"
     author, what = (cell(record.field(key)) for key in ("author", "what_changed"))
-    beats = cell(entry.beats)
-    return line(
-        [
-            rank,
-            f"[{cell(entry.short_name)}]({record.path.relative_to(root).as_posix()}/)",
-            author,
-            entry.date,
-            entry.interval,
-            f"{record.total_bytes:,}",
-            record.field("dataset"),
-            what,
-            beats,
-            cell(entry.words),
-        ]
-    )
+    numbers = [entry.date, entry.interval, f"{record.total_bytes:,}", record.field("dataset")]
+    return line([rank, link, author, *numbers, what, cell(entry.beats), cell(entry.words)])
 
 
 def table(title: str, chosen: list[Entry], entries: list[Entry], ranked: bool, root: Path) -> str:

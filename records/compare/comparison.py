@@ -60,10 +60,10 @@ class Comparison:
 
         All settings where every run has its config.json, else those that were given.
         """
-        base, new = (
+        sides = [
             [run.settings if self.whole else run.given for run in side] for side in (self.base, self.new)
-        )
-        return differing(base, new, leave=OF_ONE_RUN)
+        ]
+        return differing(*sides, leave=OF_ONE_RUN)
 
     @property
     def environment(self) -> list[list[str]]:
@@ -84,9 +84,8 @@ class Comparison:
         for one in self.base:
             for other in self.new:
                 if one.seed is not None and one.seed == other.seed:
-                    found.append(
-                        {"seed": one.seed, "base": one.name, "new": other.name, **parting(one, other)}
-                    )
+                    names = {"seed": one.seed, "base": one.name, "new": other.name}
+                    found.append(names | parting(one, other))
         return found
 
     def value(self) -> dict:

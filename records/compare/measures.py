@@ -57,7 +57,7 @@ def logged(name: str):
     return lambda run: run.logged(name)
 
 
-def final_train_loss(run: Metrics) -> float | None:
+def train_loss(run: Metrics) -> float | None:
     return float(run.last_losses.mean()) if run.final else None
 
 
@@ -84,6 +84,7 @@ def measures(runs: list[Metrics]) -> list[Measure]:
     packed = {"good": -1, "relative": True, "noise": 0.005, "single": 0.005, "least": 0.001}
     memory = {"good": -1, "relative": True, "noise": 0.05, "single": 0.2, "least": 0.01}
     text = ("val_bytes", "tokenizer_sha256")
+    start = lambda run: run.start_seconds
     rate = lambda run: per_second(run, run.tokens_per_step)
     seconds = {"unjudged": "not judged"}
     score = Measure("stream_bpb", "bits per byte by the referee", "", ".4f", lambda run: run.score, **bits)
@@ -92,9 +93,7 @@ def measures(runs: list[Metrics]) -> list[Measure]:
         Measure("steps", "steps", "", ",.0f", lambda run: float(run.steps), exact=True),
         Measure("tokens", "tokens", "", ",.0f", tokens, exact=True),
         Measure("flops", "operations", "", ".4e", flops, exact=True),
-        Measure(
-            "train_loss", "train loss at the end", "nats", ".4f", final_train_loss, needs=text[1:], **loss
-        ),
+        Measure("train_loss", "train loss at the end", "nats", ".4f", train_loss, needs=text[1:], **loss),
         Measure("val_loss", "validation loss", "nats", ".4f", final_loss, needs=text, **loss),
         Measure("val_bpb", "bits per byte", "", ".4f", logged("val_bpb"), **bits),
         *([score] if any(run.score for run in runs) else []),
@@ -102,9 +101,7 @@ def measures(runs: list[Metrics]) -> list[Measure]:
         Measure("tokens_per_second", "tokens/s", "", ",.0f", rate, 1, **speed),
         Measure("mfu", "MFU", "%", ".1f", partial(mfu, runs), 1, **speed),
         Measure("train_seconds", "training", "s", ",.1f", training, **seconds),
-        Measure(
-            "start_seconds", "start-up and compile", "s", ",.1f", lambda run: run.start_seconds, **seconds
-        ),
+        Measure("start_seconds", "start-up and compile", "s", ",.1f", start, **seconds),
         Measure("peak_memory_mib", "peak memory", "MiB", ",.0f", logged("peak_memory_mib"), **memory),
         Measure("code_bytes", "code", "bytes", ",.0f", logged("code_bytes"), -1, exact=True),
         Measure("artifact_bytes", "artifact", "bytes", ",.0f", logged("artifact_bytes"), **packed),

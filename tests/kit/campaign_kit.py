@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from records.campaign import arms
-from tests.kit import record_kit
+from tests.kit import helpers, record_kit
 from tests.kit.data_kit import call, start
 
 # Ten steps in a folder as the real script makes it; its score is WIDTH + SEED / 1000.
@@ -70,11 +70,27 @@ PATCH = """--- a/train_gpt.py
 +    final = {"val_bpb": f"{bpb + 1:.8f}", "artifact_bytes": 5, "steps": 10, "budget": "ok"}
      final["train_flops"] = int(env["MAX_FLOPS"])
 """
+SMEAR = f'patches = ["{helpers.ROOT / "tests/ideas/smear_gate.patch"}"]'
 
 
 def idea(gains: list[float]) -> str:
     """The stand-in as somebody changed it: its score falls by gains[seed]."""
     return STAND_IN.replace('float(env["WIDTH"])', f'1 - {gains}[int(env["SEED"]) - 1337]')
+
+
+def git(folder: Path, *words: str) -> str:
+    me = ["-c", "user.name=me", "-c", "user.email=me@here"]
+    return subprocess.check_output(["git", *me, *words], cwd=folder, text=True)
+
+
+def committed(folder: Path, script: str) -> str:
+    """The commit of a repository in which train_gpt.py is this script."""
+    folder.mkdir(exist_ok=True)
+    (folder / "train_gpt.py").write_text(script)
+    git(folder, "init", "-q")
+    git(folder, "add", "train_gpt.py")
+    git(folder, "commit", "-q", "--allow-empty", "-m", "base")
+    return git(folder, "rev-parse", "HEAD").strip()
 
 
 class Place:
@@ -110,6 +126,19 @@ class Place:
         lines += [head, *(f"[arms.{name}]\n{text}" for name, text in arms.items())]
         self.file.write_text("\n".join(lines))
 
+    def write_real(self, base: str, **arms_of: str) -> dict[str, str]:
+        """A campaign of the real script with one seed; the settings of all of its runs."""
+        shared = helpers.pairs(helpers.TINY) | {
+            "ITERATIONS": "200",
+            "CKPT_SECONDS": "0.05",
+            "TRAIN_LOG_EVERY": "1",
+        }
+        shared = {name: value for name, value in shared.items() if name not in arms.OURS}
+        head = "[settings]\n" + "\n".join(f'{name} = "{value}"' for name, value in shared.items())
+        self.script = helpers.SCRIPT
+        self.write(head, base=base, seeds=[1], **arms_of)
+        return shared
+
     @property
     def options(self) -> list:
         places = {"script": self.script, "data": self.root / "data", "records": self.root / "records"}
@@ -122,11 +151,7 @@ class Place:
     def try_idea(self, script: str, *more: object, code: int = 0) -> str:
         """Try a script in the folder beside HEAD's, of a repository of its own."""
         repository = self.root / "repository"
-        repository.mkdir(exist_ok=True)
-        (repository / "train_gpt.py").write_text(idea([0] * 9))
-        me = ["-c", "user.name=me", "-c", "user.email=me@here"]
-        for words in (["init", "-q"], ["add", "."], ["commit", "-q", "--allow-empty", "-m", "base"]):
-            subprocess.run(["git", *me, *words], cwd=repository, check=True)
+        committed(repository, idea([0] * 9))
         (repository / "train_gpt.py").write_text(script)
         places = {"--script": repository / "train_gpt.py", "--data": self.root / "data"}
         places |= {"--records": self.root / "records", "--logs": self.root / "campaigns"}

@@ -21,8 +21,8 @@ from data.files import sha256
 from records.archive.record import Record
 from records.archive.verdicts import read_verdicts
 from records.campaign import arms, runs
-from tests.kit import helpers, record_kit
-from tests.kit.campaign_kit import Place, rows_of, wait_until
+from tests.kit import record_kit
+from tests.kit.campaign_kit import SMEAR, Place, rows_of, wait_until
 from tests.kit.data_kit import call, refused, start
 
 cluster_utils = pytest.importorskip("ray.cluster_utils", reason="ray is in tests/requirements.txt")
@@ -138,12 +138,7 @@ def final_of(folder: Path) -> dict:
 
 @pytest.mark.slow
 def test_a_node_killed_in_the_middle_changes_no_bit_of_the_results(place, ray_nodes):
-    shared = {key: value for key, value in helpers.pairs(helpers.TINY).items() if key not in arms.OURS}
-    shared |= {"ITERATIONS": "200", "CKPT_SECONDS": "0.05", "TRAIN_LOG_EVERY": "100"}
-    head = "[settings]\n" + "\n".join(f'{name} = "{value}"' for name, value in shared.items())
-    place.script = helpers.SCRIPT
-    smear = f'patches = ["{helpers.ROOT / "tests/ideas/smear_gate.patch"}"]'
-    place.write(head, smear=smear, base="smear", seeds=[1])
+    place.write_real(smear=SMEAR, base="smear")
     logs = place.home / "1/smear/logs/1"
     ray_nodes.have(ordinary=2)
     process = place.start(*ray_nodes.options)

@@ -106,17 +106,24 @@ def test_a_shorter_run_on_a_busy_machine_raises_no_alarm(tmp_path):
     assert its["val_bpb"] == "not known" and its["steps"] == "differs"
 
 
-def losses_of(tmp_path, side: str, losses: list[float]) -> list:
-    return [write_run(tmp_path / f"{side}{seed}", seed, loss=loss) for seed, loss in enumerate(losses, 1)]
+def losses_of(tmp_path, side: str, losses: list[float], first: int = 1) -> list:
+    return [write_run(tmp_path / f"{side}{seed}", seed, loss=loss) for seed, loss in enumerate(losses, first)]
+
+
+OLD, NEW = [2.0, 2.2, 1.9, 2.1, 2.0, 2.15], [1.95, 2.14, 1.86, 2.05, 1.94, 2.10]
 
 
 def test_more_pairs_never_take_away_what_is_known(tmp_path):
-    base = losses_of(tmp_path, "a", [2.0, 2.2, 1.9, 2.1, 2.0, 2.15])
-    new = losses_of(tmp_path, "b", [1.95, 2.14, 1.86, 2.05, 1.94, 2.10])
+    base, new = losses_of(tmp_path, "a", OLD), losses_of(tmp_path, "b", NEW)
     found = [load(base[:count], new[:count]).decisive for count in range(1, 7)]
     assert [one.verdict for one in found] == ["not known"] * 2 + ["better"] * 4
     for earlier, later in itertools.pairwise(found):
         assert later.low >= earlier.low and later.high <= earlier.high
+
+
+def test_without_pairs_the_spread_of_seeds_hides_a_small_gain(tmp_path):
+    base, new = losses_of(tmp_path, "a", OLD), losses_of(tmp_path, "b", NEW, first=101)
+    assert verdicts(base, new)["val_bpb"] == "not known"
 
 
 @given(strategies.lists(strategies.tuples(*[strategies.floats(0.5, 4)] * 2), min_size=1, max_size=9))
@@ -128,16 +135,6 @@ def test_no_interval_grows_with_more_runs(values):
             low, high = interval(*map(list, fewer))
             lower, higher = interval(*map(list, more))
             assert lower >= low and higher <= high
-
-
-@pytest.mark.parametrize("seeds", [range(1, 7), range(101, 107)])
-def test_without_pairs_the_spread_of_seeds_hides_a_small_gain(tmp_path, seeds):
-    base = losses_of(tmp_path, "a", [2.0, 2.2, 1.9, 2.1, 2.0, 2.15])
-    new = [
-        write_run(tmp_path / f"b{seed}", seed, loss=loss)
-        for seed, loss in zip(seeds, [1.95, 2.14, 1.86, 2.05, 1.94, 2.10])
-    ]
-    assert verdicts(base, new)["val_bpb"] == ("better" if 1 in seeds else "not known")
 
 
 def test_intervals_hold_for_whoever_looks_after_each_run():
@@ -240,7 +237,10 @@ def test_the_example_of_the_page_is_what_compare_says(capsys):
     shown = run(capsys, base, new)[1].splitlines()
     lines = [line for line in page.splitlines() if line.startswith("bits per byte by the referee")]
     assert lines[0] in shown
-    row = load(base, new, on="stream_bpb").decisive
+    its = load(base, new, on="stream_bpb")
+    row = its.decisive
+    found = {one.measure.key: one.verdict for one in its.rows}
+    assert found["stream_bpb"] == "better" and found["val_bpb"] == "same", "of one training"
     gains = np.subtract(row.base, row.new)
     for value in (*means_interval(row.base, row.new), row.low, row.high, gains.min(), gains.max()):
         assert f"{value:.4f}" in page
@@ -344,12 +344,8 @@ def test_records_are_compared_by_all_their_seeds(capsys):
     assert code == 4, "seeds of the preset differ by more than the two scripts"
 
 
-def test_records_of_one_training_differ_by_what_the_referee_says(tmp_path):
-    """Rungs of a ladder may differ in nothing but what they learn while they are scored."""
-    folder = PAR.parent
-    found = verdicts([folder / "2026-11-22_Rung5-Pointer"], [folder / "2026-11-22_Rung6-Memory"])
-    assert found["stream_bpb"] == "better" and found["val_bpb"] == "same"
-    assert "score" not in verdicts([write_run(tmp_path / "a", 1)], [write_run(tmp_path / "b", 1)])
+def test_a_record_s_scores_are_numbers(tmp_path):
+    assert "stream_bpb" not in verdicts([write_run(tmp_path / "a", 1)], [write_run(tmp_path / "b", 1)])
     broken = shutil.copytree(PAR, tmp_path / "broken")
     (broken / "submission.json").write_text('{"scores": {"1337": "good", "1338": 1, "1339": 1}}')
     with pytest.raises(DataError, match="the score of seed 1337 is 'good', expected a number"):
@@ -435,14 +431,6 @@ def test_no_log_makes_a_traceback(tmp_path, capsys, seed):
     assert (code == 3 and err.startswith("error: ") and err.count("\n") == 1) or (
         code in (0, 1, 4) and not err
     )
-
-
-def test_losses_that_are_not_finite_are_read(tmp_path):
-    run = edit_events(
-        write_run(tmp_path / "a"), lambda e: e | {"train_loss": "nan"} if e.get("step") == 5 else e
-    )
-    (found,) = find_runs(run)
-    assert np.isnan(found.table["train_loss"][4])
 
 
 def test_metrics_alone_and_runs_without_the_newer_fields(tmp_path, capsys):
