@@ -204,7 +204,7 @@ def panel(quantity: Quantity, colours: alt.Color) -> alt.LayerChart:
 
 def draw(lines: list[Line], data: list[dict]) -> dict:
     """The chart in Vega-Lite."""
-    columns = alt.ExprRef("ceil(width / 200)")
+    columns = alt.ExprRef("max(1, floor(width / 210))")
     legend = alt.Legend(title=None, orient="top", columns=columns, labelLimit=180)
     scale = alt.Scale(domain=[line.label for line in lines], range=[line.colour for line in lines])
     colours = alt.Color("run:N", scale=scale, legend=legend)

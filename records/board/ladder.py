@@ -9,7 +9,6 @@ LINE = 14  # pixels of a line of small text
 FEW = 30  # points; all of more have no room for their names
 ROOM = 38  # pixels that a score's digits take
 RECORDS, RULES = "records", "rules"  # names of data
-TITLE = "bits per byte, lower is better"
 
 
 def limits(values: list[float]) -> list[float]:
@@ -33,41 +32,76 @@ def rule_rows(rules: list[Rule], near: float) -> list[dict]:
     return rows
 
 
+def bits(field: str, scale: alt.Scale) -> alt.Y:
+    return alt.Y(f"{field}:Q", title="bits per byte, lower is better", scale=scale)
+
+
 def rule_layers(scale: alt.Scale, look: Look) -> list[alt.Chart]:
     """Dashed lines with their names at the right end, where records stand lower."""
-    base = alt.Chart(alt.NamedData(name=RULES)).encode(y=alt.Y("bpb:Q", title=TITLE, scale=scale))
-    words = base.mark_text(align="right", baseline="bottom", dy=-2, fontSize=11, color=look.quiet, aria=False)
-    return [
-        base.mark_rule(color=look.quiet, strokeDash=[4, 3], opacity=0.6, aria=False),
-        words.encode(x=alt.value("width"), text="words:N"),
-    ]
+    base = alt.Chart(alt.NamedData(name=RULES)).encode(y=bits("bpb", scale))
+    lines = base.mark_rule(color=look.quiet, strokeDash=[4, 3], opacity=0.6, aria=False)
+    words = base.mark_text(
+        align="right",
+        baseline="bottom",
+        dy=-2,
+        fontSize=11,
+        color=look.quiet,
+        aria=False,
+    )
+    return [lines, words.encode(x=alt.value("width"), text="words:N")]
+
+
+def interval_layer(base: alt.Chart, scale: alt.Scale, look: Look) -> alt.Chart:
+    """Intervals, which the chart may cut off."""
+    faint = {"color": look.mark, "opacity": 0.45}
+    rule = {"size": 2, **faint}
+    ticks = {"size": 9, "thickness": 2, **faint}
+    bars = base.mark_errorbar(rule=rule, ticks=ticks, clip=True)
+    return bars.encode(y=bits("low", scale), y2="high:Q")
+
+
+def point_layer(base: alt.Chart, look: Look) -> alt.Chart:
+    """Filled points are records. Those of a page say what they are, and lead to the records' pages."""
+    fill = alt.condition("datum.counts", alt.value(look.mark), alt.value(look.paper))
+    points = base.mark_point(
+        size=110,
+        strokeWidth=2,
+        stroke=look.mark,
+        opacity=1,
+        aria=False,
+    )
+    points = points.encode(fill=fill)
+    if look is not PAGE:
+        return points
+    size = alt.Tooltip("bytes:Q", format=",")
+    return points.encode(tooltip=["name:N", "interval:N", size, "date:N", "kind:N"], href="href:N")
 
 
 def record_layers(scale: alt.Scale, look: Look, count: int) -> list[alt.Chart]:
-    """Points with their intervals, which the chart may cut off; filled ones are records."""
-    axis = alt.Axis(labelAngle=-45, grid=False, title=None, labelLimit=200, labelOverlap=count > FEW)
-    base = alt.Chart(alt.NamedData(name=RECORDS)).encode(x=alt.X("name:N", sort=None, axis=axis))
-    mean = base.encode(y=alt.Y("mean:Q", title=TITLE, scale=scale))
-    points = mean.mark_point(size=110, strokeWidth=2, stroke=look.mark, opacity=1, aria=False).encode(
-        fill=alt.condition("datum.counts", alt.value(look.mark), alt.value(look.paper))
+    """The records with their scores, as far as there is room for digits and names."""
+    axis = alt.Axis(
+        labelAngle=-45,
+        grid=False,
+        title=None,
+        labelLimit=200,
+        labelOverlap=count > FEW,
     )
-    if look is PAGE:  # which leads to the records' own
-        tooltip = ["name:N", "interval:N", alt.Tooltip("bytes:Q", format=","), "date:N", "kind:N"]
-        points = points.encode(tooltip=tooltip, href="href:N")
-    faint = {"color": look.mark, "opacity": 0.45}
-    ticks = {"size": 9, "thickness": 2, **faint}
-    bar = base.mark_errorbar(rule={"size": 2, **faint}, ticks=ticks, clip=True)
-    bar = bar.encode(y=alt.Y("low:Q", title=TITLE, scale=scale), y2="high:Q")
+    base = alt.Chart(alt.NamedData(name=RECORDS)).encode(x=alt.X("name:N", sort=None, axis=axis))
+    means = base.encode(y=bits("mean", scale))
     seen = alt.ExprRef(f"width < {ROOM * count} ? 0 : 1")
-    words = mean.mark_text(align="left", dx=8, dy=-11, fontSize=11, color=look.mark, opacity=seen, aria=False)
-    return [bar, points, words.encode(text=alt.Text("mean:Q", format=".4f"))]
+    digits = means.mark_text(
+        align="left", dx=8, dy=-11, fontSize=11, color=look.mark, opacity=seen, aria=False
+    )
+    digits = digits.encode(text=alt.Text("mean:Q", format=".4f"))
+    return [interval_layer(base, scale, look), point_layer(means, look), digits]
 
 
 def draw_ladder(records: list[dict], rules: list[Rule], look: Look, **size: int | str) -> dict:
     """The chart in Vega-Lite. `records`: name, mean, low, high and counts; on a page also what points say."""
     domain = limits([one["mean"] for one in records] + [bpb for _, bpb in rules])
     scale = alt.Scale(domain=domain, nice=False, zero=False)
-    layers = [*rule_layers(scale, look), *record_layers(scale, look, len(records))]
+    layers = rule_layers(scale, look) + record_layers(scale, look, len(records))
     chart = alt.layer(*layers).properties(**size)
-    rows = rule_rows(rules, LINE / size["height"] * (domain[1] - domain[0]))
-    return {**finished(chart, look), "datasets": {RECORDS: records, RULES: rows}}
+    near = LINE / size["height"] * (domain[1] - domain[0])
+    data = {RECORDS: records, RULES: rule_rows(rules, near)}
+    return {**finished(chart, look), "datasets": data}

@@ -207,7 +207,7 @@ def big_page(tmp_path_factory):
                 for seed in range(1, 6)
             ]
         )
-    assert compared(*sides, folder / "big.html") == 1
+    assert compared(*sides, folder / "big.html") == 0
     return folder / "big.html"
 
 
@@ -356,9 +356,13 @@ def test_names_of_others_are_never_markup_or_program(browser, tmp_path):
 
 
 @pytest.mark.slow
-def test_ten_long_runs_are_small_quick_and_whole(browser, big_page):
+def test_ten_long_runs_are_small_and_whole(big_page):
     assert big_page.stat().st_size < PROGRAM_BYTES + 1_000_000
     assert sum(max(row["high"]) > 40_000 for row in curves_in(big_page, "time")) == 2
+
+
+@pytest.mark.slow
+def test_ten_long_runs_are_quick(browser, big_page):
     with Tab(browser, big_page) as it:
         assert least_ms(it.tab, "document.querySelector('.switches input:not(:checked)').click()") < 1000
         assert it.wrong == []
@@ -397,7 +401,7 @@ def test_runs_axes_and_zoom(browser, big_page):
         tab.mouse.move(area["x"] + 0.4 * area["width"], area["y"] + 0.2 * area["height"], steps=5)
         tab.mouse.up()
         assert it.places() != near
-        tab.locator(".chart").dblclick()
+        tab.mouse.dblclick(area["x"] + 0.5 * area["width"], area["y"] + 0.2 * area["height"])
         assert it.places() == steps and it.drawn() == 4 * 10 and it.wrong == []
 
 

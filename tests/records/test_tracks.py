@@ -354,14 +354,10 @@ def test_sizes_are_those_of_the_libraries(kit, written):
     }
     rows = {(row["name"], row["after"]): row for row in written[1]["rows"]}
     assert {key: rows[key]["bytes"] for key in expected} == expected
+    for name in ("zstd", "xz", "PPMd"):
+        assert 0 < rows[name, TRAINING]["bytes"] < 0.9 * rows[name, NOTHING]["bytes"]
     for row in rows.values():
         assert row["bits_per_byte"] == pytest.approx(8 * row["bytes"] / len(text), abs=1e-6)
-
-
-@pytest.mark.parametrize("name", ["zstd", "xz", "PPMd"])
-def test_the_training_text_helps(written, name):
-    sizes = {row["after"]: row["bytes"] for row in written[1]["rows"] if row["name"] == name}
-    assert 0 < sizes[TRAINING] < 0.9 * sizes[NOTHING]
 
 
 @pytest.mark.parametrize("name", ["zstd", "xz", "PPMd"])
@@ -448,7 +444,6 @@ def test_the_board_shows_them(track, written):
     [
         ({"val_sha256": "ab" * 32}, "measured a text of sha256 abab"),
         ({"rows": []}, "'rows' is no list of whole rows"),
-        ({"rows": [1]}, "'rows' is no list of whole rows"),
         ({"rows": [{"name": "zlib"}]}, "'rows' is no list of whole rows"),
         ({"rows": [dict(zip(Yardstick.__annotations__, "abcdef"))]}, "'rows' is no list of whole rows"),
     ],
