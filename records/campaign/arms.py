@@ -170,31 +170,34 @@ def base_script(value: dict, script: Path) -> bytes:
     return script_of(commit) if commit else read_bytes(script)
 
 
+def git(what: str, wrong: str, *words: str, **options) -> bytes:
+    """What git prints. Raises UsageError of `what`, which is `wrong` where git refuses."""
+    try:
+        done = subprocess.run(["git", *words], capture_output=True, **options)
+    except FileNotFoundError:
+        raise UsageError(f"{what}: there is no git here, which reads commits and applies patches") from None
+    if done.returncode:
+        why = done.stderr.decode().splitlines()[0].removeprefix("fatal: ").removeprefix("error: ")
+        raise UsageError(f"{what}: {wrong}: {why}")
+    return done.stdout
+
+
 def script_of(commit: str) -> bytes:
     """train_gpt.py of a commit. Raises UsageError."""
-    try:
-        done = subprocess.run(["git", "show", f"{commit}:{SCRIPT}"], cwd=REPO, capture_output=True)
-    except FileNotFoundError:
-        raise UsageError(f"commit {commit}: there is no git here to read its {SCRIPT} with") from None
-    if done.returncode:
-        why = done.stderr.decode().splitlines()[0].removeprefix("fatal: ")
-        raise UsageError(f"commit {commit}: git shows no {SCRIPT} of it in {REPO}: {why}")
-    return done.stdout
+    wrong = f"git shows no {SCRIPT} of it in {REPO}"
+    return git(f"commit {commit}", wrong, "show", f"{commit}:{SCRIPT}", cwd=REPO)
 
 
 def patched(base: bytes, patches: list[Path]) -> bytes:
     """A script with all patches, in order. Raises UsageError for one that does not apply."""
+    wrong = "does not apply to the script and the patches before it"
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, SCRIPT)
         script.write_bytes(base)
         # found within a repository, git would take the paths from its top
         env = os.environ | {"GIT_CEILING_DIRECTORIES": str(script.parent.parent)}
         for patch in patches:
-            git = {"args": ["git", "apply", "-"], "input": read_bytes(patch)}
-            done = subprocess.run(**git, cwd=folder, env=env, capture_output=True)
-            if done.returncode:
-                why = done.stderr.decode().splitlines()[0].removeprefix("error: ")
-                raise UsageError(f"{patch}: does not apply to the script and the patches before it: {why}")
+            git(str(patch), wrong, "apply", "-", input=read_bytes(patch), cwd=folder, env=env)
         return script.read_bytes()
 
 

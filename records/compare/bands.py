@@ -24,9 +24,9 @@ class Measure:
 
     key: str
     label: str
-    unit: str
-    form: str  # of a value
     value: Callable[[Metrics], float | None]
+    unit: str = ""
+    form: str = ",.0f"  # of a value
     good: int = 0  # -1: less is better, +1: more is better, 0: neither
     relative: bool = False  # differences, noise, single and least are of logarithms
     exact: bool = False  # a run of the same settings has the same value

@@ -78,31 +78,31 @@ def measures(runs: list[Metrics]) -> list[Measure]:
     """The lines of the table. `runs`: all of both sides."""
     track = find_track(runs)
     noise = track["noise_bpb"] if track else NOISE_BPB
-    loss = {"good": -1, "unjudged": "not judged"}
-    bits = {"good": -1, "needs": ("val_bytes",), "noise": noise}
-    speed = {"relative": True, "steady": True, "noise": 0.05, "single": apart(runs), "least": 0.01}
-    packed = {"good": -1, "relative": True, "noise": 0.005, "single": 0.005, "least": 0.001}
-    memory = {"good": -1, "relative": True, "noise": 0.05, "single": 0.2, "least": 0.01}
     text = ("val_bytes", "tokenizer_sha256")
-    start = lambda run: run.start_seconds
+    loss = {"unit": "nats", "form": ".4f", "good": -1, "unjudged": "not judged"}
+    bits = {"form": ".4f", "good": -1, "needs": ("val_bytes",), "noise": noise}
+    speed = {"relative": True, "steady": True, "noise": 0.05, "single": apart(runs), "least": 0.01}
+    step = {"unit": "ms", "form": ",.1f", "good": -1, "needs": ("tokens_per_step",), **speed}
+    seconds = {"unit": "s", "form": ",.1f", "unjudged": "not judged"}
+    memory = {"unit": "MiB", "good": -1, "relative": True, "noise": 0.05, "single": 0.2, "least": 0.01}
+    packed = {"unit": "bytes", "good": -1, "relative": True, "noise": 0.005, "single": 0.005, "least": 0.001}
     rate = lambda run: per_second(run, run.tokens_per_step)
-    seconds = {"unjudged": "not judged"}
-    score = Measure("stream_bpb", "bits per byte by the referee", "", ".4f", lambda run: run.score, **bits)
+    score = Measure("stream_bpb", "bits per byte by the referee", lambda run: run.score, **bits)
     return [
-        Measure("params", "parameters", "", ",.0f", logged("params"), exact=True),
-        Measure("steps", "steps", "", ",.0f", lambda run: float(run.steps), exact=True),
-        Measure("tokens", "tokens", "", ",.0f", tokens, exact=True),
-        Measure("flops", "operations", "", ".4e", flops, exact=True),
-        Measure("train_loss", "train loss at the end", "nats", ".4f", train_loss, needs=text[1:], **loss),
-        Measure("val_loss", "validation loss", "nats", ".4f", final_loss, needs=text, **loss),
-        Measure("val_bpb", "bits per byte", "", ".4f", logged("val_bpb"), **bits),
+        Measure("params", "parameters", logged("params"), exact=True),
+        Measure("steps", "steps", lambda run: float(run.steps), exact=True),
+        Measure("tokens", "tokens", tokens, exact=True),
+        Measure("flops", "operations", flops, form=".4e", exact=True),
+        Measure("train_loss", "train loss at the end", train_loss, needs=text[1:], **loss),
+        Measure("val_loss", "validation loss", final_loss, needs=text, **loss),
+        Measure("val_bpb", "bits per byte", logged("val_bpb"), **bits),
         *([score] if any(run.score for run in runs) else []),
-        Measure("step_ms", "median step", "ms", ",.1f", step_ms, -1, needs=("tokens_per_step",), **speed),
-        Measure("tokens_per_second", "tokens/s", "", ",.0f", rate, 1, **speed),
-        Measure("mfu", "MFU", "%", ".1f", partial(mfu, runs), 1, **speed),
-        Measure("train_seconds", "training", "s", ",.1f", training, **seconds),
-        Measure("start_seconds", "start-up and compile", "s", ",.1f", start, **seconds),
-        Measure("peak_memory_mib", "peak memory", "MiB", ",.0f", logged("peak_memory_mib"), **memory),
-        Measure("code_bytes", "code", "bytes", ",.0f", logged("code_bytes"), -1, exact=True),
-        Measure("artifact_bytes", "artifact", "bytes", ",.0f", logged("artifact_bytes"), **packed),
+        Measure("step_ms", "median step", step_ms, **step),
+        Measure("tokens_per_second", "tokens/s", rate, good=1, **speed),
+        Measure("mfu", "MFU", partial(mfu, runs), unit="%", form=".1f", good=1, **speed),
+        Measure("train_seconds", "training", training, **seconds),
+        Measure("start_seconds", "start-up and compile", lambda run: run.start_seconds, **seconds),
+        Measure("peak_memory_mib", "peak memory", logged("peak_memory_mib"), **memory),
+        Measure("code_bytes", "code", logged("code_bytes"), unit="bytes", good=-1, exact=True),
+        Measure("artifact_bytes", "artifact", logged("artifact_bytes"), **packed),
     ]
