@@ -92,7 +92,7 @@ def script_changes(entry: Entry) -> str:
     return "\n".join(difflib.unified_diff(before, after, *names, lineterm=""))
 
 
-def record_page(entry: Entry, sample: dict | None, index: str) -> bytes:
+def record_page(entry: Entry, sample: dict | None) -> bytes:
     record = entry.record
     runs, curves, no_curves = read_curves(entry)
     readme = read_bytes(record.path / "README.md").decode(errors="replace")
@@ -100,7 +100,6 @@ def record_page(entry: Entry, sample: dict | None, index: str) -> bytes:
         TEMPLATES / "record.html",
         {"curves": curves.spec} if curves else {},
         f"../{PROGRAM}",
-        index=f"../{quote(index)}",
         entry=entry,
         what_changed=record.field("what_changed"),
         why=record.field("why"),
@@ -169,9 +168,8 @@ def track_section(track: Track, entries: list[Entry]) -> tuple[dict, dict]:
     return shown, {f"{name}-ladder": ladder}
 
 
-def write_site(target: Path, tracks: list[Track]) -> int:
-    """Write the site; the number of its pages. `target`: a folder, or the file of the tracks' page in one."""
-    folder, index = (target.parent, target.name) if target.suffix == ".html" else (target, "index.html")
+def write_site(folder: Path, tracks: list[Track]) -> int:
+    """Write the site; the number of its pages."""
     charts, sections, files = {}, [], {PROGRAM: program().encode()}
     for track in sorted(tracks, key=lambda one: not one.records):  # those without a record last
         entries = load_entries(track)
@@ -179,8 +177,8 @@ def write_site(target: Path, tracks: list[Track]) -> int:
         shown, its_charts = track_section(track, entries)
         sections.append(shown)
         charts |= its_charts
-        files |= {address(entry): record_page(entry, samples.get(entry.name), index) for entry in entries}
-    files[index] = render(TEMPLATES / "index.html", charts, PROGRAM, tracks=sections)
+        files |= {address(entry): record_page(entry, samples.get(entry.name)) for entry in entries}
+    files["index.html"] = render(TEMPLATES / "index.html", charts, PROGRAM, tracks=sections)
     for name, page in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

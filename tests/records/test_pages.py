@@ -231,10 +231,7 @@ def site_folder(tmp_path_factory):
     submission = track / names[0] / "submission.json"
     words = dict.fromkeys(("author", "what_changed", "why"), HOSTILE[0])
     submission.write_text(json.dumps(json.loads(submission.read_text()) | words))
-    assert (
-        records(["board", "--records", str(folder / "records"), "--html", str(folder / "out/board.html")])
-        == 0
-    )
+    assert records(["board", "--records", str(folder / "records"), "--html", str(folder / "out")]) == 0
     return folder / "out"
 
 
@@ -290,7 +287,7 @@ def least_ms(tab, action: str, times: int = 5) -> float:
 @pytest.mark.parametrize("scheme, width", SHAPES)
 def test_every_page_opens_from_disk_and_shuts_nobody_out(browser, big_page, site_folder, scheme, width):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
-    for path in (big_page, site_folder / "board.html", *sorted(site_folder.glob("*/*.html"))):
+    for path in (big_page, site_folder / "index.html", *sorted(site_folder.glob("*/*.html"))):
         with Tab(browser, path, scheme, width) as it:
             assert it.wrong == []
             assert it.tab.evaluate("document.documentElement.scrollWidth") <= width
@@ -415,7 +412,7 @@ def test_a_run_of_one_step_is_a_page_as_any_other(browser, tmp_path):
 
 @pytest.mark.slow
 def test_the_board_leads_to_the_records(browser, site_folder):
-    with Tab(browser, site_folder / "board.html") as it:
+    with Tab(browser, site_folder / "index.html") as it:
         links = it.tab.locator("main a")
         assert [link.inner_text() for link in links.all()] == ["Preset", "Par"]
         links.last.focus()
@@ -437,7 +434,7 @@ def test_the_board_leads_to_the_records(browser, site_folder):
 def test_a_record_with_metrics_of_its_own_kind_has_a_page_without_curves(site_folder):
     text = (site_folder / "track_floppy/2026-11-22_Preset.html").read_text()
     assert "Its metrics have no curves: metrics_seed1337.jsonl:1" in text
-    assert 'href="../board.html"' in text
+    assert 'href="../index.html"' in text
 
 
 @pytest.mark.slow
