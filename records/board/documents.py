@@ -11,7 +11,6 @@ import jinja2
 from markupsafe import Markup
 
 HERE = Path(__file__).resolve().parent
-TEMPLATES = HERE / "templates"
 PROGRAM = "charts.js"  # in a site
 
 
@@ -24,18 +23,18 @@ def program() -> str:
     return text.replace("</script", "<\\/script")
 
 
-def render(template: Path, charts: dict[str, dict], program_address: str | None = None, **values) -> bytes:
-    """A document from one of TEMPLATES or of another room. `values`: what it shows, all escaped.
+def render(template: str, charts: dict[str, dict], program_address: str | None = None, **values) -> bytes:
+    """A document from one of the templates. `values`: what it shows, all escaped.
 
     `charts`: in Vega-Lite, drawn where the template has their names. `program_address`: from the
     document; without it the program stands inside.
     """
-    loader = jinja2.FileSystemLoader([template.parent, TEMPLATES])
+    loader = jinja2.FileSystemLoader(HERE / "templates")
     environment = jinja2.Environment(
         autoescape=True, loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    text = environment.get_template(template.name).render(
+    text = environment.get_template(template).render(
         charts=charts,
         style=Markup((HERE / "style.css").read_text()),
         program=None if program_address else Markup(program()),

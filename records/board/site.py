@@ -16,7 +16,7 @@ from records.archive.folders import SCRIPT
 from records.archive.metrics import Metrics, find_runs
 from records.archive.tracks import TRAINING, Track, Yardstick, read_yardsticks
 from records.board.curves import Curves, curves_of, stall_rows
-from records.board.documents import PROGRAM, TEMPLATES, markdown, program, render
+from records.board.documents import PROGRAM, markdown, program, render
 from records.board.entries import KINDS, Entry, load_entries
 from records.board.excerpts import read_excerpts
 from records.board.ladder import Rule, draw_ladder
@@ -97,7 +97,7 @@ def record_page(entry: Entry, sample: dict | None) -> bytes:
     runs, curves, no_curves = read_curves(entry)
     readme = read_bytes(record.path / "README.md").decode(errors="replace")
     return render(
-        TEMPLATES / "record.html",
+        "record.html",
         {"curves": curves.spec} if curves else {},
         f"../{PROGRAM}",
         entry=entry,
@@ -178,7 +178,7 @@ def write_site(folder: Path, tracks: list[Track]) -> int:
         sections.append(shown)
         charts |= its_charts
         files |= {address(entry): record_page(entry, samples.get(entry.name)) for entry in entries}
-    files["index.html"] = render(TEMPLATES / "index.html", charts, PROGRAM, tracks=sections)
+    files["index.html"] = render("index.html", charts, PROGRAM, tracks=sections)
     for name, page in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

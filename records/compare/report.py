@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 from tabulate import tabulate
@@ -14,7 +13,6 @@ from records.compare.comparison import Comparison
 HEAD = ["", "base", "new", "difference", "which lies in", "verdict"]
 COLOURS = {BETTER: "green", WORSE: "red"}
 SIGNS = {BETTER: "▲", WORSE: "▼", SAME: "=", OTHER: "≠", UNKNOWN: "?", NONE: ""}
-TEMPLATE = Path(__file__).resolve().parent / "templates" / "comparison.html"
 
 
 def shown(measure: Measure, value: float | None) -> str:
@@ -116,7 +114,7 @@ def comparison_page(its: Comparison) -> bytes:
 
     curves = curves_of([("base", its.base), ("new", its.new)])
     return render(
-        TEMPLATE,
+        "comparison.html",
         {"curves": curves.spec},
         its=its,
         head=HEAD,
