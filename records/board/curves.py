@@ -163,7 +163,7 @@ def data_of(lines: list[Line], quantity: Quantity, curves: list[Curve]) -> list[
     """Curves as columns, of which the chart makes rows: a tenth of the bytes."""
     rows = []
     for line, curve in zip(lines, curves):
-        about = {"quantity": quantity.name, "run": line.label, "side": line.side, "steps": 1}
+        about = {"quantity": quantity.name, "name": line.label, "side": line.side, "steps": 1}
         about |= {"tokens": line.run.tokens_per_step, "flops": line.run.flops_per_step}
         columns = {"step": curve.steps, "value": curve.values}
         columns |= {"seconds": curve.seconds, "low": curve.low, "high": curve.high}
@@ -193,7 +193,7 @@ def panel(quantity: Quantity, colours: alt.Color) -> alt.LayerChart:
         y=alt.Y("value:Q", title=quantity.unit, scale=scale),
         strokeDash=alt.StrokeDash("side:O", legend=None, scale=dashes),
         tooltip=[
-            alt.Tooltip("run:N"),
+            alt.Tooltip("name:N", title="run"),  # Vega lets no expression read a "run"
             alt.Tooltip("step:Q", format=","),
             alt.Tooltip("seconds:Q", format=",.1f"),
             alt.Tooltip("value:Q", title=quantity.unit, format=".5~g"),
@@ -207,10 +207,10 @@ def draw(lines: list[Line], data: list[dict]) -> dict:
     columns = alt.ExprRef("max(1, floor(width / 210))")
     legend = alt.Legend(title=None, orient="top", columns=columns, labelLimit=180)
     scale = alt.Scale(domain=[line.label for line in lines], range=[line.colour for line in lines])
-    colours = alt.Color("run:N", scale=scale, legend=legend)
+    colours = alt.Color("name:N", scale=scale, legend=legend)
     axes = axes_of([line.run for line in lines])
     switch = alt.binding_radio(options=[*axes], labels=[*axes.values()], name="horizontal axis: ")
-    shown = alt.selection_point(name="shown", fields=["run"], bind="legend", toggle="true")
+    shown = alt.selection_point(name="shown", fields=["name"], bind="legend", toggle="true")
     zoom = alt.selection_interval(name="zoom", encodings=["x"], bind="scales", zoom=ZOOM)
     panels = alt.vconcat(*(panel(quantity, colours) for quantity in QUANTITIES)).resolve_scale(x="shared")
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # that panels share their parameters

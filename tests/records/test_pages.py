@@ -370,7 +370,7 @@ def test_runs_axes_and_zoom(browser, big_page):
     with Tab(browser, big_page) as it:
         tab = it.tab
         assert it.drawn() == 4 * 10
-        for count, name in enumerate(("new bb4", "new bb5"), 1):
+        for name, count in (("new bb4", 1), ("new bb5", 2), ("new bb4", 1), ("new bb5", 10)):
             tab.locator(".role-legend-label text", has_text=name).click()
             assert it.drawn() == 4 * count
 
@@ -399,7 +399,7 @@ def test_runs_axes_and_zoom(browser, big_page):
         tab.mouse.up()
         assert it.places() != near
         tab.mouse.dblclick(area["x"] + 0.5 * area["width"], area["y"] + 0.2 * area["height"])
-        assert it.places() == steps and it.drawn() == 4 * 10 and it.wrong == []
+        assert it.places() == steps and it.wrong == []
 
 
 @pytest.mark.slow
