@@ -18,18 +18,17 @@ import functools
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import click
-import filelock
 
-from data import files, shards
+from data import shards
 from data.command import REPO, DataError, UsageError, say, shell
 from data.door import Command, Number, on_signals
-from data.files import write_whole
+from data.files import locked, write_whole
 from records.archive.folders import SCRIPT, run_artifact
 from records.archive.tracks import DATA, RECORDS, Track, load_track
 from records.campaign import attempt, law, standings
@@ -131,15 +130,11 @@ def try_script(args: SimpleNamespace) -> int:
     return attempt.CODES[found.verdict]
 
 
-@contextlib.contextmanager
-def alone(home: Path) -> Iterator[None]:
+def alone(home: Path) -> contextlib.AbstractContextManager[None]:
     """Nobody else runs into this folder until the block ends. Raises UsageError."""
     home.mkdir(parents=True, exist_ok=True)
-    try:
-        with files.alone(home / "lock"):
-            yield
-    except filelock.Timeout:
-        raise UsageError(f"{home}: this campaign is at work there already, expected one at a time") from None
+    refusal = f"{home}: this campaign is at work there already, expected one at a time"
+    return locked(home, file="lock", refusal=refusal)
 
 
 def budgets_of(home: Path) -> list[float]:

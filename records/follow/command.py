@@ -18,11 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
-import filelock
 
 from data.command import DataError, UsageError, printable, say, shell
 from data.door import Command
-from data.files import alone
+from data.files import locked
 from records.archive.runs import configuration
 from records.follow.cursor import Cursor
 from records.follow.events import Event, Tail, measured, summary
@@ -44,16 +43,6 @@ def one_line(to: str) -> Iterator[None]:
     except Exception as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())
         raise DataError(f"{to} says {text:.300}") from None
-
-
-@contextlib.contextmanager
-def only_follower(folder: Path, to: str) -> Iterator[None]:
-    """Raises UsageError where another process sends this run to this tracker."""
-    try:
-        with alone(folder / f".follow-{to}.lock"):
-            yield
-    except filelock.Timeout:
-        raise UsageError(f"{folder}: is followed to {to} already, expected one at a time") from None
 
 
 class Sender:
@@ -131,7 +120,8 @@ def follow(folder: Path, to: str, project: str = "bytegolf", patience: int = 600
     """
     name = name_of(folder)
     tail = Tail(folder / METRICS)
-    with only_follower(folder, to):
+    refusal = f"{folder}: is followed to {to} already, expected one at a time"
+    with locked(folder, file=f".follow-{to}.lock", refusal=refusal):
         sender = Sender(folder, to, project, name)
         words = UNENDED
         waits = False
