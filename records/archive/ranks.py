@@ -9,43 +9,22 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import zstandard
 
 from records.archive.judgings import Draw, number_of, read_draws
 from records.archive.record import Record
-from records.archive.statistics import p_below
 from records.archive.tracks import Track
-from records.archive.verdicts import RETRAINED, folder_sha256, read_verdicts
+from records.archive.verdicts import RETRAINED, ROOMS, folder_sha256, read_verdicts
 
 PRICED = 3  # the number of the first referee whose rule prices new bytes and bounds luck
 # The least standard deviation of scores, over the track's least gain. On track_floppy it is 0.0023 bits per
 # byte: pooled over the five judgings of before number 3, that of the scores in verdicts.json is 0.00227.
 LEAST_SPREAD = 0.46
+RULE = {"gain", "machine"}  # checks that have another answer where another record stands before
 
 
-@dataclass(frozen=True)
-class Rival:
-    """A record that may have a rank, and the scores that others must beat."""
-
-    record: Record
-    scores: list[float]
-    machine: dict  # that they came from
-    judging: int | None  # its place among those of the folder; None: an earlier referee passed it
-    priced: bool = False  # whether it was judged by the rule that prices new bytes and bounds luck
-
-    @property
-    def name(self) -> str:
-        return self.record.name
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self.scores)
-
-    def ranks_after(self, before: "Rival | None") -> bool:
-        """Whether it gains enough over the best record before it. An earlier referee has seen to that."""
-        if before is None or self.judging is None:
-            return True
-        return gain_over(before, self.scores, self.record, self.judging, self.priced).enough
+# --- the rule ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -67,6 +46,43 @@ class Gain:
         if self.new_bytes:
             words += f", since {self.new_bytes} bytes of script and settings are new"
         return f"{words}, p below {self.below:g}"
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A record, and the scores by which it is compared with another."""
+
+    record: Record
+    scores: list[float]
+    machine: dict  # that they came from
+    judging: int | None = 1  # its place among those of the folder; None: an earlier referee passed it
+    priced: bool = True  # by the rule that prices new bytes and bounds luck
+
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.scores)
+
+    def gain_over(self, before: "Rival") -> Gain:
+        """What its scores gain over those of the record before it. Raises DataError."""
+        track = self.record.track
+        spread = LEAST_SPREAD * track["min_gain_bpb"] if self.priced else 0.0
+        new_bytes = count_new_bytes(self.record, before.record) if self.priced else 0
+        text_bytes = track.dataset["val_bytes"] or min(self.record.values("val_bytes"))
+        return Gain(
+            bpb=before.mean - self.mean,
+            p=p_below(self.scores, before.scores, spread),
+            least=track["min_gain_bpb"] + 8 * new_bytes / text_bytes,
+            below=track["alpha"] / (self.judging or 1),
+            new_bytes=new_bytes,
+        )
+
+    def ranks_after(self, before: "Rival | None") -> bool:
+        """Whether it gains enough over the best record before it. An earlier referee has seen to that."""
+        return before is None or self.judging is None or self.gain_over(before).enough
 
 
 def count_new_bytes(record: Record, before: Record) -> int:
@@ -94,22 +110,25 @@ def is_priced(referee: str) -> bool:
     return bool(plus) and int(number) >= PRICED
 
 
-def gain_over(
-    rival: Rival, scores: list[float], record: Record, judging: int = 1, priced: bool = True
-) -> Gain:
-    """What a record's scores gain over a rival's. Raises DataError.
+def p_below(new: list[float], old: list[float], least: float = 0.0) -> float:
+    """One-sided p of Welch's t-test that `new` is not below `old`. Without any spread the means decide.
 
-    `judging`: its place among those of the folder. `priced`: by the rule that prices new bytes and bounds
-    luck.
+    `least`: the standard deviation that the scores of either have at least, however near they lie. Of one
+    score nothing is sure: p is 1.
     """
-    track = record.track
-    bpb = rival.mean - statistics.fmean(scores)
-    spread = LEAST_SPREAD * track["min_gain_bpb"] if priced else 0.0
-    p = p_below(scores, rival.scores, spread)
-    new_bytes = count_new_bytes(record, rival.record) if priced else 0
-    text_bytes = track.dataset["val_bytes"] or min(record.values("val_bytes"))
-    least = track["min_gain_bpb"] + 8 * new_bytes / text_bytes
-    return Gain(bpb, p, least, track["alpha"] / judging, new_bytes)
+    from scipy.stats import ttest_ind_from_stats  # a second that other checks need not pay
+
+    if min(len(new), len(old)) < 2:
+        return 1.0
+    sides = []
+    for scores in (new, old):
+        sides += [np.mean(scores), max(np.std(scores, ddof=1), least), len(scores)]
+    if sides[1] == sides[4] == 0:
+        return float(sides[0] >= sides[3])
+    return float(ttest_ind_from_stats(*sides, equal_var=False, alternative="less").pvalue)
+
+
+# --- who stands -------------------------------------------------------------------------------------------
 
 
 def judged_scores(verdict: dict) -> list[float]:
@@ -131,7 +150,7 @@ def standing(record: Record, verdict: dict, draws: Sequence[Draw]) -> Rival | No
     if record.submission.get("claim") == "none" or verdict["sha256"] != folder_sha256(record.path):
         return None
     if earlier:
-        return Rival(record, [*record.scores.values()], record.machine, None)
+        return Rival(record, [*record.scores.values()], record.machine, None, priced=False)
     number = number_of(draws, record.name, verdict["sha256"], judged_seeds(verdict))
     machine = verdict.get("machine", {})
     return Rival(record, judged_scores(verdict), machine, number, is_priced(verdict.get("referee", "")))
@@ -147,3 +166,44 @@ def best_before(track: Track, name: str) -> Rival | None:
         if its and its.ranks_after(best) and (best is None or its.mean < best.mean):
             best = its
     return best
+
+
+# --- what was judged --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What came out of a judging's rooms: all that a rank rests on, beside the script."""
+
+    seeds: dict[str, dict]  # of each what a verdict keeps
+    judging: int  # its place among those of the folder, each of which is paid for
+    referee: str  # its version, as the rooms were judged
+    track: str  # sha256 of the rules then
+    machine: dict[str, str]
+
+    @property
+    def scores(self) -> list[float]:
+        return [its["score"] for its in self.seeds.values() if "score" in its]
+
+    @property
+    def complete(self) -> bool:
+        return len(self.scores) == len(self.seeds)
+
+    def rival(self, record: Record) -> Rival:
+        return Rival(record, self.scores, self.machine, self.judging, is_priced(self.referee))
+
+
+def kept_evidence(record: Record) -> Evidence | None:
+    """What a kept verdict says of the folder's last judging, if only the rule is left to be applied."""
+    its = read_verdicts(record.track.folder).get(record.name, {})
+    its |= its.get(ROOMS, {})
+    seeds = judged_seeds(its)
+    draws = read_draws(record.track.folder)
+    newest = [draw.seeds for draw in draws if draw.folder == record.name][-1:]
+    if not seeds or its["sha256"] != folder_sha256(record.path) or newest not in ([], [seeds]):
+        return None
+    if {*its["failed"], *its.get("left", ())} - RULE:
+        return None
+    number = number_of(draws, record.name, its["sha256"], seeds)
+    found = Evidence(its["judged"]["seeds"], number, its["referee"], its["track"], its["machine"])
+    return found if found.complete else None

@@ -72,6 +72,17 @@ class ClaimedRun:
         except (ValueError, OverflowError):
             raise DataError(f"{self.name}: '{name}: {text[:99]}', expected a number") from None
 
+    def seconds_before_last_step(self) -> float:
+        """Training seconds before the last step: a run may finish the step in which its time is up.
+
+        Raises DataError where they are no number, and what else a stranger's numbers lead to.
+        """
+        ends = [0.0, 0.0, *(step.get("train_seconds", 0.0) for step in self.kind("step"))]
+        seconds = self.value("train_seconds") - (ends[-1] - ends[-2])
+        if not math.isfinite(seconds):
+            raise DataError(f"{self.name}: train_seconds of the last steps are {ends[-2]} and {ends[-1]}")
+        return seconds
+
 
 def parse_events(metrics: bytes) -> Iterator[dict]:
     """The objects of a metrics.jsonl. Raises ValueError."""

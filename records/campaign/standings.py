@@ -4,7 +4,7 @@ import math
 import statistics
 
 from data.files import parse_json, read_bytes
-from records.archive.statistics import p_below
+from records.archive.ranks import p_below
 from records.campaign.arms import Arm
 from records.campaign.runs import ArmRun
 

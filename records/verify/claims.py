@@ -106,7 +106,7 @@ def check_by_referee(record: Record, options: VerifyOptions) -> Iterator[Check]:
         for line in referee(job_of(artifact), text, proof, drawn):
             yield compare_score(record, seed, line) if isinstance(line, Result) else line
     if options.retrain is None:
-        yield skip("retrained", "--retrain SEED trains again, which a first place needs")
+        yield skip("retrained", "--retrain SEED trains a seed again")
     else:
         drawn_seed = secrets.choice(sorted(record.runs))  # by nobody who sent the record
         seed = drawn_seed if options.retrain == "any" else int(options.retrain)

@@ -7,7 +7,7 @@ without Ray: of sandboxes that see the text, one lives at a time, and seconds co
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -180,7 +180,7 @@ class NodePool:
 
 def verify_there(
     all_checks: list[Checks], address: str, machines: dict[Path, dict[str, str]]
-) -> Iterator[Iterator[Check]]:
+) -> Iterator[list[Check]]:
     """The lines of each, at once as far as there are nodes. Closed before its end, it ends what is at work.
 
     `machines`: gets the machine on which each folder was run. Raises UsageError.
@@ -188,16 +188,8 @@ def verify_there(
     connect(address)
     nodes = NodePool(machines)
     threads = ThreadPoolExecutor(len(nodes.left) or 1)
-
-    def lines_of(checks: Checks) -> list[Check]:
-        return list(checks(run=nodes.run))
-
-    def when_done(future: Future[list[Check]]) -> Iterator[Check]:
-        yield from future.result()
-
     try:
-        for future in [threads.submit(lines_of, checks) for checks in all_checks]:
-            yield when_done(future)
+        yield from threads.map(lambda checks: list(checks(run=nodes.run)), all_checks)
     finally:
         nodes.stop()
         threads.shutdown(cancel_futures=True)

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,6 @@ def freeze(**options: Any) -> int:
 
 # --- verify -----------------------------------------------------------------------------------------------
 
-Machines = dict[Path, dict[str, str]]  # of a cluster, on which folders were run
 Case = tuple[Path, str, Callable[..., Iterator[Check]]]  # a folder, since when it has passed, its checks
 
 
@@ -89,32 +88,33 @@ def seed_or_any(word: str) -> str:
 
 
 def find_folder(place: str, data: Path, track: Path | None) -> tuple[Path, Path | None]:
-    """A record's folder; and its track, where it does not lie in that."""
-    if not is_address(place):
-        return Path(os.path.abspath(place)), None
-    from records.archive.hub import fetch_record  # which loads the hub's client
+    """A record's folder; and its track, where it does not lie in that. Raises DataError."""
+    if is_address(place):
+        from records.archive.hub import fetch_record  # which loads the hub's client
 
-    found = fetch_record(place, data, track)
-    say(f"{found.address}, of {found.track.name}:")
-    return found.path, found.track
+        found = fetch_record(place, data, track)
+        say(f"{found.address}, of {found.track.name}:")
+        return found.path, found.track
+    folder = Path(os.path.abspath(place))
+    if not folder.is_dir():
+        raise DataError(f"{printable(folder)}: no such folder")
+    if is_run(folder) and not (folder.parent / "track.json").exists():
+        mend = f"{shell('python', '-m', 'records', 'prove', folder)} scores it and proves the score"
+        raise DataError(f"{printable(folder)}: is a run, no record: {mend}")
+    return folder, None
 
 
 def cases(places: list, track: Path | None, lazy: bool, options: VerifyOptions) -> Iterator[Case]:
     """What is to be checked. `lazy`: what has passed and has not changed is not run. Raises DataError."""
     for place in places:
         folder, its_track = find_folder(place, options.data, track)
-        if not folder.is_dir():
-            raise DataError(f"{printable(folder)}: no such folder")
-        if is_run(folder) and not (folder.parent / "track.json").exists():
-            mend = f"{shell('python', '-m', 'records', 'prove', folder)} scores it and proves the score"
-            raise DataError(f"{printable(folder)}: is a run, no record: {mend}")
         since = still_holds(folder, referee_version()) if lazy else ""
         yield folder, since, functools.partial(verify_folder, folder, options, since, its_track)
 
 
 def checked(
-    found: Iterator[Case], ray: str | None, machines: Machines
-) -> Iterator[tuple[Path, str, Iterator[Check]]]:
+    found: Iterator[Case], ray: str | None, machines: dict[Path, dict[str, str]]
+) -> Iterator[tuple[Path, str, Iterable[Check]]]:
     """Each folder, since when it has passed, and the lines of its checks, here or from a cluster."""
     if ray is None:
         for folder, since, checks in found:
@@ -129,7 +129,7 @@ def checked(
             yield folder, since, its
 
 
-def print_lines(lines: Iterator[Check], place: Path) -> list[Check]:
+def print_lines(lines: Iterable[Check], place: Path) -> list[Check]:
     """Print line by line. `place`: where the verifier works."""
     printed = []
     with our_errors(place):
@@ -196,7 +196,7 @@ def verify(
     count = 0
     failed = 0
     left = 0
-    machines: Machines = {}
+    machines = {}  # of a cluster, on which folders were run
     with contextlib.closing(checked(found, ray, machines)) as all_lines:
         for folder, since, its in all_lines:
             print(f"{printable(folder)}:")

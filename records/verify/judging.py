@@ -24,6 +24,7 @@ import contextlib
 import fcntl
 import json
 import secrets
+import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +35,7 @@ from data.command import DataError
 from data.files import read_json, sha256, write_whole
 from records.archive.checks import Check, VerifierError, check, note, skip
 from records.archive.judgings import Draw, number_of, read_draws, record_draw
-from records.archive.ranks import Rival, best_before
+from records.archive.ranks import Evidence, Rival, best_before, kept_evidence
 from records.archive.record import Record
 from records.archive.submission import this_machine
 from records.archive.tracks import DATA, Track
@@ -52,23 +53,21 @@ from records.referee.scoring import Result, referee
 from records.referee.text import Text, validation_text
 from records.sandbox import cgroups
 from records.sandbox.jobs import PredictorJob, find_job
-from records.verify.papers import check_papers, seconds_before_last_step
-from records.verify.retrain import (
-    OF_THE_RECORD,
-    RUN,
-    check_work,
-    need_devices,
-    read_below,
-    room_files,
-    room_run,
-    run_room,
-    settings,
-)
-from records.verify.rule import Evidence, check_rank, compare_claims, kept_evidence, kept_fields
+from records.verify.papers import check_papers
+from records.verify.retrain import ARTIFACT, check_work, need_devices, room_files, train
 from records.verify.version import referee_version
 
 SEEDS = 1 << 31  # numbers that a seed is drawn from
-ARTIFACT = "model.ptz"
+KIND = ("processor", "gpu")  # of a machine, where seconds count
+KEPT = (  # what a verdict keeps of a room
+    "artifact_sha256",
+    "artifact_bytes",
+    "train_flops",
+    "train_seconds",
+    "processor",
+    "limits",
+    "speeds",
+)
 
 
 @dataclass(frozen=True)
@@ -155,9 +154,7 @@ class Judging:
         """What a verdict keeps of a seed."""
         room = self.read(seed, "room") or {}
         score = self.read(seed, "score") or {}
-        names = ("artifact_sha256", "artifact_bytes", "train_flops", "train_seconds")
-        names += ("processor", "limits", "speeds")
-        its = {name: room[name] for name in names if name in room}
+        its = {name: room[name] for name in KEPT if name in room}
         its["room_processor_seconds"] = room.get("processor_seconds")
         if "score" in score:
             its |= {"score": score["score"], "eval_processor_seconds": score["processor_seconds"]}
@@ -212,22 +209,6 @@ def open_judging(record: Record, args: JudgeOptions) -> Judging:
         return judging
 
 
-@contextlib.contextmanager
-def claimed(folder: Path, wait: bool = False) -> Iterator[bool]:
-    """Whether nobody else works in a folder now; it is ours until the block ends, or this process does.
-
-    `wait`: until that is so.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-
-
 # --- rooms ------------------------------------------------------------------------------------------------
 
 
@@ -247,40 +228,10 @@ def need_everything(record: Record, data: Path, second: Path | None) -> None:
 
 
 def train_seed(judging: Judging, seed: int, data: Path) -> dict:
-    """Train a seed in a room; what came of it, its artifact beside it. Raises NoSandbox, VerifierError."""
-    record = judging.record
-    with run_room(record, data, settings(record, seed), lacking=seed) as done:
-        room = {
-            "code": done.code,
-            "said": done.said,
-            "wrong": "",
-            "seconds": round(done.seconds, 1),
-            "processor_seconds": round(done.processor, 1),
-            "speeds": done.speeds,
-            "limits": done.limits,
-            "processor": this_machine()["processor"],
-        }
-        if not done.code:
-            try:
-                room |= keep_run(judging, seed, done.work)
-            except OF_THE_RECORD as error:
-                room["wrong"] = str(error)
+    """Train a seed in a room that lacks other documents; what came of it. Raises NoSandbox, VerifierError."""
+    room = train(judging.record, seed, data, judging.place(seed), lacking=seed)
     judging.write(seed, "room", room)
     return room
-
-
-def keep_run(judging: Judging, seed: int, work: Path) -> dict:
-    """Keep the artifact of a room and read its log. Raises OF_THE_RECORD."""
-    blob = read_below(work, RUN / ARTIFACT, judging.track["budget_bytes"])
-    run = room_run(work)
-    (judging.place(seed) / ARTIFACT).write_bytes(blob)
-    flops = int(run.value("train_flops")) if judging.track.counts_flops else None
-    return {
-        "artifact_sha256": sha256(blob),
-        "artifact_bytes": len(blob),
-        "train_flops": flops,
-        "train_seconds": seconds_before_last_step(run),
-    }
 
 
 def of_seed(seed: int, lines: Iterable[Check]) -> Iterator[Check]:
@@ -304,8 +255,7 @@ def check_room(record: Record, room: dict) -> Iterator[Check]:
     seconds, most = room["train_seconds"], track["train_seconds"]
     text = f"{seconds:.1f} s and the step under way, expected {most:g} s at most"
     yield check("train-seconds", seconds <= most, text)
-    if track.counts_flops:
-        yield from check_work(track, room["train_flops"], room["processor_seconds"], room["speeds"])
+    yield from check_work(track, room)
 
 
 def train_all(judging: Judging, data: Path) -> Iterator[Check]:
@@ -322,16 +272,29 @@ def train_all(judging: Judging, data: Path) -> Iterator[Check]:
 
 def in_turn(judging: Judging) -> Iterator[int]:
     """Each seed, while it is ours: the free ones first, then each of the others once its process is done."""
-    busy = []
-    for seed in judging.seeds:
-        with claimed(judging.place(seed)) as mine:
-            if mine:
-                yield seed
-            else:
-                busy.append(seed)
-    for seed in busy:
-        with claimed(judging.place(seed), wait=True):
-            yield seed
+    left = [*judging.seeds]
+    for wait in (False, True):
+        for seed in [*left]:
+            with claimed(judging.place(seed), wait) as mine:
+                if mine:
+                    left.remove(seed)
+                    yield seed
+
+
+@contextlib.contextmanager
+def claimed(folder: Path, wait: bool) -> Iterator[bool]:
+    """Whether nobody else works in a folder now; it is ours until the block ends, or this process does.
+
+    `wait`: until that is so.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 # --- scores -----------------------------------------------------------------------------------------------
@@ -390,6 +353,42 @@ def check_scored(track: Track, found: dict) -> Iterator[Check]:
 # --- the verdict ------------------------------------------------------------------------------------------
 
 
+def compare_claims(record: Record, scores: list[float]) -> Check:
+    """Whether the submission's scores lie where the judged ones do: a row, not a gate."""
+    claims = [*record.scores.values()]
+    noise = record.track["noise_bpb"]
+    near = min(scores) - noise <= min(claims) and max(claims) <= max(scores) + noise
+    return note(
+        "claims",
+        f"the submission's scores lie from {min(claims):.6f} to {max(claims):.6f}, the judged ones from "
+        f"{min(scores):.6f} to {max(scores):.6f}: {'alike' if near else 'NOT ALIKE'} within {noise:g}",
+    )
+
+
+def check_rank(record: Record, found: Evidence, before: Rival | None) -> Check:
+    """The track's rule, over the best record before it that stands now."""
+    if record.field("claim") == "none":
+        return note("gain", "claims nothing")
+    if before is None:
+        return check("gain", True, "no record stands before it, expected so or a gain over the best one")
+    machine, theirs = ({name: one.get(name) for name in KIND} for one in (found.machine, before.machine))
+    if not record.track.counts_flops and machine != theirs:
+        text = f"seconds count, and {before.name} was judged on {theirs}, this one on {machine}"
+        return skip("machine", text)
+    gain = found.rival(record).gain_over(before)
+    return check("gain", gain.enough, f"over {before.name}, by the judged scores of both: {gain}")
+
+
+def kept_fields(record: Record, found: Evidence, before: Rival | None) -> dict:
+    """What the verdict keeps of a judging."""
+    judged = {"seeds": found.seeds, "mean": statistics.fmean(found.scores) if found.scores else None}
+    if found.complete and before and record.field("claim") != "none":
+        gain = found.rival(record).gain_over(before)
+        judged |= {"beats": before.name, "gain": gain.bpb, "least": gain.least, "p": gain.p}
+        judged["alpha"] = gain.below
+    return {"judged": judged, "referee": found.referee, "track": found.track, "machine": found.machine}
+
+
 class Judge:
     """One command's judging of a folder: its lines as they come, then `finding`."""
 
@@ -430,7 +429,7 @@ class Judge:
         self.rival = best_before(self.record.track, self.record.name)
         if self.evidence.complete:
             yield compare_claims(self.record, self.evidence.scores)
-            yield from check_rank(self.record, self.evidence, self.rival)
+            yield check_rank(self.record, self.evidence, self.rival)
 
     def train_and_score(self) -> Iterator[Check]:
         """Rooms and scores."""

@@ -2,16 +2,15 @@
 
 import datetime
 import itertools
-import math
 import re
 from collections.abc import Callable, Iterator
 
-from data.command import REPO, DataError, UsageError, shell
+from data.command import REPO, UsageError, shell
 from data.files import read_bytes, sha256
 from records.archive.checks import Check, check, equal, none_wrong, skip
 from records.archive.folders import FILES, FOLDER, MAX_SEEDS, MOST_FILES, SCRIPT, most_bytes, seed_of
 from records.archive.judgings import read_draws
-from records.archive.ranks import best_before, gain_over, standing
+from records.archive.ranks import Rival, best_before, standing
 from records.archive.record import OF_ONE_RUN, Record
 from records.archive.submission import ClaimedRun
 from records.archive.tracks import load_track, schema_errors
@@ -179,7 +178,7 @@ def check_limits(record: Record) -> Iterator[Check]:
     text += f"{len(record.settings)} of settings; "
     text += f"expected {track['budget_bytes']} at most"
     yield check("bytes", record.total_bytes <= track["budget_bytes"], text)
-    worst = max(map(seconds_before_last_step, record.runs.values()))
+    worst = max(run.seconds_before_last_step() for run in record.runs.values())
     text = f"{worst:.1f} s and the step under way, expected {track['train_seconds']:g} s at most"
     yield check("train-seconds", worst <= track["train_seconds"], text)
     if track.counts_flops:
@@ -188,18 +187,6 @@ def check_limits(record: Record) -> Iterator[Check]:
         yield check("train-flops", worst <= track["train_flops"], text)
     stopped = [run.name for run in record.runs.values() if "partial" in " ".join(run.final.values())]
     yield check("whole", not stopped, f"runs with a partial validation: {stopped}, expected none")
-
-
-def seconds_before_last_step(run: ClaimedRun) -> float:
-    """Training seconds before the last step: a run may finish the step in which its time is up.
-
-    Raises DataError where they are no number, and what else a stranger's numbers lead to.
-    """
-    ends = [0.0, 0.0, *(step.get("train_seconds", 0.0) for step in run.kind("step"))]
-    seconds = run.value("train_seconds") - (ends[-1] - ends[-2])
-    if not math.isfinite(seconds):
-        raise DataError(f"{run.name}: train_seconds of the last steps are {ends[-2]} and {ends[-1]}")
-    return seconds
 
 
 def check_seeds(record: Record) -> Iterator[Check]:
@@ -257,7 +244,7 @@ def check_claim(record: Record) -> Iterator[Check]:
     folder = record.track.folder
     ranked = standing(record, read_verdicts(folder).get(record.name, {}), read_draws(folder))
     priced = ranked is None or ranked.priced
-    gain = gain_over(old, [*record.scores.values()], record, priced=priced)
+    gain = Rival(record, [*record.scores.values()], record.machine, priced=priced).gain_over(old)
     yield check("gain", gain.enough, f"over {old.name}, by its own scores: {gain}")
 
 

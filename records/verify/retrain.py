@@ -29,7 +29,7 @@ from data.shards import Tokenizer, without_some
 from records.archive.checks import Check, VerifierError, check, skip
 from records.archive.folders import MAX_FILE, SCRIPT
 from records.archive.record import Record
-from records.archive.submission import ClaimedRun, cpuinfo, parse_run
+from records.archive.submission import ClaimedRun, cpuinfo, parse_run, this_machine
 from records.archive.tracks import Track, tokenizer_path
 from records.referee.scoring import Result, referee
 from records.referee.text import Text
@@ -39,7 +39,7 @@ from records.sandbox.limits import Limits, Watchdog
 from records.sandbox.predictor import Mode, on_this_machine, watched
 
 RUN = Path("logs/room")  # the run's folder in the room's /room/work
-METRICS = "metrics.jsonl"
+ARTIFACT = "model.ptz"
 SETUP_SECONDS = 600  # beside the track's: to start, compile and write the artifact
 # What a processor second is charged, over the products that a core makes in one. By its verdict the steps of
 # 2026-11-26_Windows-OwnValue, the preset with two changes, made 129.3 GFLOP where products made 154.3.
@@ -213,26 +213,63 @@ def last_words(watchdog: Watchdog) -> str:
     return printable(said)
 
 
-# --- verdict ----------------------------------------------------------------------------------------------
+def train(record: Record, seed: int, data: Path, folder: Path, lacking: int | None = None) -> dict:
+    """Train a seed in a room; what came of it, its artifact in `folder`. Raises NoSandbox, VerifierError."""
+    with run_room(record, data, settings(record, seed), lacking) as done:
+        room = {
+            "code": done.code,
+            "said": done.said,
+            "wrong": "",
+            "seconds": round(done.seconds, 1),
+            "processor_seconds": round(done.processor, 1),
+            "speeds": done.speeds,
+            "limits": done.limits,
+            "processor": this_machine()["processor"],
+        }
+        if not done.code:
+            try:
+                room |= keep_run(record.track, done.work, folder)
+            except OF_THE_RECORD as error:
+                room["wrong"] = str(error)
+    return room
+
+
+def keep_run(track: Track, work: Path, folder: Path) -> dict:
+    """Keep the artifact of a room and read its log. Raises OF_THE_RECORD."""
+    blob = read_below(work, RUN / ARTIFACT, track["budget_bytes"])
+    run = room_run(work)
+    (folder / ARTIFACT).write_bytes(blob)
+    return {
+        "artifact_sha256": sha256(blob),
+        "artifact_bytes": len(blob),
+        "train_flops": int(run.value("train_flops")) if track.counts_flops else None,
+        "train_seconds": run.seconds_before_last_step(),
+    }
 
 
 def room_run(work: Path) -> ClaimedRun:
     """What the run in a room's folder says of itself. Raises DataError."""
     log = read_below(work, RUN / "train.log", MAX_FILE[".log"])
-    return parse_run("the room", log, read_below(work, RUN / METRICS, MAX_FILE[".jsonl"]))
+    return parse_run("the room", log, read_below(work, RUN / "metrics.jsonl", MAX_FILE[".jsonl"]))
 
 
-def check_work(
-    track: Track, logged: int, processor: float, speeds: tuple[float, float, float]
-) -> Iterator[Check]:
-    """Operations as logged, and as charged for the processor seconds of a room, by this machine's `speeds`.
+# --- verdict ----------------------------------------------------------------------------------------------
 
-    It fails if it was charged too much at the least of them, and passes if it was not at their mean.
+
+def check_work(track: Track, room: dict) -> Iterator[Check]:
+    """Operations as logged, and as charged for a room's processor seconds by this machine's speeds.
+
+    It fails if it was charged too much at the least of them, and passes if it was not at their mean. Nothing
+    is checked where the track limits no operations.
     """
+    if not track.counts_flops:
+        return
     most = track["train_flops"]
+    logged = room["train_flops"]
+    processor = room["processor_seconds"]
     yield check("train-flops", logged <= most, f"{logged:.6g} operations, expected {most:g} at most")
     limit = SLACK * most
-    low, mean, high = speeds
+    low, mean, high = room["speeds"]
     charged = WORK * mean * processor
     text = (
         f"{charged:.4g} operations are charged for {processor:.1f} processor seconds, at {WORK} of products, "
@@ -266,33 +303,26 @@ def compare_artifact(record: Record, seed: int, artifact: Path, job_of: Callable
     )
 
 
-def train_again(
-    record: Record, seed: int, data: Path, job_of: Callable, text: Text, root: Path
-) -> Iterator[Check]:
-    """The lines of one seed. Raises NoSandbox, DataError, and what a stranger's numbers lead to."""
-    if seed not in record.runs:
-        raise VerifierError(f"--retrain {seed}: the record has the seeds {sorted(record.runs)}")
-    artifact = root / "model.ptz"
-    with run_room(record, data, settings(record, seed)) as done:
-        words = f"{done.seconds:.0f} s, {done.processor:.0f} of processors, exit code {done.code}, expected 0"
-        reason = f": {done.said}" if done.code else ""
-        yield check("retrain", done.code == 0, f"seed {seed}: {words}{reason}")
-        if done.code:
-            return
-        run = room_run(done.work)
-        artifact.write_bytes(read_below(done.work, RUN / artifact.name, record.track["budget_bytes"]))
-    yield compare_artifact(record, seed, artifact, job_of, text)
-    if record.track.counts_flops:
-        yield from check_work(record.track, run.value("train_flops"), done.processor, done.speeds)
-
-
 def retrain(record: Record, seed: int, data: Path, job_of: Callable, text: Text) -> Iterator[Check]:
     """Train one seed again. `job_of(artifact path)`: how the referee scores.
 
     Raises NoSandbox and VerifierError, which are no fault of the record.
     """
-    with scratch_folder() as root:
+    if seed not in record.runs:
+        raise VerifierError(f"--retrain {seed}: the record has the seeds {sorted(record.runs)}")
+    with scratch_folder() as folder:
+        room = train(record, seed, data, folder)
+        took = f"{room['seconds']:.0f} s, {room['processor_seconds']:.0f} of processors"
+        reason = f": {room['said']}" if room["code"] else ""
+        ended = f"seed {seed}: {took}, exit code {room['code']}, expected 0{reason}"
+        yield check("retrain", room["code"] == 0, ended)
+        if room["code"]:
+            return
         try:
-            yield from train_again(record, seed, data, job_of, text, root)
+            if room["wrong"]:
+                raise DataError(room["wrong"])
+            yield compare_artifact(record, seed, folder / ARTIFACT, job_of, text)
         except OF_THE_RECORD as error:
             yield check("retrained", False, f"seed {seed}: {error}")
+            return
+    yield from check_work(record.track, room)

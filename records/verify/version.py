@@ -1,10 +1,9 @@
 """Which referee judged: its number, and a digest of the sources that decide; and who ran it."""
 
-import ast
 import re
 import subprocess
 from functools import cache
-from importlib.util import resolve_name
+from modulefinder import ModuleFinder
 from pathlib import Path
 
 from data.command import REPO, printable
@@ -16,40 +15,13 @@ INSIDE = {"records/sandbox/inside/worker.py", "records/sandbox/inside/room.py"} 
 SCHEMA = "records/schema.json"
 
 
-def imported_modules(source: bytes, package: str) -> set[str]:
-    """What a source imports, in functions too: modules, and names that may be modules."""
-    found = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            module = resolve_name("." * node.level + (node.module or ""), package)
-            found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
-    return found
-
-
-def source_of(root: Path, module: str) -> str | None:
-    """The file of a module of data/ or records/, from `root`; None of any other name."""
-    if module.split(".")[0] not in ("data", "records"):
-        return None
-    place = module.replace(".", "/")
-    for name in (f"{place}.py", f"{place}/__init__.py"):
-        if (root / name).exists():
-            return name
-    return None
-
-
 def sources_of(starts: set[str], root: Path = REPO) -> set[str]:
     """Files of data/ and records/, and all that they import of these, in functions too."""
-    found = set()
-    waiting = {*starts}
-    while waiting:
-        name = waiting.pop()
-        found.add(name)
-        package = str(Path(name).parent).replace("/", ".")
-        modules = imported_modules(read_bytes(root / name), package)
-        waiting |= {source_of(root, module) for module in modules} - found - {None}
-    return found
+    finder = ModuleFinder(path=[str(root)])
+    for name in starts:
+        finder.import_hook(name.removesuffix(".py").replace("/", "."))
+    files = [module.__file__ for module in finder.modules.values() if module.__file__]
+    return {Path(file).relative_to(root).as_posix() for file in files}
 
 
 def sources_digest(root: Path = REPO) -> str:

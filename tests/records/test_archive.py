@@ -156,12 +156,17 @@ def test_a_verdict_holds_until_something_that_decided_it_changes(record, change)
 
 
 # Files that a score and a verdict rest on: whoever trusts them has to read these. May fall, not rise.
-SCORE_FILES, VERDICT_FILES = 24, 41
+SCORE_FILES, VERDICT_FILES = 21, 35
 
 
 def test_what_a_score_and_a_verdict_rest_on_grows_no_more():
-    assert len(version.sources_of({"records/referee/scoring.py"})) <= SCORE_FILES
-    assert len(version.sources_of({*version.JUDGES, *version.INSIDE})) <= VERDICT_FILES
+    """Each package's __init__.py, which is a line, is not counted."""
+
+    def size(*starts: str) -> int:
+        return sum(not name.endswith("/__init__.py") for name in version.sources_of({*starts}))
+
+    assert size("records/referee/scoring.py") <= SCORE_FILES
+    assert size(*version.JUDGES, *version.INSIDE) <= VERDICT_FILES
 
 
 def test_whoever_changes_what_decides_says_whether_it_can_alter_a_score_or_a_verdict():

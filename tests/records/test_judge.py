@@ -24,7 +24,6 @@ from records.archive import ranks, verdicts
 from records.archive.checks import Check, VerifierError, check, skip
 from records.archive.judgings import JUDGINGS, Draw, number_of, read_draws, record_draw
 from records.archive.record import Record
-from records.archive.statistics import p_below
 from records.archive.tracks import RECORDS, load_track
 from records.archive.verdicts import ON_CLAIMS, ON_PAPERS, ON_ROOMS, Finding, read_verdicts
 from records.board.entries import Entry, load_entries
@@ -33,7 +32,7 @@ from records.referee.scoring import score_record
 from records.referee.text import validation_text
 from records.sandbox import cgroups, limits
 from records.sandbox.jobs import find_job
-from records.verify import judging, retrain, rule
+from records.verify import judging, retrain
 from tests.kit import helpers, record_kit
 from tests.kit.data_kit import call, refused
 from tests.kit.record_kit import (
@@ -262,9 +261,9 @@ def test_scores_that_a_submission_claims_decide_nothing(bench, forged, factor):
     scale_scores(bench.folder, factor, forged)
     record = Record(bench.folder)
     judged = {str(seed): {"score": score} for seed, score in zip((4, 5, 6), scores)}
-    (line,) = rule.check_rank(record, rule.Evidence(judged, 1, "", "", {}), rival)
+    line = judging.check_rank(record, ranks.Evidence(judged, 1, "", "", {}), rival)
     assert line.verdict == "FAIL" and line.text.startswith(f"over {rival.name}, by the judged scores of both")
-    assert rule.compare_claims(record, scores).verdict == "NOTE"
+    assert judging.compare_claims(record, scores).verdict == "NOTE"
 
 
 def test_seeds_that_a_submission_appends_are_not_judged(bench):
@@ -281,8 +280,7 @@ def test_seeds_that_a_submission_appends_are_not_judged(bench):
 
     def is_a_record() -> bool:
         theirs, its = rng.normal(1.5, 0.008, (2, len(SEEDS))).tolist()
-        rival = ranks.Rival(record, theirs, {}, None)
-        return ranks.gain_over(rival, its, record).enough
+        return ranks.Rival(record, its, {}).gain_over(ranks.Rival(record, theirs, {})).enough
 
     assert sum(is_a_record() for _ in range(1000)) <= 1.5 * track["alpha"] * 1000
 
@@ -692,7 +690,7 @@ def test_every_judging_of_a_folder_is_paid_for(bench):
     rival = ranks.best_before(track, bench.folder.name)
     scores = [score / 1.2 for score in rival.scores]
     record = Record(bench.folder)
-    first, tenth = (ranks.gain_over(rival, scores, record, count) for count in (1, 10))
+    first, tenth = (ranks.Rival(record, scores, {}, count).gain_over(rival) for count in (1, 10))
     assert first.p == tenth.p and tenth.below == first.below / 10
 
 
@@ -702,7 +700,9 @@ def test_scores_that_are_more_alike_than_seeds_are_no_surer(old, nearness, least
     gained = [score - 0.01 for score in old]
     mean = statistics.fmean(gained)
     alike = [mean + nearness * (score - mean) for score in gained]
-    spread, narrow = (p_below(scores, old, max(least, np.std(gained, ddof=1))) for scores in (gained, alike))
+    spread, narrow = (
+        ranks.p_below(scores, old, max(least, np.std(gained, ddof=1))) for scores in (gained, alike)
+    )
     assert narrow == pytest.approx(spread, rel=1e-6)
 
 
@@ -711,10 +711,12 @@ def test_equal_scores_are_as_sure_as_those_of_honest_seeds(bench):
     record = Record(RECORDS / "track_floppy/2026-11-26_Rung10-Votes")
     rival = ranks.best_before(record.track, record.name)
     scores = 3 * [rival.mean - 0.0141]
-    assert ranks.gain_over(rival, scores, record, priced=False).p == pytest.approx(0.0004, abs=0.0001)
+    assert ranks.Rival(record, scores, {}, priced=False).gain_over(rival).p == pytest.approx(
+        0.0004, abs=0.0001
+    )
     usual = [scores[0] + off for off in (-0.0023, 0, 0.0023)]
-    p = ranks.gain_over(rival, scores, record).p
-    assert p == pytest.approx(ranks.gain_over(rival, usual, record).p, rel=0.05) and p > 0.0008
+    p = ranks.Rival(record, scores, {}).gain_over(rival).p
+    assert p == pytest.approx(ranks.Rival(record, usual, {}).gain_over(rival).p, rel=0.05) and p > 0.0008
 
 
 def test_without_cgroups_nothing_is_ranked_and_hidden_seconds_fail(bench, monkeypatch):
@@ -736,8 +738,9 @@ def test_a_room_is_charged_for_what_it_spends_and_not_what_it_logs():
     most = track["train_flops"]
 
     def work(flops: float, efficiency: float, *speeds: float) -> str:
-        seconds = flops / efficiency / 1e11
-        return [*retrain.check_work(track, most, seconds, speeds or (0.9e11, 1e11, 1.1e11))][-1].verdict
+        room = {"train_flops": most, "processor_seconds": flops / efficiency / 1e11}
+        room["speeds"] = speeds or (0.9e11, 1e11, 1.1e11)
+        return [*retrain.check_work(track, room)][-1].verdict
 
     for efficiency in (0.68, 0.84, 1.5):  # what rooms of records made of the products that the machine could
         assert work(most, efficiency) == "PASS"
@@ -753,14 +756,15 @@ def test_a_text_in_the_place_of_other_code_costs_its_bits(bench):
     track = rival.record.track
     worth = 8 * 200 / track.dataset["val_bytes"]
     scores = [score - track["min_gain_bpb"] - worth for score in rival.scores]
-    assert ranks.gain_over(rival, scores, Record(new)).enough
+    assert ranks.Rival(Record(new), scores, {}).gain_over(rival).enough
     for folder in (old, new):
         with open(folder / "train_gpt.py", "a") as file:
             file.write(f"# {secrets.token_hex(200)}\n")
     rival = replace(rival, record=Record(old))
-    gain = ranks.gain_over(rival, scores, Record(new))
+    gain = ranks.Rival(Record(new), scores, {}).gain_over(rival)
     assert gain.new_bytes > 200 and not gain.enough and f"since {gain.new_bytes} bytes of script" in str(gain)
-    assert ranks.gain_over(rival, scores, Record(new), priced=False).enough, "as earlier referees had it"
+    earlier = ranks.Rival(Record(new), scores, {}, priced=False)
+    assert earlier.gain_over(rival).enough, "as earlier referees had it"
 
 
 def test_settings_are_bytes_of_the_record_and_new_ones(bench):
@@ -774,7 +778,7 @@ def test_settings_are_bytes_of_the_record_and_new_ones(bench):
     after = Record(bench.folder)
     assert after.settings == b"WORDS=abcdef"
     assert after.total_bytes == before.total_bytes + 12
-    new, old = (ranks.gain_over(rival, rival.scores, record) for record in (after, before))
+    new, old = (ranks.Rival(record, rival.scores, {}).gain_over(rival) for record in (after, before))
     assert new.new_bytes == old.new_bytes + 12
 
 
@@ -783,5 +787,5 @@ def test_all_that_have_a_rank_would_have_it_by_the_rule_that_prices_new_bytes():
     entries = [entry for entry in load_entries(load_track(RECORDS / "track_floppy")) if entry.beats]
     assert len(entries) == 9
     for entry in entries:
-        gain = ranks.gain_over(entry.rival, entry.scores, entry.record)
+        gain = ranks.Rival(entry.record, entry.scores, {}).gain_over(entry.rival)
         assert gain.enough and gain.new_bytes > 300, f"{entry.name}: {gain}"

@@ -24,7 +24,7 @@ from records.archive.record import Record
 from records.archive.tracks import NOTHING, TRAINING, Yardstick, load_track
 from records.archive.verdicts import read_verdicts
 from records.referee import compressors
-from records.verify import judging, retrain
+from records.verify import retrain
 from tests.kit import data_kit, helpers, record_kit
 from tests.kit.data_kit import call
 from tests.kit.data_kit import refused as one_line
@@ -270,13 +270,13 @@ def test_a_track_of_two_devices_judges_a_record_whose_artifacts_are_not_kept(tea
     its = read_verdicts(record.parent)[record.name]
     assert its["verdict"] == "papers" and its["left"].keys() == {"score"}
     logs = []
-    room_run = judging.room_run
+    room_run = retrain.room_run
 
     def read_log(work):
         logs.append(room_run(work))
         return logs[-1]
 
-    monkeypatch.setattr(judging, "room_run", read_log)
+    monkeypatch.setattr(retrain, "room_run", read_log)
     words = [record, "--data", team.data, "--work", tmp_path / "judge", "--write", "--by", "Ada"]
     said = call("records", "judge", *words)
     assert "verdict: ranked" in said and "no record stands before it" in said, said
