@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -24,23 +24,22 @@ def pairs_interval(differences: list[float]) -> tuple[float, float]:
     """
     from scipy.stats import ttest_1samp  # a second that other checks need not pay
 
-    low, high = -math.inf, math.inf
-    for seen, level in looks(len(differences)):
-        found = ends(ttest_1samp, level, differences[:seen], popmean=0)
-        low, high = max(low, found[0]), min(high, found[1])
-    return low, high
+    found = looks(len(differences))
+    return shared(ends(ttest_1samp, level, differences[:seen], popmean=0) for seen, level in found)
 
 
 def means_interval(old: list[float], new: list[float]) -> tuple[float, float]:
     """The same of a difference of means, new less old, without pairs: by Welch."""
     from scipy.stats import ttest_ind
 
-    low, high = -math.inf, math.inf
-    enough = min(len(old), len(new)) >= FIRST
-    for seen, level in looks(max(len(old), len(new)) if enough else 0):
-        found = ends(ttest_ind, level, new[:seen], old[:seen], equal_var=False)
-        low, high = max(low, found[0]), min(high, found[1])
-    return low, high
+    found = looks(max(len(old), len(new)) if min(len(old), len(new)) >= FIRST else 0)
+    return shared(ends(ttest_ind, level, new[:seen], old[:seen], equal_var=False) for seen, level in found)
+
+
+def shared(intervals: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """What lies in all of them; of none, everything."""
+    lows, highs = zip((-math.inf, math.inf), *intervals)
+    return max(lows), min(highs)
 
 
 def ends(test, level: float, *samples: list[float], **options) -> tuple[float, float]:

@@ -167,11 +167,6 @@ def versions(record: Record) -> dict[str, str]:
     return {"sha256": folder_sha256(record.path), "track": track, "referee": referee_version()}
 
 
-def draws_of(record: Record, place: Path) -> list[Draw]:
-    """Of the judgings that a folder keeps, those of a record."""
-    return [draw for draw in read_draws(place) if draw.folder == record.name]
-
-
 def draw_seeds(record: Record, earlier: list[Draw], by: str) -> Draw:
     """As many seeds as the track asks for, none of which the submission or an earlier judging used."""
     wanted = record.track["seeds"]
@@ -195,7 +190,7 @@ def open_judging(record: Record, args: JudgeOptions) -> Judging:
     home = args.work / f"{record.track.name}_{record.name}"
     place = record.track.folder if args.write else home
     with claimed(home, wait=True):
-        earlier = draws_of(record, place)
+        earlier = [draw for draw in read_draws(place) if draw.folder == record.name]
         if earlier:
             last = Judging(record, home, earlier[-1])
             if last.obstacle and not args.again:
@@ -236,8 +231,7 @@ def train_seed(judging: Judging, seed: int, data: Path) -> dict:
 
 def of_seed(seed: int, lines: Iterable[Check]) -> Iterator[Check]:
     """The same lines, which say whose they are."""
-    for line in lines:
-        yield replace(line, text=f"seed {seed}: {line.text}")
+    return (replace(line, text=f"seed {seed}: {line.text}") for line in lines)
 
 
 def check_room(record: Record, room: dict) -> Iterator[Check]:

@@ -276,11 +276,9 @@ def rename_old(root):
 CHANGES = {
     "a file in a room beside it": (also("records/sandbox/inside/worker.py"), "nothing else"),
     "two records": (lambda root: [add_record(root), add_record(root, NEW + "2")], "nothing else"),
-    "referee": (also("records/__main__.py", "print('PASS')"), "nothing else"),
     "workflow": (also(".github/workflows/record.yml"), "nothing else"),
     "a package in the way": (also("numpy.py"), "nothing else"),
     "verdicts": (also("records/track_floppy/verdicts.json", "{}"), "nothing else"),
-    "attributes": (also(".gitattributes", "* export-ignore"), "nothing else"),
     "old record changed": (lambda root: (root / OLD / "README.md").write_text("x"), "git says M 100644"),
     "old record grows": (lambda root: (root / OLD / "more").write_text("x"), "expected a new folder"),
     "old record gone": (lambda root: shutil.rmtree(root / OLD), "git says D 000000"),

@@ -4,8 +4,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -60,7 +58,7 @@ def make_track(folder: Path, corpus: helpers.TinyCorpus, second: str | None = "f
         "hardware": "any",
         "train_seconds": 60,
         "train_flops": MOST_FLOPS,
-        "budget_bytes": 250_000,
+        "budget_bytes": 400_000,
         "seeds": list(SEEDS),
         "min_gain_bpb": 0.01,
         "noise_bpb": 0.1,
@@ -98,108 +96,65 @@ def options_of(*words: object) -> claims.VerifyOptions:
     return claims.VerifyOptions(**{each.name: asked[each.name] for each in fields(claims.VerifyOptions)})
 
 
-class Kit:
-    """A tiny track with a good record in it, made by the real script and `records freeze`.
-
-    Tests work on copies.
-    """
-
-    def __init__(self, root: Path, script: Path = helpers.SCRIPT):
-        self.root = root
-        self.data = root / "data"
-        self.records = root / "records"
-        self.script = root / "script" / script.name  # copies: the repository's own may change under the runs
-        self.script.parent.mkdir()
-        for path in {helpers.SCRIPT, script}:
-            shutil.copy(path, self.script.with_name(path.name))
-        self.corpus = make_data(self.data)
-        make_track(self.records / TRACK, self.corpus)
-        for seed in SEEDS:
-            env = self.corpus.env(**SETTINGS, SEED=seed, RUN_ID=f"run{seed}")
-            done = helpers.run_script(root, env, script=self.script)
-            assert done.code == 0, done.err
-        self.good = frozen(*self.freeze_args())
-
-    def freeze_args(self, *more: str, name: str = "Good", runs=SEEDS) -> list[str]:
-        options = {
-            "--track": TRACK,
-            "--name": name,
-            "--author": "Ada",
-            "--what": "nothing",
-            "--why": "a test",
-            "--date": "2025-11-21",
-            "--records": str(self.records),
-            "--script": str(self.script),
-            "--data": str(self.data),
-        }
-        words = [word for pair in options.items() for word in pair]
-        words.append("--plain")  # so that tests can change a line
-        return [*(str(self.root / f"logs/run{seed}") for seed in runs), *words, *TRUST, *more]
-
-    def copy(self, root: Path, name: str = NAME) -> Path:
-        """The track with a copy of the good record; the folder of that."""
-        track = root / TRACK
-        if not track.exists():
-            track.mkdir(parents=True)
-            shutil.copy(self.records / TRACK / "track.json", track)
-        shutil.copytree(self.good, track / name)
-        return track / name
-
-    def verify(self, folder: Path, *more: str) -> list[Check]:
-        """All checks."""
-        second = str(self.data / "second.jsonl")
-        options = options_of("--data", self.data, "--second", second, *more)
-        return list(claims.verify(folder, options))
-
-
 def failed(checks: list[Check]) -> set[str]:
     return {line.name for line in checks if line.verdict == "FAIL"}
 
 
 class Author:
-    """Somebody with a script of their own, and the track that they send it to."""
+    """Somebody with a script, and a tiny track with the record that `records freeze` makes of its runs.
+
+    Tests that change the record work on copies.
+    """
 
     def __init__(self, root: Path, seeds: tuple[int, ...] = (1, 2), script: str = "", **rules):
         self.root = root
         self.seeds = seeds
         self.data = root / "data"
         self.corpus = make_data(self.data)
-        make_track(root / "records" / TRACK, self.corpus, budget_bytes=400_000, seeds=[*seeds], **rules)
+        self.track = root / "records" / TRACK
+        make_track(self.track, self.corpus, seeds=[*seeds], **rules)
         self.script = root / "script/train_gpt.py"
         self.script.parent.mkdir()
-        self.script.write_text(script or BIGRAM.read_text())
-        self.plain = ["--plain"] if script else []
-        self.folder = self.freeze()
+        self.script.write_text(script or BIGRAM.read_text(), encoding="utf-8")
+        self.plain = ["--plain"] if script else []  # so that tests can change a line
+        for seed in seeds:
+            env = self.corpus.env(**SETTINGS, SEED=seed, RUN_ID=f"run{seed}")
+            done = helpers.run_script(root, env, script=self.script)
+            assert done.code == 0, done.err
+        self.folder = frozen(*self.freeze_words())
 
-    @property
-    def track(self) -> Path:
-        return self.root / "records" / TRACK
+    def freeze_words(self, *more: object, name: str = "Good", runs: tuple[int, ...] = ()) -> list[str]:
+        """What `records freeze` is asked for."""
+        options = {
+            "--track": TRACK,
+            "--name": name,
+            "--author": "Eve",
+            "--what": "nothing",
+            "--why": "a test",
+            "--date": "2025-11-21",
+            "--records": self.track.parent,
+            "--script": self.script,
+            "--data": self.data,
+        }
+        words = [str(word) for pair in options.items() for word in pair]
+        folders = [str(self.root / f"logs/run{seed}") for seed in runs or self.seeds]
+        return [*folders, *words, *self.plain, *TRUST, *map(str, more)]
 
-    def train(self, seed: int) -> Path:
-        given = {"DATA_PATH": self.corpus.data_path, "TOKENIZER_PATH": self.corpus.tokenizer_path}
-        env = helpers.clean_environment(**given, SEED=seed, RUN_ID=f"run{seed}")
-        subprocess.run([sys.executable, self.script], cwd=self.root, env=env, check=True, timeout=100)
-        return self.root / f"logs/run{seed}"
+    def copy(self, root: Path, name: str = NAME) -> Path:
+        """The track with a copy of the good record; the folder of that."""
+        track = root / TRACK
+        track.mkdir(parents=True, exist_ok=True)
+        if not (track / "track.json").exists():
+            shutil.copy(self.track / "track.json", track)
+        shutil.copytree(self.folder, track / name)
+        return track / name
 
-    def freeze(self) -> Path:
-        runs = [str(self.train(seed)) for seed in self.seeds]
-        words = [
-            "--track",
-            TRACK,
-            "--name",
-            "Bigram",
-            "--author",
-            "Eve",
-            "--what",
-            "counts",
-            "--why",
-            "short",
-        ]
-        places = ["--records", self.track.parent, "--data", self.data, "--script", self.script]
-        more = ["--date", "2025-11-21", *self.plain, *TRUST]
-        return frozen(*runs, *words, *places, *more)
+    def checks(self, folder: Path, *more: object) -> list[Check]:
+        """The lines of a verification."""
+        options = options_of("--data", self.data, "--second", self.data / "second.jsonl", *more)
+        return list(claims.verify(folder, options))
 
-    def verify(self, *more: str, code: int = 0) -> str:
+    def verify(self, *more: object, code: int = 0) -> str:
         """What `records verify` says."""
         return call("records", "verify", *more, "--data", self.data, *TRUST, code=code)
 

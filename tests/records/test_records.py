@@ -61,16 +61,18 @@ sandboxed = pytest.mark.sandbox
 
 
 @pytest.fixture(scope="session")
-def kit(tmp_path_factory):
-    return record_kit.Kit(tmp_path_factory.mktemp("records"))
+def author(tmp_path_factory):
+    """Three runs of the real script, frozen."""
+    root = tmp_path_factory.mktemp("records")
+    return record_kit.Author(root, SEEDS, helpers.SCRIPT.read_text(encoding="utf-8"))
 
 
 # --- good records -----------------------------------------------------------------------------------------
 
 
 @slow
-def test_a_good_record_passes_every_check_on_paper(kit):
-    checks = kit.verify(kit.good, "--static")
+def test_a_good_record_passes_every_check_on_paper(author):
+    checks = author.checks(author.folder, "--static")
     assert failed(checks) == set(), "\n".join(map(str, checks))
     assert len(checks) >= 20 and len({line.name for line in checks}) == len(checks)
     assert all(re.fullmatch(r"(PASS|SKIP) [a-z0-9-]+: .+", str(line)) for line in checks)
@@ -78,32 +80,35 @@ def test_a_good_record_passes_every_check_on_paper(kit):
 
 @slow
 @sandboxed
-def test_a_good_record_passes_in_the_sandbox(kit):
-    checks = kit.verify(kit.good)
+def test_a_good_record_passes_in_the_sandbox(author):
+    checks = author.checks(author.folder)
     assert failed(checks) == set(), "\n".join(map(str, checks))
     assert {"score", *record_kit.REFEREE} <= {line.name for line in checks if line.verdict == "PASS"}
 
 
 @slow
-def test_the_numbers_are_those_of_the_logs(kit):
-    value = json.loads((kit.good / "submission.json").read_text())
+def test_the_numbers_are_those_of_the_logs(author):
+    value = json.loads((author.folder / "submission.json").read_text())
     finals = [
         dict(
             line.split(": ", 1)
-            for line in (kit.root / f"logs/run{seed}/train.log").read_text().split("\n---\n")[1].splitlines()
+            for line in (author.root / f"logs/run{seed}/train.log")
+            .read_text()
+            .split("\n---\n")[1]
+            .splitlines()
         )
         for seed in SEEDS
     ]
     bpb = [float(final["val_bpb"]) for final in finals]
     scores = [value["scores"][str(seed)] for seed in SEEDS]
     assert scores == pytest.approx(bpb, abs=0.2)  # by the referee, in short streams
-    record = Record(kit.good)
+    record = Record(author.folder)
     assert record.mean == pytest.approx(sum(scores) / 3, abs=1e-8)
-    assert f"{record.mean:.4f} bits per byte" in (kit.good / "README.md").read_text()
-    files = [max((kit.good / f"model_seed{seed}.ptz").stat().st_size for seed in SEEDS)]
+    assert f"{record.mean:.4f} bits per byte" in (author.folder / "README.md").read_text()
+    files = [max((author.folder / f"model_seed{seed}.ptz").stat().st_size for seed in SEEDS)]
     assert record.total_bytes == files[0] + record.track.code_size(record.script) + len(record.settings)
-    assert (kit.good / "train_gpt.py").read_bytes() == kit.script.read_bytes()
-    assert sorted(path.name for path in kit.good.iterdir()) == [
+    assert (author.folder / "train_gpt.py").read_bytes() == author.script.read_bytes()
+    assert sorted(path.name for path in author.folder.iterdir()) == [
         "README.md",
         *(f"metrics_seed{seed}.jsonl" for seed in SEEDS),
         *(f"model_seed{seed}.ptz" for seed in SEEDS),
@@ -116,8 +121,8 @@ def test_the_numbers_are_those_of_the_logs(kit):
 # --- tampered copies --------------------------------------------------------------------------------------
 
 
-def change(path, *keys):
-    """An edit of submission.json: change(value, key, key, ...) sets the last."""
+def change(folder, *keys):
+    """An edit of submission.json: change(folder, key, key, ..., value) sets the last."""
     *keys, last, value = keys
 
     def apply(v):
@@ -125,19 +130,77 @@ def change(path, *keys):
             v = v[key]
         v[last] = value
 
-    edit_json(path / "submission.json", apply)
+    edit_json(folder / "submission.json", apply)
+
+
+def log(old, new, seeds=(2,)):
+    """Replace text in logs."""
+    return lambda folder: [edit(folder / f"train_seed{seed}.log", (old, new)) for seed in seeds]
+
+
+def raw(name, old, new):
+    """Replace bytes in a file once."""
+
+    def apply(folder):
+        data = (folder / name).read_bytes()
+        assert old in data
+        (folder / name).write_bytes(data.replace(old, new, 1))
+
+    return apply
+
+
+def more_metrics(text):
+    """Append to seed 2's metrics."""
+    return lambda folder: (folder / "metrics_seed2.jsonl").open("a").write(text)
+
+
+def steps(edit_event):
+    """Change each event of seed 2's metrics, or leave it out."""
+
+    def apply(folder):
+        path = folder / "metrics_seed2.jsonl"
+        events = map(edit_event, map(json.loads, path.read_text().splitlines()))
+        path.write_text("".join(json.dumps(event) + "\n" for event in events if event))
+
+    return apply
+
+
+def at_step(step, **values):
+    """Other values in one step of seed 2's metrics."""
+    return steps(lambda event: event | (values if event.get("step") == step else {}))
+
+
+def sealed(change_it):
+    def apply(folder):
+        change_it(folder)
+        reseal(folder)
+
+    return apply
+
+
+def append(code):
+    return sealed(lambda folder: (folder / "train_gpt.py").open("a", encoding="utf-8").write(code))
+
+
+def every(name, value):
+    return sealed(lambda folder: [log_value(folder, seed, name, value) for seed in SEEDS])
+
+
+def files_of(folder, seed):
+    names = (f"train_seed{seed}.log", f"metrics_seed{seed}.jsonl", f"model_seed{seed}.ptz")
+    return [folder / name for name in names]
 
 
 def drop_seed(folder, seed=3):
-    for name in (f"train_seed{seed}.log", f"metrics_seed{seed}.jsonl", f"model_seed{seed}.ptz"):
-        (folder / name).unlink()
+    for path in files_of(folder, seed):
+        path.unlink()
 
 
 def other_seed(folder):
     """Seed 3 was bad luck: seed 9 is sent instead."""
-    for name in ("train_seed{}.log", "metrics_seed{}.jsonl", "model_seed{}.ptz"):
-        (folder / name.format(3)).rename(folder / name.format(9))
-    edit(folder / "train_seed9.log", ("SEED=3", "SEED=9"))
+    for old, new in zip(files_of(folder, 3), files_of(folder, 9)):
+        old.rename(new)
+    log("SEED=3", "SEED=9", (9,))(folder)
     log_value(folder, 9, "seed", 9)
     reseal(folder)
 
@@ -145,11 +208,18 @@ def other_seed(folder):
 def copied_seed(folder):
     """One good run, sent three times."""
     for seed in (2, 3):
-        for name in ("train_seed{}.log", "metrics_seed{}.jsonl", "model_seed{}.ptz"):
-            shutil.copy(folder / name.format(1), folder / name.format(seed))
-        edit(folder / f"train_seed{seed}.log", ("SEED=1", f"SEED={seed}"))
+        for old, new in zip(files_of(folder, 1), files_of(folder, seed)):
+            shutil.copy(old, new)
+        log("SEED=1", f"SEED={seed}", (seed,))(folder)
         log_value(folder, seed, "seed", seed)
     reseal(folder)
+
+
+def swapped_logs(folder):
+    first, second = (folder / f"train_seed{seed}.log" for seed in (1, 2))
+    text = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(text)
 
 
 def padded_artifact(folder):
@@ -165,8 +235,7 @@ def padded_artifact(folder):
 
 def triple_byte_pieces(folder):
     """The script's table counts byte pieces as three: more bytes, fewer bits for each."""
-    for seed in SEEDS:
-        run = submission.read_runs(folder)[seed]
+    for seed, run in submission.read_runs(folder).items():
         more = int(run.value("val_bytes") * 1.3)
         log_value(folder, seed, "val_bpb", f"{run.value('val_bpb') * run.value('val_bytes') / more:.8f}")
         log_value(folder, seed, "val_bytes", more)
@@ -175,176 +244,103 @@ def triple_byte_pieces(folder):
 
 def fewer_bits(folder):
     """The same, with the count of bytes left as it should be."""
-    for seed in SEEDS:
-        log_value(folder, seed, "val_bpb", f"{submission.read_runs(folder)[seed].value('val_bpb') * 0.8:.8f}")
+    for seed, run in submission.read_runs(folder).items():
+        log_value(folder, seed, "val_bpb", f"{run.value('val_bpb') * 0.8:.8f}")
 
 
-def sealed(change_it):
-    def apply(folder):
-        change_it(folder)
-        reseal(folder)
-
-    return apply
-
-
-def append(code):
-    return sealed(
-        lambda folder: (folder / "train_gpt.py").write_text(
-            (folder / "train_gpt.py").read_text(encoding="utf-8") + code, encoding="utf-8"
-        )
-    )
-
-
-def every(name, value):
-    return sealed(lambda folder: [log_value(folder, seed, name, value) for seed in SEEDS])
-
-
-def steps(edit_line):
-    """Change each step of seed 2's metrics."""
+def beside(factors, name="2025-11-20_Old", change_it=lambda folder: None):
+    """Another record beside it, which passed, with the scores of each seed times a factor."""
 
     def apply(folder):
-        path = folder / "metrics_seed2.jsonl"
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        path.write_text("".join(json.dumps(edit_line(line)) + "\n" for line in lines if edit_line(line)))
+        old = folder.parent / name
+        shutil.copytree(folder, old)
+        for seed, factor in zip(SEEDS, factors):
+            scale_scores(old, factor, (seed,))
+        change_it(old)
+        reseal(old)
+        passed_earlier(old)
 
     return apply
-
-
-def worse_than(folder):
-    """A better record stands there already."""
-    better = folder.parent / "2025-11-20_Better"
-    shutil.copytree(folder, better)
-    scale_scores(better, 0.5)
-    reseal(better)
-    passed_earlier(better)
-
-
-def small_gain(folder):
-    old = folder.parent / "2025-11-20_Old"
-    shutil.copytree(folder, old)
-    scale_scores(old, 1.0005)
-    reseal(old)
-    passed_earlier(old)
-
-
-def lucky_gain(folder):
-    """A gain on average that the spread of the seeds does not bear out."""
-    old = folder.parent / "2025-11-20_Old"
-    shutil.copytree(folder, old)
-    for seed, factor in zip(SEEDS, (0.9, 1.0, 1.4)):
-        scale_scores(old, factor, (seed,))
-    reseal(old)
-    passed_earlier(old)
 
 
 def other_machine(folder):
     """A gain over a record that ran on something slower, on a track that counts seconds."""
     edit_json(folder.parent / "track.json", lambda v: v.pop("train_flops"))
-    old = folder.parent / "2025-11-20_Old"
-    shutil.copytree(folder, old)
-    scale_scores(old, 1.3)
-    for seed in SEEDS:
-        edit(old / f"train_seed{seed}.log", (" processor:", " processor:Slow "))
-    reseal(old)
-    passed_earlier(old)
-
-
-def passed_before(folder, name="2025-11-21_Old", disputed=False):
-    """A much better record beside it, which passed; or which somebody doubts."""
-    old = folder.parent / name
-    shutil.copytree(folder, old)
-    scale_scores(old, 0.5)
-    reseal(old)
-    passed_earlier(old, **({"disputed": "it looks ahead"} if disputed else {}))
-
-
-def backdated(folder):
-    """Dated before the record that it would have to beat."""
-    passed_before(folder, "2025-11-22_Old")
+    beside((1.3, 1.3, 1.3), change_it=log(" processor:", " processor:Slow ", SEEDS))(folder)
 
 
 def redated(date):
-    def apply(folder):
-        folder.rename(folder.with_name(f"{date}_Good"))
-        return folder.with_name(f"{date}_Good")
-
-    return apply
+    return lambda folder: folder.rename(folder.with_name(f"{date}_Good"))
 
 
 def one_slow_step(folder):
     """A pause in the middle does not make the ten minutes longer; the step under way at the end may."""
     log_value(folder, 2, "train_seconds", 75.0)
-    steps(
-        lambda e: (
-            e
-            | ({"train_seconds": e["train_seconds"] + 50} if e["event"] == "step" and e["step"] > 10 else {})
-        )
-    )(folder)
-    reseal(folder)
 
+    def later(event):
+        late = event["event"] == "step" and event["step"] > 10
+        return event | ({"train_seconds": event["train_seconds"] + 50} if late else {})
 
-NOISE = "".join(random.Random(1).choices(string.ascii_letters + string.digits, k=45000))
-
-
-def line_of(name, old, new):
-    """Replace bytes in a file of seed 2."""
-
-    def apply(folder):
-        path = folder / name
-        data = path.read_bytes()
-        assert old in data
-        path.write_bytes(data.replace(old, new, 1))
-
-    return apply
+    sealed(steps(later))(folder)
 
 
 def more_flops(folder):
     """Twice the operations that the track allows, logged honestly."""
     most = load_track(folder.parent)["train_flops"]
-    log_value(folder, 2, "train_flops", 24 * most // 12)
-    steps(lambda e: e | ({"train_flops": e["step"] * most // 6} if e["event"] == "step" else {}))(folder)
-    reseal(folder)
+    log_value(folder, 2, "train_flops", 2 * most)
+
+    def spent(event):
+        return event | ({"train_flops": event["step"] * most // 6} if event["event"] == "step" else {})
+
+    sealed(steps(spent))(folder)
 
 
+def link_to(name, target):
+    return lambda folder: (folder / name).symlink_to(target)
+
+
+def linked_log(folder):
+    (folder / "train_seed1.log").rename(folder.parent / "log")
+    (folder / "train_seed1.log").symlink_to(folder.parent / "log")
+
+
+def metrics_twice(folder):
+    metrics = (folder / "metrics_seed2.jsonl").read_bytes()
+    (folder / "metrics_seed2.jsonl.gz").write_bytes(pack(metrics.replace(b"loss", b"gain")))
+
+
+def hidden_code(folder):
+    script = folder / "train_gpt.py"
+    script.write_bytes(b"# coding: raw_unicode_escape\n" + script.read_bytes())
+
+
+NOISE = "".join(random.Random(1).choices(string.ascii_letters + string.digits, k=45000))
+
+
+BY_HEART = "".join(f"\nT = '{NOISE[i : i + 30]}'  {'# words of a text' * 4}" for i in range(0, 45000, 30))
+NEXT_WEEK = (datetime.date.today() + datetime.timedelta(9)).isoformat()
+LOG = "train_seed2.log"
+END = b"\n---\n"
 TAMPERED = {
     # the folder
-    "hidden helper file": (lambda f: (f / "helper.py").write_text("x = 1"), "folder"),
     "weights beside the artifact": (lambda f: (f / "extra.bin").write_bytes(bytes(9)), "folder"),
     "hidden folder": (lambda f: (f / ".cache").mkdir(), "folder"),
-    "a link to a file elsewhere": (
-        lambda f: (
-            (f / "train_seed1.log").rename(f.parent / "log"),
-            (f / "train_seed1.log").symlink_to(f.parent / "log"),
-        ),
-        "folder",
-    ),
-    "a log too many": (lambda f: shutil.copy(f / "train_seed1.log", f / "train_seed7.log"), "folder"),
+    "a link to a file elsewhere": (linked_log, "folder"),
+    "a log too many": (lambda f: shutil.copy(f / LOG, f / "train_seed7.log"), "folder"),
     "no README": (lambda f: (f / "README.md").unlink(), "folder"),
-    "weights in a log": (
-        line_of("train_seed2.log", b"\n---\n", b"\n" + b"0" * (5 << 20) + b"\n---\n"),
-        "folder",
-    ),
-    "tokenizer that the track provides": (lambda f: (f / "tokenizer.model").write_bytes(b"x"), "folder"),
+    "weights in a log": (raw(LOG, END, b"\n" + b"0" * (5 << 20) + END), "folder"),
     "a pipe": (lambda f: os.mkfifo(f / "train_seed4.log"), "folder"),
-    "a link to a file without end": (lambda f: (f / "train_seed4.log").symlink_to("/dev/zero"), "folder"),
-    "metrics twice, once packed": (
-        lambda f: (f / "metrics_seed2.jsonl.gz").write_bytes(
-            pack((f / "metrics_seed2.jsonl").read_bytes().replace(b"loss", b"gain"))
-        ),
-        "folder",
-    ),
-    "one seed under two names": (
-        lambda f: shutil.copy(f / "train_seed1.log", f / "train_seed01.log"),
-        "folder",
-    ),
+    "a link to a file without end": (link_to("train_seed4.log", "/dev/zero"), "folder"),
+    "metrics twice, once packed": (metrics_twice, "folder"),
+    "one seed under two names": (lambda f: shutil.copy(f / LOG, f / "train_seed02.log"), "folder"),
     "one artifact under two names": (
         lambda f: shutil.copy(f / ARTIFACT, f / "model_seed1.int8.ptz"),
         "folder",
     ),
     "a name that is no text": (lambda f: open(os.fsencode(f) + b"/\xff\n.bin", "w").close(), "folder"),
     "a date that is none": (redated("2025-13-45"), "date"),
-    "a date to come": (redated((datetime.date.today() + datetime.timedelta(9)).isoformat()), "date"),
-    "dated before what passed already": (backdated, "date"),
+    "a date to come": (redated(NEXT_WEEK), "date"),
+    "dated before what passed already": (beside((0.5, 0.5, 0.5), "2025-11-22_Old"), "date"),
     # the submission
     "no author": (lambda f: change(f, "author", ""), "schema"),
     "a field of its own": (lambda f: change(f, "rank", 1), "schema"),
@@ -363,70 +359,35 @@ TAMPERED = {
     ),
     "another vocabulary of the track": (lambda f: change(f, "dataset", "tiny_sp260"), "tokenizer-sha256"),
     "a vocabulary that the track has not": (lambda f: change(f, "dataset", "tiny_sp9"), "dataset"),
-    "settings that hold a text": (
-        lambda f: [
-            edit(f / f"train_seed{seed}.log", ("ITERATIONS=", f"NOTE={'x' * 2000} ITERATIONS="))
-            for seed in SEEDS
-        ],
-        "settings",
-    ),
-    "settings that are no ASCII": (
-        lambda f: [
-            edit(f / f"train_seed{seed}.log", ("ITERATIONS=", "NOTE=\N{SNOWMAN} ITERATIONS="))
-            for seed in SEEDS
-        ],
-        "settings",
-    ),
-    "other settings for one seed": (
-        lambda f: edit(f / "train_seed2.log", (" ITERATIONS=12", " ITERATIONS=99")),
-        "settings",
-    ),
-    "a setting concealed in one log": (
-        lambda f: edit(f / "train_seed2.log", (" ITERATIONS=12", "")),
-        "settings",
-    ),
-    "no settings": (lambda f: edit(f / "train_seed2.log", ("run:", "ran:")), "logs"),
+    "settings that hold a text": (log("ITERATIONS=", f"NOTE={'x' * 2000} ITERATIONS=", SEEDS), "settings"),
+    "settings that are no ASCII": (log("ITERATIONS=", "NOTE=\N{SNOWMAN} ITERATIONS=", SEEDS), "settings"),
+    "other settings for one seed": (log(" ITERATIONS=12", " ITERATIONS=99"), "settings"),
+    "a setting concealed in one log": (log(" ITERATIONS=12", ""), "settings"),
+    "no settings": (log("run:", "ran:"), "logs"),
     "a second verdict in a field": (lambda f: change(f, "claim", "x\nPASS score: fine"), "schema"),
     "README with another score": (lambda f: (f / "README.md").write_text("0.1234 bits per byte"), "readme"),
     # logs
-    "edited log": (lambda f: edit(f / "train_seed2.log", ("\nval_bpb: ", "\nval_bpb: 0")), "logs"),
+    "edited log": (log("\nval_bpb: ", "\nval_bpb: 0"), "logs"),
     "steps left out": (steps(lambda e: e if e.get("step") != 7 else None), "logs"),
-    "a clock that runs backwards": (
-        steps(lambda e: e | ({"train_seconds": 0.0} if e.get("step") == 9 else {})),
-        "logs",
-    ),
+    "a clock that runs backwards": (at_step(9, train_seconds=0.0), "logs"),
     "no validation at the end": (
         steps(lambda e: e if (e["event"], e.get("step")) != ("val", 12) else None),
         "logs",
     ),
     "unquantized score made up": (every("val_bpb_unquantized", "0.10000000"), "logs"),
-    "log without an end": (lambda f: edit(f / "train_seed1.log", ("\n---\n", "\n")), "hashes"),
-    "log with nan": (lambda f: edit(f / "train_seed1.log", ("\nval_loss: ", "\nval_loss: nan")), "logs"),
-    "two ends": (line_of("train_seed2.log", b"\n---\n", b"\n---\nval_bpb: 1.0\n---\n"), "logs"),
-    "one value twice": (line_of("train_seed2.log", b"\n---\n", b"\n---\nval_bpb: 1.0\n"), "logs"),
-    "NUL in a log": (line_of("train_seed2.log", b"preset: smoke", b"preset: sm\0oke"), "logs"),
-    "events after the end": (
-        lambda f: (f / "metrics_seed2.jsonl").open("a").write('{"event": "note"}\n'),
-        "logs",
-    ),
-    "one key twice": (line_of("metrics_seed2.jsonl", b'{"event"', b'{"event": "x", "event"'), "logs"),
-    "a loss that is not a number": (
-        steps(lambda e: e | ({"train_loss": float("nan")} if e.get("step") == 11 else {})),
-        "logs",
-    ),
-    "JSON too deep": (lambda f: (f / "metrics_seed2.jsonl").open("a").write("[" * 100000), "logs"),
+    "log without an end": (log("\n---\n", "\n"), "hashes"),
+    "log with nan": (log("\nval_loss: ", "\nval_loss: nan"), "logs"),
+    "two ends": (raw(LOG, END, END + b"val_bpb: 1.0" + END), "logs"),
+    "one value twice": (raw(LOG, END, END + b"val_bpb: 1.0\n"), "logs"),
+    "NUL in a log": (raw(LOG, b"preset: smoke", b"preset: sm\0oke"), "logs"),
+    "events after the end": (more_metrics('{"event": "note"}\n'), "logs"),
+    "one key twice": (raw("metrics_seed2.jsonl", b'{"event"', b'{"event": "x", "event"'), "logs"),
+    "a loss that is not a number": (at_step(11, train_loss=float("nan")), "logs"),
+    "JSON too deep": (more_metrics("[" * 100000), "logs"),
     "bits of nothing": (every("val_bpb", "0.00000000"), "log-agrees"),
     "a number as Python alone reads it": (lambda f: log_value(f, 2, "val_bpb", "1_0.5"), "submission"),
-    "swapped logs": (
-        lambda f: [
-            (f / "x").write_bytes((f / "train_seed1.log").read_bytes()),
-            (f / "train_seed2.log").replace(f / "train_seed1.log"),
-            (f / "x").replace(f / "train_seed2.log"),
-        ],
-        "seed-names",
-    ),
+    "swapped logs": (swapped_logs, "seed-names"),
     # script
-    "swapped script": (lambda f: (f / "train_gpt.py").write_text(record_kit.FOREIGN), "script-sha256"),
     "script with one more space": (lambda f: (f / "train_gpt.py").open("a").write(" "), "script-sha256"),
     "script that does not compile": (append("\ndef (:\n"), "compiles"),
     "script without the contract": (
@@ -435,23 +396,11 @@ TAMPERED = {
     ),
     "import of what is not listed": (append("\nimport scipy\n"), "style"),
     "import within a function": (append("\ndef _f():\n    from requests import get\n"), "style"),
-    "an encoding that hides code": (
-        sealed(
-            lambda f: (f / "train_gpt.py").write_bytes(
-                b"# coding: raw_unicode_escape\n" + (f / "train_gpt.py").read_bytes()
-            )
-        ),
-        "style",
-    ),
+    "an encoding that hides code": (sealed(hidden_code), "style"),
     "text that runs backwards": (append("\n_e = '\u202e'\n"), "style"),
     "weights in a text": (append(f"\nT = '{NOISE[:6000]}'\n"), "style"),
     "weights in comments": (append("\n" + re.sub("(.{90})", r"# \1\n", NOISE[:6000])), "style"),
-    "a text by heart, well spread": (
-        append(
-            "".join(f"\nT = '{NOISE[i : i + 30]}'  {'# words of a text' * 4}" for i in range(0, 45000, 30))
-        ),
-        "style",
-    ),
+    "a text by heart, well spread": (append(BY_HEART), "style"),
     # limits and data
     "artifact with one more byte than the budget": (padded_artifact, "bytes"),
     "artifact of another run": (lambda f: (f / ARTIFACT).write_bytes(b"x"), "artifact"),
@@ -460,10 +409,7 @@ TAMPERED = {
     "one long step in the middle": (one_slow_step, "train-seconds"),
     "more operations than the track allows": (more_flops, "train-flops"),
     "fewer operations in the end": (every("train_flops", 999), "logs"),
-    "operations that grow less": (
-        steps(lambda e: e | ({"train_flops": 7} if e.get("step") == 9 else {})),
-        "logs",
-    ),
+    "operations that grow less": (at_step(9, train_flops=7), "logs"),
     "wrong val split": (every("val_sha256", "ab" * 32), "val-sha256"),
     "other training data": (every("train_sha256", "ab" * 32), "train-sha256"),
     "other tokenizer": (every("tokenizer_sha256", "ab" * 32), "tokenizer-sha256"),
@@ -475,9 +421,9 @@ TAMPERED = {
     "a seed left out": (sealed(drop_seed), "seeds"),
     "another seed instead": (other_seed, "seeds"),
     "one run three times": (copied_seed, "seed-runs"),
-    "does not beat the best": (worse_than, "gain"),
-    "gain below the least": (small_gain, "gain"),
-    "gain by luck": (lucky_gain, "gain"),
+    "does not beat the best": (beside((0.5, 0.5, 0.5)), "gain"),
+    "gain below the least": (beside((1.0005, 1.0005, 1.0005)), "gain"),
+    "gain by luck": (beside((0.9, 1.0, 1.4)), "gain"),
     "another machine than the record before": (other_machine, "machine"),
 }
 
@@ -492,41 +438,21 @@ IN_COMPANY = {
     "no README",
     "one long step in the middle",
     "a score that is no number",
-    "tokenizer that the track provides",
 }
 
 
 @slow
 @pytest.mark.parametrize("kind", TAMPERED)
-def test_a_tampered_record_is_failed_by_its_check(kit, tmp_path, kind):
-    folder = kit.copy(tmp_path)
+def test_a_tampered_record_is_failed_by_its_check(author, tmp_path, kind):
+    folder = author.copy(tmp_path)
     tamper, name = TAMPERED[kind]
     moved = tamper(folder)
-    checks = kit.verify(moved if isinstance(moved, Path) and moved.is_dir() else folder, "--static")
+    checks = author.checks(moved if isinstance(moved, Path) and moved.is_dir() else folder, "--static")
     assert name in failed(checks), "\n".join(map(str, checks))
     if name in LONELY.split() and kind not in IN_COMPANY:
         assert failed(checks) == {name}
     lines = [str(line) for line in checks if line.name == name and line.verdict == "FAIL"]
     assert len(lines[0].splitlines()) == 1
-
-
-@slow
-def test_a_record_that_earned_it_passes(kit, tmp_path):
-    folder = kit.copy(tmp_path, "2025-11-22_New")
-    old = kit.copy(tmp_path, "2025-11-20_Old")
-    scale_scores(old, 1.3)
-    reseal(old)
-    passed_earlier(old)
-    change(folder, "beats", "2025-01-01_Nobody")  # who stands before it is derived
-    checks = kit.verify(folder, "--static")
-    assert failed(checks) == set() and any(c.name == "gain" and c.verdict == "PASS" for c in checks)
-
-
-@slow
-def test_nobody_must_beat_a_disputed_record(kit, tmp_path):
-    folder = kit.copy(tmp_path)
-    passed_before(folder, "2025-11-20_Old", disputed=True)
-    assert failed(kit.verify(folder, "--static")) == set()
 
 
 # --- training again ---------------------------------------------------------------------------------------
@@ -556,24 +482,24 @@ if __name__ == "__main__":
 """
 
 
-def train_again(kit, folder, seed=2):
+def train_again(author, folder, seed=2):
     """The lines of retrain."""
     record = Record(folder)
-    text = validation_text(record.track, kit.data)
-    lines = retrain.retrain(record, seed, kit.data, job_in(folder, kit), text)
+    text = validation_text(record.track, author.data)
+    lines = retrain.retrain(record, seed, author.data, job_in(folder, author), text)
     return {line.name: line for line in lines}
 
 
-def job_in(folder, kit):
+def job_in(folder, author):
     """How the referee scores an artifact with a record's script."""
-    return lambda path: find_job(folder, artifact=path, data=kit.data)
+    return lambda path: find_job(folder, artifact=path, data=author.data)
 
 
 @slow
 @sandboxed
-def test_a_seed_that_is_trained_again_comes_back_bit_for_bit(kit, tmp_path):
-    folder = kit.copy(tmp_path)
-    lines = train_again(kit, folder)
+def test_a_seed_that_is_trained_again_comes_back_bit_for_bit(author, tmp_path):
+    folder = author.copy(tmp_path)
+    lines = train_again(author, folder)
     assert {name: line.verdict for name, line in lines.items()} == dict.fromkeys(
         ("retrain", "retrained", "train-flops", "work"), "PASS"
     ), lines
@@ -588,15 +514,23 @@ def test_a_seed_that_is_trained_again_comes_back_bit_for_bit(kit, tmp_path):
 @slow
 @sandboxed
 @pytest.mark.cgroups
-def test_the_judge_trains_the_real_script_and_ranks_it(kit, tmp_path):
+def test_the_judge_trains_the_real_script_and_ranks_it(author, tmp_path):
     """The preset smoke on a copy of the floppy's track: fresh seeds are drawn."""
-    folder = kit.copy(tmp_path)
+    folder = author.copy(tmp_path)
     edit_json(folder.parent / "track.json", lambda rules: rules.update(seeds=[1, 2]))  # of three runs
-    old = kit.copy(tmp_path, "2025-11-20_Old")
+    old = author.copy(tmp_path, "2025-11-20_Old")
     scale_scores(old, 2)
     reseal(old)
     passed_earlier(old)
-    words = [folder, "--data", kit.data, "--second", kit.data / "second.jsonl", "--work", tmp_path / "judge"]
+    words = [
+        folder,
+        "--data",
+        author.data,
+        "--second",
+        author.data / "second.jsonl",
+        "--work",
+        tmp_path / "judge",
+    ]
     said = call("records", "judge", *words, "--write", "--by", "Ada")
     assert "\nverdict: ranked\n" in said, said
     its = verdicts.read_verdicts(folder.parent)[NAME]
@@ -612,34 +546,34 @@ def hide_compilers(monkeypatch) -> None:
 
 @slow
 @sandboxed
-def test_without_a_compiler_the_script_trains_and_scores_as_it_does_with_one(kit, tmp_path, monkeypatch):
+def test_without_a_compiler_the_script_trains_and_scores_as_it_does_with_one(author, tmp_path, monkeypatch):
     """It was to be compiled, and runs eager: the artifact is that of COMPILE=0, bit for bit."""
-    folder = kit.copy(tmp_path)
+    folder = author.copy(tmp_path)
     edit(folder / "train_seed2.log", (" COMPILE=0", " COMPILE=1"))
     hide_compilers(monkeypatch)
     record = Record(folder)
     artifact = tmp_path / "model.ptz"
-    with retrain.run_room(record, kit.data, retrain.settings(record, 2)) as done:
+    with retrain.run_room(record, author.data, retrain.settings(record, 2)) as done:
         assert done.code == 0, done
         log = (done.work / retrain.RUN / "train.log").read_text()
         shutil.copy(done.work / retrain.RUN / "model.ptz", artifact)
     assert " COMPILE=1 " in log and " compile:0 " in log
     assert sha256(artifact.read_bytes()) == record.runs[2].value("artifact_sha256")
-    job = job_in(folder, kit)(artifact)
-    result = score_record(job, validation_text(record.track, kit.data))
+    job = job_in(folder, author)(artifact)
+    result = score_record(job, validation_text(record.track, author.data))
     assert result.bpb == pytest.approx(record.scores[2], abs=1e-8)
 
 
 @slow
 @sandboxed
-def test_an_artifact_that_knows_more_than_the_training_text_is_found(kit, tmp_path):
+def test_an_artifact_that_knows_more_than_the_training_text_is_found(author, tmp_path):
     """By its bits, and then by the score that only it has. Here the room gave the good record's artifact."""
-    folder = kit.copy(tmp_path)
-    text = validation_text(Record(folder).track, kit.data)
+    folder = author.copy(tmp_path)
+    text = validation_text(Record(folder).track, author.data)
 
     def compare():
-        artifact = kit.good / "model_seed2.ptz"
-        return retrain.compare_artifact(Record(folder), 2, artifact, job_in(folder, kit), text)
+        artifact = author.folder / "model_seed2.ptz"
+        return retrain.compare_artifact(Record(folder), 2, artifact, job_in(folder, author), text)
 
     log_value(folder, 2, "artifact_sha256", "ab" * 32)
     assert "0.0000 from the record's" in compare().text
@@ -652,14 +586,14 @@ def test_an_artifact_that_knows_more_than_the_training_text_is_found(kit, tmp_pa
 
 @slow
 @sandboxed
-def test_the_room_has_the_training_text_and_nothing_else(kit, tmp_path):
-    folder = kit.copy(tmp_path)
+def test_the_room_has_the_training_text_and_nothing_else(author, tmp_path):
+    folder = author.copy(tmp_path)
     (folder / "train_gpt.py").write_text(SPY)
     record = Record(folder)
-    with retrain.run_room(record, kit.data, retrain.settings(record, 2)) as done:
+    with retrain.run_room(record, author.data, retrain.settings(record, 2)) as done:
         assert done.code == 0, done
         found, given = json.loads((done.work / "seen.json").read_text())
-    shards = {f"/room/data/{path.name}" for path in kit.corpus.data_path.glob("*_train_*.bin")}
+    shards = {f"/room/data/{path.name}" for path in author.corpus.data_path.glob("*_train_*.bin")}
     own = {f"/room/{name}" for name in ("train_gpt.py", "room.py", "tokenizer.model")}
     assert set(found) == shards | own
     assert given == {"SEED": "2", "MATRIX_LR": None, "DTYPE": "float32", "DATA_PATH": "/room/data"}
@@ -667,12 +601,12 @@ def test_the_room_has_the_training_text_and_nothing_else(kit, tmp_path):
 
 @slow
 @sandboxed
-def test_a_script_that_does_not_come_to_an_end_is_ended(kit, tmp_path, monkeypatch):
-    folder = kit.copy(tmp_path)
+def test_a_script_that_does_not_come_to_an_end_is_ended(author, tmp_path, monkeypatch):
+    folder = author.copy(tmp_path)
     monkeypatch.setattr(retrain, "SETUP_SECONDS", 2)
     edit_json(folder.parent / "track.json", lambda v: v.update(train_seconds=1))
     (folder / "train_gpt.py").write_text("import time\ntime.sleep(99)\n")
-    lines = train_again(kit, folder)
+    lines = train_again(author, folder)
     assert list(lines) == ["retrain"] and "took longer than 3 seconds" in lines["retrain"].text
 
 
@@ -691,22 +625,22 @@ def test_links_in_what_a_run_left_lead_nowhere(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def forge(kit, tmp_path_factory):
+def forge(author, tmp_path_factory):
     """Pull requests to a track of one seed, without a second text, which a runner would not have."""
     track = tmp_path_factory.mktemp("track") / TRACK
     track.mkdir()
-    shutil.copy(kit.records / TRACK / "track.json", track)
+    shutil.copy(author.track / "track.json", track)
     edit_json(track / "track.json", lambda v: v.update(seeds=[1]) or v["dataset"].update(second=None))
     return Forge(tmp_path_factory.mktemp("forge"), track)
 
 
 @slow
 @sandboxed
-def test_a_pull_request_with_a_good_record_passes(kit, forge):
+def test_a_pull_request_with_a_good_record_passes(author, forge):
     """And the judge's trial ranks it, if the runner has cgroups; else it says that they are missing."""
     hub = forge.reset()
     folder = f"records/{TRACK}/{NAME}"
-    verdict = hub.judge(lambda root: shutil.copytree(kit.good, root / folder), kit.data, label="true")
+    verdict = hub.judge(lambda root: shutil.copytree(author.folder, root / folder), author.data, label="true")
     assert verdict.summary.startswith(f"`{folder}` passes. "), verdict.out
     passed = set(re.findall("^PASS ([a-z-]+):", verdict.summary, re.MULTILINE))
     assert {"score", "proof", "sandbox"} <= passed
@@ -719,15 +653,15 @@ def test_a_pull_request_with_a_good_record_passes(kit, forge):
 
 @slow
 @sandboxed
-def test_a_pull_request_with_a_forged_score_fails(kit, forge):
+def test_a_pull_request_with_a_forged_score_fails(author, forge):
     hub = forge.reset()
 
     def forge(root):
-        folder = kit.copy(root / "records")
+        folder = author.copy(root / "records")
         scale_scores(folder, 0.9)
         reseal(folder)
 
-    verdict = hub.judge(forge, kit.data)
+    verdict = hub.judge(forge, author.data)
     found = re.search("^FAIL score: seed [123]: ", verdict.summary, re.MULTILINE)
     assert verdict.code == 1 and found, verdict.out
 
@@ -744,33 +678,33 @@ def refusal(capsys, args: list[str], code: int = 2) -> str:
 
 
 @slow
-def test_freeze_refuses(kit, capsys, tmp_path):
-    before = sorted(kit.records.rglob("*"))
-    assert "runs of seeds [1, 2]" in refusal(capsys, kit.freeze_args(name="Two", runs=(1, 2)))
-    assert "never overwritten" in refusal(capsys, kit.freeze_args())
+def test_freeze_refuses(author, capsys, tmp_path):
+    before = sorted(author.track.parent.rglob("*"))
+    assert "runs of seeds [1, 2]" in refusal(capsys, author.freeze_words(name="Two", runs=(1, 2)))
+    assert "never overwritten" in refusal(capsys, author.freeze_words())
     other = str(RECORDS / "__main__.py")
-    assert "--script" in refusal(capsys, kit.freeze_args("--script", other, name="Other"))
+    assert "--script" in refusal(capsys, author.freeze_words("--script", other, name="Other"))
     away = tmp_path / "logs"
     for seed in SEEDS:
-        shutil.copytree(kit.root / f"logs/run{seed}", away / f"run{seed}")
-    args = [*map(str, sorted(away.iterdir())), *kit.freeze_args(name="Other")[3:]]
+        shutil.copytree(author.root / f"logs/run{seed}", away / f"run{seed}")
+    args = [*map(str, sorted(away.iterdir())), *author.freeze_words(name="Other")[3:]]
     shutil.copytree(away / "run2", away / "run2_again")
     assert "one run of each" in refusal(capsys, [str(away / "run2_again"), *args])
     edit(away / "run2/train.log", (" ITERATIONS=12", " MATRIX_LR=0.5 ITERATIONS=12"))
     assert "settings: MATRIX_LR=0.5" in refusal(capsys, args)
     (away / "run2/train.log").write_text("killed")
     refusal(capsys, args, 3)
-    assert sorted(kit.records.rglob("*")) == before
+    assert sorted(author.track.parent.rglob("*")) == before
 
 
 # --- board ------------------------------------------------------------------------------------------------
 
 
 @slow
-def test_the_board_shows_what_was_verified(kit, tmp_path):
-    folder = kit.copy(tmp_path)
+def test_the_board_shows_what_was_verified(author, tmp_path):
+    folder = author.copy(tmp_path)
     (tmp_path / "README.md").write_text("# Records\n<!-- board -->\nold\n<!-- /board -->\nend\n")
-    other = kit.copy(tmp_path, "2025-11-22_Bad")
+    other = author.copy(tmp_path, "2025-11-22_Bad")
     change(other, "what_changed", "a | pipe\nand <b>markup</b>")
     good = [check(name, True, "x") for name in verdicts.NEEDED]
     verdicts.write_verdict(folder, good, "Ada")
@@ -782,7 +716,7 @@ def test_the_board_shows_what_was_verified(kit, tmp_path):
     rows = [line for line in text.splitlines() if line.startswith("| ") and "[" in line]
     mean = Record(folder).mean
     assert text.endswith("end\n") and "\nold\n" not in text and len(rows) == 2
-    assert rows[0].startswith(f"|  | [Good]({TRACK}/{NAME}/) | Ada |") and f"{mean:.4f} ± " in rows[0]
+    assert rows[0].startswith(f"|  | [Good]({TRACK}/{NAME}/) | Eve |") and f"{mean:.4f} ± " in rows[0]
     assert "Not judged yet" in text
     assert (
         "Disputed" in text
@@ -826,12 +760,6 @@ def test_the_repository_s_own_records_are_good_and_on_the_board(capsys):
 # --- tracks, schema, command line -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["track_10min_16mb", "track_floppy"])
-def test_tracks_are_by_the_schema(name):
-    rules = load_track(RECORDS / name)
-    assert rules["budget_bytes"] == {"track_10min_16mb": 16_000_000, "track_floppy": 1_474_560}[name]
-
-
 @pytest.mark.parametrize("name", ["demo_sp1024", "demo_sp260", "demo_sp4096"])
 def test_the_floppy_s_track_is_of_the_demo_corpus(name):
     manifest = helpers.ROOT / f"data/datasets/{name}/manifest.json"
@@ -845,9 +773,11 @@ def test_the_floppy_s_track_is_of_the_demo_corpus(name):
     assert dataset["tokenizer_sha256"] == made["tokenizer"]["sha256"]
 
 
-@pytest.mark.parametrize("name", ["track_10min_16mb", "track_floppy"])
-def test_the_script_of_today_keeps_the_rules_of_its_tracks(name):
-    checks = list(check_source(helpers.SCRIPT.read_bytes(), load_track(RECORDS / name)))
+@pytest.mark.parametrize("name, budget", [("track_10min_16mb", 16_000_000), ("track_floppy", 1_474_560)])
+def test_the_script_of_today_keeps_the_rules_of_its_tracks(name, budget):
+    track = load_track(RECORDS / name)
+    assert track["budget_bytes"] == budget
+    checks = list(check_source(helpers.SCRIPT.read_bytes(), track))
     assert failed(checks) == set(), checks
 
 
@@ -879,12 +809,3 @@ def test_output_may_be_closed_or_go_away(tmp_path):
     for shell, code in ((f"{words} >&-", 1), (f"{words} | true; exit ${{PIPESTATUS[0]}}", 141)):
         done = subprocess.run(["bash", "-c", shell], cwd=REPO, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (code, ""), shell
-
-
-@slow
-def test_a_verification_that_fails_exits_with_1(kit, tmp_path, capsys):
-    bad = kit.copy(tmp_path)
-    drop_seed(bad)
-    assert records(["verify", str(bad), "--static"]) == 1
-    out = capsys.readouterr().out
-    assert "FAIL seeds: " in out and out.endswith("1 records, 2 checks failed\n")
