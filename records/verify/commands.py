@@ -196,7 +196,7 @@ def verify(
     count = 0
     failed = 0
     left = 0
-    machines = {}  # of a cluster, on which folders were run
+    machines: dict[Path, dict[str, str]] = {}  # of a cluster, on which folders were run
     with contextlib.closing(checked(found, ray, machines)) as all_lines:
         for folder, since, its in all_lines:
             print(f"{printable(folder)}:")

@@ -9,6 +9,7 @@ says of them is not believed.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -143,13 +144,13 @@ def room_files(record: Record, data: Path) -> dict[str, Path]:
 class Done:
     """How a process in the room ended."""
 
-    code: int
-    seconds: float
-    processor: float  # seconds of all its cores
-    speeds: tuple[float, float, float]  # operations in a processor second of products: least, mean, greatest
-    said: str  # the last of it, or what ended it
-    limits: str  # who counted: "cgroup v1", "cgroup v2" or "watchdog"
     work: Path  # the folder that it wrote to
+    code: int
+    said: str  # the last of it, or what ended it
+    seconds: float
+    processor_seconds: float  # of all its cores
+    speeds: tuple[float, float, float]  # operations in a processor second of products: least, mean, greatest
+    limits: str  # who counted: "cgroup v1", "cgroup v2" or "watchdog"
 
 
 def fewer_documents(files: dict[str, Path], seed: int) -> dict[str, bytes]:
@@ -197,10 +198,16 @@ def run_room(record: Record, data: Path, given: dict[str, str], lacking: int | N
             watchdog.stop()
             watchdog.check_machine()
             wall = time.monotonic() - watchdog.began
-            code = watchdog.process.returncode or int(bool(watchdog.verdict))
             speeds.append(processor_speed(ONE_CORE))
-            used = wall, watchdog.seconds, (min(speeds), statistics.fmean(speeds), max(speeds))
-            yield Done(code, *used, last_words(watchdog), watchdog.kind, watchdog.space / "work")
+            yield Done(
+                work=watchdog.space / "work",
+                code=watchdog.process.returncode or int(bool(watchdog.verdict)),
+                said=last_words(watchdog),
+                seconds=round(wall, 1),
+                processor_seconds=round(watchdog.seconds, 1),
+                speeds=(min(speeds), statistics.fmean(speeds), max(speeds)),
+                limits=watchdog.kind,
+            )
 
 
 def last_words(watchdog: Watchdog) -> str:
@@ -216,16 +223,8 @@ def last_words(watchdog: Watchdog) -> str:
 def train(record: Record, seed: int, data: Path, folder: Path, lacking: int | None = None) -> dict:
     """Train a seed in a room; what came of it, its artifact in `folder`. Raises NoSandbox, VerifierError."""
     with run_room(record, data, settings(record, seed), lacking) as done:
-        room = {
-            "code": done.code,
-            "said": done.said,
-            "wrong": "",
-            "seconds": round(done.seconds, 1),
-            "processor_seconds": round(done.processor, 1),
-            "speeds": done.speeds,
-            "limits": done.limits,
-            "processor": this_machine()["processor"],
-        }
+        room = dataclasses.asdict(done) | {"wrong": "", "processor": this_machine()["processor"]}
+        del room["work"]
         if not done.code:
             try:
                 room |= keep_run(record.track, done.work, folder)

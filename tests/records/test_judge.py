@@ -681,17 +681,11 @@ def test_equal_scores_are_as_sure_as_those_of_honest_seeds(bench):
     assert p == pytest.approx(ranks.Rival(record, usual, {}).gain_over(rival).p, rel=0.05) and p > 0.0008
 
 
-def test_without_cgroups_nothing_is_ranked_and_hidden_seconds_fail(bench, monkeypatch):
+def test_without_cgroups_nothing_is_ranked(bench, monkeypatch):
     monkeypatch.setattr(cgroups, "find", lambda: None)
     assert bench.judge() == 1
     assert bench.verdict["verdict"] == "not judged" and [*bench.verdict["left"]] == ["limits"]
     assert not bench.draws and not bench.work.exists(), "nothing is drawn for it"
-    room = {"code": 0, "wrong": "", "said": "", "seconds": 9, "processor_seconds": 9}
-    room |= {"artifact_bytes": 100, "train_flops": 10, "train_seconds": 1.0, "speeds": (4e10, 5e10, 6e10)}
-    record = Record(bench.folder)
-    assert not record_kit.failed(list(judging.check_room(record, room)))
-    room["processor_seconds"] = 1000
-    assert record_kit.failed(list(judging.check_room(record, room))) == {"work"}
 
 
 def test_a_room_is_charged_for_what_it_spends_and_not_what_it_logs():
