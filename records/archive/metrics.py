@@ -5,7 +5,7 @@ A run is named by its folder or by its metrics.jsonl. The folder of a record sta
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -189,12 +189,7 @@ class Metrics:
     @cached_property
     def environment(self) -> dict[str, str]:
         """What the run's numbers depend on beside its settings: machine, data, versions."""
-        found = self.config.get("environment") or {}
-        if not found and self.log:
-            try:
-                found = ClaimedRun(self.name, self.log, {}).about
-            except DataError:  # a log of another program
-                found = {}
+        found = self.config.get("environment") or self.by_log(lambda run: run.about)
         hashes = ("train_sha256", "val_sha256", "tokenizer_sha256")
         data = {name: self.final.get(name, self.config.get("sha256", {}).get(name)) for name in hashes}
         return {name: str(value) for name, value in {**found, **data}.items() if value is not None}
@@ -211,8 +206,12 @@ class Metrics:
         if origins:
             kept = {"PRESET", *(name.upper() for name, origin in origins.items() if origin != "preset")}
             return {name: text for name, text in self.settings.items() if name in kept}
+        return self.by_log(lambda run: run.given)
+
+    def by_log(self, read: Callable[[ClaimedRun], dict[str, str]]) -> dict[str, str]:
+        """What the log says; nothing where it is another program's."""
         try:
-            return ClaimedRun(self.name, self.log, {}).given
+            return read(ClaimedRun(self.name, self.log, {}))
         except DataError:
             return {}
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import zstandard
 
+from records.archive.checks import Check, check
 from records.archive.judgings import Draw, number_of, read_draws
 from records.archive.record import Record
 from records.archive.tracks import Track
@@ -83,6 +84,14 @@ class Rival:
     def ranks_after(self, before: "Rival | None") -> bool:
         """Whether it gains enough over the best record before it. An earlier referee has seen to that."""
         return before is None or self.judging is None or self.gain_over(before).enough
+
+
+def check_gain(its: Rival, before: Rival | None, by: str) -> Check:
+    """The track's rule. `before`: the best record before it; `by`: whose scores these are."""
+    if before is None:
+        return check("gain", True, "no record stands before it, expected so or a gain over the best one")
+    gain = its.gain_over(before)
+    return check("gain", gain.enough, f"over {before.name}, by {by}: {gain}")
 
 
 def count_new_bytes(record: Record, before: Record) -> int:

@@ -35,7 +35,7 @@ from data.command import DataError
 from data.files import read_json, sha256, write_whole
 from records.archive.checks import Check, VerifierError, check, note, skip
 from records.archive.judgings import Draw, number_of, read_draws, record_draw
-from records.archive.ranks import Evidence, Rival, best_before, kept_evidence
+from records.archive.ranks import Evidence, Rival, best_before, check_gain, kept_evidence
 from records.archive.record import Record
 from records.archive.submission import this_machine
 from records.archive.tracks import DATA, Track
@@ -363,14 +363,12 @@ def check_rank(record: Record, found: Evidence, before: Rival | None) -> Check:
     """The track's rule, over the best record before it that stands now."""
     if record.field("claim") == "none":
         return note("gain", "claims nothing")
-    if before is None:
-        return check("gain", True, "no record stands before it, expected so or a gain over the best one")
-    machine, theirs = ({name: one.get(name) for name in KIND} for one in (found.machine, before.machine))
-    if not record.track.counts_flops and machine != theirs:
-        text = f"seconds count, and {before.name} was judged on {theirs}, this one on {machine}"
-        return skip("machine", text)
-    gain = found.rival(record).gain_over(before)
-    return check("gain", gain.enough, f"over {before.name}, by the judged scores of both: {gain}")
+    if before and not record.track.counts_flops:
+        machine, theirs = ({name: one.get(name) for name in KIND} for one in (found.machine, before.machine))
+        if machine != theirs:
+            text = f"seconds count, and {before.name} was judged on {theirs}, this one on {machine}"
+            return skip("machine", text)
+    return check_gain(found.rival(record), before, "the judged scores of both")
 
 
 def kept_fields(record: Record, found: Evidence, before: Rival | None) -> dict:

@@ -10,7 +10,7 @@ from data.files import read_bytes, sha256
 from records.archive.checks import Check, check, equal, none_wrong, skip
 from records.archive.folders import FILES, FOLDER, MAX_SEEDS, MOST_FILES, SCRIPT, most_bytes, seed_of
 from records.archive.judgings import read_draws
-from records.archive.ranks import Rival, best_before, standing
+from records.archive.ranks import Rival, best_before, check_gain, standing
 from records.archive.record import OF_ONE_RUN, Record
 from records.archive.submission import ClaimedRun
 from records.archive.tracks import load_track, schema_errors
@@ -236,16 +236,13 @@ def check_claim(record: Record) -> Iterator[Check]:
         yield skip("gain", "claims nothing")
         return
     old = best_before(record.track, record.name)
-    if old is None:
-        yield check("gain", True, "no record stands before it, expected so or a gain over the best one")
-        return
-    if not record.track.counts_flops:  # seconds of one machine are not those of another
+    if old and not record.track.counts_flops:  # seconds of one machine are not those of another
         yield equal("machine", "ran on", record.machine, old.record.machine)
     folder = record.track.folder
     ranked = standing(record, read_verdicts(folder).get(record.name, {}), read_draws(folder))
     priced = ranked is None or ranked.priced
-    gain = Rival(record, [*record.scores.values()], record.machine, priced=priced).gain_over(old)
-    yield check("gain", gain.enough, f"over {old.name}, by its own scores: {gain}")
+    its = Rival(record, [*record.scores.values()], {}, priced=priced)
+    yield check_gain(its, old, "its own scores")
 
 
 OF_THE_RUNS = [
