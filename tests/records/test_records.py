@@ -294,6 +294,13 @@ def metrics_twice(folder):
     (folder / "metrics_seed2.jsonl.gz").write_bytes(pack(metrics.replace(b"loss", b"gain")))
 
 
+def unquantized(folder):
+    """A score before rounding, as older scripts log it, that no validation gave."""
+    log("\nval_bpb: ", "\nval_bpb_unquantized: 0.10000000\nval_bpb: ")(folder)
+    more = {"val_bpb_unquantized": "0.10000000"}
+    sealed(steps(lambda event: event | (more if event["event"] == "final" else {})))(folder)
+
+
 def hidden_code(folder):
     script = folder / "train_gpt.py"
     script.write_bytes(b"# coding: raw_unicode_escape\n" + script.read_bytes())
@@ -359,7 +366,7 @@ TAMPERED = {
         steps(lambda e: e if (e["event"], e.get("step")) != ("val", 12) else None),
         "logs",
     ),
-    "unquantized score made up": (every("val_bpb_unquantized", "0.10000000"), "logs"),
+    "unquantized score made up": (unquantized, "logs"),
     "log without an end": (log("\n---\n", "\n"), "hashes"),
     "log with nan": (log("\nval_loss: ", "\nval_loss: nan"), "logs"),
     "two ends": (raw(LOG, END, END + b"val_bpb: 1.0" + END), "logs"),
