@@ -15,13 +15,14 @@ import struct
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 import constriction
 import numpy as np
 import zstandard
 
 from data.command import DataError, advancing
-from records.referee.text import encode
+from records.referee.text import Tokenizer, encode
 
 LN2 = math.log(2)
 HEAD = struct.Struct("<4s8sIIII")  # magic, record, rows, tokens, bytes and crc32 of the text
@@ -29,6 +30,17 @@ MAGIC = b"BGc2"
 MAX_TOKENS = 1 << 24  # of one compressed file
 STREAM_TOKENS = 2048  # a file is cut into streams of no fewer: what stands before is no context across a cut
 CATEGORICAL = constriction.stream.model.Categorical(perfect=False)
+
+
+class Predictor(Protocol):
+    """A record's model; records/referee/README.md has its contract."""
+
+    vocab_size: int
+    rows: int
+
+    def start(self, rows: int) -> np.ndarray: ...
+
+    def step(self, ids: np.ndarray) -> np.ndarray: ...
 
 
 def weigh(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -102,7 +114,7 @@ def stream_starts(total: int, rows: int) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(lengths)])
 
 
-def code(predictor, starts: np.ndarray, bos: int | None, coder: Callable) -> np.ndarray:
+def code(predictor: Predictor, starts: np.ndarray, bos: int | None, coder: Callable) -> np.ndarray:
     """int64[n]: all tokens of the streams that begin at `starts`, from the calls of a predictor and a coder.
 
     `coder(logits float32[k, V], places int64[k]) -> int64[k]` names the token at each place. Only `bos`, if
@@ -128,7 +140,7 @@ def code(predictor, starts: np.ndarray, bos: int | None, coder: Callable) -> np.
 # --- files ------------------------------------------------------------------------------------------------
 
 
-def compress(predictor, tokenizer, record: bytes, text: bytes) -> bytes:
+def compress(predictor: Predictor, tokenizer: Tokenizer, record: bytes, text: bytes) -> bytes:
     """A compressed file. `record`: the eight bytes that identify the record. Raises DataError."""
     try:
         tokens = encode(tokenizer, [text]).tokens
@@ -145,7 +157,7 @@ def compress(predictor, tokenizer, record: bytes, text: bytes) -> bytes:
     return HEAD.pack(MAGIC, record, rows, len(tokens), len(text), zlib.crc32(text)) + encoder.payload()
 
 
-def decompress(predictor, tokenizer, record: bytes, data: bytes) -> bytes:
+def decompress(predictor: Predictor, tokenizer: Tokenizer, record: bytes, data: bytes) -> bytes:
     """The text of a compressed file. Raises DataError if it is damaged, or another record's."""
     if len(data) < HEAD.size or data[:4] != MAGIC:
         raise DataError("no file that python -m records compress has written")

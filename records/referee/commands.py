@@ -1,10 +1,4 @@
-"""The commands that run one record's model: score, proof, samples, and a codec.
-
-RECORD is a folder with an artifact and a train_gpt.py that defines load_predictor, or hub:user/name[@commit]
-for a record that `python -m records publish` put on the Hugging Face hub. The record runs in a sandbox, and
-is fed each token after it gave its price. The referee owns the text, counts bytes and seconds, sums the nats
-and gives the verdict.
-"""
+"""The commands that run one record's model: score, proof, samples, and a codec."""
 
 import contextlib
 import itertools
@@ -26,28 +20,35 @@ from records.archive.runs import is_own
 from records.archive.tracks import DATA
 from records.referee import coder, scoring
 from records.referee.sample import sample as sampled
-from records.referee.text import Text, tokenizer_of, validation_text
+from records.referee.text import load_tokenizer, validation_text
 from records.sandbox import bubblewrap
+from records.sandbox.errors import NoSandbox, SandboxError
 from records.sandbox.jobs import PredictorJob, find_job
-from records.sandbox.predictor import NoSandbox, SandboxError
 
 # --- a record ---------------------------------------------------------------------------------------------
 
 
-def on_a_record(function: Callable) -> Callable:
-    """The argument and the options of all commands here."""
-    device = {"type": click.Choice(["cpu", "cuda"]), "help": "[default: the track's; sample, complete: cpu]"}
-    for option in (
-        click.option("--trust", is_flag=True, help="run the record without a sandbox"),
-        click.option("--device", **device),
-        click.option("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/"),
-        click.option("--artifact", type=Path, help="[default: the record's model_seed<N>.ptz]"),
-        click.option("--dataset", help="one of the track's vocabularies  [default: the record's]"),
-        click.option("--track", type=Path, help="folder with track.json  [default: the record's parent]"),
-        click.argument("record", type=Path),
-    ):
-        function = option(function)
-    return function
+def with_options(*options: Callable) -> Callable:
+    """A decorator that gives a command several of click's arguments and options, the last one first."""
+
+    def decorate(function: Callable) -> Callable:
+        for option in options:
+            function = option(function)
+        return function
+
+    return decorate
+
+
+DEVICE = {"type": click.Choice(["cpu", "cuda"]), "help": "[default: the track's; sample, complete: cpu]"}
+on_a_record = with_options(
+    click.option("--trust", is_flag=True, help="run the record without a sandbox"),
+    click.option("--device", **DEVICE),
+    click.option("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/"),
+    click.option("--artifact", type=Path, help="[default: the record's model_seed<N>.ptz]"),
+    click.option("--dataset", help="one of the track's vocabularies  [default: the record's]"),
+    click.option("--track", type=Path, help="folder with track.json  [default: the record's parent]"),
+    click.argument("record", type=Path),
+)
 
 
 @contextlib.contextmanager
@@ -84,17 +85,6 @@ def job_of(
 
 # --- score and prove --------------------------------------------------------------------------------------
 
-SEED = click.IntRange(0)
-of_choices = click.option("--seed", type=SEED, metavar="N", help="of random choices  [default: drawn]")
-
-
-def begin(job: PredictorJob, data: Path, seed: int | None) -> tuple[Text, np.random.Generator]:
-    """The validation text, and random choices by a seed that is printed."""
-    text = validation_text(job.track, data)
-    seed = secrets.randbits(32) if seed is None else seed
-    print(f"seed: {seed}")
-    return text, np.random.default_rng(seed)
-
 
 def print_all(lines: Iterable) -> int:
     """Print line by line; the exit code, 1 if a check failed."""
@@ -107,57 +97,55 @@ def print_all(lines: Iterable) -> int:
 
 @click.command(cls=door.Command)
 @on_a_record
-@of_choices
 @click.option("--second", type=Path, help="second text: a JSON string a line, one for a document")
-def score(seed: int | None, **place: Any) -> int:
+def score(**place: Any) -> int:
     """Score the track's validation text and a second text. Exit code 1 if a check fails."""
     with job_of(**place) as job:
-        text, drawn = begin(job, place["data"], seed)
-        return print_all(scoring.referee(job, text, False, drawn))
+        text = validation_text(job.track, place["data"])
+        return print_all(scoring.referee(job, text, False, np.random.default_rng()))
 
 
+SEED = click.IntRange(0)
 PART = click.IntRange(scoring.LEAST_PROOF)
 
 
 @click.command(cls=door.Command)
 @on_a_record
-@of_choices
+@click.option("--seed", type=SEED, metavar="N", help="which part of --bytes  [default: drawn]")
 @click.option("--bytes", "size", type=PART, metavar="N", help="of text  [default: all]")
 def prove(seed: int | None, size: int | None, **place: Any) -> int:
     """Compress the validation text and decompress it in a fresh sandbox. Exit code 1 if a check fails."""
     with job_of(**place) as job:
-        text, drawn = begin(job, place["data"], seed)
+        text = validation_text(job.track, place["data"])
+        tokenizer = load_tokenizer(job.tokenizer_path)
+        note = []
         if size:
-            text = scoring.part_of(text, tokenizer_of(job), size, drawn)
+            seed = secrets.randbits(32) if seed is None else seed
+            print(f"seed: {seed}")
+            text = scoring.part_of(text, tokenizer, size, np.random.default_rng(seed))
+            note.append(scoring.PART)
         result = scoring.score_record(job, text, True)
-        note = [scoring.PART] if size else []
-        return print_all(itertools.chain([result], scoring.check_proof(result), note))
+        return print_all(itertools.chain([result], scoring.check_proof(result, tokenizer), note))
 
 
 # --- sample and complete ----------------------------------------------------------------------------------
 
 # a stranger's model must not steer the terminal
 CONTROLS = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\t"), ord("\n")}, "\ufffd")
-
-
-def writing(function: Callable) -> Callable:
-    """The options of both commands."""
-    fed = "last tokens of prompt or file that the model is fed"
-    for option in (
-        click.option("--context", type=click.IntRange(1), default=1024, metavar="N", help=fed),
-        click.option("--seed", type=SEED, default=1, metavar="N", help="another one, another text"),
-        click.option("--temperature", type=door.Number(0), default=0.8, metavar="T", help="0: no chance"),
-        click.option("--tokens", type=click.IntRange(1), default=200, metavar="N", help="to write"),
-    ):
-        function = option(function)
-    return function
+FED = "last tokens of prompt or file that the model is fed"
+writing = with_options(
+    click.option("--context", type=click.IntRange(1), default=1024, metavar="N", help=FED),
+    click.option("--seed", type=SEED, default=1, metavar="N", help="another one, another text"),
+    click.option("--temperature", type=door.Number(0), default=0.8, metavar="T", help="0: no chance"),
+    click.option("--tokens", type=click.IntRange(1), default=200, metavar="N", help="to write"),
+)
 
 
 def write(
     job: PredictorJob, prompt: str, shown: bool, tokens: int, temperature: float, seed: int, context: int
 ) -> int:
     """Print what the model writes after the prompt, which is `shown` or not; the exit code."""
-    tokenizer = tokenizer_of(job)
+    tokenizer = load_tokenizer(job.tokenizer_path)
     fed = tokenizer.encode(prompt)[-context:]
     with job.predictor() as predictor:
         written = sampled(predictor, tokenizer, fed, tokens, temperature, np.random.default_rng(seed))
@@ -200,19 +188,19 @@ def complete(file: Path, tokens: int, temperature: float, seed: int, context: in
 to_file = click.option("-o", "--output", type=Path, help="[default: FILE.bg, or FILE without .bg]")
 
 
-def convert(job: PredictorJob, codec: Callable[..., bytes], file: Path, output: Path) -> tuple[bytes, bytes]:
-    """A file's bytes, and what the codec makes of them. Raises UsageError, DataError."""
-    if output.exists():
-        raise UsageError(f"{output}: exists and is never overwritten; -o names another file")
-    given = read_bytes(file)
-    with job.predictor() as predictor:
-        try:
-            return given, codec(predictor, tokenizer_of(job), job.name, given)
-        except DataError as error:
-            raise DataError(f"{file}: {error}") from None
-
-
-def keep(output: Path, made: bytes) -> int:
+def convert(codec: Callable[..., bytes], file: Path, output: Path, place: dict[str, Any]) -> int:
+    """Write what the codec makes of a file; the exit code. Raises UsageError, DataError."""
+    with job_of(**place) as job:
+        if output.exists():
+            raise UsageError(f"{output}: exists and is never overwritten; -o names another file")
+        given = read_bytes(file)
+        with job.predictor() as predictor:
+            try:
+                made = codec(predictor, load_tokenizer(job.tokenizer_path), job.name, given)
+            except DataError as error:
+                raise DataError(f"{file}: {error}") from None
+    if codec is coder.compress:
+        print(coder.table(given, len(made)))
     write_whole(output, made)
     print(f"{output}: {len(made)} bytes")
     return 0
@@ -224,11 +212,7 @@ def keep(output: Path, made: bytes) -> int:
 @to_file
 def compress(file: Path, output: Path | None, **place: Any) -> int:
     """Compress a text file by the record's probabilities. gzip, bzip2, xz and zstd stand beside."""
-    output = output or file.with_name(file.name + ".bg")
-    with job_of(**place) as job:
-        given, made = convert(job, coder.compress, file, output)
-    print(coder.table(given, len(made)))
-    return keep(output, made)
+    return convert(coder.compress, file, output or file.with_name(file.name + ".bg"), place)
 
 
 @click.command(cls=door.Command)
@@ -239,7 +223,4 @@ def decompress(file: Path, output: Path | None, **place: Any) -> int:
     """Give back the text of a file that `compress` made with the same record."""
     if output is None and file.suffix != ".bg":
         raise UsageError(f"{file}: -o names the file to write, since the name does not end in .bg")
-    output = output or file.with_suffix("")
-    with job_of(**place) as job:
-        _, made = convert(job, coder.decompress, file, output)
-    return keep(output, made)
+    return convert(coder.decompress, file, output or file.with_suffix(""), place)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from data.command import DataError
+from records.referee.coder import Predictor
 from records.referee.text import Tokenizer
-from records.sandbox.predictor import RemotePredictor
 
 SPACE = "\u2581"  # stands for a space in SentencePiece's pieces
 
@@ -32,7 +32,7 @@ def bytes_of(tokenizer: Tokenizer, token: int) -> bytes:
 
 
 def sample(
-    predictor: RemotePredictor,
+    predictor: Predictor,
     tokenizer: Tokenizer,
     prompt: list[int],
     count: int,

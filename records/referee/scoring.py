@@ -5,17 +5,19 @@ For the proof the text is encoded with the record's probabilities, and decoded i
 
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from data import shards
 from data.command import DataError
 from records.archive.checks import Check, check, skip
-from records.referee.coder import LN2, Charge, Decoder, code, stream_starts, table
-from records.referee.text import Text, decode, encode, second_text, tokenizer_of
-from records.sandbox.jobs import PredictorJob, slowness
-from records.sandbox.predictor import RemotePredictor, SandboxError
+from records.referee.coder import LN2, Charge, Decoder, Predictor, code, stream_starts, table
+from records.referee.text import Rules, Text, Tokenizer, decode, encode, load_tokenizer
+from records.sandbox.errors import SandboxError
 
 LEAST_PROOF = 16  # bytes of text
 PROOF = 0.001  # how much larger than the model's nats the proof may be
@@ -26,11 +28,33 @@ BUSY = 1.25  # times its limit: up to there, other programs may have slowed a sc
 TINY = 1e-9  # bits per byte below which a document counts no less
 
 
+class Sandboxed(Predictor, Protocol):
+    """A record's predictor in a process of its own, whose account is exact once it has ended."""
+
+    seconds: float  # of all its processors, its start included
+    limits: str  # who counted and bounded it: "cgroup v1", "cgroup v2" or "watchdog"
+
+
+class Job(Protocol):
+    """What a score needs of a record, its track and this machine: records/sandbox/jobs.py has it."""
+
+    track: Rules
+    tokenizer_path: Path
+    device: str
+    slowness: float  # of this machine beside the track's, before the score
+
+    def predictor(self) -> AbstractContextManager[Sandboxed]: ...
+
+    def measured_slowness(self) -> float: ...
+
+    def second_documents(self) -> list[bytes] | None: ...
+
+
 @dataclass(frozen=True)
 class Result:
     """A score by the referee."""
 
-    job: PredictorJob
+    job: Job
     text: Text
     rows: int  # streams that the text was cut into
     vocab_size: int
@@ -38,7 +62,7 @@ class Result:
     payload: bytes  # the text in the coder's bits, where that was asked for
     seconds: float  # of all processors of the sandbox, its start included
     wall: float  # seconds of the clock, without the start
-    limits: str = ""  # who counted and bounded the sandbox: "cgroup v1", "cgroup v2" or "watchdog"
+    limits: str = ""  # who counted and bounded the sandbox
 
     @property
     def most_payload(self) -> float:
@@ -66,42 +90,48 @@ class Result:
         return self.charged / max(len(self.nats) - 1, 1)
 
     def __str__(self) -> str:
-        rows = [f"val_loss: {self.loss:.8f}", f"val_bpb: {self.bpb:.8f}", f"val_bytes: {self.text.bytes}"]
-        rows += [f"val_tokens: {len(self.nats) - 1}", f"rows: {self.rows}"]
-        rows += [f"processor_seconds: {self.seconds:.1f}", f"seconds: {self.wall:.1f}"]
-        return "\n".join([*rows, f"limits: {self.limits}"])
+        rows = {
+            "val_loss": f"{self.loss:.8f}",
+            "val_bpb": f"{self.bpb:.8f}",
+            "val_bytes": self.text.bytes,
+            "val_tokens": len(self.nats) - 1,
+            "rows": self.rows,
+            "processor_seconds": f"{self.seconds:.1f}",
+            "seconds": f"{self.wall:.1f}",
+            "limits": self.limits,
+        }
+        return "\n".join(f"{name}: {value}" for name, value in rows.items())
 
 
-def fitting_rows(predictor: RemotePredictor, text: Text) -> int:
-    """How many streams a text is cut into. Raises SandboxError where the vocabulary is too small for it."""
-    highest = int(text.tokens.max())
-    size = predictor.vocab_size
-    if size <= highest:
-        raise SandboxError("contract", f"the predictor has vocab_size {size}, the text has token {highest}")
-    return min(predictor.rows, len(text.tokens))
-
-
-def score_record(job: PredictorJob, text: Text, coding: bool = False, most_rows: int = shards.IDS) -> Result:
+def score_record(job: Job, text: Text, coding: bool = False, most_rows: int = shards.IDS) -> Result:
     """Charge the record for the whole text in a sandbox. If `coding`, also encode the text.
 
     Raises SandboxError, NoSandbox.
     """
     charge = Charge(text.tokens, coding)
+    highest = int(text.tokens.max())
     with job.predictor() as predictor:
-        rows = min(most_rows, fitting_rows(predictor, text))
+        size = predictor.vocab_size
+        if size <= highest:
+            raise SandboxError(
+                "contract", f"the predictor has vocab_size {size}, the text has token {highest}"
+            )
+        rows = min(most_rows, predictor.rows, len(text.tokens))
         began = time.monotonic()
         code(predictor, stream_starts(len(text.tokens), rows), int(text.tokens[0]), charge)
         wall = time.monotonic() - began
-    found = charge.nats, charge.payload(), predictor.seconds, wall, predictor.limits
-    return Result(job, text, rows, predictor.vocab_size, *found)
+    return Result(
+        job, text, rows, size, charge.nats, charge.payload(), predictor.seconds, wall, predictor.limits
+    )
 
 
 def check_time(result: Result) -> Check:
     """Processor seconds (for a GPU wall clock) within the track's limit, stretched on a slower machine."""
-    track = result.job.track
-    if result.job.mode.device != track["device"]:
-        return skip("eval-time", f"on {result.job.mode.device}, the track's machine has {track['device']}")
-    stretch = max(result.job.slowness, slowness(track))  # before the score, and after it
+    job = result.job
+    track = job.track
+    if job.device != track["device"]:
+        return skip("eval-time", f"on {job.device}, the track's machine has {track['device']}")
+    stretch = max(job.slowness, job.measured_slowness())  # before the score, and after it
     seconds, kind = result.seconds, "processor seconds"
     if track["device"] == "cuda":
         stretch, seconds, kind = 1, result.wall, "seconds"
@@ -115,6 +145,9 @@ def check_time(result: Result) -> Check:
     return check("eval-time", seconds <= limit, text)
 
 
+# --- the second text --------------------------------------------------------------------------------------
+
+
 def by_document(result: Result) -> float:
     """Geometric mean of the documents' bits per byte: no large or odd document decides it alone."""
     tokens = result.text.tokens
@@ -123,8 +156,15 @@ def by_document(result: Result) -> float:
     return float(np.exp(np.log(np.maximum(bpb, TINY)).mean()))
 
 
-def check_second(result: Result, second: Text) -> Check:
-    """A model that has memorised the public text is worse on other text of its kind. Raises SandboxError."""
+def check_second(result: Result, tokenizer: Tokenizer) -> Check:
+    """A model that has memorised the public text is worse on other text of its kind.
+
+    Raises DataError, SandboxError.
+    """
+    documents = result.job.second_documents()
+    if documents is None:
+        return skip("second-text", "the track has no second text here; --second FILE names one")
+    second = encode(tokenizer, documents)
     rows = round(result.rows * len(second.tokens) / len(result.text.tokens))  # streams as long as the text's
     public = by_document(result)
     hidden = by_document(score_record(result.job, second, most_rows=max(1, rows)))
@@ -132,7 +172,7 @@ def check_second(result: Result, second: Text) -> Check:
     return check(
         "second-text",
         low <= hidden / public <= high,
-        f"{hidden:.4f} bits per byte, the mean over {len(second.documents)} documents that are in no "
+        f"{hidden:.4f} bits per byte, the mean over {len(documents)} documents that are in no "
         f"shard, is {hidden / public:.3f} times that of the public ones, expected {low} to {high}",
     )
 
@@ -140,7 +180,7 @@ def check_second(result: Result, second: Text) -> Check:
 # --- the proof --------------------------------------------------------------------------------------------
 
 
-def part_of(text: Text, tokenizer, size: int, rng: np.random.Generator) -> Text:
+def part_of(text: Text, tokenizer: Tokenizer, size: int, rng: np.random.Generator) -> Text:
     """`size` bytes of the text, from the start of a random document on."""
     whole = b"".join(text.documents)
     starts = np.cumsum([0, *map(len, text.documents)])[:-1]
@@ -149,10 +189,9 @@ def part_of(text: Text, tokenizer, size: int, rng: np.random.Generator) -> Text:
     return encode(tokenizer, [whole[start : start + size].decode(errors="ignore").encode()])
 
 
-def check_proof(result: Result) -> Iterator[Check]:
+def check_proof(result: Result, tokenizer: Tokenizer) -> Iterator[Check]:
     """Decode the text in a fresh sandbox, and compare the code's size with the nats. Raises SandboxError."""
     text = result.text
-    tokenizer = tokenizer_of(result.job)
     starts = stream_starts(len(text.tokens), result.rows)
     try:
         with result.job.predictor() as predictor:
@@ -176,27 +215,21 @@ def check_proof(result: Result) -> Iterator[Check]:
 # --- all of it ----------------------------------------------------------------------------------------------
 
 
-def referee(
-    job: PredictorJob, text: Text, proof: bool | int, rng: np.random.Generator
-) -> Iterator[Check | Result]:
+def referee(job: Job, text: Text, proof: bool | int, rng: np.random.Generator) -> Iterator[Check | Result]:
     """Score, second text and proof; the Result comes first. A SandboxError becomes a FAIL, the last line.
 
     `proof`: True for the whole text, or a number of bytes of it, or False.
     """
     try:
-        tokenizer = tokenizer_of(job)
+        tokenizer = load_tokenizer(job.tokenizer_path)
         result = score_record(job, text, proof is True)
         yield result
         yield check_time(result)
-        second = second_text(job.track, tokenizer, job.second)
-        if second is None:
-            yield skip("second-text", "the track has no second text here; --second FILE names one")
-        else:
-            yield check_second(result, second)
+        yield check_second(result, tokenizer)
         if proof and proof is not True:
             result = score_record(job, part_of(text, tokenizer, proof, rng), True)
         if proof:
-            yield from check_proof(result)
+            yield from check_proof(result, tokenizer)
         yield check("sandbox", True, "within its limits, expected so")
     except SandboxError as error:
         yield check("sandbox", False, f"{error.kind}: {error}")

@@ -4,17 +4,24 @@ import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import sentencepiece
 
-from data import corpus, shards
+from data import shards
 from data.command import DataError
-from data.files import parse_json, read_bytes, sha256
-from records.archive.tracks import Track, tokenizer_path
-from records.sandbox.jobs import PredictorJob
+from data.files import read_bytes, sha256
 
 Tokenizer = sentencepiece.SentencePieceProcessor
+
+
+class Rules(Protocol):
+    """What a score needs of a track: its rules by name, and its text with one vocabulary."""
+
+    dataset: dict[str, Any]
+
+    def __getitem__(self, name: str) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -54,11 +61,6 @@ def load_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def tokenizer_of(job: PredictorJob) -> Tokenizer:
-    """A job's tokenizer. Raises DataError."""
-    return load_tokenizer(job.tokenizer_path)
-
-
 def decode(tokenizer: Tokenizer, tokens: np.ndarray) -> Text:
     """The documents that the tokens decode to; each begins with a BOS. Raises DataError."""
     starts = np.flatnonzero(tokens == tokenizer.bos_id())
@@ -82,35 +84,13 @@ def encode(tokenizer: Tokenizer, documents: list[bytes]) -> Text:
     return Text(documents, np.array([i for row in rows for i in row], np.uint16))
 
 
-def read_documents(path: Path) -> list[bytes]:
-    """Raw documents: a JSON string a line. Raises DataError."""
-    try:
-        lines = read_bytes(path).decode().split("\n")
-        return [parse_json(line).encode() for line in lines if line]
-    except (ValueError, AttributeError) as error:
-        raise DataError(f"{path}: {error}; expected a JSON string a line, one for a document") from None
-
-
-def validation_text(track: Track, data: Path) -> Text:
+def validation_text(track: Rules, data: Path) -> Text:
     """The track's validation text. Raises DataError if it is another text."""
     folder = data / "datasets" / track.dataset["name"]
-    tokenizer = load_tokenizer(tokenizer_path(track, data))
+    tokenizer = load_tokenizer(data / "tokenizers" / track.dataset["tokenizer"])
     tokens = shards.read_split(folder, "val")
     text = decode(tokenizer, tokens)
     for name, found in (("val_sha256", text.sha256), ("logged_val_sha256", sha256(tokens))):
         if (expected := track.dataset[name]) not in (None, found):
             raise DataError(f"{folder}: the validation text has {name} {found}, expected {expected}")
     return text
-
-
-def second_text(track: Track, tokenizer: Tokenizer, given: Path | None) -> Text | None:
-    """A second text of the same kind, which is in no shard; None if the track has none.
-
-    It comes from a file of JSON strings (one document a line), or, for the demo corpus, from the installed
-    packages. Raises DataError.
-    """
-    if given:
-        return encode(tokenizer, read_documents(given))
-    if track.dataset["second"] == "demo":
-        return encode(tokenizer, [text for _, text in corpus.demo_documents("second")])
-    return None

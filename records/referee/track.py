@@ -11,23 +11,25 @@ tokenizers of the track that are here. What track.json says already stays as it 
 """
 
 import copy
+import hashlib
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
+from data import check, shards
 from data.command import DataError, UsageError, say, shell
 from data.door import Commands, Number
-from data.files import write_whole
-from data.shards import load_manifest
+from data.files import sha256, write_whole
 from records.archive.tracks import DATA, RECORDS, YARDSTICKS, Yardstick, load_track
 from records.referee.compressors import measure, training_text
-from records.referee.facts import read_facts
-from records.referee.text import validation_text
+from records.referee.text import decode, validation_text
 
 TRACK = "track.json"
+of_data = click.option("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/")
 
 
 def write_json(path: Path, value: dict) -> None:
@@ -37,6 +39,56 @@ def write_json(path: Path, value: dict) -> None:
 @click.group(cls=Commands, help=__doc__)
 def main() -> None:
     pass
+
+
+# --- what track.json says of a dataset --------------------------------------------------------------------
+
+
+def text_sha256(paths: Iterable[Path], tokenizer: shards.Tokenizer) -> str:
+    """sha256 over the sha256 of each document, decoded one by one: the text may be larger than the memory."""
+    total = hashlib.sha256()
+    for _, tokens in shards.documents(paths, tokenizer.bos_id):
+        text = decode(tokenizer.processor, tokens)
+        total.update(hashlib.sha256(text.documents[0]).digest())
+    return total.hexdigest()
+
+
+def headers_sha256(paths: Iterable[Path]) -> str:
+    """Of the shards' headers, as a log has it."""
+    total = hashlib.sha256()
+    for path in paths:
+        with open(path, "rb") as file:
+            total.update(file.read(shards.HEADER_BYTES))
+    return total.hexdigest()
+
+
+def read_facts(data: Path, dataset: str, tokenizer_name: str) -> tuple[dict, dict]:
+    """A dataset's facts by their names in track.json: of the text, and of its tokens.
+
+    Every shard is checked first. Raises DataError.
+    """
+    folder = data / "datasets" / dataset
+    say(f"{dataset}: reading all shards of {folder}")
+    tokenizer = shards.Tokenizer(data / "tokenizers" / tokenizer_name)
+    val, train = shards.find_shards(folder)
+    headers = {path: shards.read_header(path) for path in train + val}
+    for path in headers:
+        shards.raise_failed(check.verify_shard(path, tokenizer))
+    shards.raise_failed(check.verify_set(folder, headers, whole=True))
+    tokens = shards.read_split(folder, "val")
+    text = decode(tokenizer.processor, tokens)
+    of_text = {
+        "val_sha256": text.sha256,
+        "train_sha256": text_sha256(train, tokenizer),
+        "val_bytes": text.bytes,
+    }
+    of_tokens = {
+        "tokenizer_sha256": tokenizer.sha256.hex(),
+        "val_tokens": len(tokens) - 1,  # all but the first are scored
+        "logged_val_sha256": sha256(tokens),
+        "logged_train_sha256": headers_sha256(train),
+    }
+    return of_text, of_tokens
 
 
 # --- new --------------------------------------------------------------------------------------------------
@@ -49,7 +101,7 @@ def main() -> None:
 @click.option("--budget-bytes", type=click.IntRange(1), required=True, help="of artifact and code")
 @click.option("--title", help="[default: operations, bytes and text in words]")
 @click.option("--like", type=Path, default=RECORDS / "track_floppy", help="the track with all other rules")
-@click.option("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/")
+@of_data
 def new(
     folder: Path,
     dataset: str,
@@ -62,24 +114,21 @@ def new(
     """Write the track.json of a new track, with the hashes of a text that is here."""
     if not re.fullmatch("track_[a-z0-9_]+", folder.name) or (folder / TRACK).exists():
         raise UsageError(f"{folder}: expected a new folder with a name like records/track_tales")
-    manifest = load_manifest(data / "datasets" / dataset)
+    place = data / "datasets" / dataset
+    manifest = shards.load_manifest(place)
     if manifest is None:
-        raise DataError(
-            f"{data / 'datasets' / dataset}: holds no manifest.json, expected what data prepare makes"
-        )
+        raise DataError(f"{place}: holds no manifest.json, expected what data prepare makes")
     tokenizer = Path(manifest["tokenizer"]["file"]).name
-    say(f"reading all shards of {dataset}")
-    of_text, of_tokens = read_facts(data / "datasets" / dataset, data / "tokenizers" / tokenizer)
-    rules = copy.deepcopy(load_track(like).rules)
+    of_text, of_tokens = read_facts(data, dataset, tokenizer)
+    vocabulary = {"name": dataset, "tokenizer": tokenizer} | of_tokens
     second = "demo" if manifest["name"] == "demo" else None
-    rules["dataset"] = of_text | {"second": second}
-    rules["dataset"]["vocabularies"] = [{"name": dataset, "tokenizer": tokenizer} | of_tokens]
-    rules |= {
+    rules = load_track(like).rules | {
+        "title": title or f"{operations:g} operations, {budget_bytes:,} bytes, {manifest['name']}",
         "train_flops": int(operations),
         "budget_bytes": budget_bytes,
         "artifact_below": budget_bytes + 1,
+        "dataset": of_text | {"second": second, "vocabularies": [vocabulary]},
     }
-    rules["title"] = title or f"{operations:g} operations, {budget_bytes:,} bytes, {manifest['name']}"
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / TRACK, rules)
     load_track(folder)
@@ -111,7 +160,7 @@ def put(place: dict, facts: dict, folder: Path) -> None:
 
 @main.command()
 @click.argument("folder", type=Path, metavar="TRACK_FOLDER")
-@click.option("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/")
+@of_data
 def fill(folder: Path, data: Path) -> int:
     """Write the nulls of a track.json from the shards that are here."""
     track = load_track(folder)
@@ -119,14 +168,14 @@ def fill(folder: Path, data: Path) -> int:
     dataset = rules["dataset"]
     read = 0
     for vocabulary in dataset["vocabularies"]:
-        shards = data / "datasets" / vocabulary["name"]
-        if not any(shards.glob("*.bin")):
-            say(f"{vocabulary['name']}: left as it is, since {shards} holds no shards")
+        name = vocabulary["name"]
+        place = data / "datasets" / name
+        if not any(place.glob("*.bin")):
+            say(f"{name}: left as it is, since {place} holds no shards")
             continue
-        say(f"{vocabulary['name']}: reading all shards of {shards}")
-        of_text, of_tokens = read_facts(shards, data / "tokenizers" / vocabulary["tokenizer"])
-        put(dataset, of_text, shards)
-        put(vocabulary, of_tokens, shards)
+        of_text, of_tokens = read_facts(data, name, vocabulary["tokenizer"])
+        put(dataset, of_text, place)
+        put(vocabulary, of_tokens, place)
         read += 1
     if not read:
         raise DataError(f"{data}: holds the shards of no dataset of the track; --data names the folder")
@@ -144,7 +193,7 @@ def fill(folder: Path, data: Path) -> int:
 
 @main.command()
 @click.argument("folder", type=Path, metavar="TRACK_FOLDER")
-@click.option("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/")
+@of_data
 @click.option("--dataset", help="one of the track's  [default: its first]")
 @click.option("--write", is_flag=True, help=f"keep the rows in the track's {YARDSTICKS}")
 def yardsticks(folder: Path, data: Path, dataset: str | None, write: bool) -> int:

@@ -16,9 +16,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from data.command import REPO, printable
+from records.sandbox.errors import NoSandbox
 from records.sandbox.filesystem import EMPTY, WRITABLE, own_files
 from records.sandbox.installation import Files
-from records.sandbox.limits import NoSandbox
 
 # --- the program ------------------------------------------------------------------------------------------
 

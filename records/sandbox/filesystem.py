@@ -17,8 +17,9 @@ from pathlib import Path
 
 from data.files import scratch_folder
 from records.sandbox import mounts
+from records.sandbox.errors import MachineFull, NoSandbox
 from records.sandbox.installation import Files
-from records.sandbox.limits import MachineFull, NoSandbox, kill
+from records.sandbox.limits import kill
 
 INODES = 1 << 16  # files and folders that a sandbox may make
 CHUNK = 1 << 30  # bytes that the system copies in one call

@@ -13,21 +13,16 @@ from pathlib import Path
 
 import numpy as np
 
+from data import corpus
 from data.command import REPO, DataError, warn_once
-from data.files import read_bytes, scratch_folder, sha256
+from data.files import parse_json, read_bytes, scratch_folder, sha256
 from records.archive.folders import SCRIPT, run_artifact
 from records.archive.runs import configuration, is_run, named_dataset, named_tokenizer, own_track
 from records.archive.tracks import DATA, RECORDS, Track, load_track, tokenizer_path
+from records.sandbox.errors import SandboxError
 from records.sandbox.inside import worker
 from records.sandbox.limits import Limits
-from records.sandbox.predictor import (
-    Mode,
-    RemotePredictor,
-    SandboxError,
-    memory_file,
-    on_this_machine,
-    watched,
-)
+from records.sandbox.predictor import Mode, RemotePredictor, memory_file, on_this_machine, watched
 
 SLOWEST = 8  # how many times slower than the track's machine a machine may be
 SPEED_SIZE = 1024  # of the square matrices whose product is timed
@@ -46,6 +41,25 @@ class PredictorJob:
     limits: Limits
     slowness: float  # of this machine beside the track's
     second: Path | None = None  # file with the second text
+
+    @property
+    def device(self) -> str:
+        return self.mode.device
+
+    def measured_slowness(self) -> float:
+        """`slowness` once more, now."""
+        return slowness(self.track)
+
+    def second_documents(self) -> list[bytes] | None:
+        """A second text of the same kind, which is in no shard; None if the track has none.
+
+        It comes from a file, or, for the demo corpus, from the installed packages. Raises DataError.
+        """
+        if self.second:
+            return read_documents(self.second)
+        if self.track.dataset["second"] == "demo":
+            return [text for _, text in corpus.demo_documents("second")]
+        return None
 
     @property
     def name(self) -> bytes:
@@ -78,6 +92,15 @@ class PredictorJob:
                 except SandboxError as error:
                     where = f"{self.script}: " if error.kind == "record" else ""
                     raise SandboxError(error.kind, f"{where}{error}") from None
+
+
+def read_documents(path: Path) -> list[bytes]:
+    """Raw documents: a JSON string a line. Raises DataError."""
+    try:
+        lines = read_bytes(path).decode().split("\n")
+        return [parse_json(line).encode() for line in lines if line]
+    except (ValueError, AttributeError) as error:
+        raise DataError(f"{path}: {error}; expected a JSON string a line, one for a document") from None
 
 
 def processor_speed(size: int = SPEED_SIZE) -> float:

@@ -17,20 +17,13 @@ from typing import BinaryIO
 import psutil
 
 from records.sandbox.cgroups import Group, Usage
+from records.sandbox.errors import MachineFull
 
 LEAST_FREE = 256 << 20  # bytes of memory that this machine must keep, whoever holds them
 NEAR = 0.9  # of its limit: below, it was the machine that had no more memory
 WATCHDOG = "watchdog"
 TAIL = 2000  # bytes that are kept of what a process writes
 LOOK_SECONDS = 0.1  # between two looks
-
-
-class NoSandbox(Exception):
-    """This machine cannot run foreign code: there is no sandbox. It says nothing of the record."""
-
-
-class MachineFull(NoSandbox):
-    """This machine has no memory left. It says nothing of the record."""
 
 
 @dataclass(frozen=True)

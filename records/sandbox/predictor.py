@@ -19,22 +19,15 @@ from data.command import printable
 from data.files import locked
 from records.sandbox import bubblewrap, cgroups
 from records.sandbox.cgroups import Group
+from records.sandbox.errors import NoSandbox, SandboxError
 from records.sandbox.filesystem import own_files
 from records.sandbox.inside import worker
 from records.sandbox.installation import Files, installation
-from records.sandbox.limits import Limits, NoSandbox, Watchdog, kill
+from records.sandbox.limits import Limits, Watchdog, kill
 
 MAX_FILES = 1024  # that a process has open at once: as many as most systems allow
 MAX_ANSWER = 1 << 28  # bytes of logits
 LOCKS = Path("/tmp")  # on every machine, and whatever a caller's TMPDIR
-
-
-class SandboxError(Exception):
-    """The record broke a limit or the protocol, raised, or died. `kind` says which."""
-
-    def __init__(self, kind: str, message: str):
-        super().__init__(message)
-        self.kind = kind
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,9 @@ from records.archive.submission import ClaimedRun
 from records.referee import coder, scoring
 from records.referee.text import Text
 from records.sandbox import bubblewrap, cgroups, filesystem, installation, jobs, limits, predictor
+from records.sandbox.errors import MachineFull, NoSandbox
 from records.sandbox.installation import Files
-from records.sandbox.limits import Limits, MachineFull, NoSandbox, Watchdog
+from records.sandbox.limits import Limits, Watchdog
 from records.sandbox.predictor import Mode, watched
 from records.verify import retrain
 from records.verify.papers import check_papers

@@ -30,7 +30,7 @@ from records.archive.tracks import load_track
 from records.referee import coder, scoring
 from records.referee.sample import sample
 from records.referee.scoring import Result
-from records.referee.text import load_tokenizer, second_text, validation_text
+from records.referee.text import load_tokenizer, validation_text
 from records.sandbox import bubblewrap, installation, jobs
 from records.sandbox import limits as watch
 from records.sandbox import predictor as sandbox
@@ -544,9 +544,9 @@ def step(self, ids):
 @pytest.mark.slow
 @sandboxed
 def test_processor_seconds_are_held_against_the_track_s(stand, bigram, monkeypatch):
-    monkeypatch.setattr(scoring, "slowness", lambda track: 1.0)
     monkeypatch.setattr(jobs, "slowness", lambda track: 3.0)
     job = stand.job(bigram)
+    monkeypatch.setattr(jobs, "slowness", lambda track: 1.0)
     result, checks = stand.judge(job)
     assert failed(checks) == set() and "3.00 times slower" in str(checks[0])
     limit = 3.0 * job.track["eval_seconds"]
@@ -905,7 +905,7 @@ def test_a_text_that_is_not_the_track_s_is_an_error_of_one_line(stand, tmp_path)
         path = tmp_path / "second.jsonl"
         path.write_text(broken, encoding="latin-1")
         with pytest.raises(DataError, match="expected a JSON string a line"):
-            second_text(track, load_tokenizer(stand.corpus.tokenizer_path), path)
+            jobs.read_documents(path)
 
 
 def command(stand: Stand, name: str, *args, **environment) -> subprocess.CompletedProcess:
@@ -933,10 +933,12 @@ def test_the_commands(stand, bigram, tmp_path):
     done = command(stand, "compress", bigram, text, "-o", tmp_path / "no/such/folder.bg")
     assert done.returncode == 2 and re.fullmatch(r"error: .* cannot be written: .*\n", done.stderr)
     second = stand.data / "second.jsonl"
-    done = command(stand, "score", bigram, "--second", second, "--seed", "5")
-    assert done.returncode == 0 and "\nval_bpb: " in done.stdout and "seed: 5\n" in done.stdout, done
-    done = command(stand, "prove", bigram, "--bytes", "900")
-    assert done.returncode == 0 and "\nPASS proof: " in done.stdout, done
+    done = command(stand, "score", bigram, "--second", second)
+    assert done.returncode == 0 and "\nval_bpb: " in done.stdout and "PASS second-text: " in done.stdout, done
+    done = command(stand, "prove", bigram, "--bytes", "900", "--seed", "5")
+    assert done.returncode == 0 and done.stdout.startswith("seed: 5\n"), done
+    assert "\nPASS proof: " in done.stdout
+    assert "\nSKIP verdict: only a proof of the whole" in done.stdout
 
 
 # --- samples ----------------------------------------------------------------------------------------------
