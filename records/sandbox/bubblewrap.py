@@ -16,6 +16,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from data.command import REPO, printable
+from data.files import scratch_folder
 from records.sandbox.errors import NoSandbox
 from records.sandbox.filesystem import EMPTY, WRITABLE, own_files
 from records.sandbox.installation import Files
@@ -35,11 +36,11 @@ def programs() -> list[str]:
 
 def complaint(path: str) -> str:
     """What a bwrap says that can make no sandbox here; nothing if it can."""
-    room = ["--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
-    apart = ["--unshare-pid", "--unshare-net", "--unshare-ipc"]
+    shown = ["--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
+    words = [path, *shown, "--unshare-pid", "--unshare-net", "--unshare-ipc", "true"]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     try:
-        with own_files(lambda place: [path, *room, *apart, "true"], {}, 1 << 20, **pipes) as (process, _):
+        with scratch_folder() as place, own_files(place, words, {}, 1 << 20, **pipes) as (process, _):
             said = process.stderr.read()
             code = process.wait()
     except (OSError, NoSandbox) as error:
@@ -99,9 +100,15 @@ REFUSED = {  # by name the numbers on x86_64 and aarch64
     "mount_setattr": (442, 442),
 }
 CLONE, CLONE3, NEW_USER = (56, 220), 435, 0x10000000
+X32 = 0x40000000  # numbers of x32 begin here
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # instructions of a filter of calls
 ALLOW, REFUSE, NOT_HERE = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
 CALL, ARCHITECTURE, FLAGS = 0, 4, 16  # where struct seccomp_data has the number and the first argument
+
+
+def answered(test: int, operand: int, answer: int) -> list[tuple[int, int, int, int]]:
+    """Two lines of a filter: they answer calls that pass a test. Other calls go on behind them."""
+    return [(test, 0, 1, operand), (RETURN, 0, 0, answer)]
 
 
 def refused_calls() -> bytes:
@@ -110,22 +117,18 @@ def refused_calls() -> bytes:
     clone may make no namespace of users. The flags of clone3 cannot be read here, so it is said to be
     missing, and libc takes clone. On a machine that MACHINES lacks, all calls are allowed.
     """
-    if platform.machine() not in MACHINES:
-        return struct.pack("<HBBI", RETURN, 0, 0, ALLOW)
-    at = [*MACHINES].index(platform.machine())
-    numbers = [number[at] for number in REFUSED.values()]
-    # each line: instruction, lines to skip if it holds, if it does not, operand; the last four are answers
-    tests = [(EQUAL, CLONE3, "not here"), *((EQUAL, number, "refuse") for number in numbers)]
-    tests = [(AT_LEAST, 0x40000000, "refuse"), *tests]  # numbers of x32
-    end = len(tests) + 6
-    answers = {"allow": end, "refuse": end + 1, "not here": end + 2}
-    program = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 0, answers["refuse"] - 2, MACHINES[platform.machine()])]
-    program.append((LOAD, 0, 0, CALL))
-    for word, number, answer in tests:
-        program.append((word, answers[answer] - len(program) - 1, 0, number))
-    program.append((EQUAL, 0, 2, CLONE[at]))
-    program += [(LOAD, 0, 0, FLAGS), (ANY_BIT, 1, 0, NEW_USER)]
-    program += [(RETURN, 0, 0, answer) for answer in (ALLOW, REFUSE, NOT_HERE)]
+    # each line: instruction, lines to skip if it holds, if it does not, operand
+    allow = (RETURN, 0, 0, ALLOW)
+    machine = platform.machine()
+    if machine not in MACHINES:
+        return struct.pack("<HBBI", *allow)
+    at = [*MACHINES].index(machine)
+    program = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, MACHINES[machine]), (RETURN, 0, 0, REFUSE)]
+    program += [(LOAD, 0, 0, CALL), *answered(AT_LEAST, X32, REFUSE), *answered(EQUAL, CLONE3, NOT_HERE)]
+    for numbers in REFUSED.values():
+        program += answered(EQUAL, numbers[at], REFUSE)
+    flags = [(LOAD, 0, 0, FLAGS), *answered(ANY_BIT, NEW_USER, REFUSE)]
+    program += [(EQUAL, 0, len(flags), CLONE[at]), *flags, allow]
     return b"".join(struct.pack("<HBBI", *line) for line in program)
 
 

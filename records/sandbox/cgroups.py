@@ -10,7 +10,6 @@ import abc
 import contextlib
 import fcntl
 import functools
-import itertools
 import os
 import re
 import secrets
@@ -18,6 +17,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,13 +68,13 @@ def number(path: Path) -> int:
 
 
 class Group(abc.ABC):
-    """One sandbox's own folders. A lock on the first one is held as long as its referee lives."""
+    """One sandbox's own folders. Those above them are locked as long as its referee lives."""
 
     kind = ""
 
     def __init__(self, folders: list[Path]):
         self.folders = folders
-        self.lock = -1
+        self.locks = contextlib.ExitStack()
 
     def words(self) -> list[str]:
         """The command line that runs what follows it inside."""
@@ -82,12 +82,8 @@ class Group(abc.ABC):
 
     def make(self, memory: int, tasks: int) -> None:
         """Raises OSError."""
-        first = self.folders[0]
-        with locked(first.parent):  # nobody takes it for one that a killed referee left
-            first.mkdir()
-            self.lock = os.open(first, os.O_RDONLY | os.O_DIRECTORY)
-            fcntl.flock(self.lock, fcntl.LOCK_EX)
-        for folder in self.folders[1:]:
+        for folder in self.folders:
+            self.locks.enter_context(locked(folder.parent, shared=True))
             folder.mkdir()
         self.bound(memory, tasks)
 
@@ -109,41 +105,29 @@ class Group(abc.ABC):
         self.kill()
         for folder in self.folders:
             remove(folder)
-        if self.lock >= 0:
-            os.close(self.lock)
-            self.lock = -1
+        self.locks.close()
 
 
 class GroupV1(Group):
-    """One folder in each of three hierarchies."""
+    """One folder in each of three hierarchies, those of NEEDED_V1."""
 
     kind = "cgroup v1"
 
-    @property
-    def memory(self) -> Path:
-        return self.folders[0]
-
-    @property
-    def processor(self) -> Path:
-        return self.folders[1]
-
-    @property
-    def tasks(self) -> Path:
-        return self.folders[2]
-
     def bound(self, memory: int, tasks: int) -> None:
-        (self.memory / "memory.limit_in_bytes").write_text(str(memory))
+        of_memory, _, of_tasks = self.folders
+        (of_memory / "memory.limit_in_bytes").write_text(str(memory))
         with contextlib.suppress(OSError):  # this kernel counts no swap
-            (self.memory / "memory.memsw.limit_in_bytes").write_text(str(memory))
-        (self.tasks / "pids.max").write_text(str(tasks))
+            (of_memory / "memory.memsw.limit_in_bytes").write_text(str(memory))
+        (of_tasks / "pids.max").write_text(str(tasks))
 
     def usage(self) -> Usage:
+        memory, processor, tasks = self.folders
         return Usage(
-            number(self.processor / "cpuacct.usage") / 1e9,
-            number(self.memory / "memory.max_usage_in_bytes"),
-            number(self.tasks / "pids.current"),
-            pairs(self.memory / "memory.oom_control").get("oom_kill", 0) > 0,
-            pairs(self.tasks / "pids.events").get("max", 0),
+            number(processor / "cpuacct.usage") / 1e9,
+            number(memory / "memory.max_usage_in_bytes"),
+            number(tasks / "pids.current"),
+            pairs(memory / "memory.oom_control").get("oom_kill", 0) > 0,
+            pairs(tasks / "pids.events").get("max", 0),
         )
 
 
@@ -152,32 +136,29 @@ class GroupV2(Group):
 
     kind = "cgroup v2"
 
-    @property
-    def folder(self) -> Path:
-        return self.folders[0]
-
     def bound(self, memory: int, tasks: int) -> None:
-        (self.folder / "memory.max").write_text(str(memory))
+        (folder,) = self.folders
+        (folder / "memory.max").write_text(str(memory))
         with contextlib.suppress(OSError):  # this kernel counts no swap
-            (self.folder / "memory.swap.max").write_text("0")
-        (self.folder / "pids.max").write_text(str(tasks))
+            (folder / "memory.swap.max").write_text("0")
+        (folder / "pids.max").write_text(str(tasks))
 
     def usage(self) -> Usage:
+        (folder,) = self.folders
         return Usage(
-            pairs(self.folder / "cpu.stat").get("usage_usec", 0) / 1e6,
-            number(self.folder / "memory.peak") or number(self.folder / "memory.current"),
-            number(self.folder / "pids.current"),
-            pairs(self.folder / "memory.events").get("oom_kill", 0) > 0,
-            pairs(self.folder / "pids.events").get("max", 0),
+            pairs(folder / "cpu.stat").get("usage_usec", 0) / 1e6,
+            number(folder / "memory.peak") or number(folder / "memory.current"),
+            number(folder / "pids.current"),
+            pairs(folder / "memory.events").get("oom_kill", 0) > 0,
+            pairs(folder / "pids.events").get("max", 0),
         )
 
 
 class Scope(GroupV2):
     """A scope of systemd, which makes and removes the folder."""
 
-    def __init__(self, words: list[str]):
+    def __init__(self):
         super().__init__([])
-        self.manager = words
         self.unit = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}.scope"
         self.options: list[str] = []
         self.last = Usage(0.0, 0, 0)
@@ -187,18 +168,20 @@ class Scope(GroupV2):
         self.options = [f"--property={name}={value}" for name, value in values.items()]
 
     def words(self) -> list[str]:
-        return [*self.manager, "--scope", "--quiet", "--collect", f"--unit={self.unit}", *self.options, "--"]
+        manager = ["systemd-run", "--scope", "--quiet", "--collect", f"--unit={self.unit}"]
+        if os.geteuid():
+            manager.append("--user")
+        return [*manager, *self.options, "--"]
 
     def find(self) -> None:
         """The folder, once systemd has made it."""
-        root = mounts().get("cgroup2")
-        found = next(root.rglob(self.unit), None) if root and not self.folders else None
-        self.folders = [found] if found else self.folders
+        if not self.folders:
+            self.folders = list(mounts()["cgroup2"].rglob(self.unit))
 
     def usage(self) -> Usage:
         """The last one that could be read: an empty scope is removed at once."""
         self.find()
-        if self.folders and (self.folder / "cpu.stat").exists():
+        if self.folders and (self.folders[0] / "cpu.stat").exists():
             found = super().usage()
             if found.seconds >= self.last.seconds:
                 self.last = found
@@ -209,36 +192,26 @@ class Scope(GroupV2):
         super().kill()
 
 
-def processes(folder: Path) -> list[int]:
-    """The processes of a group."""
-    try:
-        return [int(line) for line in (folder / "cgroup.procs").read_text().split()]
-    except OSError:
-        return []
-
-
 def end_all(folder: Path) -> None:
     """End the processes of a group."""
     with contextlib.suppress(OSError):
         (folder / "pids.max").write_text("0")  # nothing new is born meanwhile
     ends = time.monotonic() + END_SECONDS
-    while (members := processes(folder)) and time.monotonic() < ends:
-        for pid in members:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
+    with contextlib.suppress(OSError):  # the group has gone
+        while (members := (folder / "cgroup.procs").read_text().split()) and time.monotonic() < ends:
+            for pid in members:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            time.sleep(0.01)
 
 
 def remove(folder: Path) -> None:
     """A group without processes goes once the kernel has let go of the last one."""
     ends = time.monotonic() + END_SECONDS
-    while folder.exists():
-        try:
+    while folder.exists() and time.monotonic() < ends:
+        with contextlib.suppress(OSError):
             folder.rmdir()
-        except OSError:
-            if time.monotonic() > ends:
-                return
-            time.sleep(0.02)
+        time.sleep(0.01)
 
 
 # --- what this machine has --------------------------------------------------------------------------------
@@ -277,7 +250,7 @@ def home(controller: str) -> Path | None:
     return folder if folder.is_dir() else root
 
 
-def groups_v1() -> GroupV1 | None:
+def group_v1() -> GroupV1 | None:
     """A group of version 1 that is still to be made."""
     homes = [home(name) for name in NEEDED_V1]
     if None in homes:
@@ -286,7 +259,7 @@ def groups_v1() -> GroupV1 | None:
     return GroupV1([folder / name for folder in homes])
 
 
-def groups_v2() -> GroupV2 | None:
+def group_v2() -> GroupV2 | None:
     """A group of version 2 below the own one, if that was delegated to us and hands its controllers on."""
     folder = home("cgroup2")
     if folder is None:
@@ -303,21 +276,16 @@ def groups_v2() -> GroupV2 | None:
 
 def scope() -> Scope | None:
     """A scope of systemd's that is still to be made."""
-    if shutil.which("systemd-run") is None or "cgroup2" not in mounts():
-        return None
-    return Scope(["systemd-run"] if os.geteuid() == 0 else ["systemd-run", "--user"])
-
-
-WAYS = [groups_v1, scope, groups_v2]
+    return Scope() if shutil.which("systemd-run") and "cgroup2" in mounts() else None
 
 
 def works(group: Group | None) -> bool:
     """Whether a process can be put into such a group, and is counted there."""
     if group is None:
         return False
+    burn = "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; sleep 0.2; echo"
     try:
         group.make(1 << 30, 64)
-        burn = "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; sleep 0.2; echo"
         words = [*group.words(), "/bin/sh", "-c", burn]
         with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
             ends = time.monotonic() + SCOPE_SECONDS
@@ -333,18 +301,18 @@ def works(group: Group | None) -> bool:
 
 
 @functools.cache
-def find() -> int | None:
-    """Which of WAYS works here; None where none does. What killed referees left is removed on the way."""
+def find() -> Callable[[], Group] | None:
+    """What makes groups here; None where nothing does. What killed referees left is removed on the way."""
     clean()
-    return next((place for place, way in enumerate(WAYS) if works(way())), None)
+    return next((way for way in (group_v1, scope, group_v2) if works(way())), None)
 
 
 def make(memory: int, tasks: int) -> Group | None:
     """A group with these limits, in bytes and in processes and threads; None where there are no cgroups."""
-    place = find()
-    if place is None:
+    way = find()
+    if way is None:
         return None
-    group = WAYS[place]()
+    group = way()
     try:
         group.make(memory, tasks)
     except BaseException:
@@ -354,24 +322,18 @@ def make(memory: int, tasks: int) -> Group | None:
 
 
 def clean() -> None:
-    """Remove the groups of referees that were killed, wherever they ran: nobody holds their locks."""
-    roots = {mounts()[name] for name in (*NEEDED_V1, "cgroup2") if name in mounts()}
-    found = [path for root in sorted(roots) for path in root.rglob(f"{PREFIX}*") if path.is_dir()]
-    by_name = itertools.groupby(sorted(found, key=lambda path: path.name), lambda path: path.name)
-    for name, folders in by_name:
-        if re.fullmatch(f"{PREFIX}[0-9a-f]{{16}}", name):
-            clean_one(list(folders))
+    """Remove the groups that killed referees left, wherever they ran: nobody locks the folders above them."""
+    for root in {mounts()[name] for name in (*NEEDED_V1, "cgroup2") if name in mounts()}:
+        for folder in [*root.rglob(f"{PREFIX}*")]:
+            if re.fullmatch(f"{PREFIX}[0-9a-f]{{16}}", folder.name):
+                clean_one(folder)
 
 
-def clean_one(folders: list[Path]) -> None:
-    """Remove the folders of one group, unless its referee lives."""
+def clean_one(folder: Path) -> None:
+    """Remove a group's folder, unless its referee may live."""
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-        for folder in folders:
-            stack.enter_context(locked(folder.parent))
-        for folder in folders:
-            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            stack.callback(os.close, lock)
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for folder in sorted(folders, key=lambda folder: not (folder / "pids.max").exists()):
-            end_all(folder)
-            remove(folder)
+        lock = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
+        stack.callback(os.close, lock)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        end_all(folder)
+        remove(folder)

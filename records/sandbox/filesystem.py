@@ -12,10 +12,9 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from data.files import scratch_folder
 from records.sandbox import mounts
 from records.sandbox.errors import MachineFull, NoSandbox
 from records.sandbox.installation import Files
@@ -88,7 +87,8 @@ def fill(files: Files, root: int, space: int) -> None:
 
 @contextlib.contextmanager
 def own_files(
-    command: Callable[[Path], Sequence[str]],
+    place: Path,
+    words: Sequence[str],
     files: Files,
     size: int,
     before: Sequence[str] = (),
@@ -97,16 +97,16 @@ def own_files(
 ) -> Iterator[tuple[subprocess.Popen, Path]]:
     """Run a command line that shows PLACE/files and PLACE/space to a sandbox; the process, and the space.
 
-    `command(PLACE)`: the line. `before`: what runs it. `size`: bytes of the space. `options` are Popen's.
+    `place`: an empty folder. `before`: what runs the line. `size`: bytes of the space. `options` are Popen's.
     The space can be read until the block ends, also of a process that has ended. Raises NoSandbox.
     """
     ours, theirs = socket.socketpair()
     with contextlib.ExitStack() as stack:
         stack.enter_context(ours)
-        place = stack.enter_context(scratch_folder())
         with theirs:
-            words = [sys.executable, "-I", "-S", "-B", mounts.__file__, theirs.fileno(), place, size, INODES]
-            line = [*before, *map(str, words), *command(place)]
+            python = [sys.executable, "-I", "-S", "-B", mounts.__file__]
+            mounting = [*python, theirs.fileno(), place, size, INODES]
+            line = [*before, *map(str, mounting), *words]
             process = subprocess.Popen(line, pass_fds=(*pass_fds, theirs.fileno()), **options)
         stack.enter_context(process)
         stack.callback(kill, process)

@@ -24,7 +24,6 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from itertools import chain
 from pathlib import Path
@@ -98,17 +97,6 @@ def cache_folder() -> Path:
     return folder
 
 
-@dataclass(frozen=True)
-class Kept:
-    """What of a module is kept beside its bytecode."""
-
-    docstrings: bool = False
-    read_again: bool = False  # the sources that torch reads again
-
-
-NOTHING = Kept()
-
-
 def bytecode(source: bytes, name: str, docstrings: bool = False) -> bytes:
     """What Python keeps in __pycache__, of a module whose statements all stand on line 1. Raises SyntaxError.
 
@@ -136,52 +124,47 @@ def beside(name: str) -> str:
     return f"{folder}/__pycache__/{file.removesuffix('.py')}.{sys.implementation.cache_tag}.pyc"
 
 
-def modules(
-    name: str, state: str, sources: Mapping[str, Path], kept: Kept = NOTHING
-) -> dict[str, Path | bytes]:
-    """Sources by their paths in a sandbox, as it gets them: empty, with bytecode beside them.
-
-    `state`: what changes when a source does. `name` is for people who look into the cache.
-    """
-    digest = hashlib.sha256(repr((RECIPE, sys.version, state, kept)).encode()).hexdigest()[:16]
-    cache = cache_folder() / f"{name}-{digest}"
-    if not cache.exists():
-        with tempfile.TemporaryDirectory(dir=cache.parent) as folder:
-            made = Path(folder, name)
-            make(made, sources, kept)
-            with contextlib.suppress(OSError):  # another process was quicker
-                made.rename(cache)
-    found = {}
-    for source, path in sources.items():
-        compiled = cache / file_name(source)
-        if compiled.exists():
-            found[source] = b""
-            found[beside(source)] = compiled
-        elif kept.read_again:
-            found[source] = path
-    return found
-
-
 def file_name(source: str) -> str:
     """Of a source's bytecode in the cache."""
     return hashlib.sha256(source.encode()).hexdigest()
 
 
-def make(folder: Path, sources: Mapping[str, Path], kept: Kept) -> None:
-    """Write the bytecode of sources."""
+def write_bytecode(folder: Path, sources: Mapping[str, Path], docstrings: bool, read_again: bool) -> None:
+    """Write the bytecode of sources, but of those that torch reads again where that matters."""
     folder.mkdir()
-    for name, path in sources.items():
+    for place, path in sources.items():
         source = path.read_bytes()
-        if not (kept.read_again and READ_AGAIN.search(source)):
+        if not (read_again and READ_AGAIN.search(source)):
             with contextlib.suppress(SyntaxError):  # of another Python: nobody can import it
-                (folder / file_name(name)).write_bytes(bytecode(source, name, kept.docstrings))
+                (folder / file_name(place)).write_bytes(bytecode(source, place, docstrings))
 
 
-def compiled(files: Files, name: str, state: str, kept: Kept = NOTHING) -> Files:
-    """The same files, but the modules among them as bytecode."""
+def compiled(
+    files: Files, name: str, state: str, docstrings: bool = False, read_again: bool = False
+) -> Files:
+    """The same files, but the modules among them are empty, with bytecode beside them.
+
+    `state`: what changes when a source does. `name` is for people who look into the cache. `docstrings`
+    stay where they are read. With `read_again`, the sources that torch reads again stay.
+    """
     sources = {p: path for p, path in files.items() if p.endswith(".py") and isinstance(path, Path)}
-    rest = {place: path for place, path in files.items() if place not in sources}
-    return rest | modules(name, state, sources, kept)
+    key = repr((RECIPE, sys.version, state, docstrings, read_again))
+    cache = cache_folder() / f"{name}-{file_name(key)[:16]}"
+    if not cache.exists():
+        with tempfile.TemporaryDirectory(dir=cache.parent) as folder:
+            made = Path(folder, name)
+            write_bytecode(made, sources, docstrings, read_again)
+            with contextlib.suppress(OSError):  # another process was quicker
+                made.rename(cache)
+    found = {place: source for place, source in files.items() if place not in sources}
+    for place, path in sources.items():
+        kept = cache / file_name(place)
+        if kept.exists():
+            found[place] = b""
+            found[beside(place)] = kept
+        elif read_again:
+            found[place] = path
+    return found
 
 
 # --- Python -----------------------------------------------------------------------------------------------
@@ -236,8 +219,10 @@ def package(name: str, device: str) -> Files:
             found[f"{site}/{file}"] = Path(f"{site}/{file}")
     if device == "cuda" and not text:
         return found
-    kept = Kept(docstrings=not text and name != "torch", read_again=name == "torch")  # numpy.ma reads its own
-    return compiled(found, f"{name}-{its.version}", f"{site} {its.read_text('RECORD')}", kept)
+    state = f"{site} {its.read_text('RECORD')}"
+    torch = name == "torch"
+    docstrings = not (text or torch)  # numpy.ma reads its own
+    return compiled(found, f"{name}-{its.version}", state, docstrings, read_again=torch)
 
 
 # --- the system -------------------------------------------------------------------------------------------

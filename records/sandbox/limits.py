@@ -21,7 +21,6 @@ from records.sandbox.errors import MachineFull
 
 LEAST_FREE = 256 << 20  # bytes of memory that this machine must keep, whoever holds them
 NEAR = 0.9  # of its limit: below, it was the machine that had no more memory
-WATCHDOG = "watchdog"
 TAIL = 2000  # bytes that are kept of what a process writes
 LOOK_SECONDS = 0.1  # between two looks
 
@@ -62,24 +61,22 @@ class Tree:
     It misses what lives shorter than a look, and memory that belongs to no process, such as memory files.
     """
 
+    kind = "watchdog"
+
     def __init__(self, process: subprocess.Popen):
         self.process = process
         self.seconds = 0.0
-        self.seen: dict[psutil.Process, float] = {}
+        self.seen: dict[psutil.Process, float] = {}  # seconds: no parent counts a child that it leaves alone
 
     def usage(self) -> Usage:
         """What the tree holds now, and all the seconds that were seen."""
         tasks = tree(self.process.pid)
-        self.count_seconds(tasks)
-        memory = sum(task["memory_info"].rss for task in tasks.values())
-        return Usage(self.seconds, memory, sum(task["num_threads"] for task in tasks.values()))
-
-    def count_seconds(self, tasks: dict[psutil.Process, dict]) -> None:
-        """Add up every process seen so far: no parent counts a child that it does not wait for."""
         times = {process: task["cpu_times"] for process, task in tasks.items()}
         self.seen |= {process: own.user + own.system for process, own in times.items()}
         accounts = sum(sum(own[:4]) for own in times.values())  # with the children that have ended
         self.seconds = max(self.seconds, accounts, sum(self.seen.values()))
+        memory = sum(task["memory_info"].rss for task in tasks.values())
+        return Usage(self.seconds, memory, sum(task["num_threads"] for task in tasks.values()))
 
 
 class Watchdog(threading.Thread):
@@ -105,7 +102,7 @@ class Watchdog(threading.Thread):
         self.limits = limits
         self.group = group
         self.account = group or Tree(process)
-        self.kind = group.kind if group else WATCHDOG
+        self.kind = self.account.kind
         self.space = space
         self.verdict: tuple[str, str] | None = None
         self.seconds = 0.0
@@ -141,25 +138,24 @@ class Watchdog(threading.Thread):
         used = self.account.usage()
         self.seconds = max(self.seconds, used.seconds)
         now = time.monotonic()
+        tasks = used.tasks + min(used.refused, 1)
         if self.written > limits.output:
-            self.end("output", f"wrote more than {limits.output} bytes to stdout")
+            self.verdict = "output", f"wrote more than {limits.output} bytes to stdout"
         elif used.tasks > limits.tasks or used.refused:
-            tasks = used.tasks + min(used.refused, 1)
-            self.end("tasks", f"has {tasks} processes and threads, at most {limits.tasks} are allowed")
+            found = f"has {tasks} processes and threads, at most {limits.tasks} are allowed"
+            self.verdict = "tasks", found
         elif used.memory > limits.memory or (used.killed and used.memory > NEAR * limits.memory):
-            self.end("memory", f"holds {used.memory >> 20} MiB, at most {limits.memory >> 20} are allowed")
+            found = f"holds {used.memory >> 20} MiB, at most {limits.memory >> 20} are allowed"
+            self.verdict = "memory", found
         elif self.seconds > limits.processor:
-            words = f"used more than {limits.processor:.4g} processor seconds: {self.seconds:.4g}"
-            self.end("time", words)
+            found = f"used more than {limits.processor:.4g} processor seconds: {self.seconds:.4g}"
+            self.verdict = "time", found
         elif now - self.began > limits.seconds:
-            self.end("time", f"took longer than {limits.seconds:.4g} seconds")
+            self.verdict = "time", f"took longer than {limits.seconds:.4g} seconds"
         elif (asked := self.asked) is not None and now - asked > limits.answer:
-            self.end("time", f"gave no answer for more than {limits.answer:.4g} seconds")
+            self.verdict = "time", f"gave no answer for more than {limits.answer:.4g} seconds"
         elif used.killed or psutil.virtual_memory().available < LEAST_FREE:
-            self.end("machine", "this machine is out of memory")
-
-    def end(self, kind: str, message: str) -> None:
-        self.verdict = kind, message
+            self.verdict = "machine", "this machine is out of memory"
 
     def stop(self) -> None:
         """Look a last time, and end what still lives."""

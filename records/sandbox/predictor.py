@@ -16,9 +16,8 @@ import numpy as np
 
 from data import shards
 from data.command import printable
-from data.files import locked
+from data.files import locked, scratch_folder
 from records.sandbox import bubblewrap, cgroups
-from records.sandbox.cgroups import Group
 from records.sandbox.errors import NoSandbox, SandboxError
 from records.sandbox.filesystem import own_files
 from records.sandbox.inside import worker
@@ -95,44 +94,6 @@ def memory_file() -> BinaryIO:
     return tempfile.TemporaryFile(buffering=0)
 
 
-@contextlib.contextmanager
-def started(
-    words: Sequence[str],
-    given: Files,
-    imports: Iterable[str],
-    mode: Mode,
-    limits: Limits,
-    group: Group | None,
-    pass_fds: tuple[int, ...],
-    **pipes,
-) -> Iterator[tuple[subprocess.Popen, Path | None]]:
-    """Start a command line in a sandbox and a cgroup, until the block ends; also the space that it writes to.
-
-    Without a sandbox there is no such space.
-    """
-    options = {"bufsize": 0, "cwd": "/", "start_new_session": True, "env": environment(mode), **pipes}
-    before = group.words() if group else []
-    if mode.trust:
-        with subprocess.Popen([*before, *words], pass_fds=pass_fds, **options) as process:
-            yield process, None
-        return
-    if bubblewrap.find() is None:
-        raise NoSandbox(f"foreign code is refused: {bubblewrap.why_none()}")
-    bubblewrap.check_given(given, mode.hidden)
-    files = installation(tuple(imports), mode.device) | given
-    with memory_file() as filters:
-        filters.write(bubblewrap.refused_calls())
-        filters.seek(0)
-        rules = filters.fileno()
-
-        def command(place: Path) -> list[str]:
-            room = bubblewrap.command(place, files, mode.device)
-            return [*room, "--seccomp", str(rules), "--", *lowered(mode, limits), *words]
-
-        with own_files(command, files, 4 * limits.files, before, (*pass_fds, rules), **options) as found:
-            yield found
-
-
 def lock_folder() -> Path:
     """The folder whose lock all sandboxes of this machine take, whoever starts them. Raises NoSandbox."""
     folder = LOCKS / "bytegolf-sandboxes"
@@ -157,6 +118,21 @@ def on_this_machine(sees_text: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def walled(
+    words: Sequence[str], files: Files, mode: Mode, limits: Limits, pass_fds: tuple[int, ...], **more
+) -> Iterator[tuple[subprocess.Popen, Path]]:
+    """Start a command line in a sandbox, until the block ends; also the space that it writes to."""
+    with scratch_folder() as place, memory_file() as filters:
+        filters.write(bubblewrap.refused_calls())
+        filters.seek(0)
+        walls = bubblewrap.command(place, files, mode.device)
+        line = [*walls, "--seccomp", str(filters.fileno()), "--", *lowered(mode, limits), *words]
+        fds = (*pass_fds, filters.fileno())
+        with own_files(place, line, files, 4 * limits.files, pass_fds=fds, **more) as found:
+            yield found
+
+
+@contextlib.contextmanager
 def watched(
     words: Sequence[str],
     given: Files,
@@ -171,17 +147,25 @@ def watched(
     It sees the files `given`, the packages `imports` and Python. What it writes to stderr, or to stdout where
     that is the same, is bounded. `pipes` are Popen's stdin, stdout and stderr. Raises NoSandbox.
     """
-    group = cgroups.make(limits.memory, limits.tasks)
-    try:
-        with started(words, given, imports, mode, limits, group, pass_fds, **pipes) as (process, space):
-            watchdog = Watchdog(process, process.stderr or process.stdout, limits, group, space)
-            try:
-                yield watchdog
-            finally:
-                watchdog.stop()
-    finally:
+    options = {"bufsize": 0, "cwd": "/", "start_new_session": True, "env": environment(mode), **pipes}
+    with contextlib.ExitStack() as stack:
+        group = cgroups.make(limits.memory, limits.tasks)
         if group:
-            group.remove()
+            stack.callback(group.remove)
+        before = group.words() if group else []
+        if mode.trust:
+            process = stack.enter_context(subprocess.Popen([*before, *words], pass_fds=pass_fds, **options))
+            space = None
+        else:
+            if bubblewrap.find() is None:
+                raise NoSandbox(f"foreign code is refused: {bubblewrap.why_none()}")
+            bubblewrap.check_given(given, mode.hidden)
+            files = installation(tuple(imports), mode.device) | given
+            walls = walled(words, files, mode, limits, pass_fds, before=before, **options)
+            process, space = stack.enter_context(walls)
+        watchdog = Watchdog(process, process.stderr or process.stdout, limits, group, space)
+        stack.callback(watchdog.stop)
+        yield watchdog
 
 
 # --- the contract -----------------------------------------------------------------------------------------
@@ -195,18 +179,14 @@ class RemotePredictor:
     """
 
     def __init__(self, memory: BinaryIO, watchdog: Watchdog, most_rows: int):
-        self.process = process = watchdog.process
+        self.process = watchdog.process
         self.memory = memory
         self.watchdog = watchdog
         self.answers = [np.zeros(0, np.float32)] * 2  # the last one and the one before
         self.early = select.poll()
-        self.early.register(process.stdout, select.POLLIN)
+        self.early.register(self.process.stdout, select.POLLIN)
         self.watchdog.asked = time.monotonic()
-        self.vocab_size, self.rows = self.receive()
-        self.check_facts(most_rows)
-
-    def check_facts(self, most_rows: int) -> None:
-        size, rows = self.vocab_size, self.rows
+        self.vocab_size, self.rows = size, rows = self.receive()
         if not (0 < size <= shards.IDS and 0 < rows <= most_rows and 4 * rows * size <= MAX_ANSWER):
             raise SandboxError(
                 "contract",

@@ -5,7 +5,6 @@ referee score a record of the real script.
 """
 
 import hashlib
-import importlib.metadata
 import json
 import math
 import os
@@ -35,7 +34,7 @@ from records.sandbox import bubblewrap, installation, jobs
 from records.sandbox import limits as watch
 from records.sandbox import predictor as sandbox
 from records.sandbox.inside import worker
-from records.sandbox.installation import beside, modules
+from records.sandbox.installation import beside, compiled
 from records.sandbox.jobs import PredictorJob, find_job
 from tests.kit import helpers, record_kit
 from tests.kit.data_kit import call, refused
@@ -308,7 +307,7 @@ class Fixed:
 
     def __exit__(self, *_) -> None:
         self.seconds = 1.0
-        self.limits = watch.WATCHDOG
+        self.limits = "watchdog"
 
     def start(self, rows: int) -> np.ndarray:
         return np.zeros((rows, self.vocab_size), np.float32)
@@ -776,30 +775,20 @@ def test_torch_compile_works_in_the_sandbox(stand, tmp_path):
     assert "compiled, and the sum is 12.0" in str(checks[-1]), checks[-1]
 
 
-def test_a_package_of_the_corpus_is_there_as_bytecode_alone():
-    found = installation.package("tqdm", "cpu")
-    sources = [place for place in found if place.endswith(".py")]
-    assert len(sources) > 20 and not any(found[place] for place in sources)
-    assert all(found[beside(place)].exists() for place in sources)
-    std = next(path for place, path in found.items() if "/tqdm/__pycache__/std." in place).read_bytes()
-    source = Path(importlib.metadata.distribution("tqdm").locate_file("tqdm/std.py")).read_text()
-    assert "Decorate an iterable object" in source and b"Decorate an iterable object" not in std
-
-
 def test_bytecode_is_made_once_and_without_a_home_too(tmp_path, monkeypatch):
     source = tmp_path / "x.py"
     source.write_text("a = 1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    made = modules("x", "1", {"/x.py": source})
+    made = compiled({"/x.py": source}, "x", "1")
     (kept,) = (tmp_path / "cache/bytegolf").iterdir()
     assert made["/x.py"] == b"" and made[beside("/x.py")].parent == kept
     source.unlink()
-    assert modules("x", "1", {"/x.py": source}) == made
+    assert compiled({"/x.py": source}, "x", "1") == made
     source.write_text("a = 2")
-    assert modules("x", "2", {"/x.py": source}) != made
+    assert compiled({"/x.py": source}, "x", "2") != made
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    elsewhere = modules("x", "1", {"/x.py": source})[beside("/x.py")]
+    elsewhere = compiled({"/x.py": source}, "x", "1")[beside("/x.py")]
     assert tmp_path not in elsewhere.parents and elsewhere.exists()
 
 
