@@ -155,39 +155,6 @@ class NGrams:
 def load_predictor(artifact, device):
     return NGrams(artifact)
 """,
-    "a GRU in its own format": """
-import json
-
-
-class Gru:
-    vocab_size, rows, width = 400, 64, 24
-
-    def __init__(self, seed):
-        rng = np.random.default_rng(seed)
-        self.inputs, self.recurrent = rng.normal(size=(2, 3, 24, 24)) / 5
-        self.words = rng.normal(size=(400, 24))
-
-    def start(self, rows):
-        self.state = np.zeros((rows, self.width))
-        return self.logits()
-
-    def logits(self):
-        return (self.state @ self.words.T).astype(np.float32) * 300 + 1000
-
-    def step(self, ids):
-        x = self.words[ids]
-        update, reset = (
-            1 / (1 + np.exp(-x @ self.inputs[i] - self.state @ self.recurrent[i])) for i in range(2)
-        )
-        new = np.tanh(x @ self.inputs[2] + (reset * self.state) @ self.recurrent[2])
-        self.state = update * self.state + (1 - update) * new
-        return self.logits()
-
-
-def load_predictor(artifact, device):
-    assert len(artifact.read_bytes()) == 320000
-    return Gru(**json.loads('{"seed": 3}'))
-""",
     "a sliding-window transformer": """
 import torch
 
@@ -283,15 +250,6 @@ def test_every_token_is_charged_once_and_fed_afterwards(total, rows, scale):
     decoder = coder.Decoder(charge.payload())
     assert np.array_equal(coder.code(Fed(scale=scale), starts, tokens[0], decoder), tokens)
     assert len(charge.payload()) <= 1.001 * nats.sum() / math.log(2) / 8 + 8
-
-
-def test_rows_are_normalised():
-    logits = (np.random.default_rng(3).normal(size=(70, 999)) * 9).astype(np.float32)
-    weights, top = coder.weigh(logits)
-    exact = np.logaddexp.reduce(logits.astype(np.float64), 1)
-    assert np.allclose(top[:, 0] + np.log(weights.sum(1)), exact, rtol=1e-13, atol=0)
-    p = weights / weights.sum(1, keepdims=True)
-    assert np.allclose(p, np.exp(logits - exact[:, None]), rtol=1e-12, atol=0)
 
 
 class Fixed:
@@ -414,7 +372,7 @@ def step(self, ids):
 def step(self, ids):
     time.sleep(99)
 """,
-        "time: the record took longer than 5 seconds",
+        "time: the record gave no answer for more than 4 seconds",
     ),
     "an end in the middle": (
         """
@@ -483,7 +441,7 @@ def cheat(body: str) -> str:
 @pytest.mark.parametrize("kind", first_quick(CHEATS))
 def test_a_dishonest_predictor_is_reported_in_one_line(stand, tmp_path, kind):
     body, words = CHEATS[kind]
-    limits = watch.Limits(memory=1 << 30, processor=2, seconds=5)
+    limits = watch.Limits(memory=1 << 30, processor=2, seconds=60, answer=4)
     began = time.monotonic()
     _, checks = stand.judge(stand.job(stand.foreign(tmp_path / "cheat", cheat(body)), limits=limits))
     line = str(checks[-1])
@@ -586,10 +544,8 @@ PRISONERS = {  # code that runs when the script is imported, and a word of the l
         "Assertion",
     ),
     "pickle bomb": ("import pickle\npickle.loads(b'cos\\nsystem\\n(S\"kill -9 -1\"\\ntR.')", "died"),
-    "exit": ("import os\nos._exit(0)", "died"),
     "crash": ("import ctypes\nctypes.string_at(0)", "died"),
-    "endless loop": ("while True:\n    pass", "time"),
-    "sleep": ("import time\ntime.sleep(1000)", "time"),
+    "sleep": ("import time\ntime.sleep(1000)", "time: the record took longer than 3 seconds"),
     "a byte now and then": (
         "import os, time\nfor fd in range(3, 20):\n    try: os.write(fd, b'B'); break\n"
         "    except OSError: continue\nwhile True:\n    os.write(fd, b'G')\n    time.sleep(0.05)",
@@ -659,7 +615,7 @@ def test_a_prisoner_is_held_and_reported(stand, tmp_path, kind, monkeypatch):
     stages.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(stages))
     tasks = count_tasks()
-    limits = replace(HUNG, seconds=3) if word == "time" else HUNG
+    limits = replace(HUNG, seconds=3) if kind == "sleep" else HUNG
     _, checks = stand.judge(stand.job(folder, limits=limits))
     line = str(checks[-1])
     assert failed(checks) == {"sandbox"} and re.search(word, line), line

@@ -1,5 +1,6 @@
 """The walls between sandboxes: what one writes, or only looks up, says nothing to the next."""
 
+import contextlib
 import json
 import marshal
 import os
@@ -9,14 +10,14 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from records.archive.tracks import load_track
 from records.sandbox import bubblewrap, predictor
-from records.sandbox.installation import bytecode, installation
+from records.sandbox.installation import Files, bytecode, installation
 from records.sandbox.limits import Limits, Watchdog
 from records.sandbox.predictor import Mode, watched
 from records.verify.retrain import last_words
@@ -28,21 +29,24 @@ BITS = 600
 SIGMAS = 4.5  # of a coin's hits: one false alarm in 150,000 tests
 
 
-def said(watchdog: Watchdog) -> str:
-    assert watchdog.verdict is None, watchdog.verdict
-    return watchdog.tail.decode().strip()
-
-
-def run(code: str, *words: str, given: dict | None = None, says: Callable[[Watchdog], str] = said) -> str:
-    """What a Python program says in a sandbox."""
+@contextlib.contextmanager
+def ended(code: str, *words: str, limits: Limits = SMALL, given: Files | None = None) -> Iterator[Watchdog]:
+    """What watched a Python program in a sandbox, once it has ended."""
     python = [os.path.abspath(sys.executable), "-I", "-B", "-c", code, *words]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with watched(python, given or {}, ["numpy"], Mode(), SMALL, **pipes) as watchdog:
+    with watched(python, given or {}, ["numpy"], Mode(), limits, **pipes) as watchdog:
         while watchdog.is_alive() and watchdog.process.poll() is None:
             time.sleep(0.02)
-        time.sleep(0.3)  # a last look
+        time.sleep(0.3)  # a last look, as a predictor's end has it
         watchdog.stop()
-        return says(watchdog)
+        yield watchdog
+
+
+def run(code: str, *words: str, limits: Limits = SMALL, given: Files | None = None) -> str:
+    """What a Python program says in a sandbox that it keeps within its limits."""
+    with ended(code, *words, limits=limits, given=given) as watchdog:
+        assert watchdog.verdict is None, watchdog.verdict
+        return watchdog.tail.decode().strip()
 
 
 def coin(bits: str, heard: str) -> bool:
@@ -86,15 +90,8 @@ for at in range(int(count)):
 middle = sorted(taken)[len(taken) // 2]
 print("".join("1" if one < middle else "0" for one in taken))
 """
-FOLDERS = (
-    "/usr/include",
-    "/usr/lib",
-    sysconfig.get_path("stdlib"),
-    "/sys/devices/system/cpu",
-    "/etc",
-    "/dev",
-    "/proc",
-)
+FOLDERS = ["/usr/include", "/usr/lib", sysconfig.get_path("stdlib")]
+FOLDERS += ["/sys/devices/system/cpu", "/etc", "/dev", "/proc"]
 
 
 @sandboxed
@@ -213,7 +210,8 @@ for at in range(70000):
 @pytest.mark.parametrize("folder", ["/tmp", "/dev/shm", "/room/work"])
 @pytest.mark.parametrize("kind", WRITES)
 def test_bytes_and_files_are_bounded_wherever_they_are(folder, kind):
-    words = run(f"folder = {folder!r}\n{WRITES[kind]}", says=last_words)
+    with ended(f"folder = {folder!r}\n{WRITES[kind]}") as watchdog:
+        words = last_words(watchdog)
     assert "No space left on device" in words
     full = f"all of its {4 * SMALL.files} bytes or 65536 files are used: "
     assert words.startswith(full) == (kind != "unlinked")
