@@ -6,7 +6,6 @@ to. Version 2 is used in a folder that was delegated to us, or in a scope that s
 below the caller's own, so that none of the caller's limits is evaded.
 """
 
-import abc
 import contextlib
 import fcntl
 import functools
@@ -23,11 +22,14 @@ from pathlib import Path
 
 from data.files import locked
 
+V1, V2 = "cgroup v1", "cgroup v2"
 PREFIX = "bytegolf-"  # of every group's name
+NOWHERE = Path("/nonexistent")
 NEEDED_V1 = ("memory", "cpuacct", "pids")
 NEEDED_V2 = {"memory", "pids"}  # seconds are counted without a controller
 END_SECONDS = 10  # that killed processes may take to leave
 SCOPE_SECONDS = 10  # that systemd may take to make a scope
+SILENT = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 # The first program of a group joins it and becomes the sandbox: no moment is spent outside.
 JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1/cgroup.procs" || exit 120; shift; done; shift; exec "$@"'
 
@@ -67,37 +69,61 @@ def number(path: Path) -> int:
 # --- groups -----------------------------------------------------------------------------------------------
 
 
-class Group(abc.ABC):
-    """One sandbox's own folders. Those above them are locked as long as its referee lives."""
+class Group:
+    """One sandbox's own folders: one in each hierarchy of version 1, or one alone in that of version 2.
 
-    kind = ""
+    A file that this kernel does not have counts as 0, so one reading does for both versions. The folders
+    above these are locked as long as the group's referee lives.
+    """
 
-    def __init__(self, folders: list[Path]):
-        self.folders = folders
+    def __init__(self, kind: str, memory: Path, processor: Path, tasks: Path):
+        self.kind = kind
+        self.memory = memory
+        self.processor = processor
+        self.tasks = tasks
         self.locks = contextlib.ExitStack()
+
+    @property
+    def folders(self) -> list[Path]:
+        """All of them, the one that bounds tasks first."""
+        return [*dict.fromkeys((self.tasks, self.processor, self.memory))]
 
     def words(self) -> list[str]:
         """The command line that runs what follows it inside."""
         return ["/bin/sh", "-c", JOIN, "sh", *map(str, self.folders), "--"]
 
     def make(self, memory: int, tasks: int) -> None:
-        """Raises OSError."""
+        """`memory`, `tasks`: the most bytes and the most tasks of it. Raises OSError."""
         for folder in self.folders:
             self.locks.enter_context(locked(folder.parent, shared=True))
             folder.mkdir()
         self.bound(memory, tasks)
 
-    @abc.abstractmethod
     def bound(self, memory: int, tasks: int) -> None:
-        """Set the most bytes of memory and the most tasks."""
+        limit, swap, most_swap = "memory.max", "memory.swap.max", 0
+        if self.kind == V1:
+            limit, swap, most_swap = "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", memory
+        (self.memory / limit).write_text(str(memory))
+        with contextlib.suppress(OSError):  # this kernel counts no swap
+            (self.memory / swap).write_text(str(most_swap))
+        (self.tasks / "pids.max").write_text(str(tasks))
 
-    @abc.abstractmethod
     def usage(self) -> Usage:
         """What its processes have used so far."""
+        seconds = number(self.processor / "cpuacct.usage") / 1e9
+        peak = number(self.memory / "memory.max_usage_in_bytes") or number(self.memory / "memory.peak")
+        events = pairs(self.memory / "memory.oom_control") | pairs(self.memory / "memory.events")
+        return Usage(
+            seconds or pairs(self.processor / "cpu.stat").get("usage_usec", 0) / 1e6,
+            peak or number(self.memory / "memory.current"),
+            number(self.tasks / "pids.current"),
+            events.get("oom_kill", 0) > 0,
+            pairs(self.tasks / "pids.events").get("max", 0),
+        )
 
     def kill(self) -> None:
         """End all that live in it."""
-        for folder in reversed(self.folders):  # the one that bounds tasks first
+        for folder in self.folders:
             end_all(folder)
 
     def remove(self) -> None:
@@ -108,57 +134,11 @@ class Group(abc.ABC):
         self.locks.close()
 
 
-class GroupV1(Group):
-    """One folder in each of three hierarchies, those of NEEDED_V1."""
-
-    kind = "cgroup v1"
-
-    def bound(self, memory: int, tasks: int) -> None:
-        of_memory, _, of_tasks = self.folders
-        (of_memory / "memory.limit_in_bytes").write_text(str(memory))
-        with contextlib.suppress(OSError):  # this kernel counts no swap
-            (of_memory / "memory.memsw.limit_in_bytes").write_text(str(memory))
-        (of_tasks / "pids.max").write_text(str(tasks))
-
-    def usage(self) -> Usage:
-        memory, processor, tasks = self.folders
-        return Usage(
-            number(processor / "cpuacct.usage") / 1e9,
-            number(memory / "memory.max_usage_in_bytes"),
-            number(tasks / "pids.current"),
-            pairs(memory / "memory.oom_control").get("oom_kill", 0) > 0,
-            pairs(tasks / "pids.events").get("max", 0),
-        )
-
-
-class GroupV2(Group):
-    """One folder of the only hierarchy."""
-
-    kind = "cgroup v2"
-
-    def bound(self, memory: int, tasks: int) -> None:
-        (folder,) = self.folders
-        (folder / "memory.max").write_text(str(memory))
-        with contextlib.suppress(OSError):  # this kernel counts no swap
-            (folder / "memory.swap.max").write_text("0")
-        (folder / "pids.max").write_text(str(tasks))
-
-    def usage(self) -> Usage:
-        (folder,) = self.folders
-        return Usage(
-            pairs(folder / "cpu.stat").get("usage_usec", 0) / 1e6,
-            number(folder / "memory.peak") or number(folder / "memory.current"),
-            number(folder / "pids.current"),
-            pairs(folder / "memory.events").get("oom_kill", 0) > 0,
-            pairs(folder / "pids.events").get("max", 0),
-        )
-
-
-class Scope(GroupV2):
+class Scope(Group):
     """A scope of systemd, which makes and removes the folder."""
 
     def __init__(self):
-        super().__init__([])
+        super().__init__(V2, NOWHERE, NOWHERE, NOWHERE)
         self.unit = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}.scope"
         self.options: list[str] = []
         self.last = Usage(0.0, 0, 0)
@@ -175,16 +155,16 @@ class Scope(GroupV2):
 
     def find(self) -> None:
         """The folder, once systemd has made it."""
-        if not self.folders:
-            self.folders = list(mounts()["cgroup2"].rglob(self.unit))
+        if self.memory == NOWHERE:
+            for folder in mounts()["cgroup2"].rglob(self.unit):
+                self.memory = self.processor = self.tasks = folder
 
     def usage(self) -> Usage:
         """The last one that could be read: an empty scope is removed at once."""
         self.find()
-        if self.folders and (self.folders[0] / "cpu.stat").exists():
-            found = super().usage()
-            if found.seconds >= self.last.seconds:
-                self.last = found
+        found = super().usage()
+        if found.seconds >= self.last.seconds:
+            self.last = found
         return self.last
 
     def kill(self) -> None:
@@ -250,16 +230,16 @@ def home(controller: str) -> Path | None:
     return folder if folder.is_dir() else root
 
 
-def group_v1() -> GroupV1 | None:
+def group_v1() -> Group | None:
     """A group of version 1 that is still to be made."""
     homes = [home(name) for name in NEEDED_V1]
     if None in homes:
         return None
     name = PREFIX + secrets.token_hex(8)
-    return GroupV1([folder / name for folder in homes])
+    return Group(V1, *(folder / name for folder in homes))
 
 
-def group_v2() -> GroupV2 | None:
+def group_v2() -> Group | None:
     """A group of version 2 below the own one, if that was delegated to us and hands its controllers on."""
     folder = home("cgroup2")
     if folder is None:
@@ -270,7 +250,7 @@ def group_v2() -> GroupV2 | None:
         with contextlib.suppress(OSError):
             given = set((parent / "cgroup.subtree_control").read_text().split())
             if given >= NEEDED_V2 and os.access(parent, os.W_OK):
-                return GroupV2([parent / (PREFIX + secrets.token_hex(8))])
+                return Group(V2, *[parent / (PREFIX + secrets.token_hex(8))] * 3)
     return None
 
 
@@ -283,15 +263,14 @@ def works(group: Group | None) -> bool:
     """Whether a process can be put into such a group, and is counted there."""
     if group is None:
         return False
-    burn = "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; sleep 0.2; echo"
     try:
         group.make(1 << 30, 64)
-        words = [*group.words(), "/bin/sh", "-c", burn]
-        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        with subprocess.Popen([*group.words(), "sleep", "0.2"], **SILENT) as process:
             ends = time.monotonic() + SCOPE_SECONDS
-            while group.usage().tasks == 0 and process.poll() is None and time.monotonic() < ends:
+            seen = 0
+            while not seen and process.poll() is None and time.monotonic() < ends:
+                seen = group.usage().tasks
                 time.sleep(0.02)
-            seen = group.usage().tasks
             good = process.wait() == 0
         return good and seen > 0 and group.usage().seconds > 0
     except (OSError, subprocess.SubprocessError):

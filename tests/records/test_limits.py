@@ -38,7 +38,7 @@ from records.verify import retrain
 from records.verify.papers import check_papers
 from tests.kit import helpers, record_kit
 from tests.records.test_referee import Fixed, Stand
-from tests.records.test_walls import SMALL, ended, run
+from tests.records.test_walls import ended, run
 
 sandboxed = pytest.mark.sandbox
 bounded = pytest.mark.cgroups
@@ -97,6 +97,7 @@ def test_bits_that_the_nats_do_not_explain_are_charged():
 
 # --- limits by the kernel ---------------------------------------------------------------------------------
 
+SMALL = Limits(memory=512 << 20, processor=60, seconds=60)
 CHILDREN = """
 import os, signal, time
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -117,7 +118,7 @@ for _ in range(40):
 @bounded
 def test_children_whose_end_nobody_waits_for_are_counted():
     """Each lives shorter than the time between two looks of a watchdog."""
-    with ended(CHILDREN) as watchdog:
+    with ended(CHILDREN, limits=SMALL) as watchdog:
         assert watchdog.process.returncode == 0 and watchdog.verdict is None
     assert watchdog.seconds > 40 * 0.03 and watchdog.kind.startswith("cgroup")
 
@@ -147,7 +148,7 @@ print("alive with 1 GiB")
 @bounded
 @pytest.mark.parametrize("kind", HOARDS)
 def test_memory_that_no_process_holds_is_bounded(kind):
-    with ended(HOARDS[kind]) as watchdog:
+    with ended(HOARDS[kind], limits=SMALL) as watchdog:
         assert watchdog.process.returncode and b"alive" not in watchdog.tail
     assert watchdog.verdict == ("memory", "holds 512 MiB, at most 512 are allowed")
 
@@ -238,7 +239,7 @@ def test_the_next_referee_removes_the_folders_that_a_killed_one_left(tmp_path, m
 
 def test_the_files_of_version_2_are_read_and_written(tmp_path):
     """As a kernel of that version has them; few machines have both versions."""
-    group = cgroups.GroupV2([tmp_path])
+    group = cgroups.Group(cgroups.V2, tmp_path, tmp_path, tmp_path)
     group.bound(1 << 28, 40)
     assert (tmp_path / "memory.max").read_text() == str(1 << 28)
     assert (tmp_path / "pids.max").read_text() == "40" and (tmp_path / "memory.swap.max").read_text() == "0"
