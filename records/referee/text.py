@@ -11,7 +11,7 @@ import sentencepiece
 
 from data import shards
 from data.command import DataError
-from data.files import read_bytes, sha256
+from data.files import sha256
 
 Tokenizer = sentencepiece.SentencePieceProcessor
 
@@ -49,16 +49,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
             f"{path}: no such file; python -m data prepare demo makes the demo corpus and its tokenizer, "
             "--data names another folder"
         )
-    try:
-        tokenizer = Tokenizer(model_proto=read_bytes(path))
-    except RuntimeError:
-        raise DataError(f"{path}: is no SentencePiece model") from None
-    if tokenizer.bos_id() < 0 or not 0 < tokenizer.vocab_size() <= shards.IDS:
-        raise DataError(
-            f"{path}: has BOS id {tokenizer.bos_id()} and {tokenizer.vocab_size()} pieces, "
-            f"expected a BOS and at most {shards.IDS} pieces"
-        )
-    return tokenizer
+    return shards.Tokenizer(path).processor
 
 
 def decode(tokenizer: Tokenizer, tokens: np.ndarray) -> Text:
