@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 STEP_FLOPS, STEP_TOKENS = 45_747_273_728, 4096
+TEXT = {"val_tokens": 821312, "val_bytes": 1802551}
 LOG = """run:logs/{name} preset:floppy PRESET=floppy SEED={seed}
 torch:2.13.0+cpu threads:2 gpu:none dtype:bfloat16 ranks:1 processor:Test script_sha256:{script}
 device:cpu dtype:bfloat16 compile:1 bfloat16:400GFLOP/s float32:167GFLOP/s
@@ -38,38 +39,23 @@ def write_run(
     own = loss + 0.1 * spread * rng.standard_normal()
     events = []
     for at in range(steps):
-        facts = {"step": at + 1, "lr_mul": min(1.0, 2 - 2 * at / steps)}
-        facts |= {"train_seconds": clock[at], "train_flops": (at + 1) * STEP_FLOPS}
-        events.append({"event": "step", "train_loss": curve[at], "grad_norm": 0.5, **facts})
+        place = {"step": at + 1, "train_seconds": clock[at]}
+        facts = {"lr_mul": min(1.0, 2 - 2 * at / steps), "train_flops": (at + 1) * STEP_FLOPS}
+        events.append({"event": "step", "train_loss": curve[at], "grad_norm": 0.5, **place, **facts})
         if (at + 1) % max(1, steps // 5) == 0:
-            val = {
-                "step": at + 1,
-                "train_seconds": clock[at],
-                "val_loss": curve[at],
-                "val_bpb": curve[at] / 1.52,
-            }
-            events.append(
-                {"event": "val", **val, "val_tokens": 821312, "val_bytes": 1802551, "partial": False}
-            )
-    end = {
+            score = {"val_loss": curve[at], "val_bpb": curve[at] / 1.52}
+            events.append({"event": "val", **place, **score, **TEXT, "partial": False})
+    end = TEXT | {
         "val_loss": f"{own:.8f}",
         "val_bpb": f"{own / 1.52:.8f}",
-        "val_tokens": 821312,
-        "val_bytes": 1802551,
-    }
-    end |= {
         "val_bpb_unquantized": f"{own / 1.52 - 1e-4:.8f}",
         "artifact_bytes": 1_100_000 + seed,
         "seed": seed,
-    }
-    end |= {
         "eval_seconds": 20.0,
         "train_seconds": clock[-1],
         "steps": steps,
         "resumes": 0,
         "params": 1_183_372,
-    }
-    end |= {
         "tokens_seen": steps * STEP_TOKENS,
         "code_bytes": 25_628,
         "peak_memory_mib": 792,

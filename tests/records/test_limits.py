@@ -25,8 +25,6 @@ import numpy as np
 import pytest
 
 from data.files import scratch_folder
-from records.archive.folders import MAX_SEEDS
-from records.archive.record import Record
 from records.archive.submission import ClaimedRun
 from records.referee import coder, scoring
 from records.referee.text import Text
@@ -35,8 +33,8 @@ from records.sandbox.errors import MachineFull, NoSandbox
 from records.sandbox.limits import Limits
 from records.sandbox.predictor import Mode, watched
 from records.verify import retrain
-from records.verify.papers import check_papers
 from tests.kit import helpers, record_kit
+from tests.kit.data_kit import call
 from tests.records.test_referee import Fixed, Stand
 from tests.records.test_walls import ended, run
 
@@ -410,36 +408,33 @@ def test_scoring_takes_the_machine_and_a_room_shares_it(stand, tmp_path, monkeyp
 # --- the folder -------------------------------------------------------------------------------------------
 
 
-def test_nothing_of_a_folder_that_fails_its_check_is_read(stand, tmp_path):
+@pytest.fixture
+def folder(stand, tmp_path):
+    """A record's folder, whose files are empty."""
+    shutil.copytree(stand.root / record_kit.TRACK, tmp_path / "track_tiny")
+    place = tmp_path / "track_tiny/2025-11-21_Empty"
+    place.mkdir()
+    for name in ("README.md", "submission.json", "train_gpt.py"):
+        (place / name).touch()
+    return place
+
+
+def test_nothing_of_a_folder_that_fails_its_check_is_read(folder):
     """Not even submission.json, here a pipe that nobody writes to, before the check or after it."""
-    track = tmp_path / "track"
-    shutil.copytree(stand.root / record_kit.TRACK, track)
-    folder = track / "2025-11-21_Pipe"
-    folder.mkdir()
-    (folder / "README.md").touch()
-    (folder / "train_gpt.py").touch()
+    (folder / "submission.json").unlink()
     os.mkfifo(folder / "submission.json")
-    words = "import sys\nfrom pathlib import Path\nfrom records.archive.record import Record\n"
-    words += "from records.verify.papers import check_papers\nprint(*check_papers(Record(Path(sys.argv[1]))))"
-    command = [sys.executable, "-c", words, str(folder)]
+    command = [sys.executable, "-m", "records", "verify", str(folder), "--static"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=helpers.ROOT, timeout=60)
-    assert done.stdout.startswith("FAIL folder: submission.json is no plain file"), done.stderr
-    assert done.stdout.endswith("SKIP papers: nothing in such a folder is read\n"), done.stdout
+    assert "FAIL folder: submission.json is no plain file" in done.stdout, done
+    assert "SKIP papers: nothing in such a folder is read\n" in done.stdout, done
 
 
-def test_the_number_of_seeds_has_a_limit(stand, tmp_path):
-    track = tmp_path / "track"
-    shutil.copytree(stand.root / record_kit.TRACK, track)
-    folder = track / "2025-11-21_Seeds"
-    folder.mkdir()
-    for seed in range(MAX_SEEDS + 1):
+def test_the_number_of_seeds_has_a_limit(folder):
+    for seed in range(61):
         for name in ("train_seed{}.log", "metrics_seed{}.jsonl", "model_seed{}.ptz"):
             (folder / name.format(seed)).touch()
-    for name in ("README.md", "submission.json", "train_gpt.py"):
-        (folder / name).touch()
-    first, second = check_papers(Record(folder))
-    assert str(first) == "FAIL folder: more than 183 files, expected those of 60 seeds at most"
-    assert second.verdict == "SKIP"
+    said = call("records", "verify", folder, "--static", code=1)
+    assert "FAIL folder: more than 183 files, expected those of 60 seeds at most\nSKIP papers: " in said
 
 
 # --- numbers of a log -------------------------------------------------------------------------------------
