@@ -21,8 +21,7 @@ from records.archive.tracks import DATA
 from records.referee import coder, scoring
 from records.referee.sample import sample as sampled
 from records.referee.text import load_tokenizer, validation_text
-from records.sandbox import bubblewrap
-from records.sandbox.errors import NoSandbox, SandboxError
+from records.sandbox import NoSandbox, SandboxError, bubblewrap
 from records.sandbox.jobs import PredictorJob, find_job
 
 # --- a record ---------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from data.command import DataError
 from records.archive.checks import Check, check, skip
 from records.referee.coder import LN2, Charge, Decoder, Predictor, code, stream_starts, table
 from records.referee.text import Rules, Text, Tokenizer, decode, encode, load_tokenizer
-from records.sandbox.errors import SandboxError
+from records.sandbox import SandboxError
 
 LEAST_PROOF = 16  # bytes of text
 PROOF = 0.001  # how much larger than the model's nats the proof may be
@@ -35,7 +35,7 @@ class Sandboxed(Predictor, Protocol):
     limits: str  # who counted and bounded it: "cgroup v1", "cgroup v2" or "watchdog"
 
 
-class Job(Protocol):
+class Scored(Protocol):
     """What a score needs of a record, its track and this machine: records/sandbox/jobs.py has it."""
 
     track: Rules
@@ -54,7 +54,7 @@ class Job(Protocol):
 class Result:
     """A score by the referee."""
 
-    job: Job
+    job: Scored
     text: Text
     rows: int  # streams that the text was cut into
     vocab_size: int
@@ -103,7 +103,7 @@ class Result:
         return "\n".join(f"{name}: {value}" for name, value in rows.items())
 
 
-def score_record(job: Job, text: Text, coding: bool = False, most_rows: int = shards.IDS) -> Result:
+def score_record(job: Scored, text: Text, coding: bool = False, most_rows: int = shards.IDS) -> Result:
     """Charge the record for the whole text in a sandbox. If `coding`, also encode the text.
 
     Raises SandboxError, NoSandbox.
@@ -215,7 +215,7 @@ def check_proof(result: Result, tokenizer: Tokenizer) -> Iterator[Check]:
 # --- all of it ----------------------------------------------------------------------------------------------
 
 
-def referee(job: Job, text: Text, proof: bool | int, rng: np.random.Generator) -> Iterator[Check | Result]:
+def referee(job: Scored, text: Text, proof: bool | int, rng: np.random.Generator) -> Iterator[Check | Result]:
     """Score, second text and proof; the Result comes first. A SandboxError becomes a FAIL, the last line.
 
     `proof`: True for the whole text, or a number of bytes of it, or False.

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from data.command import REPO, printable
 from data.files import scratch_folder
-from records.sandbox.errors import NoSandbox
+from records.sandbox import NoSandbox
 from records.sandbox.filesystem import EMPTY, WRITABLE, own_files
 from records.sandbox.installation import Files
 

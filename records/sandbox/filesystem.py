@@ -15,8 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from records.sandbox import mounts
-from records.sandbox.errors import MachineFull, NoSandbox
+from records.sandbox import MachineFull, NoSandbox, mounts
 from records.sandbox.installation import Files
 from records.sandbox.limits import kill
 

@@ -19,7 +19,7 @@ from data.files import parse_json, read_bytes, scratch_folder, sha256
 from records.archive.folders import SCRIPT, run_artifact
 from records.archive.runs import configuration, is_run, named_dataset, named_tokenizer, own_track
 from records.archive.tracks import DATA, RECORDS, Track, load_track, tokenizer_path
-from records.sandbox.errors import SandboxError
+from records.sandbox import SandboxError
 from records.sandbox.inside import worker
 from records.sandbox.limits import Limits
 from records.sandbox.predictor import Mode, RemotePredictor, memory_file, on_this_machine, watched
@@ -140,6 +140,31 @@ def find_track(record: Path, artifact: Path, data: Path, track: Path | None, dat
     return own_track(record, wanted, data).using(dataset)
 
 
+def find_script(record: Path) -> Path:
+    """A record's script; a run's is the repository's, where none lies in its folder. Raises DataError."""
+    script = record / SCRIPT
+    if not script.exists() and is_run(record):
+        script = REPO / SCRIPT
+        wrote = configuration(record).get("script_sha256")
+        if wrote not in (None, sha256(read_bytes(script))):
+            words = f"{record}: was written by another {SCRIPT} than is here now, script_sha256 {wrote!s:.16}"
+            warn_once(f"{words}; put that {SCRIPT} into the folder, and it is loaded in its place")
+    return script
+
+
+def find_artifact(record: Path) -> Path:
+    """A record's first artifact, or a run's. Raises DataError."""
+    if is_run(record):
+        artifact = run_artifact(record)
+        if not artifact.exists():
+            raise DataError(f"{record}: holds no {artifact.name}, which a run writes at its end")
+        return artifact
+    artifacts = sorted(record.glob("model*"))
+    if not artifacts:
+        raise DataError(f"{record}: holds no model_seed<N>.ptz; --artifact names the file")
+    return artifacts[0]
+
+
 def find_job(
     record: Path,
     track: Path | None = None,
@@ -157,22 +182,10 @@ def find_job(
     """
     if not record.is_dir():
         raise DataError(f"{record}: no such folder")
-    script = record / SCRIPT
-    if not script.exists() and is_run(record):
-        script = REPO / SCRIPT
-        wrote = configuration(record).get("script_sha256")
-        if wrote not in (None, sha256(read_bytes(script))):
-            words = f"{record}: was written by another {SCRIPT} than is here now, script_sha256 {wrote!s:.16}"
-            warn_once(f"{words}; put that {SCRIPT} into the folder, and it is loaded in its place")
-    if is_run(record) and artifact is None:
-        artifact = run_artifact(record)
-        if not artifact.exists():
-            raise DataError(f"{record}: holds no {artifact.name}, which a run writes at its end")
-    artifacts = [artifact] if artifact else sorted(record.glob("model*"))
-    if not artifacts:
-        raise DataError(f"{record}: holds no model_seed<N>.ptz; --artifact names the file")
-    rules = find_track(record, artifacts[0], data, track, dataset)
-    for path in (script, artifacts[0]):
+    script = find_script(record)
+    artifact = artifact or find_artifact(record)
+    rules = find_track(record, artifact, data, track, dataset)
+    for path in (script, artifact):
         read_bytes(path)
     slow = slowness(rules)
     seconds = 2 * slow * rules["eval_seconds"]  # the exact limit is a check of the score
@@ -180,7 +193,7 @@ def find_job(
     return PredictorJob(
         rules,
         script,
-        artifacts[0],
+        artifact,
         tokenizer_path(rules, data),
         Mode(device or rules["device"], trust, alone, hidden=hidden),
         Limits(processor=seconds, seconds=2 * seconds, answer=seconds / 2),

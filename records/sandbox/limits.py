@@ -16,8 +16,8 @@ from typing import BinaryIO
 
 import psutil
 
+from records.sandbox import MachineFull
 from records.sandbox.cgroups import Group, Usage
-from records.sandbox.errors import MachineFull
 
 LEAST_FREE = 256 << 20  # bytes of memory that this machine must keep, whoever holds them
 NEAR = 0.9  # of its limit: below, it was the machine that had no more memory

@@ -17,8 +17,7 @@ import numpy as np
 from data import shards
 from data.command import printable
 from data.files import locked, scratch_folder
-from records.sandbox import bubblewrap, cgroups
-from records.sandbox.errors import NoSandbox, SandboxError
+from records.sandbox import NoSandbox, SandboxError, bubblewrap, cgroups
 from records.sandbox.filesystem import own_files
 from records.sandbox.inside import worker
 from records.sandbox.installation import Files, installation

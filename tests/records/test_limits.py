@@ -28,8 +28,17 @@ from data.files import scratch_folder
 from records.archive.submission import ClaimedRun
 from records.referee import coder, scoring
 from records.referee.text import Text
-from records.sandbox import bubblewrap, cgroups, filesystem, installation, jobs, limits, predictor
-from records.sandbox.errors import MachineFull, NoSandbox
+from records.sandbox import (
+    MachineFull,
+    NoSandbox,
+    bubblewrap,
+    cgroups,
+    filesystem,
+    installation,
+    jobs,
+    limits,
+    predictor,
+)
 from records.sandbox.limits import Limits
 from records.sandbox.predictor import Mode, watched
 from records.verify import retrain

@@ -16,9 +16,8 @@ from typing import BinaryIO
 import numpy as np
 
 REQUEST = struct.Struct("<?I")  # whether rows tokens (int64) follow, else the model begins anew; rows
-RESPONSE = struct.Struct(
-    "<4sIqq480s"
-)  # magic, 1 for an error, vocab_size, rows, the error; pipes keep it whole
+# magic, 1 for an error, vocab_size, rows, the error; a pipe keeps it whole
+RESPONSE = struct.Struct("<4sIqq480s")
 MAGIC = b"BGr3"
 
 
