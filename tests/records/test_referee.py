@@ -117,7 +117,6 @@ def test_a_foreign_model_is_scored_and_proven(stand, bigram):
 
 LEARNS = """
 class Learns(Bigram):  # counts what follows which token, in all streams together
-
     def __init__(self, artifact):
         super().__init__(artifact, 400)
         self.trained = np.frombuffer(artifact.read_bytes(), "<u2").reshape(400, 400) + 0.05
@@ -488,10 +487,6 @@ PRISONERS = {  # code that runs when the script is imported, and a word of the l
     "writing to its own folder": ("open('/record/x', 'w')", "Error"),
     "writing to Python": ("import numpy\nopen(numpy.__file__, 'a')", "Error"),
     "becoming root": ("import os\nos.setuid(0)\nraise SystemExit(f'uid {{os.getuid()}}')", "Error"),
-    "mounting": (
-        "import ctypes\nassert ctypes.CDLL(None).mount(b'x', b'/tmp', b'tmpfs', 0, None) == 0",
-        "Assertion",
-    ),
     "pickle bomb": ("import pickle\npickle.loads(b'cos\\nsystem\\n(S\"kill -9 -1\"\\ntR.')", "died"),
     "crash": ("import ctypes\nctypes.string_at(0)", "died"),
     "sleep": ("import time\ntime.sleep(1000)", "time: the record took longer than 3 seconds"),
@@ -499,13 +494,6 @@ PRISONERS = {  # code that runs when the script is imported, and a word of the l
         "import os, time\nfor fd in range(3, 20):\n    try: os.write(fd, b'B'); break\n"
         "    except OSError: continue\nwhile True:\n    os.write(fd, b'G')\n    time.sleep(0.05)",
         "protocol",
-    ),
-    "a note for the next sandbox in the kernel's key ring": (
-        "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
-        "number = {{'x86_64': 248}}.get(os.uname().machine, 217)\n"
-        "key = libc.syscall(number, b'user', b'note', b'x', ctypes.c_size_t(1), ctypes.c_long(-4))\n"
-        "raise LookupError(f'key {{key}} errno {{ctypes.get_errno()}}')",
-        "key -1 errno 1 *$",
     ),
     "an interrupt": ("raise KeyboardInterrupt", "died"),
     "no pipes": ("import os\nos.closerange(3, 99)", "died"),
@@ -523,10 +511,6 @@ PRISONERS = {  # code that runs when the script is imported, and a word of the l
         "import os, time\nfor i in range(8):\n    os.fork()\n    if i > 1: break\n"
         "x = bytearray(b'x' * (900 << 20))\ntime.sleep(9)",
         "memory|MemoryError",
-    ),
-    "gigabytes of files": (
-        "for i in range(1000):\n    open(f'/tmp/{{i}}', 'wb').write(bytes(1 << 23))",
-        "OSError",
     ),
     "one huge file": ("open('/tmp/x', 'wb').write(bytes(1 << 25))", "OSError|died"),
     "garbage in the answer": (
