@@ -156,7 +156,7 @@ def test_a_verdict_holds_until_something_that_decided_it_changes(record, change)
 
 
 # Files that a score and a verdict rest on: whoever trusts them has to read these. May fall, not rise.
-SCORE_FILES, VERDICT_FILES = 21, 35
+SCORE_FILES, VERDICT_FILES = 9, 35
 
 
 def test_what_a_score_and_a_verdict_rest_on_grows_no_more():
