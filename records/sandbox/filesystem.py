@@ -115,5 +115,8 @@ def own_files(
         if len(folders) < 2:
             raise NoSandbox(f"no file system can be made for a sandbox: {said.decode() or 'it ended'}")
         fill(files, *folders)
-        ours.send(b".")
+        try:
+            ours.send(b".")
+        except BrokenPipeError:  # which a command would take for its own closed output
+            raise NoSandbox("a sandbox ended while its files were copied") from None
         yield process, Path(f"/proc/self/fd/{folders[1]}")

@@ -399,7 +399,9 @@ def test_runs_axes_and_zoom(browser, big_page):
         tab.mouse.up()
         assert it.places() != near
         tab.mouse.dblclick(area["x"] + 0.5 * area["width"], area["y"] + 0.2 * area["height"])
-        assert it.places() == steps and it.wrong == []
+        tab.wait_for_timeout(200)
+        assert sorted(it.places()) == sorted(steps), "Vega draws labels that come back after the others"
+        assert it.wrong == []
 
 
 @pytest.mark.slow

@@ -13,10 +13,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from records.archive.tracks import load_track
-from records.sandbox import bubblewrap, predictor
+from records.sandbox import bubblewrap, filesystem, predictor
 from records.sandbox.installation import Files, bytecode, installation
 from records.sandbox.limits import Limits, Watchdog
 from records.sandbox.predictor import Mode, watched
@@ -180,6 +181,19 @@ def test_all_users_of_a_machine_take_one_lock(tmp_path, monkeypatch):
     folder.symlink_to(tmp_path)
     with pytest.raises(predictor.NoSandbox, match="is no folder, expected the one that all sandboxes lock"):
         predictor.lock_folder()
+
+
+@sandboxed
+def test_a_sandbox_that_is_killed_before_it_starts_is_an_error_and_no_closed_output(monkeypatch):
+    def fill(*places: object) -> None:
+        children = psutil.Process().children(recursive=True)
+        for child in children:
+            child.kill()
+        psutil.wait_procs(children, timeout=5)
+
+    monkeypatch.setattr(filesystem, "fill", fill)
+    with pytest.raises(predictor.NoSandbox, match="ended while its files were copied"):
+        run("")
 
 
 # --- what a sandbox may write -----------------------------------------------------------------------------
