@@ -9,10 +9,8 @@ import signal
 import socket
 from pathlib import Path
 
-import filelock
-
 from data.command import REPO, DataError, UsageError
-from data.files import growing_folder, read_bytes, sha256
+from data.files import growing_folder, locked, read_bytes, sha256
 
 try:
     import ray
@@ -91,7 +89,7 @@ def fetched(files: Wanted, lender) -> Path:
     """A folder of this node with files of the command's machine, which are fetched once. Raises DataError."""
     home = home_of(files)
     home.parent.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(home.with_suffix(".lock")):  # of the tasks of this node, one fetches
+    with locked(home.parent, file=f"{home.name}.lock"):  # of the tasks of this node, one fetches
         if not home.exists():
             with growing_folder(home) as folder:
                 for name, (path, digest) in files.items():
