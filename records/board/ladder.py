@@ -33,21 +33,15 @@ def rule_rows(rules: list[Rule], near: float) -> list[dict]:
 
 
 def bits(field: str, scale: alt.Scale) -> alt.Y:
-    return alt.Y(f"{field}:Q", title="bits per byte, lower is better", scale=scale)
+    axis = alt.Axis(grid=False, title="bits per byte, lower is better")
+    return alt.Y(f"{field}:Q", axis=axis, scale=scale)
 
 
 def rule_layers(scale: alt.Scale, look: Look) -> list[alt.Chart]:
-    """Dashed lines with their names at the right end, where records stand lower."""
+    """Dashed lines with their names beside the right end."""
     base = alt.Chart(alt.NamedData(name=RULES)).encode(y=bits("bpb", scale))
     lines = base.mark_rule(color=look.quiet, strokeDash=[4, 3], opacity=0.6, aria=False)
-    words = base.mark_text(
-        align="right",
-        baseline="bottom",
-        dy=-2,
-        fontSize=11,
-        color=look.quiet,
-        aria=False,
-    )
+    words = base.mark_text(align="left", dx=6, fontSize=11, color=look.quiet, aria=False)
     return [lines, words.encode(x=alt.value("width"), text="words:N")]
 
 
