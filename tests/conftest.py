@@ -1,6 +1,7 @@
 """Fixtures of the trainer's tests: one tiny corpus and one finished run, made once."""
 
 import os
+import signal
 import subprocess
 
 import pytest
@@ -10,6 +11,9 @@ from records.sandbox import bubblewrap, cgroups
 from tests.kit import helpers
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch loads; pytest -n runs files side by side
+signal.signal(
+    signal.SIGINT, signal.default_int_handler
+)  # a shell's background jobs ignore it, and their children
 settings.register_profile("here", deadline=None, database=None, derandomize=True)
 settings.load_profile("here")
 

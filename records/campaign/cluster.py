@@ -183,6 +183,7 @@ class Cluster:
     """The runs of a campaign as tasks."""
 
     def __init__(self, runs: list[ArmRun], share: Share, every: float):
+        self.runs = runs
         self.share = share
         self.kits = {arm: ray.put(kit_of(arm, share, every)) for arm in {run.arm for run in runs}}
         self.refused: set[str] = set()  # Ray's ids of nodes
@@ -233,7 +234,7 @@ class Cluster:
         The last first: a run that waits would begin in the place of one that was cancelled. Those that are
         still at work are told again, since an interrupt in the midst of Ray's own code is lost.
         """
-        working = [*reversed(self.working)]
+        working = sorted(self.working, key=lambda task: self.runs.index(self.working[task]), reverse=True)
         for _ in range(ATTEMPTS):
             for task in working:
                 ray.cancel(task, recursive=False)

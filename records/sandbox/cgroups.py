@@ -72,8 +72,8 @@ def number(path: Path) -> int:
 class Group:
     """One sandbox's own folders: one in each hierarchy of version 1, or one alone in that of version 2.
 
-    A file that this kernel does not have counts as 0, so one reading does for both versions. The folders
-    above these are locked as long as the group's referee lives.
+    A file that this kernel does not have counts as 0, so one reading does for both versions. The folders are
+    locked as long as the group's referee lives.
     """
 
     def __init__(self, kind: str, memory: Path, processor: Path, tasks: Path):
@@ -95,8 +95,9 @@ class Group:
     def make(self, memory: int, tasks: int) -> None:
         """`memory`, `tasks`: the most bytes and the most tasks of it. Raises OSError."""
         for folder in self.folders:
-            self.locks.enter_context(locked(folder.parent, shared=True))
-            folder.mkdir()
+            with locked(folder.parent):  # nobody takes it for one that a killed referee left
+                folder.mkdir()
+                self.locks.enter_context(locked(folder))
         self.bound(memory, tasks)
 
     def bound(self, memory: int, tasks: int) -> None:
@@ -301,7 +302,7 @@ def make(memory: int, tasks: int) -> Group | None:
 
 
 def clean() -> None:
-    """Remove the groups that killed referees left, wherever they ran: nobody locks the folders above them."""
+    """Remove the groups that killed referees left, wherever they ran: nobody holds their locks."""
     for root in {mounts()[name] for name in (*NEEDED_V1, "cgroup2") if name in mounts()}:
         for folder in [*root.rglob(f"{PREFIX}*")]:
             if re.fullmatch(f"{PREFIX}[0-9a-f]{{16}}", folder.name):
@@ -309,9 +310,9 @@ def clean() -> None:
 
 
 def clean_one(folder: Path) -> None:
-    """Remove a group's folder, unless its referee may live."""
-    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-        lock = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
+    """Remove a group's folder, unless its referee lives."""
+    with contextlib.suppress(OSError), locked(folder.parent), contextlib.ExitStack() as stack:
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         stack.callback(os.close, lock)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         end_all(folder)

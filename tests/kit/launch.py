@@ -77,8 +77,10 @@ class Launch:
             if until():
                 return None
             if time.monotonic() > end:
-                assert seconds < PATIENCE, f"still runs after {seconds:.0f} s"
-                return None
+                if seconds < PATIENCE:
+                    return None
+                self.kill()
+                raise AssertionError(f"still ran after {seconds:.0f} s")
             time.sleep(0.01)
         return self.process.returncode
 
