@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import httpx2
-from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token, hf_hub_download
+from huggingface_hub import (
+    CommitOperationAdd,
+    HfApi,
+    _local_folder,
+    constants,
+    file_download,
+    get_token,
+    hf_hub_download,
+)
 from huggingface_hub.errors import (
     HfHubHTTPError,
     HFValidationError,
@@ -27,6 +35,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import disable_progress_bars, validate_repo_id
 
 from data.command import DataError, UsageError
+from data.files import NO_LOCK, UNLOCKED, warned
 
 GO_ON = "run the same command again to go on"
 MAIN = "main"
@@ -35,6 +44,21 @@ HUBS_OWN = ".gitattributes"  # which the hub puts into every new repo
 CARD = "README.md"
 ADDRESS = re.compile(r"hub:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
 COMMIT = re.compile("[0-9a-f]{40}")
+
+
+CLIENTS_LOCK = file_download.WeakFileLock
+
+
+@contextlib.contextmanager
+def lock(path: Path, **options) -> Iterator[None]:
+    """The client's own lock of a file; none on a file system that has none, where it would end."""
+    with contextlib.ExitStack() as stack:
+        with warned(f"the hub's client: {UNLOCKED}", *NO_LOCK):
+            stack.enter_context(CLIENTS_LOCK(path, **options))
+        yield
+
+
+file_download.WeakFileLock = _local_folder.WeakFileLock = lock
 
 
 @dataclass(frozen=True)

@@ -183,8 +183,8 @@ class Cluster:
     """The runs of a campaign as tasks."""
 
     def __init__(self, runs: list[ArmRun], share: Share, every: float):
-        self.runs = runs
         self.share = share
+        self.attempts = {run: attempts(run) for run in runs}  # before this command's
         self.kits = {arm: ray.put(kit_of(arm, share, every)) for arm in {run.arm for run in runs}}
         self.refused: set[str] = set()  # Ray's ids of nodes
         self.working: dict[ray.ObjectRef, ArmRun] = {}
@@ -231,16 +231,27 @@ class Cluster:
     def stop(self) -> None:
         """Cancel what is at work, and wait until it has sent its checkpoints.
 
-        The last first: a run that waits would begin in the place of one that was cancelled. Those that are
+        First the runs that wait: they would begin in the place of those that are cancelled. Those that are
         still at work are told again, since an interrupt in the midst of Ray's own code is lost.
         """
-        working = sorted(self.working, key=lambda task: self.runs.index(self.working[task]), reverse=True)
+        cancel([task for task, run in self.working.items() if attempts(run) == self.attempts[run]])
+        working = [*self.working]
         for _ in range(ATTEMPTS):
-            for task in working:
-                ray.cancel(task, recursive=False)
-            _, working = ray.wait(working, num_returns=len(working), timeout=PATIENCE)
+            working = cancel(working)
             if not working:
                 return
+
+
+def attempts(run: ArmRun) -> int:
+    """How often the run has begun on a node."""
+    return run.places.read_text().count("\n") if run.places.exists() else 0
+
+
+def cancel(tasks: list[ray.ObjectRef]) -> list[ray.ObjectRef]:
+    """Those that are still at work after some seconds."""
+    for task in tasks:
+        ray.cancel(task, recursive=False)
+    return ray.wait(tasks, num_returns=len(tasks), timeout=PATIENCE)[1] if tasks else []
 
 
 def kit_of(arm: Arm, share: Share, every: float) -> ArmKit:

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from data import shards
+from data.files import NO_LOCK
 from tests.kit import data_kit
 from tests.kit.helpers import ROOT
 
@@ -324,6 +325,18 @@ def disk(tmp_path):
         pytest.skip(f"needs the right to mount: {mounted.stderr.decode().strip()}")
     yield path
     subprocess.run(["umount", path], check=True)
+
+
+@pytest.mark.parametrize("code", NO_LOCK)
+def test_a_file_system_without_locks(hub, tmp_path, code):
+    """Neither our own lock nor those of the client end a download."""
+    root = tmp_path / "root"
+    fails = f"lambda *_: exec('raise OSError({code}, os.strerror({code}))')"
+    flock = f"import fcntl, os\nfcntl.flock = {fails}\n"
+    (tmp_path / "sitecustomize.py").write_text(flock)
+    _, said = call(hub, root, PYTHONPATH=str(tmp_path))
+    check_whole(hub, root)
+    assert "no lock can be had here" in said and said.count("warning: ") <= 2
 
 
 def test_a_full_disk(hub, disk):
