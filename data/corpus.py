@@ -20,7 +20,7 @@ import numpy as np
 from tqdm import tqdm
 
 from data import files, shards
-from data.command import DataError, UsageError, printable, say
+from data.command import DataError, UsageError, printable, say, some
 from data.sources import DEMO_SHA256, MAX_DOCUMENT, TRAIN_NAMES, Document, Read, demo_sources
 
 # --- plan: everything that decides the bytes of the result -----------------------------------------------
@@ -90,19 +90,26 @@ _PLACE = struct.Struct("<32sQII?")
 
 def usable(documents: Iterable[Read], plan: Plan, skip_bad: bool, dropped: Counter) -> Iterator[Document]:
     """The documents that can be used. Raises DataError for others, or names the first and counts them all."""
+    marked = []
     for name, text in documents:
-        mend = "--skip-bad leaves such documents out"
         if isinstance(text, bytes) and MARK in text and not plan.lossy_ok:
+            marked.append(name)
             text = DataError(f"{name}: holds U+2581, which SentencePiece takes for a space")
-            mend += ", --lossy-ok accepts the loss"
+            if not skip_bad:
+                continue
         if isinstance(text, bytes):
             yield name, text
         elif not skip_bad:
-            raise DataError(f"{text}; {mend}")
+            raise DataError(f"{text}; --skip-bad leaves such documents out")
         else:
             dropped["skipped"] += 1
             if dropped["skipped"] <= 10:
                 say(f"skipped: {printable(text)}")
+    if marked and not skip_bad:
+        raise DataError(
+            f"documents that hold U+2581, which SentencePiece takes for a space: {len(marked):,} "
+            f"({some(marked)}); --skip-bad leaves them out, --lossy-ok accepts the loss"
+        )
 
 
 def spool(documents: Iterable[Read], plan: Plan, folder: Path, skip_bad: bool = False) -> None:

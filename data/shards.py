@@ -479,6 +479,10 @@ def own_tokenizer(folder: Path, manifest: dict) -> Path:
     return beside if beside.exists() else folder / file
 
 
-if __name__ == "__main__":  # `python -m data.shards verify`, as frozen records name it
-    # By its name: what a verdict rests on imports no command.
-    sys.exit(importlib.import_module("data.__main__").main())
+def main(argv: list[str] | None = None) -> int:
+    """`python -m data.shards verify`, as frozen records name it. By name: a verdict imports no command."""
+    return importlib.import_module("data.__main__").main(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
