@@ -258,14 +258,14 @@ def test_a_document_that_decides_the_score_is_reported(tmp_path):
 # --- lossless or refused ---------------------------------------------------------------------------------
 
 
-def test_space_marks_are_refused_left_out_or_accepted(tmp_path):
+def test_space_marks_are_refused_with_all_their_places(tmp_path):
     file = write_jsonl(tmp_path / "t.jsonl", ["plain one", "plain two", "plain three", "é then \u2581 mark"])
     options = ["text", file, "--name", "t", "--vocab-size", 260, "--root", tmp_path]
-    line = refused(run(*options, code=3))
-    assert f"{file}:4: holds U+2581" in line
-    assert line.endswith("--skip-bad leaves such documents out, --lossy-ok accepts the loss")
-    assert not list((tmp_path / "data").iterdir())
     many = write_jsonl(tmp_path / "m.jsonl", [f"{i} \u2581" if i % 3 else f"{i}" for i in range(60)])
+    names = ", ".join(f"{many}:{n}" for n in (2, 3, 5, 6, 8, 9, 11, 12, 14, 15))
+    line = refused(run("text", many, *options[2:], code=3))
+    assert f": 40 ({names} and 30 more); --skip-bad leaves them out, --lossy-ok accepts the loss" in line
+    assert not list((tmp_path / "data").iterdir())
     said = run("text", many, "--name", "m", *options[4:], "--skip-bad")
     assert said.count(": holds U+2581") == 10 and "skipped: 40 documents" in said
     assert len(read_all(tmp_path / "data/datasets/m_sp260")) == 20
