@@ -32,8 +32,12 @@ def means_interval(old: list[float], new: list[float]) -> tuple[float, float]:
     """The same of a difference of means, new less old, without pairs: by Welch."""
     from scipy.stats import ttest_ind
 
-    found = looks(max(len(old), len(new)) if min(len(old), len(new)) >= FIRST else 0)
-    return shared(ends(ttest_ind, level, new[:seen], old[:seen], equal_var=False) for seen, level in found)
+    fewest, most = sorted([len(old), len(new)])
+    if fewest < FIRST:
+        return -math.inf, math.inf
+    return shared(
+        ends(ttest_ind, level, new[:seen], old[:seen], equal_var=False) for seen, level in looks(most)
+    )
 
 
 def shared(intervals: Iterable[tuple[float, float]]) -> tuple[float, float]:

@@ -79,13 +79,17 @@ def measures(runs: list[Metrics]) -> list[Measure]:
     track = find_track(runs)
     noise = track["noise_bpb"] if track else NOISE_BPB
     text = ("val_bytes", "tokenizer_sha256")
-    loss = {"unit": "nats", "form": ".4f", "good": -1, "unjudged": "not judged"}
+    unjudged = {"unjudged": "not judged"}
+    loss = {"unit": "nats", "form": ".4f", "good": -1, **unjudged}
     bits = {"form": ".4f", "good": -1, "needs": ("val_bytes",), "noise": noise}
-    speed = {"relative": True, "steady": True, "noise": 0.05, "single": apart(runs), "least": 0.01}
-    step = {"unit": "ms", "form": ",.1f", "good": -1, "needs": ("tokens_per_step",), **speed}
-    seconds = {"unit": "s", "form": ",.1f", "unjudged": "not judged"}
-    memory = {"unit": "MiB", "good": -1, "relative": True, "noise": 0.05, "single": 0.2, "least": 0.01}
-    packed = {"unit": "bytes", "good": -1, "relative": True, "noise": 0.005, "single": 0.005, "least": 0.001}
+    ratio = {"relative": True, "noise": 0.05, "least": 0.01}
+    speed = {**ratio, "steady": True, "single": apart(runs)}
+    step = {"unit": "ms", "form": ",.1f", "good": -1, **speed}
+    step |= {"needs": ("tokens_per_step",)}
+    seconds = {"unit": "s", "form": ",.1f", **unjudged}
+    memory = {"unit": "MiB", "good": -1, **ratio, "single": 0.2}
+    packed = {"unit": "bytes", "good": -1, "relative": True}
+    packed |= {"noise": 0.005, "single": 0.005, "least": 0.001}
     rate = lambda run: per_second(run, run.tokens_per_step)
     score = Measure("stream_bpb", "bits per byte by the referee", lambda run: run.score, **bits)
     return [
