@@ -98,7 +98,7 @@ class Settings:
     device: str = free("auto", "where to compute", choices=("auto", "cuda", "cpu"))
     dtype: str = var("auto", "of products", choices=("auto", "bfloat16", "float32"))
     compile: bool = free(True, "compile the model where that works")
-    val_batch_size: int = free(524288, "validation tokens of a forward pass, all slots", 2)
+    val_batch_size: int = free(524288, "validation tokens of a forward pass, all slots", 1)
     val_loss_every: int = free(1000, "steps between validations on as many; 0: at the end", 0)
     val_tokens_limit: int = var(0, "score only so many tokens, a partial score; 0: all", 0)
     eval_seq_len: int = var(0, "window of the evaluation in tokens; 0: TRAIN_SEQ_LEN", 0)
@@ -1311,7 +1311,7 @@ def train(trainer: Trainer, corpus: Corpus, reader: BatchReader, run: Run, plan:
         if save_due or validation_due:
             machine.on_rank_0(lambda: run.save(trainer))
             if validation_due:
-                validate(trainer, corpus, run, s.val_batch_size)
+                validate(trainer, corpus, run, s.val_batch_size + 1)
             saved = time.perf_counter()
             began += saved - now  # the clock stood still
         lr_mul = plan.lr_multiplier(step, elapsed)
@@ -1360,7 +1360,7 @@ def score_artifact(trainer: Trainer, blob: bytes, path: Any, corpus: Corpus, run
 def finish(trainer: Trainer, corpus: Corpus, run: Run) -> int:
     """Write the artifact, and score it: the result. Returns the exit code."""
     s, machine, path = trainer.s, trainer.machine, run.folder / "model.ptz"
-    validate(trainer, corpus, run, s.val_batch_size)  # a sample, of the unrounded weights
+    validate(trainer, corpus, run, s.val_batch_size + 1)  # a sample, of the unrounded weights
     state_sha256 = trainer.sha256(*trainer.optimizer.state).hex()
     machine.on_rank_0(lambda: write_whole(path, trainer.export(corpus.sha256["tokenizer_sha256"])))
     blob = machine.on_rank_0(path.read_bytes)

@@ -23,7 +23,7 @@ from records.archive.folders import SCRIPT
 from records.archive.submission import cpuinfo
 from records.campaign.arms import Arm, Dataset
 from records.campaign.runs import ArmRun, Endings, Share, end_with_parent
-from records.cluster.nodes import Lender, actor_here, connect, fetched, ray
+from records.cluster.nodes import Lender, actor_here, connect, fetched, ray, value_of
 
 METRICS = "metrics.jsonl"
 LOST_NODES = 20  # so many may go during one run before it counts as failed
@@ -150,7 +150,7 @@ def watch(process: subprocess.Popen, here: ArmRun, every: float, send: Callable[
     finally:
         process.terminate()
         process.wait()
-        ray.get(send(results(here)))
+        value_of(send(results(here)))
 
 
 def carry_out(kit: ArmKit, seed: int, desk) -> Ending:
@@ -165,7 +165,7 @@ def carry_out(kit: ArmKit, seed: int, desk) -> Ending:
         (folder / SCRIPT).write_bytes(kit.script)
         dataset = dataset_here(kit.arm.dataset, desk)
         here = ArmRun(replace(kit.arm, folder=folder, dataset=dataset), seed)
-        for name, blob in ray.get(desk.begin.remote(run, place)).items():
+        for name, blob in value_of(desk.begin.remote(run, place)).items():
             (here.folder / name).parent.mkdir(parents=True, exist_ok=True)
             (here.folder / name).write_bytes(blob)
         process = here.start(kit.share, preexec_fn=end_with_parent)
@@ -184,7 +184,6 @@ class Cluster:
 
     def __init__(self, runs: list[ArmRun], share: Share, every: float):
         self.share = share
-        self.attempts = {run: attempts(run) for run in runs}  # before this command's
         self.kits = {arm: ray.put(kit_of(arm, share, every)) for arm in {run.arm for run in runs}}
         self.refused: set[str] = set()  # Ray's ids of nodes
         self.working: dict[ray.ObjectRef, ArmRun] = {}
@@ -231,27 +230,16 @@ class Cluster:
     def stop(self) -> None:
         """Cancel what is at work, and wait until it has sent its checkpoints.
 
-        First the runs that wait: they would begin in the place of those that are cancelled. Those that are
+        The last first: a run that waits would begin in the place of one that was cancelled. Those that are
         still at work are told again, since an interrupt in the midst of Ray's own code is lost.
         """
-        cancel([task for task, run in self.working.items() if attempts(run) == self.attempts[run]])
-        working = [*self.working]
+        working = [*reversed(self.working)]
         for _ in range(ATTEMPTS):
-            working = cancel(working)
+            for task in working:
+                ray.cancel(task, recursive=False)
+            _, working = ray.wait(working, num_returns=len(working), timeout=PATIENCE)
             if not working:
                 return
-
-
-def attempts(run: ArmRun) -> int:
-    """How often the run has begun on a node."""
-    return run.places.read_text().count("\n") if run.places.exists() else 0
-
-
-def cancel(tasks: list[ray.ObjectRef]) -> list[ray.ObjectRef]:
-    """Those that are still at work after some seconds."""
-    for task in tasks:
-        ray.cancel(task, recursive=False)
-    return ray.wait(tasks, num_returns=len(tasks), timeout=PATIENCE)[1] if tasks else []
 
 
 def kit_of(arm: Arm, share: Share, every: float) -> ArmKit:

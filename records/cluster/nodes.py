@@ -97,10 +97,15 @@ def fetched(files: Wanted, lender) -> Path:
     return home
 
 
+def value_of(reference: ray.ObjectRef):
+    """Wait for it. In a task ray.get would lend the task's processor to another one, which then stays."""
+    return reference.future().result()
+
+
 def fetch(lender, source: Path, target: Path, digest: str) -> None:
     """Raises DataError where the bytes are not those of the digest."""
-    (lent,) = ray.get(lender.lend.remote(source))
-    blob = ray.get(lent)
+    (lent,) = value_of(lender.lend.remote(source))
+    blob = value_of(lent)
     if sha256(blob) != digest:
         raise DataError(f"{source}: is not the file that was meant; make its dataset anew")
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -176,7 +176,7 @@ def test_a_command_that_was_stopped_or_lost_its_head_goes_on_and_a_strange_node_
 
     ray_nodes.have(ordinary=1)
     process = place.start(*ray_nodes.options)
-    line = next(line for line in process.stdout if "(raylet)" not in line)  # of a node that was killed before
+    line = next(line for line in process.stdout if line.startswith("refused: "))  # Ray speaks of killed nodes
     assert line.startswith(f"refused: node {ray_nodes.strange.node_id} (")
     assert ") has torch 9.9.9, expected " in line
     wait_until(waiting)
@@ -226,7 +226,7 @@ def test_a_node_takes_the_script_and_data_that_were_meant(place, monkeypatch, tm
         return [path.read_bytes()]
 
     desk = types.SimpleNamespace(lend=types.SimpleNamespace(remote=lend))
-    monkeypatch.setattr(nodes.ray, "get", lambda value: value)
+    monkeypatch.setattr(nodes, "value_of", lambda value: value)
     monkeypatch.setattr(nodes, "CACHE", tmp_path / "cache")
     here = cluster.dataset_here(there, desk)
     assert here.settings["VOCAB_SIZE"] == there.settings["VOCAB_SIZE"]

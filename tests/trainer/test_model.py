@@ -362,7 +362,7 @@ def on_ranks(world: int, work) -> list:
 @given(
     st.integers(2, 200),
     st.integers(1, 60),
-    st.integers(2, 4000),
+    st.integers(1, 4000),
     st.sampled_from([1, 2, 4, 8]),
     st.sampled_from([0, 2, 3, 50, 250]),
 )

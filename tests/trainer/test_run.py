@@ -70,7 +70,7 @@ def test_a_run_ends_with_the_promised_block(base_run, corpus):
         numbers["val_loss"] / math.log(2) * numbers["val_tokens"] / numbers["val_bytes"], abs=2e-8
     )
     sample = base_run.events("val")[-1]
-    assert (sample["partial"], sample["val_tokens"]) == (True, 4095), (
+    assert (sample["partial"], sample["val_tokens"]) == (True, 4096), (
         "one batch, before the weights are rounded"
     )
     assert final["train_flops"] == str(20 * flops_of_a_step(base_run))
