@@ -22,10 +22,10 @@ TOKENIZER = bytes(range(32)).hex()  # its sha256
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
-def shape_settings(**more):
-    """A model of two layers whose embedding is just large enough for int8 (over 65,536 elements)."""
-    shape = {"VOCAB_SIZE": 8200, "MODEL_DIM": 8, "NUM_HEADS": 2, "NUM_KV_HEADS": 1}
-    return train_gpt.load_settings(helpers.tiny_env(**shape | more), "smoke")[0]
+def settings_of(vocabulary: int = 8200, layers: int = 2):
+    """A model whose embedding is just large enough for int8: over 65,536 elements."""
+    env = helpers.tiny_env(VOCAB_SIZE=vocabulary, MODEL_DIM=8, NUM_HEADS=2, NUM_KV_HEADS=1, NUM_LAYERS=layers)
+    return train_gpt.load_settings(env, "smoke")[0]
 
 
 def random_weights(s, seed: int, scale: float = 1.0) -> dict[str, np.ndarray]:
@@ -41,14 +41,31 @@ def encode(s, weights: dict[str, np.ndarray]) -> bytes:
 @pytest.fixture(scope="module")
 def artifact():
     """Settings, weights and their artifact: one of each scheme."""
-    s = shape_settings()
+    s = settings_of()
     weights = random_weights(s, 0)
     return s, weights, encode(s, weights)
 
 
-def decode(blob: bytes) -> dict[str, np.ndarray]:
-    """The weights in an artifact."""
-    return decode_artifact(blob, "some/model.ptz")[1]
+def contents(blob: bytes) -> tuple[dict[str, np.ndarray], dict]:
+    """The tensors and the facts in an artifact, by zlib, safetensors and JSON alone."""
+    raw = zlib.decompress(blob)
+    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    return safetensors.numpy.load(raw), json.loads(header["__metadata__"]["bytegolf"])
+
+
+def decode(blob: bytes) -> dict[str, np.ndarray] | None:
+    """Its weights, or None if it is refused by the file's name. Any other error is a failure."""
+    try:
+        with np.errstate(all="ignore"):
+            return decode_artifact(blob, "some/model.ptz")[1]
+    except DataError as error:
+        assert str(error).startswith("some/model.ptz is damaged or of another script: ")
+        return None
+
+
+def assert_equal(found: dict[str, np.ndarray], reference: dict[str, np.ndarray]) -> None:
+    assert list(found) == list(reference)
+    assert all(np.array_equal(found[name], reference[name]) for name in reference)
 
 
 # --- int8 rows --------------------------------------------------------------------------------------------
@@ -84,12 +101,19 @@ def test_rows_come_back_within_half_a_step(matrix):
 # --- the whole artifact -----------------------------------------------------------------------------------
 
 
-def test_each_tensor_comes_back_as_its_scheme_promises(artifact):
-    s, weights, blob = artifact
-    carried, decoded, tokenizer = decode_artifact(blob, "some/model.ptz")
+@settings(max_examples=15)
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([0.0, 1e-30, 1e-8, 1e-3, 1.0, 10.0, 1e3]),
+    st.integers(1, 3),
+)
+def test_each_tensor_comes_back_as_its_scheme_promises(seed, scale, layers):
+    s = settings_of(layers=layers)
+    weights = random_weights(s, seed, scale)
+    carried, decoded, tokenizer = decode_artifact(encode(s, weights), "some/model.ptz")
     assert tokenizer == TOKENIZER
+    assert carried == {name: getattr(s, name) for name in carried} and "num_layers" in carried
     assert list(decoded) == list(weights)
-    assert train_gpt.Settings(**carried) == train_gpt.Settings(**{name: getattr(s, name) for name in carried})
     for param in train_gpt.parameter_table(s):
         found, want = decoded[param.name], weights[param.name]
         assert (found.dtype, found.shape) == (np.float32, want.shape)
@@ -97,25 +121,9 @@ def test_each_tensor_comes_back_as_its_scheme_promises(artifact):
             assert np.array_equal(found, want)
         elif want.size > 65536:
             step = np.abs(want).max(-1, keepdims=True) / 127
-            assert (np.abs(found - want) <= 0.502 * step).all() and not np.array_equal(found, want)
+            assert (np.abs(found - want) <= 0.502 * step + 1e-42).all()
         else:
             assert np.array_equal(found, want.astype(np.float16).astype(np.float32))
-
-
-@settings(max_examples=15)
-@given(
-    st.integers(0, 2**32),
-    st.sampled_from([0.0, 1e-30, 1e-8, 1e-3, 10.0, 1e3]),
-    st.integers(1, 3),
-)
-def test_any_weights_make_the_trip(seed, scale, layers):
-    s = shape_settings(NUM_LAYERS=layers)
-    weights = random_weights(s, seed, scale)
-    decoded = decode(encode(s, weights))
-    for name, want in weights.items():
-        # a step of int8 rows is 1/127 of the largest; float16 keeps 11 bits and ends at 2^-24
-        allowed = np.abs(want).max(initial=0) / 250 + (0 if name == "tok_emb" else 2**-25)
-        assert (np.abs(want.astype(np.float64) - decoded[name]) <= allowed).all(), name
 
 
 @pytest.mark.parametrize(
@@ -135,17 +143,15 @@ def test_bytes_are_a_function_of_the_values(artifact):
     assert encode(s, {name: weights[name].copy() for name in reversed(weights)}) == blob
     assert encode(s, {name: np.asfortranarray(value) for name, value in weights.items()}) == blob
     decoded = decode(blob)
-    again = decode(encode(s, decoded))  # floats are a fixed point, int8 nearly
-    assert all(np.array_equal(again[name], decoded[name]) for name in decoded if name != "tok_emb")
+    again = decode(encode(s, decoded)) | {"tok_emb": decoded["tok_emb"]}  # int8 is a fixed point nearly
+    assert_equal(again, decoded)
 
 
 def test_another_program_can_read_it(artifact):
     """zlib and safetensors, nothing of ours: int8 times scale, or a float."""
     _, weights, blob = artifact
-    raw = zlib.decompress(blob)
-    assert blob == zlib.compress(raw, 9)
-    stored, decoded = safetensors.numpy.load(raw), decode(blob)
-    about = json.loads(json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])["__metadata__"]["bytegolf"])
+    assert blob == zlib.compress(zlib.decompress(blob), 9)
+    (stored, about), decoded = contents(blob), decode(blob)
     assert set(about["schemes"]) == set(weights) == {name for name in stored if not name.endswith(".scale")}
     dtypes = {"int8 rows": np.int8, "float16": np.float16, "float32": np.float32}
     assert set(about["schemes"].values()) == set(dtypes)
@@ -156,16 +162,6 @@ def test_another_program_can_read_it(artifact):
 
 
 # --- damage -----------------------------------------------------------------------------------------------
-
-
-def outcome(blob: bytes) -> dict[str, np.ndarray] | None:
-    """Decoded weights, or None if refused by the file's name. Any other error is a failure."""
-    try:
-        with np.errstate(all="ignore"):
-            return decode(blob)
-    except DataError as error:
-        assert str(error).startswith("some/model.ptz is damaged or of another script: ")
-        return None
 
 
 def damaged(blob: bytes, rng: random.Random) -> bytes:
@@ -183,18 +179,16 @@ def damaged(blob: bytes, rng: random.Random) -> bytes:
 
 
 def small_artifact() -> bytes:
-    s = shape_settings(VOCAB_SIZE=20)
+    s = settings_of(vocabulary=20)
     return encode(s, random_weights(s, 1))
 
 
 def test_300_damaged_files_are_refused():
     blob, rng = small_artifact(), random.Random(1)
-    whole, refused = outcome(blob), 0
-    for _ in range(300):
-        got = outcome(damaged(blob, rng))
-        refused += got is None
-        assert got is None or all(np.array_equal(got[name], whole[name]) for name in whole)
-    assert refused > 290
+    found = [decode(damaged(blob, rng)) for _ in range(300)]
+    assert found.count(None) > 290
+    for weights in filter(None, found):
+        assert_equal(weights, decode(blob))
 
 
 def test_300_damaged_contents_are_refused_or_decoded_but_never_crash():
@@ -203,17 +197,8 @@ def test_300_damaged_contents_are_refused_or_decoded_but_never_crash():
     header, refused = 8 + int.from_bytes(raw[:8], "little"), 0
     for number in range(300):
         part = header if number % 3 else len(raw)
-        refused += outcome(zlib.compress(damaged(raw[:part], rng) + raw[part:], 1)) is None
+        refused += decode(zlib.compress(damaged(raw[:part], rng) + raw[part:], 1)) is None
     assert refused > 150
-
-
-def rewritten(blob: bytes, change) -> bytes:
-    """The artifact after `change(tensors, about)` worked on its contents."""
-    raw = zlib.decompress(blob)
-    tensors = safetensors.numpy.load(raw)
-    about = json.loads(json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])["__metadata__"]["bytegolf"])
-    change(tensors, about)
-    return zlib.compress(safetensors.numpy.save(tensors, {"bytegolf": json.dumps(about)}), 9)
 
 
 def set_at(place: str, key: str, value):
@@ -249,15 +234,22 @@ FORGED = {
 }
 
 
-@pytest.mark.parametrize("kind", FORGED)
-def test_a_whole_file_with_wrong_contents_is_refused(artifact, kind):
-    assert outcome(rewritten(artifact[2], lambda tensors, about: None)) is not None
-    assert outcome(rewritten(artifact[2], FORGED[kind])) is None
+def forged(blob: bytes, change) -> bytes:
+    """The artifact after `change(tensors, about)` worked on its contents."""
+    tensors, about = contents(blob)
+    change(tensors, about)
+    return zlib.compress(safetensors.numpy.save(tensors, {"bytegolf": json.dumps(about)}), 9)
 
 
-@pytest.mark.parametrize(
-    "blob",
-    [
+def test_a_whole_file_with_wrong_contents_is_refused(artifact):
+    *_, blob = artifact
+    assert decode(forged(blob, lambda tensors, about: None)) is not None
+    assert [kind for kind, change in FORGED.items() if decode(forged(blob, change)) is not None] == []
+
+
+def test_what_is_no_artifact_is_refused():
+    array = {"a": np.zeros(3)}
+    blobs = [
         b"",
         b"\0",
         b"x" * 1000,
@@ -266,21 +258,18 @@ def test_a_whole_file_with_wrong_contents_is_refused(artifact, kind):
         zlib.compress(bytes(8)),
         zlib.compress((100_000).to_bytes(8, "little") + b"[" * 100_000),
         zlib.compress(safetensors.numpy.save({})),
-        zlib.compress(safetensors.numpy.save({"a": np.zeros(3)}, {"bytegolf": "{}"})),
-        zlib.compress(safetensors.numpy.save({"a": np.zeros(3)}, {"bytegolf": "[" * 50_000})),
+        zlib.compress(safetensors.numpy.save(array, {"bytegolf": "{}"})),
+        zlib.compress(safetensors.numpy.save(array, {"bytegolf": "[" * 50_000})),
         b"\x80\x04\x95\x01\x00",
-    ],
-    ids=lambda blob: f"{len(blob)} bytes",
-)
-def test_what_is_no_artifact_is_refused(blob):
-    assert outcome(blob) is None
+    ]
+    assert [blob for blob in blobs if decode(blob) is not None] == []
 
 
 def test_bytes_after_the_end_change_nothing(artifact):
     """They count as bytes of the artifact; a reader never sees them."""
-    whole = outcome(artifact[2])
-    for damaged in (artifact[2] + b"\0", artifact[2] * 2):
-        assert all(np.array_equal(whole[name], found) for name, found in outcome(damaged).items())
+    *_, blob = artifact
+    for longer in (blob + b"\0", blob * 2):
+        assert_equal(decode(longer), decode(blob))
 
 
 # --- files ------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import sentencepiece
 
 import train_gpt
 from tests.kit import helpers
+from tests.trainer.faults.test_damage import loaded
 
 COUNT = 3000
 SPACE_MARK = "\u2581"  # SentencePiece's own sign for a space: no identity normaliser gives it back
@@ -57,30 +58,24 @@ def worth(path, texts: list[str], closing: tuple[int, ...] = ()) -> tuple[list[i
 
 
 LOSSLESS = {
-    "bpe, bytes": ({}, False),
-    "bpe, bytes, dummy prefix": ({"add_dummy_prefix": True}, False),
-    "bpe, bytes, dummy prefix, white space pieces, user symbols": (
-        dict(add_dummy_prefix=True, **SPACE_PIECES),
-        False,
-    ),
-    "bpe, bytes, pieces across spaces, user symbols": (
-        dict(split_by_whitespace=False, **SPACE_PIECES),
-        False,
-    ),
-    "unigram, bytes, white space pieces": (dict(model_type="unigram", **SPACE_PIECES), False),
-    "unigram, covered, dummy prefix": (dict(model_type="unigram", add_dummy_prefix=True, **COVERED), True),
-    "bpe, covered": (COVERED, True),
-    "characters, covered, dummy prefix": (dict(model_type="char", add_dummy_prefix=True, **COVERED), True),
-    "bpe, bytes, spaces as suffix": ({"treat_whitespace_as_suffix": True}, False),
+    "bpe, bytes": {},
+    "bpe, bytes, dummy prefix": {"add_dummy_prefix": True},
+    "bpe, bytes, dummy prefix, white space pieces, user symbols": {"add_dummy_prefix": True, **SPACE_PIECES},
+    "bpe, bytes, pieces across spaces, user symbols": {"split_by_whitespace": False, **SPACE_PIECES},
+    "bpe, bytes, spaces as suffix": {"treat_whitespace_as_suffix": True},
+    "unigram, bytes, white space pieces": {"model_type": "unigram", **SPACE_PIECES},
+    "unigram, covered, dummy prefix": {"model_type": "unigram", "add_dummy_prefix": True, **COVERED},
+    "characters, covered, dummy prefix": {"model_type": "char", "add_dummy_prefix": True, **COVERED},
+    "bpe, covered": COVERED,
 }
 
 
 @pytest.mark.parametrize("kind", LOSSLESS)
 def test_bytes_of_documents_are_exact_for_any_kind_of_tokenizer(tmp_path, any_text, covered_text, kind):
-    options, needs_covered = LOSSLESS[kind]
     # a model that covers all characters must have seen all of them
-    path = helpers.train_tokenizer(tmp_path / "x.model", helpers.documents(1000, 7) + ALPHABET, **options)
-    texts = covered_text if needs_covered else any_text
+    seen = helpers.documents(1000, 7) + ALPHABET
+    path = helpers.train_tokenizer(tmp_path / "x.model", seen, **LOSSLESS[kind])
+    texts = covered_text if "covered" in kind else any_text
     true = [len(text.encode()) for text in texts]
     for closing in ((), (2,)):  # documents with and without an end mark
         found, decoded = worth(path, texts, closing)
@@ -89,51 +84,18 @@ def test_bytes_of_documents_are_exact_for_any_kind_of_tokenizer(tmp_path, any_te
         assert not wrong, wrong[:3]
 
 
-LOSSY = {  # texts do not come back whole: what counts then is what the tokens decode to
-    "nmt_nfkc": {
-        "normalization_rule_name": "nmt_nfkc",
-        "add_dummy_prefix": True,
-        "remove_extra_whitespaces": True,
-    },
-    "nfkc_cf, unigram": {"normalization_rule_name": "nfkc_cf", "model_type": "unigram"},
-    "dummy suffix": {"treat_whitespace_as_suffix": True, "add_dummy_prefix": True},
-}
+NFKC = {"normalization_rule_name": "nmt_nfkc", "add_dummy_prefix": True, "remove_extra_whitespaces": True}
+FOLDED = {"normalization_rule_name": "nfkc_cf", "model_type": "unigram"}
+SUFFIX = {"treat_whitespace_as_suffix": True, "add_dummy_prefix": True}
 
 
-@pytest.mark.parametrize("kind", LOSSY)
-def test_bytes_of_a_lossy_tokenizer_are_those_of_its_own_decoding(tmp_path, any_text, kind):
-    path = helpers.train_tokenizer(tmp_path / "x.model", helpers.documents(1000, 7), **LOSSY[kind])
+@pytest.mark.parametrize("options", [NFKC, FOLDED, SUFFIX], ids=["nfkc", "folded", "dummy suffix"])
+def test_bytes_of_a_lossy_tokenizer_are_those_of_its_own_decoding(tmp_path, any_text, options):
+    """Texts do not come back whole: what counts then is what the tokens decode to."""
+    path = helpers.train_tokenizer(tmp_path / "x.model", helpers.documents(1000, 7), **options)
     texts = any_text[::4]
     found, decoded = worth(path, texts)
     assert found == decoded and decoded != [len(text.encode()) for text in texts]
-
-
-def test_pieces_with_inner_and_repeated_space_marks_count_one_byte_a_space(tmp_path):
-    """Not the three bytes of a space mark, wherever in a piece it stands."""
-    symbols = ["    ", "a b  c", "\t", "  é"]
-    marked = [symbol.replace(" ", SPACE_MARK) for symbol in symbols]
-    texts = helpers.documents(300, 7)
-    path = helpers.train_tokenizer(tmp_path / "x.model", texts, user_defined_symbols=marked)
-    tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(path))
-    inner, first, _ = train_gpt.byte_table(tokenizer)
-    ids = tokenizer.piece_to_id(marked)
-    assert tokenizer.unk_id() not in ids
-    assert inner[ids].tolist() == first[ids].tolist() == [len(symbol.encode()) for symbol in symbols]
-    unknown_begin_end = [0, 1, 2]
-    assert inner[unknown_begin_end].tolist() == first[unknown_begin_end].tolist() == [0, 0, 0]
-    single = [i for i in range(tokenizer.vocab_size()) if tokenizer.is_byte(i)]
-    assert len(single) == 256 and set(inner[single]) == set(first[single]) == {1}
-
-
-def test_a_dummy_prefix_is_dropped_at_the_start_of_a_document_only(tmp_path):
-    path = helpers.train_tokenizer(tmp_path / "x.model", helpers.documents(300, 7), add_dummy_prefix=True)
-    tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(path))
-    the = tokenizer.piece_to_id(SPACE_MARK + "the")
-    inner, first, _ = train_gpt.byte_table(tokenizer)
-    assert (first[the], inner[the]) == (3, 4)
-    stream = np.array([1, the, the, 2, 1, the, the, the], np.uint16)
-    assert train_gpt.bytes_of_tokens(tokenizer, stream).tolist() == [0, 3, 4, 0, 0, 3, 4, 4]
-    assert train_gpt.bytes_of_tokens(tokenizer, stream[1:3]).tolist() == [3, 4], "a stream begins a document"
 
 
 def test_unknown_tokens_of_a_legacy_shard_count_nothing(tmp_path):
@@ -143,9 +105,8 @@ def test_unknown_tokens_of_a_legacy_shard_count_nothing(tmp_path):
     assert (ids == tokenizer.unk_id()).sum() == 1
     for split in ("train", "val"):
         helpers.write_shards(tmp_path / "data", split, [ids], extended=False)
-    env = helpers.tiny_env(DATA_PATH=tmp_path / "data", TOKENIZER_PATH=path, VOCAB_SIZE=len(tokenizer))
-    corpus = train_gpt.load_corpus(train_gpt.load_settings(env, "smoke")[0])
-    assert corpus.bytes_per_token.sum() == len("ab  ba")
+    found = loaded(helpers.TinyCorpus(tmp_path / "data", path, {}, {}), VOCAB_SIZE=len(tokenizer))
+    assert found.bytes_per_token.sum() == len("ab  ba")
 
 
 @pytest.mark.parametrize("change", [-300, -1, 1, 5000])
@@ -155,13 +116,8 @@ def test_a_lossy_tokenizer_is_scored_on_the_bytes_of_the_text(tmp_path, tokenize
     size = corpus.val_bytes() + change
     for path in tmp_path.glob("*_val_*"):
         path.unlink()
-    named = {
-        "vocabulary": 400,
-        "flags": 1,
-        "tokenizer": helpers.sha256(tokenizer_path),
-        "corpus": helpers.CORPUS,
-    }
-    helpers.write_shards(tmp_path, "val", [corpus.tokens["val"]], text_bytes=[size], **named)
-    loaded = train_gpt.load_corpus(train_gpt.load_settings(corpus.env(), "smoke")[0])
-    assert loaded.bytes_per_token.sum() == size and loaded.bytes_per_token.min() >= 0
-    assert any("lossy" in note for note in loaded.notes)
+    about = {"vocabulary": 400, "flags": 1, "tokenizer": helpers.sha256(tokenizer_path)}
+    helpers.write_shards(tmp_path, "val", [corpus.tokens["val"]], text_bytes=[size], **about)
+    found = loaded(corpus)
+    assert found.bytes_per_token.sum() == size and found.bytes_per_token.min() >= 0
+    assert any("lossy" in note for note in found.notes)

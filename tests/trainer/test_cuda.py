@@ -10,24 +10,26 @@ import torch
 import train_gpt
 from tests.kit import helpers
 from tests.kit.launch import Launch, all_ranks, watch_the_others
-from tests.trainer.test_model import attention_case, math_attention
+from tests.trainer.test_model import assert_attention, attention_case
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
+ONE_GPU = helpers.ROOT / "tests/kit/one_gpu.py"
+COMPILED = {"DEVICE": "cuda", "DTYPE": "bfloat16", "COMPILE": 1, "WARMUP_STEPS": 2}
+KINDS = {
+    "cpu": {"DEVICE": "cpu"},
+    "cuda": {"DEVICE": "cuda"},
+    "again": {"DEVICE": "cuda"},
+    "bfloat16": {"DEVICE": "cuda", "DTYPE": "bfloat16"},
+    "compiled": COMPILED,
+}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, corpus) -> dict[str, helpers.ScriptRun]:
     """The same 20 steps on the CPU and on the GPU, there in both number formats and compiled."""
     cwd = tmp_path_factory.mktemp("cuda")
-    kinds = {
-        "cpu": {"DEVICE": "cpu"},
-        "cuda": {"DEVICE": "cuda"},
-        "again": {"DEVICE": "cuda"},
-        "bfloat16": {"DEVICE": "cuda", "DTYPE": "bfloat16"},
-        "compiled": {"DEVICE": "cuda", "DTYPE": "bfloat16", "COMPILE": 1, "WARMUP_STEPS": 2},
-    }
     done = {}
-    for name, more in kinds.items():
+    for name, more in KINDS.items():
         env = corpus.env(RUN_ID=name, ITERATIONS=20, VAL_LOSS_EVERY=10, **more)
         done[name] = helpers.run_script(cwd, env)
         assert done[name].code == 0, done[name].err
@@ -36,10 +38,8 @@ def runs(tmp_path_factory, corpus) -> dict[str, helpers.ScriptRun]:
 
 @pytest.mark.parametrize("name, tolerance", [("cuda", 1e-3), ("bfloat16", 0.02), ("compiled", 0.02)])
 def test_the_gpu_trains_what_the_cpu_trains(runs, name, tolerance):
-    run = runs[name]
-    cpu = runs["cpu"]
-    assert run.final["device"] == "cuda:0"
-    assert "device:cuda:0" in run.out
+    run, cpu = runs[name], runs["cpu"]
+    assert run.final["device"] == "cuda:0" and "device:cuda:0" in run.out
     np.testing.assert_allclose(run.losses(), cpu.losses(), rtol=tolerance)
     assert float(run.final["val_bpb"]) == pytest.approx(float(cpu.final["val_bpb"]), rel=2 * tolerance)
     assert float(run.final["peak_memory_mib"]) > 0
@@ -48,13 +48,11 @@ def test_the_gpu_trains_what_the_cpu_trains(runs, name, tolerance):
 
 
 def test_an_artifact_scores_alike_on_both(runs, corpus, tmp_path):
-    envs = [
-        corpus.env(EVAL_ONLY=runs["bfloat16"].folder / "model.ptz", DEVICE=device)
-        for device in ("cpu", "cuda")
-    ]
-    scores = [float(helpers.run_script(tmp_path, env).final["val_bpb"]) for env in envs]
-    assert scores[0] == pytest.approx(scores[1], rel=1e-4)
-    assert scores[1] == pytest.approx(float(runs["bfloat16"].final["val_bpb"]), rel=2e-3)
+    artifact = runs["bfloat16"].folder / "model.ptz"
+    envs = (corpus.env(EVAL_ONLY=artifact, DEVICE=device) for device in ("cpu", "cuda"))
+    cpu, cuda = (float(helpers.run_script(tmp_path, env).final["val_bpb"]) for env in envs)
+    assert cpu == pytest.approx(cuda, rel=1e-4)
+    assert cuda == pytest.approx(float(runs["bfloat16"].final["val_bpb"]), rel=2e-3)
 
 
 def test_the_gpu_gives_the_same_losses_twice(runs):
@@ -65,21 +63,11 @@ def test_the_gpu_gives_the_same_losses_twice(runs):
 @pytest.mark.parametrize("case", [(2, 256, 4, 2, 16), (2, 130, 4, 4, 64), (1, 1000, 8, 2, 64)], ids=str)
 @pytest.mark.parametrize("window", [math.inf, 60])
 def test_attention_on_the_gpu_is_pytorchs_in_float64(case, dtype, error, window):
-    parts = [part.detach().cuda().requires_grad_() for part in attention_case(*case, dtype, gain=1.5)]
-    out = train_gpt.attention(*parts, window)
-    reference = math_attention(*parts, window)
-    largest = reference.abs().max()
-    assert (out.double() - reference).abs().max() < error / 2 * largest
-    weight = torch.randn(reference.shape, generator=torch.Generator().manual_seed(0)).cuda()
-    found = torch.autograd.grad((out.float() * weight).sum(), parts)
-    expected = torch.autograd.grad((reference * weight).sum(), parts)
-    for grad, want in zip(found, expected):
-        assert (grad.double() - want).abs().max() < error * want.abs().max()
+    assert_attention(attention_case(*case, dtype, gain=1.5, device="cuda"), window, error)
 
 
-def test_without_a_setting_a_gpu_takes_the_reference_preset_bf16_and_itself(tmp_path, corpus):
-    dry = helpers.run_script(tmp_path, {"DRY_RUN": "1"})
-    assert dry.code == 0 and dry.out.startswith("PRESET=10min_16mb (preset): ")
+def test_without_a_setting_a_gpu_takes_bf16_and_itself(tmp_path, corpus):
+    """And the reference preset: test_settings.py."""
     env = corpus.env(RUN_ID="auto")
     del env["DTYPE"]
     run = helpers.run_script(tmp_path, env)
@@ -88,59 +76,41 @@ def test_without_a_setting_a_gpu_takes_the_reference_preset_bf16_and_itself(tmp_
     assert run.final["device"] == "cuda:0"
 
 
-def test_the_reference_shape_takes_a_step_on_the_gpu(tmp_path, tokenizer_path, corpus):
+def test_the_reference_shape_takes_a_step_on_the_gpu(tmp_path, corpus):
     """Sequences of 4096 at the preset's width; the pieces of the tokenizer are fewer."""
     shape = {"PRESET": "10min_16mb", "MODEL_DIM": 512, "NUM_LAYERS": 9, "TRAIN_SEQ_LEN": 4096}
     sizes = {"TRAIN_BATCH_TOKENS": 98304, "VAL_BATCH_SIZE": 32768, "ITERATIONS": 2, "DTYPE": "bfloat16"}
     # zlib makes weights that have not learned no smaller
-    env = corpus.env(**shape | sizes, RUN_ID="large", BUDGET_BYTES=20_000_000)
-    run = helpers.run_script(tmp_path, env)
+    run = helpers.run_script(tmp_path, corpus.env(**shape | sizes, BUDGET_BYTES=20_000_000))
     assert run.code == 0, run.err
     # what a CPU finds, with a single layer, since no block adds anything yet
     assert run.losses()[0] == pytest.approx(5.766, abs=0.02)
 
 
-# --- steps that are recorded ------------------------------------------------------------------------------
-
-
-def made(compiled: bool) -> tuple[train_gpt.Trainer, list[tuple[torch.Tensor, train_gpt.Step]]]:
-    """A trainer with windows, and all batches of a run with their steps."""
+def test_a_compiled_step_that_is_not_finite_changes_nothing():
     shape = {"VOCAB_SIZE": 512, "TRAIN_SEQ_LEN": 64, "TRAIN_BATCH_TOKENS": 2048, "SHORT_WINDOW": 16}
-    s = train_gpt.load_settings(helpers.tiny_env(**shape, ITERATIONS=6), "smoke")[0]
-    trainer = train_gpt.Trainer(
-        s, train_gpt.Machine(torch.device("cuda"), dtype=torch.bfloat16, compile=compiled)
-    )
+    s, _ = train_gpt.load_settings(helpers.tiny_env(**shape, ITERATIONS=6), "smoke")
+    machine = train_gpt.Machine(torch.device("cuda"), dtype=torch.bfloat16, compile=True)
+    trainer, state = train_gpt.Trainer(s, machine), lambda: trainer.sha256(*trainer.optimizer.state)
     rng = np.random.default_rng(0)
-    batches = []
-    for step in train_gpt.Plan(s).steps():
-        tokens = rng.integers(0, s.vocab_size, (s.batch_slots, s.slot_tokens + 1))
-        batches.append((trainer.machine.tensor(tokens), step))
-    return trainer, batches
-
-
-def test_a_step_that_is_not_finite_changes_nothing():
-    trainer, batches = made(compiled=True)
-    for batch, step in batches[:3]:
+    batch = machine.tensor(rng.integers(0, s.vocab_size, (s.batch_slots, s.slot_tokens + 1)))
+    *before, bad, after = train_gpt.Plan(s).steps()
+    for step in before:
         trainer.step(batch, step, 1.0)
     weights = trainer.optimizer.state["weights"]
     was = float(weights[0])
     weights[0] = math.inf
-    before = trainer.sha256(*trainer.optimizer.state)
-    assert not trainer.step(*batches[3], 1.0)[2]
-    assert trainer.sha256(*trainer.optimizer.state) == before
+    spoilt = state()
+    assert not trainer.step(batch, bad, 1.0)[2] and state() == spoilt
     weights[0] = was
-    assert trainer.step(*batches[4], 1.0)[2]
-    assert trainer.sha256(*trainer.optimizer.state) != before
+    assert trainer.step(batch, after, 1.0)[2] and state() != spoilt
 
 
 # --- runs that were stopped, and ranks --------------------------------------------------------------------
 
-COMPILED = {"DEVICE": "cuda", "DTYPE": "bfloat16", "COMPILE": 1, "WARMUP_STEPS": 2, "ITERATIONS": 40}
-ONE_GPU = helpers.ROOT / "tests/kit/one_gpu.py"
-
 
 def test_a_killed_run_goes_on_where_it_was(corpus, tmp_path):
-    env = corpus.env(**COMPILED, RUN_ID="run", CKPT_SECONDS=1e-6)
+    env = corpus.env(**COMPILED, ITERATIONS=40, RUN_ID="run", CKPT_SECONDS=1e-6)
     whole = Launch(tmp_path / "whole", env).need(0)
     Launch(tmp_path, env, provoke="kill@20").need(-signal.SIGKILL)
     resumed = Launch(tmp_path, env).need(0)
@@ -150,7 +120,7 @@ def test_a_killed_run_goes_on_where_it_was(corpus, tmp_path):
 
 
 def test_two_ranks_on_one_gpu_train_what_one_trains(runs, corpus, tmp_path):
-    env = corpus.env(DEVICE="cuda", RUN_ID="two", ITERATIONS=20, VAL_LOSS_EVERY=10, PYTHONPATH=helpers.ROOT)
+    env = corpus.env(DEVICE="cuda", ITERATIONS=20, VAL_LOSS_EVERY=10, PYTHONPATH=helpers.ROOT)
     run = helpers.run_script(tmp_path, env, ranks=2, script=ONE_GPU)
     assert run.code == 0, run.err
     np.testing.assert_allclose(run.losses(), runs["cuda"].losses(), rtol=1e-3)

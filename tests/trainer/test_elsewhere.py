@@ -1,8 +1,10 @@
 """What the script meets away from home: others' shards and names, other launchers, mounts and tokenizers."""
 
+import dataclasses
 import errno
 import itertools
 import json
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -15,7 +17,8 @@ from hypothesis import strategies as st
 import train_gpt
 from data import command, shards
 from tests.kit import helpers
-from train_gpt import DataError, SettingError, find_shards, load_settings
+from tests.trainer.faults.test_damage import loaded
+from train_gpt import DataError, find_shards, load_settings
 
 # --- names and order of shards: the rule of data/README.md ------------------------------------------------
 
@@ -24,7 +27,7 @@ NAMES += ["a_val_bytes_0.bin", "a_val_0 (1).bin", "a_val_1_old.bin", ".a_val_1.b
 NAMES += ["a_train.bin", "b_val_1.bin", "b_train_1.bin", "a_val_1.BIN", "notes.txt"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.sampled_from(NAMES), max_size=7, unique=True))
 def test_trainer_and_data_read_the_same_files_in_the_same_order(names):
     with tempfile.TemporaryDirectory() as where:
@@ -52,43 +55,33 @@ def test_trainer_and_data_read_the_same_files_in_the_same_order(names):
 
 
 def test_a_part_of_the_training_shards_trains_with_a_note(corpus, tmp_path):
-    env = dict(corpus.env(DATA_PATH=tmp_path))
-    for path in sorted(corpus.data_path.glob("*.bin"))[:-3] + sorted(corpus.data_path.glob("*_val_*")):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    loaded = train_gpt.load_corpus(load_settings(env, "smoke")[0])
-    assert [note for note in loaded.notes if "2 of 3 training shards" in note]
+    shutil.copytree(corpus.data_path, tmp_path / "data")
+    (tmp_path / "data/tiny_train_000002.bin").unlink()
+    part = dataclasses.replace(corpus, data_path=tmp_path / "data")
+    assert [note for note in loaded(part).notes if "2 of 3 training shards" in note]
 
 
 # --- text and tokenizer -----------------------------------------------------------------------------------
 
 
-def loaded(corpus: helpers.TinyCorpus) -> train_gpt.Corpus:
-    return train_gpt.load_corpus(load_settings(corpus.env(), "smoke")[0])
-
-
 def test_documents_and_text_of_legacy_shards_are_known_by_the_tokenizer(corpus, tmp_path, tokenizer_path):
-    same, other = (
-        loaded(helpers.make_corpus(tmp_path / str(seed), tokenizer_path, extended=False, train_docs=count))
-        for seed, count in ((1, 500), (2, 499))
-    )
-    assert np.array_equal(same.train.documents, loaded(corpus).train.documents)
-    again = loaded(helpers.make_corpus(tmp_path / "3", tokenizer_path, extended=False))
-    assert same.sha256 == again.sha256 and same.sha256["train_sha256"] != other.sha256["train_sha256"]
-    path = next((tmp_path / "3").glob("*_train_*"))
+    legacy = helpers.make_corpus(tmp_path, tokenizer_path, extended=False)
+    before = loaded(legacy)
+    assert np.array_equal(before.train.documents, loaded(corpus).train.documents)
+    assert loaded(legacy).sha256 == before.sha256
+    path = tmp_path / "tiny_train_000000.bin"
     blob = bytearray(path.read_bytes())
     blob[1026:1028], blob[1028:1030] = blob[1028:1030], blob[1026:1028]
     path.write_bytes(blob)
-    swapped = loaded(helpers.TinyCorpus(tmp_path / "3", tokenizer_path, {}, {}))
-    assert swapped.sha256["train_sha256"] != same.sha256["train_sha256"], "of the same size"
+    assert loaded(legacy).sha256["train_sha256"] != before.sha256["train_sha256"], "of the same size"
 
 
 def test_a_tokenizer_without_a_piece_for_the_space_is_refused_where_bytes_are_decoded(tmp_path):
     texts = [text.replace(" ", "") for text in helpers.documents(400, 3)]
     path = helpers.train_tokenizer(tmp_path / "x.model", texts)
     made = helpers.make_corpus(tmp_path / "data", path, extended=False)
-    env = made.env(VOCAB_SIZE=made.tokenizer.vocab_size())
     with pytest.raises(DataError, match=r"x\.model: whether spaces have no piece is True"):
-        train_gpt.load_corpus(load_settings(env, "smoke")[0])
+        loaded(made, VOCAB_SIZE=made.tokenizer.vocab_size())
 
 
 def test_data_path_alone_names_tokenizer_and_vocabulary(tmp_path):
@@ -135,6 +128,10 @@ def test_help_lists_the_settings_and_other_arguments_are_refused(capsys, monkeyp
         assert (code, out) == (2, "") and f"{argument}: write ITERATIONS=9 python train_gpt.py" in err
 
 
+def open_machine(**env) -> train_gpt.Machine:
+    return train_gpt.open_machine(load_settings(helpers.tiny_env(DEVICE="cpu", **env), "smoke")[0])
+
+
 LEFT_OVER = "RANK=1 WORLD_SIZE=2 WORLD_SIZE= WORLD_SIZE=x WORLD_SIZE=-2 RANK=x LOCAL_RANK=-1 LOCAL_RANK=7"
 WRONG = "MASTER_PORT=x RANK=x MASTER_PORT=70000 WORLD_SIZE=x WORLD_SIZE=0"
 
@@ -143,7 +140,7 @@ WRONG = "MASTER_PORT=x RANK=x MASTER_PORT=70000 WORLD_SIZE=x WORLD_SIZE=0"
 def test_ranks_without_an_address_are_left_over_and_one_process_runs(word, monkeypatch):
     monkeypatch.setenv(*word.split("="))
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    machine = train_gpt.open_machine(load_settings(helpers.tiny_env(DEVICE="cpu"), "smoke")[0])
+    machine = open_machine()
     assert (machine.rank, machine.world) == (0, 1)
 
 
@@ -158,7 +155,7 @@ def test_wrong_ranks_are_one_line_and_no_traceback(word, capsys, monkeypatch):
 
 def test_two_tasks_of_slurm_without_torchrun_are_noted(capsys, monkeypatch):
     monkeypatch.setenv("SLURM_NTASKS", "2")
-    train_gpt.open_machine(load_settings(helpers.tiny_env(DEVICE="cpu"), "smoke")[0])
+    open_machine()
     assert "note: SLURM_NTASKS" in capsys.readouterr().out
 
 
@@ -182,31 +179,6 @@ def test_a_mount_without_locks_is_noted_and_one_without_fsync_is_written(tmp_pat
         train_gpt.write_whole(folder / "model", b"")
 
 
-def test_a_resume_notes_what_bits_may_depend_on(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    s = load_settings({"RUN_ID": "x"}, "smoke")[0]
-    about = {"settings": {"seed": 1}, "sha256": {"val_sha256": "a"}, "environment": {"threads": 2}}
-    (tmp_path / "logs/x/checkpoint").mkdir(parents=True)
-    blob = train_gpt.pack_tensors({"weights": np.zeros(1)}, about | {"metrics_bytes": 0}, 0)
-    (tmp_path / "logs/x/checkpoint/step_1.ckpt").write_bytes(blob)
-    monkeypatch.setattr(train_gpt.fcntl, "flock", lambda *_: None)
-    *_, notes = train_gpt.open_run(s, about | {"environment": {"threads": 1}}, {})
-    assert any(note.startswith("note: THREADS=1: ") and "begun with 2" in note for note in notes)
-    for part, wrong, kind in (
-        ("settings", {"seed": 2}, SettingError),
-        ("sha256", {"val_sha256": "b"}, DataError),
-    ):
-        with pytest.raises(kind, match="was begun with"):
-            train_gpt.open_run(s, about | {part: wrong}, {})
-
-
-@pytest.mark.slow
-def test_a_thread_of_a_notebook_trains(corpus, tmp_path):
-    """Where signals cannot be listened to."""
-    run = helpers.run_here(train_gpt.main, tmp_path, corpus.env(RUN_ID="x"))
-    assert run.code == 0 and (run.folder / "model.ptz").exists()
-
-
 LIMITS = [("cpu.max", "100000 100000", 1), ("cpu.max", "250000 100000", 2), ("cpu.max", "max 100000", 4)]
 LIMITS += [("cpu/cpu.cfs_quota_us", "50000", 1), ("cpu/cpu.cfs_quota_us", "-1", 4), ("cpu.max", "", 4)]
 
@@ -219,7 +191,7 @@ def test_a_containers_limit_bounds_the_threads(tmp_path, monkeypatch, name, text
     before = torch.get_num_threads()
     torch.set_num_threads(4)
     try:
-        train_gpt.open_machine(load_settings(helpers.tiny_env(DEVICE="cpu"), "smoke")[0])
+        open_machine()
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)

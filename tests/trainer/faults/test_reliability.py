@@ -15,13 +15,15 @@ import safetensors.numpy
 
 import train_gpt
 from tests.kit import helpers, launch
-from tests.kit.launch import Launch, all_ranks, end_of, watch_the_others
-from tests.trainer.test_run import contents
+from tests.kit.launch import Launch, all_ranks, contents, end_of, watch_the_others
 
-# what may differ on a resume: it changes no result, or (paths, device) is compared by what came of it
-FREE = {"preset", "dry_run", "data_path", "tokenizer_path", "run_id", "device", "compile", "eval_only"}
-FREE |= {"val_batch_size", "val_loss_every", "train_log_every", "warmup_steps", "ckpt_seconds"}
-FREE |= {"max_skipped", "dist_timeout"}
+ROWS = train_gpt.ROWS
+# What may differ on a resume: it changes no result, or (paths, device) is compared by what came of it.
+FREE = """
+    preset dry_run data_path tokenizer_path run_id device compile eval_only val_batch_size val_loss_every
+    train_log_every warmup_steps ckpt_seconds max_skipped dist_timeout
+"""
+FREE = set(FREE.split())
 SMALL = {"BATCH_SLOTS": 2, "TRAIN_BATCH_TOKENS": 128}
 
 
@@ -87,17 +89,20 @@ def test_a_signal_to_one_rank_ends_the_last_evaluation_on_all(corpus, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory, corpus) -> Path:
+def env(corpus) -> dict[str, str]:
+    more = {"ITERATIONS": 60, "VAL_LOSS_EVERY": 20, "TRAIN_LOG_EVERY": 1} | SMALL
+    return corpus.env(RUN_ID="läuft-日本", CKPT_SECONDS=1e-6, **more)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory, env) -> Path:
     """A folder with a run that got SIGTERM at about its tenth step."""
     cwd = tmp_path_factory.mktemp("stopped")
-    more = {"ITERATIONS": 60, "VAL_LOSS_EVERY": 20, "TRAIN_LOG_EVERY": 1} | SMALL
-    env = corpus.env(RUN_ID="läuft-日本", CKPT_SECONDS=1e-6, **more)
     run = Launch(cwd, env, provoke="sleep@10:seconds=1")
     run.signal_at("step:8/", signal.SIGTERM)
     run.need(16)
-    assert re.fullmatch(
-        r"train_gpt\.py: stopped by a signal after step \d+ of 60; the .*goes on.*\n", run.err
-    )
+    said = r"train_gpt\.py: stopped by a signal after step \d+ of 60; the .*goes on.*\n"
+    assert re.fullmatch(said, run.err)
     return cwd
 
 
@@ -113,24 +118,18 @@ def config_of(folder: Path) -> dict:
     return json.loads((folder / "config.json").read_text(encoding="utf-8"))
 
 
-def reopen(folder: Path, **changes):
-    """open_run on a stopped run's folder, with changed settings."""
-    config = config_of(folder)
-    s = train_gpt.Settings(**config["settings"] | changes)
-    return train_gpt.open_run(s, config | {"settings": dataclasses.asdict(s)}, {})
-
-
-def environment_of(folder: Path) -> dict[str, str]:
-    """The environment that the run was begun with."""
-    config = config_of(folder)
-    given = {name: value for name, value in config["settings"].items() if config["origins"][name] != "preset"}
-    return {name.upper(): train_gpt.format_value(value) for name, value in given.items()}
+def reopen(folder: Path, environment: dict | None = None, **changes):
+    """open_run on a stopped run's folder, with other settings or facts of the machine."""
+    about = config_of(folder)
+    s = train_gpt.Settings(**about["settings"] | changes)
+    about |= {"settings": dataclasses.asdict(s), "environment": about["environment"] | (environment or {})}
+    return train_gpt.open_run(s, about, {})
 
 
 @pytest.mark.slow
-def test_the_same_command_goes_on(copy):
+def test_the_same_command_goes_on(copy, env):
     before = launch.without_seconds(copy, "step")
-    run = helpers.run_here(train_gpt.main, copy.parents[1], environment_of(copy))
+    run = helpers.run_here(train_gpt.main, copy.parents[1], env)
     assert run.code == 0, run.err
     steps = end_of(copy).steps
     assert len(steps) == 60
@@ -155,28 +154,26 @@ def test_a_checkpoint_is_safetensors_in_zlib(copy):
     assert about["settings"]["iterations"] == 60
 
 
-@pytest.mark.parametrize("damaged", [1, 2])
-def test_damaged_checkpoints_are_put_aside(copy, damaged):
-    paths = sorted(copy.glob("checkpoint/*"), reverse=True)
-    for path in paths[:damaged]:
-        path.write_bytes(path.read_bytes()[:-1])
-    newest = train_gpt.newest_checkpoint
-    if damaged == 2:
-        with pytest.raises(train_gpt.DataError, match=r"all damaged .*begins anew"):
-            newest(copy / "checkpoint")
-        assert newest(copy / "checkpoint") == ({}, {}, [])
-    else:
-        facts, notes = newest(copy / "checkpoint")[1:]
-        assert facts["counters"]["steps"] == int(paths[1].stem[5:])
-        assert f"{paths[0].name} is damaged" in notes[0] and paths[1].name in notes[-1]
-    assert all(path.with_suffix(".damaged").exists() for path in paths[:damaged])
+def test_a_damaged_checkpoint_is_put_aside(copy):
+    """A run of which all are damaged begins anew, when the command is given again."""
+    older, newest = sorted(copy.glob("checkpoint/*"))
+    newest.write_bytes(newest.read_bytes()[:-1])
+    _, facts, notes = train_gpt.newest_checkpoint(copy / "checkpoint")
+    assert facts["counters"]["steps"] == int(older.stem[5:])
+    assert f"{newest.name} is damaged" in notes[0] and older.name in notes[-1]
+    older.write_bytes(older.read_bytes()[:-1])
+    with pytest.raises(train_gpt.DataError, match=r"all damaged .*begins anew"):
+        train_gpt.newest_checkpoint(copy / "checkpoint")
+    assert train_gpt.newest_checkpoint(copy / "checkpoint") == ({}, {}, [])
+    assert all(path.with_suffix(".damaged").exists() for path in (older, newest))
 
 
 # --- what may change --------------------------------------------------------------------------------------
 
 
-def other(row: dataclasses.Field, value):
+def other(name: str, value):
     """Another value that the setting could take."""
+    row = ROWS[name]
     if choices := row.metadata.get("choices"):
         return next(each for each in choices if each != value)
     if row.type == "bool":
@@ -184,52 +181,49 @@ def other(row: dataclasses.Field, value):
     return value + "x" if row.type == "str" else value + 1
 
 
-ROWS = {row.name: row for row in dataclasses.fields(train_gpt.Settings)}
-
-
-@pytest.mark.parametrize("name", sorted(set(ROWS) - FREE))
-def test_a_setting_that_changes_the_result_is_refused_by_name(copy, name):
-    before = contents(copy)
-    value = config_of(copy)["settings"][name]
-    with pytest.raises(
-        train_gpt.SettingError, match=f"^{name.upper()}=.*{re.escape(train_gpt.format_value(value))};"
-    ):
-        reopen(copy, **{name: other(ROWS[name], value)})
+def test_a_setting_that_changes_the_result_is_refused_by_name(copy, monkeypatch):
+    monkeypatch.setattr(train_gpt.fcntl, "flock", lambda *_: None)  # this process opens it again and again
+    before, values = contents(copy), config_of(copy)["settings"]
+    for name in ROWS.keys() - FREE:
+        was = re.escape(train_gpt.format_value(values[name]))
+        with pytest.raises(train_gpt.SettingError, match=f"^{name.upper()}=.* was begun with {was};"):
+            reopen(copy, **{name: other(name, values[name])})
     assert contents(copy) == before
 
 
-def test_all_others_may_differ(copy):
-    changes = {"data_path": "elsewhere", "tokenizer_path": "elsewhere", "compile": True, "device": "auto"}
-    changes |= {"val_batch_size": 1024, "val_loss_every": 7, "train_log_every": 3, "warmup_steps": 1}
-    changes |= {"ckpt_seconds": 5.0, "max_skipped": 3, "dist_timeout": 9.0}
-    folder, _, facts, notes = reopen(copy, **changes)
+def test_all_others_may_differ_and_another_number_of_threads_is_noted(copy):
+    values = config_of(copy)["settings"]
+    names = FREE - {"preset", "run_id"}
+    changes = {name: other(name, values[name]) for name in names}
+    folder, _, facts, notes = reopen(copy, {"threads": 7}, **changes)
     assert folder == Path("logs", copy.name) and facts["counters"]["steps"] >= 8
-    assert len(notes) == 1 and notes[0].startswith("resumed from ")
+    resumed, threads = notes
+    assert resumed.startswith("resumed from ")
+    assert threads.startswith("note: THREADS=7: ") and "begun with 1" in threads
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("named", ["TRAIN_SHA256", "VAL_SHA256"])
-def test_other_documents_or_no_validation_text_are_refused(copy, corpus, tmp_path, tokenizer_path, named):
+def test_other_documents_or_no_validation_text_are_refused(
+    copy, corpus, env, tmp_path, tokenizer_path, named
+):
     """Through the script, under the names of before."""
     if named == "TRAIN_SHA256":
-        helpers.make_corpus(tmp_path / "data", tokenizer_path, train_docs=400)
+        helpers.make_corpus(tmp_path / "data", corpus.tokenizer_path, train_docs=400)
     else:
         shutil.copytree(corpus.data_path, tmp_path / "data", ignore=shutil.ignore_patterns("*_val_*"))
     before = contents(copy)
-    run = helpers.run_here(train_gpt.main, tmp_path, environment_of(copy) | {"DATA_PATH": "data"})
+    run = helpers.run_here(train_gpt.main, tmp_path, env | {"DATA_PATH": "data"})
     assert run.code == 3 and named in run.err and run.err.count("\n") == 1, run.err
     assert contents(copy) == before
 
 
-def test_a_run_that_is_open_is_refused(copy):
+def test_a_run_that_is_open_is_refused_and_an_empty_folder_is_none(copy):
+    copy.with_name("other").mkdir()
+    assert reopen(copy, run_id="other")[2] == {}
     reopen(copy)
     with pytest.raises(train_gpt.SettingError, match=r"^RUN_ID=läuft-日本: .*in use"):
         reopen(copy)
-
-
-def test_an_empty_folder_is_as_good_as_none(copy):
-    copy.with_name("other").mkdir()
-    assert reopen(copy, run_id="other")[2] == {}
 
 
 def test_metrics_that_were_lost_do_not_stop_a_resume(copy):
