@@ -430,7 +430,7 @@ def other_world(campaign: Campaign, task: Try) -> list[float]:
     run = campaign.launch(task.folder, behind, **EIGHT)
     run.need(0)
     found, expected = (end_of(folder) for folder in (task.folder / "logs/run", campaign.alone(0, **EIGHT)))
-    losses = ([event["train_loss"] for event in end.steps] for end in (found, expected))
+    losses = ([event["train_loss"] for event in end["logged"]] for end in (found, expected))
     assert np.allclose(*losses, rtol=1e-3), "losses differ by more than rounding"
     return [run.first_step]
 

@@ -13,18 +13,8 @@ from tests.kit import helpers, record_kit
 def test_all_tests_are_collected_and_those_of_the_sandbox_skipped(tmp_path):
     """Of a set in which anything fails to import, or makes a fixture first, the exit code is not 0."""
     env = helpers.clean_environment(**record_kit.without_sandbox(tmp_path))
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-rs",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        "sandbox",
-        "tests",
-    ]
+    words = ["-q", "-rs", "-p", "no:cacheprovider", "-m", "sandbox", "tests"]
+    command = [sys.executable, "-m", "pytest", *words]
     done = subprocess.run(command, cwd=helpers.ROOT, env=env, text=True, capture_output=True, timeout=300)
     said = done.stdout
     assert done.returncode == 0, said + done.stderr

@@ -10,10 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.__main__ import COMMANDS
-from records.__main__ import COMMANDS as OF_RECORDS
-from records.__main__ import main as records
-from tests.kit import helpers, record_kit
+from tests.kit import data_kit, helpers, record_kit
 
 FROZEN = re.compile(r"records/track_\w+/20\d\d-")  # a record's folder stays as it was sent
 
@@ -65,69 +62,45 @@ def test_files_that_are_named_with_their_folder_exist(paper):
     assert not [word for word in named if not PLACEHOLDER.search(word) and not [*helpers.ROOT.glob(word)]]
 
 
-@functools.cache
-def help_of(*words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", *words, "--help"], cwd=helpers.ROOT, text=True, capture_output=True
-    )
-    assert done.returncode == 0, (words, done.stderr)
-    return done.stdout
-
-
 OURS = re.compile(r"-m (data|records|tests(?:\.\w+)+)\b([^&|;#`']*)")
-DOORS = {"data": COMMANDS, "records": OF_RECORDS}
+help_of = functools.cache(data_kit.call)
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_commands_name_modules_and_scripts_that_exist(paper):
+def test_commands_name_modules_scripts_and_options_that_exist(paper):
     for line in commands_of(paper):
-        for module, words in OURS.findall(line):
-            assert importlib.util.find_spec(module), line
-            assert module not in DOORS or words.split()[0] in DOORS[module], line
         for script in re.findall(r"python3? ([\w/]+\.py)", line):
             assert (helpers.ROOT / script).exists(), line
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("paper", PAPERS)
-def test_options_in_commands_are_options_of_our_tools(paper):
-    for line in commands_of(paper):
         for module, rest in OURS.findall(line):
-            if module not in DOORS:  # some of the tests take no options and begin to work at once
+            assert importlib.util.find_spec(module), line
+            if module not in (
+                "data",
+                "records",
+            ):  # tests begin to work at once
                 continue
             command, *more = rest.split()
             words = [command, more[0].split(":")[0]] if command in ("prepare", "track") else [command]
-            named = help_of(module, *words)
+            named = help_of(module, *words, "--help")
             for option in re.findall(r"(?<!\S)--[a-z][\w-]*", rest):
                 assert option in named, line
-
-
-# --- what is made -----------------------------------------------------------------------------------------
-
-
-def test_the_workflow_runs_what_the_readme_says():
-    tests, _ = text_of(".github/workflows/tests.yml").split("\n  types:\n")
-    assert "- run: .ci/run\n" in tests and "permissions:\n  contents: read\n" in tests
-    assert "setting: user.max_user_namespaces=0\n" in tests, "nobody runs the tests on a bare machine"
-    assert "install" not in tests + text_of(".ci/run"), "what the command needs stands in the command"
 
 
 # --- the bigram -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_the_record_in_the_papers_scores_as_it_stands_there(tmp_path, capsys):
+def test_the_record_in_the_papers_scores_as_it_stands_there(tmp_path):
     """The bigram of records/referee/README.md, by the referee and by counts of our own."""
     script = re.search(r"```python\n(.*?)```", text_of("records/referee/README.md"), re.DOTALL)[1]
     corpus = record_kit.make_data(tmp_path / "data")
     record_kit.make_track(tmp_path / "track", corpus)
     folder = record_kit.foreign(corpus, tmp_path / "mine")
     (folder / "train_gpt.py").write_text(script)
-    places = [f"--{name}={tmp_path / name}" for name in ("track", "data")]
-    second = f"--second={tmp_path / 'data/second.jsonl'}"
-    words = ["score", str(folder), *places, second, "--dataset=tiny_sp400", *record_kit.TRUST]
-    assert records(words) == 0
-    score = float(re.search(r"val_bpb: (\S+)", capsys.readouterr().out)[1])
+    places = {"track": "track", "data": "data", "second": "data/second.jsonl"}
+    options = [f"--{name}={tmp_path / path}" for name, path in places.items()]
+    options += ["--dataset=tiny_sp400", *record_kit.TRUST]
+    said = data_kit.call("records", "score", folder, *options)
+    score = float(re.search(r"val_bpb: (\S+)", said)[1])
     counts = np.fromfile(folder / "model.bin", "<u2").reshape(400, 400) + 0.01
     nats = -np.log(counts / counts.sum(1, keepdims=True))
     streams = np.array_split(corpus.tokens["val"], 64)

@@ -6,7 +6,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 
@@ -20,10 +20,9 @@ FIRST_STEP = re.compile(r"^step:\d+/\d+ train_loss", re.M)
 
 def status(pid: int) -> str:
     """The state of a process, as psutil names it, or "gone"."""
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status()
-    except psutil.NoSuchProcess:
-        return "gone"
+    return "gone"
 
 
 def ended(pid: int) -> bool:
@@ -51,9 +50,8 @@ class Launch:
         command = command or helpers.command(ranks, FAULTS if provoke else helpers.SCRIPT)
         env = helpers.clean_environment(PYTHONPATH=helpers.ROOT, PROVOKE=provoke, **env)
         with open(self.files[0], "w") as out, open(self.files[1], "w") as err:
-            self.process = subprocess.Popen(
-                command, cwd=cwd, env=env, stdout=out, stderr=err, start_new_session=True
-            )
+            places = {"cwd": cwd, "stdout": out, "stderr": err}
+            self.process = subprocess.Popen(command, env=env, start_new_session=True, **places)
 
     @property
     def out(self) -> str:
@@ -151,19 +149,6 @@ def watch_the_others(lost: list[int], others: dict[int, int], timeout: float) ->
 # --- what a run leaves ------------------------------------------------------------------------------------
 
 
-class End(NamedTuple):
-    """What must be equal of two runs that did the same, to the last bit."""
-
-    hashes: dict[str, Any]
-    steps: list[dict[str, Any]]
-    vals: list[dict[str, Any]]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """All files below it, by name."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def without_seconds(folder: Path, kind: str) -> list[dict[str, Any]]:
     """The events of a kind, of which nothing but seconds may differ between two runs that did the same."""
     found = helpers.events(folder, kind)
@@ -175,13 +160,15 @@ def is_done(folder: Path) -> bool:
     return metrics.exists() and b'"event": "final"' in metrics.read_bytes()
 
 
-def end_of(folder: Path) -> End:
-    """Read a finished run: each step is logged once, and the artifact is the one that it reports."""
-    final = helpers.events(folder, "final")
-    assert len(final) == 1, f"{len(final)} final events in {folder}"
-    assert helpers.sha256(folder / "model.ptz").hex() == final[0]["artifact_sha256"]
-    names = ("state_sha256", "artifact_sha256", "val_bpb", "steps", "tokens_seen")
-    hashes = {name: final[0][name] for name in names}
+def end_of(folder: Path) -> dict[str, Any]:
+    """What must be equal of two finished runs that did the same, to the last bit.
+
+    Each step is logged once, and the artifact is the one that the run reports.
+    """
+    (final,) = helpers.events(folder, "final")
+    assert helpers.sha256(folder / "model.ptz").hex() == final["artifact_sha256"]
     steps = without_seconds(folder, "step")
-    assert [event["step"] for event in steps] == list(range(1, final[0]["steps"] + 1))
-    return End(hashes, steps, without_seconds(folder, "val"))
+    assert [event["step"] for event in steps] == list(range(1, final["steps"] + 1))
+    names = ("state_sha256", "artifact_sha256", "val_bpb", "steps", "tokens_seen")
+    end = {name: final[name] for name in names}
+    return end | {"logged": steps, "vals": without_seconds(folder, "val")}

@@ -197,15 +197,6 @@ def test_load_predictor_scores_the_artifact_as_the_run_did(base_run, corpus):
         train_gpt.load_predictor(base_run.folder / "no-such", "cpu")
 
 
-def test_a_predictor_of_a_gpu_has_more_streams_in_bfloat16(base_run, monkeypatch):
-    """A device without numbers stands for a GPU. cuDNN would plan anew for each number of keys."""
-    chosen = []
-    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", chosen.append)
-    predictor = train_gpt.load_predictor(base_run.folder / "model.ptz", "meta")
-    assert (predictor.rows, predictor.model.machine.dtype) == (1024, torch.bfloat16)
-    assert chosen == [False]
-
-
 @pytest.mark.slow
 def test_without_validation_text_a_run_makes_the_same_bytes_and_no_score(base_run, corpus, tmp_path):
     """As in the referee's training sandbox. Nor is an artifact scored there."""

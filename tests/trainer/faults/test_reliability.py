@@ -131,9 +131,9 @@ def test_the_same_command_goes_on(copy, env):
     before = launch.without_seconds(copy, "step")
     run = helpers.run_here(train_gpt.main, copy.parents[1], env)
     assert run.code == 0, run.err
-    steps = end_of(copy).steps
-    assert len(steps) == 60
-    assert steps[: len(before)] == before, "to the last digit"
+    logged = end_of(copy)["logged"]
+    assert len(logged) == 60
+    assert logged[: len(before)] == before, "to the last digit"
     assert run.final["resumes"] == "1"
     assert f"resumed from {Path('logs', copy.name, 'checkpoint')}" in run.out
     kept = sorted(path.name for path in copy.glob("checkpoint/*"))
@@ -263,4 +263,4 @@ def test_a_file_that_may_not_grow_stops_the_run_and_it_goes_on(corpus, tmp_path)
     run = Launch(tmp_path, env, command=limited).need(16)
     assert "File too large" in run.err and "RUN_ID=run goes on" in run.err
     done = helpers.run_here(train_gpt.main, tmp_path, env)
-    assert len(end_of(done.folder).steps) == 700
+    assert end_of(done.folder)["steps"] == 700

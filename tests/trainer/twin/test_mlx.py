@@ -3,6 +3,7 @@
 The model itself is held against parity.py by test_parity.py.
 """
 
+import contextlib
 import gc
 import hashlib
 import json
@@ -21,6 +22,7 @@ import train_gpt
 from tests.kit import helpers
 from tests.kit.helpers import ScriptRun
 from tests.kit.launch import Launch
+from tests.trainer.twin.test_parity import Adapter
 
 mx = pytest.importorskip("mlx.core", reason="mlx is not installed: nothing of train_gpt_mlx.py can be tried")
 twin = pytest.importorskip("train_gpt_mlx")
@@ -53,28 +55,6 @@ def pair(tmp_path_factory, corpus) -> dict[str, ScriptRun]:
     runs = {name: helpers.run_here(main, cwd / name, env) for name, main in MAINS.items()}
     assert [run.code for run in runs.values()] == [0, 0], [run.err for run in runs.values()]
     return runs
-
-
-def small_trainer(script, **more) -> train_gpt.Trainer:
-    s, _ = train_gpt.load_settings(helpers.tiny_env(**more), "smoke")
-    return script.Trainer(s, script.open_machine(s))
-
-
-def batch_of(trainer: train_gpt.Trainer, seed: int = 0):
-    """Random tokens of a step, as its framework has them."""
-    s = trainer.s
-    tokens = np.random.default_rng(seed).integers(0, s.vocab_size, (s.batch_slots, s.slot_tokens + 1))
-    return trainer.machine.tensor(tokens)
-
-
-def take_step(trainer: train_gpt.Trainer, batch, number: int, lr_mul: float) -> list[float]:
-    """What a step reports: loss, gradient norm, finite."""
-    step = next(train_gpt.Plan(trainer.s).steps())._replace(number=number)
-    return [*map(float, trainer.step(batch, step, lr_mul))]
-
-
-def state_of(trainer: train_gpt.Trainer) -> bytes:
-    return trainer.sha256(*trainer.optimizer.state)
 
 
 # --- beside train_gpt.py ----------------------------------------------------------------------------------
@@ -137,8 +117,8 @@ def test_mistakes_about_the_machine_end_with_2(more, message, tmp_path):
 
 def test_equal_weights_give_equal_artifacts():
     """The start weights, of a shape with all three schemes."""
-    shape = {"MODEL_DIM": 128, "NUM_LAYERS": 3, "VOCAB_SIZE": 500, "SEED": 5}
-    one, other = (small_trainer(script, **shape) for script in (train_gpt, twin))
+    shape = "MODEL_DIM=128 NUM_LAYERS=3 VOCAB_SIZE=500 SEED=5"
+    one, other = (Adapter(script, shape).trainer for script in (train_gpt, twin))
     assert one.export("") == other.export("")
     assert {train_gpt.scheme_of(param) for param in other.model.table} == set(train_gpt.SCHEMES)
 
@@ -193,11 +173,9 @@ def test_a_signal_ends_with_16_and_the_same_command_goes_on_to_the_same_bits(pai
 
 def ring(ranks: int) -> list[list[str]]:
     """What mlx.launch writes to MLX_HOSTFILE, with ports that are free."""
-    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(ranks)]
-    places = [[f"127.0.0.1:{server.getsockname()[1]}"] for server in servers]
-    for server in servers:
-        server.close()
-    return places
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(ranks)]
+        return [[f"127.0.0.1:{server.getsockname()[1]}"] for server in servers]
 
 
 @pytest.mark.slow
@@ -240,13 +218,13 @@ def test_a_rank_that_never_comes_is_named(corpus, tmp_path):
 
 @pytest.mark.slow
 def test_memory_is_flat_over_500_steps():
-    shape = {"MODEL_DIM": 16, "NUM_HEADS": 2, "NUM_LAYERS": 1, "TRAIN_SEQ_LEN": 8, "VOCAB_SIZE": 50}
-    trainer = small_trainer(twin, **shape, BATCH_SLOTS=1, TRAIN_BATCH_TOKENS=16)
-    batch = batch_of(trainer)
+    shape = "MODEL_DIM=16 NUM_HEADS=2 NUM_LAYERS=1 TRAIN_SEQ_LEN=8 VOCAB_SIZE=50 BATCH_SLOTS=1"
+    adapter = Adapter(twin, f"{shape} TRAIN_BATCH_TOKENS=16 ITERATIONS=550")
+    slots = adapter.random_slots()
     found = []
     gc.collect()  # of other tests
     for step in range(550):
-        stats = take_step(trainer, batch, step, 0.1)
+        stats = adapter.step(slots, step, 0.1)
         if step % 50 == 49:
             assert np.isfinite(stats).all()
             mx.synchronize()
@@ -262,9 +240,9 @@ def test_memory_is_flat_over_500_steps():
 def test_bfloat16_follows_torchs():
     losses = []
     for script in (train_gpt, twin):
-        trainer = small_trainer(script, BATCH_SLOTS=2)
-        trainer.machine.choose_dtype("bfloat16")
-        losses.append([take_step(trainer, batch_of(trainer, n), n, 1.0)[0] for n in range(5)])
+        adapter = Adapter(script, "BATCH_SLOTS=2 ITERATIONS=60")
+        adapter.trainer.machine.choose_dtype("bfloat16")
+        losses.append([adapter.step(adapter.random_slots(n), n)[0] for n in range(5)])
     assert losses[0] == pytest.approx(losses[1], abs=0.03)
 
 

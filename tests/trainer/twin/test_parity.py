@@ -38,41 +38,40 @@ LOGITS_OF = {"train_gpt": torch_logits, "train_gpt_mlx": mlx_logits}
 
 
 class Adapter:
-    """A script on these settings and weights, in float32 on the CPU, by its own classes."""
+    """A script on these settings, in float32 on the CPU, with `start` as weights or those of the seed."""
 
-    def __init__(self, script, text: str, start: dict[str, np.ndarray], compile: bool = False):
+    def __init__(self, script, text: str, start: dict[str, np.ndarray] | None = None, compile: bool = False):
         env = helpers.tiny_env(**helpers.pairs(text), DEVICE="cpu", COMPILE=int(compile))
         self.s, _ = train_gpt.load_settings(env, "smoke")
         self.plan = train_gpt.Plan(self.s)
         self.steps = list(self.plan.steps())
         self.logits_of = LOGITS_OF[script.__name__]
         self.trainer = script.Trainer(self.s, script.open_machine(self.s))
-        shapes = {p.name: p.shape for p in train_gpt.parameter_table(self.s)}
-        assert shapes == {name: value.shape for name, value in start.items()}
-        self.trainer.load(start)
+        if start is not None:
+            shapes = {p.name: p.shape for p in train_gpt.parameter_table(self.s)}
+            assert shapes == {name: value.shape for name, value in start.items()}
+            self.trainer.load(start)
 
     def logits(self, ids: np.ndarray) -> np.ndarray:
         """float32[B, T, V] of int64[B, T]."""
         return np.asarray(self.logits_of(self.trainer, ids))
 
-    def loss_and_gradient(self, slots: np.ndarray):
-        return self.trainer.loss_and_gradient(self.batch(slots), self.s.train_seq_len)
-
     def batch(self, slots: np.ndarray):
         return self.trainer.machine.tensor(slots.astype(np.int64))
+
+    def random_slots(self, seed: int = 0) -> np.ndarray:
+        shape = (self.s.batch_slots, self.s.slot_tokens + 1)
+        return np.random.default_rng(seed).integers(0, self.s.vocab_size, shape)
 
     def step(self, slots: np.ndarray, number: int, multiplier: float = 1.0) -> tuple[float, float, float]:
         """One optimizer step: loss, gradient norm, whether finite."""
         return tuple(map(float, self.trainer.step(self.batch(slots), self.steps[number], multiplier)))
 
     def gradient(self, slots: np.ndarray) -> tuple[float, dict[str, np.ndarray]]:
-        """Loss and gradient by name that a step, which is not taken, hands to the optimizer."""
-        seen, optimizer = [], self.trainer.optimizer
-        optimizer.step = lambda grad, *_: seen.append(grad)
-        loss, *_ = self.step(slots, 0)
-        del optimizer.step  # the class's own again
-        views = self.trainer.model.views(seen[0])
-        return loss, {name: self.trainer.machine.numpy(view) for name, view in views.items()}
+        """Loss and gradient by name."""
+        loss, flat = self.trainer.loss_and_gradient(self.batch(slots), self.s.train_seq_len)
+        views = self.trainer.model.views(flat)
+        return float(loss), {name: self.trainer.machine.numpy(view) for name, view in views.items()}
 
     def state(self) -> bytes:
         return self.trainer.sha256(*self.trainer.optimizer.state)
@@ -181,7 +180,7 @@ def test_a_step_without_finite_numbers_changes_nothing(script, place, value, mon
     first, second, third, *_ = case["tokens"]
     adapter.step(first, 0)
     before = adapter.state()
-    loss, gradient = adapter.loss_and_gradient(second)
+    loss, gradient = adapter.trainer.loss_and_gradient(adapter.batch(second), adapter.s.train_seq_len)
     if place is None:
         loss = loss * value
     else:
@@ -238,13 +237,12 @@ def shapes(draw) -> str:
 def test_logits_and_gradients_of_any_shape_are_those_of_the_reference(script, text, seed):
     s, rng = parity.read_settings(text), np.random.default_rng(seed)
     start = parity.start_weights(s, rng)
-    slot_tokens = s.train_batch_tokens // s.batch_slots
-    tokens = rng.integers(0, s.vocab_size, (s.batch_slots, slot_tokens + 1))
-    ids, targets = parity.sequences(s, tokens)
+    adapter = Adapter(script, text, start)
+    slots = adapter.random_slots(seed)
+    ids, targets = parity.sequences(s, slots)
     exact = {name: value.astype(np.float64) for name, value in start.items()}
     logits, loss, reference = parity.logits_and_gradient(s, exact, ids, targets)
-    adapter = Adapter(script, text, start)
     assert largest(adapter.logits(ids) - logits) < LOGITS * largest(logits)
-    found_loss, found = adapter.gradient(tokens)
+    found_loss, found = adapter.gradient(slots)
     assert found_loss == pytest.approx(loss, rel=LOSS)
     assert_gradients(found, reference, rounding=1e-7)
