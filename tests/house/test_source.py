@@ -216,7 +216,7 @@ def test_exit_codes_are_the_same_everywhere(monkeypatch):
     for error in (train_gpt.SettingError, train_gpt.DataError, FloatingPointError, InterruptedError):
 
         def fail(*_, error=error):
-            raise error("as told")
+            raise error("as raised")
 
         codes.add(train_gpt.main(open_machine=fail))
     text = re.search(r"## Exit codes\n(.*?)\n##", README, re.DOTALL)[1]

@@ -9,7 +9,6 @@ import io
 import json
 import os
 import random
-import struct
 import subprocess
 import sys
 import zlib
@@ -91,20 +90,19 @@ PLACES = {"vocabulary": 5, "documents": 7, "index": 12, "shards": 13, "split": 1
 
 def header(tokens: np.ndarray, extended: bool = True, **fields: int | bytes) -> bytes:
     """The 1024 bytes before the tokens. fields: those of PLACES, text_bytes, tokenizer, corpus (sha256)."""
-    blob = bytearray(1024)
-    struct.pack_into("<3I", blob, 0, 20240520, 1, len(tokens))
-    if not extended:
-        return bytes(blob)
-    text_bytes = fields.get("text_bytes", 0)
-    ints = {3: 0x31464C47, 4: 1, 6: BOS, 7: int((tokens == BOS).sum()), 8: int(tokens.max(initial=0))}
-    ints |= {9: text_bytes % 2**32, 10: text_bytes >> 32}
-    ints |= {11: zlib.crc32(tokens.astype("<u2").tobytes())}
-    ints |= {place: fields.get(name, ints.get(place, 0)) for name, place in PLACES.items()}
-    for place, value in ints.items():
-        struct.pack_into("<I", blob, 4 * place, value)
-    blob[64:96] = fields.get("tokenizer", bytes(32))
-    blob[96:128] = fields.get("corpus", bytes(32))
-    return bytes(blob)
+    ints = np.zeros(256, "<u4")
+    ints[:3] = 20240520, 1, len(tokens)
+    if extended:
+        text_bytes = fields.get("text_bytes", 0)
+        ints[3:5] = 0x31464C47, 1
+        ints[6:9] = BOS, (tokens == BOS).sum(), tokens.max(initial=0)
+        ints[9:11] = text_bytes % 2**32, text_bytes >> 32
+        ints[11] = zlib.crc32(tokens.astype("<u2").tobytes())
+        for name in PLACES.keys() & fields:
+            ints[PLACES[name]] = fields[name]
+        for place, name in ((16, "tokenizer"), (24, "corpus")):
+            ints[place : place + 8] = np.frombuffer(fields.get(name, bytes(32)), "<u4")
+    return ints.tobytes()
 
 
 def sha256(path: Path) -> bytes:
@@ -160,24 +158,18 @@ def write_shards(folder: Path, split: str, parts: list[np.ndarray], **fields) ->
 
 
 def make_corpus(
-    folder: Path,
-    tokenizer_path: Path,
-    extended: bool = True,
-    train_shards: int = 3,
-    train_docs: int = 500,
-    val_docs: int = 60,
-    **fields,
+    folder: Path, tokenizer_path: Path, train_shards: int = 3, train_docs: int = 500, **fields
 ) -> TinyCorpus:
-    """A tiny corpus of documents in several scripts: `train_shards` shards of training, two of validation."""
+    """A tiny corpus of documents in several scripts; 60 of them, in two shards, are for validation."""
     made = TinyCorpus(folder, tokenizer_path, {}, {})
-    fields = {"corpus": CORPUS, "tokenizer": sha256(tokenizer_path), "extended": extended} | fields
-    fields = {"vocabulary": made.tokenizer.vocab_size()} | fields
-    for split, count, shards, seed in (("train", train_docs, train_shards, 1), ("val", val_docs, 2, 2)):
+    about = {"corpus": CORPUS, "tokenizer": sha256(tokenizer_path)}
+    about |= {"vocabulary": made.tokenizer.vocab_size(), **fields}
+    for split, count, shards, seed in (("train", train_docs, train_shards, 1), ("val", 60, 2, 2)):
         texts = documents(count, seed)
         groups = [list(group) for group in np.array_split(np.array(texts, object), shards)]
         parts = [encode_documents(made.tokenizer, group) for group in groups]
         sizes = [sum(len(text.encode()) for text in group) for group in groups]
-        write_shards(folder, split, parts, **{"text_bytes": sizes} | fields)
+        write_shards(folder, split, parts, **{"text_bytes": sizes} | about)
         made.texts[split] = texts
         made.tokens[split] = np.concatenate(parts)
     return made
@@ -221,7 +213,7 @@ class ScriptRun:
 def clean_environment(**more) -> dict[str, str]:
     """Nothing of the caller's environment but where programs and the home folder are."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH") if name in os.environ}
-    return {**kept, "OMP_NUM_THREADS": "1", **{name: str(value) for name, value in more.items()}}
+    return kept | {"OMP_NUM_THREADS": "1"} | {name: str(value) for name, value in more.items()}
 
 
 def command(
@@ -252,14 +244,17 @@ def run_script(
 def run_here(main: Callable[[], int], cwd: Path, env: dict[str, str]) -> ScriptRun:
     """The same by the main of a script that is imported: torch takes longer to import than such a run.
 
-    In a thread, so that it takes no signals from pytest.
+    In a thread, as in a notebook: it takes no signals, and pytest keeps its own.
     """
     cwd.mkdir(parents=True, exist_ok=True)
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.ExitStack() as stack, ThreadPoolExecutor(1) as pool:
-        stack.enter_context(mock.patch.dict(os.environ, clean_environment(**env), clear=True))
-        stack.enter_context(contextlib.chdir(cwd))
-        stack.enter_context(contextlib.redirect_stdout(out))
-        stack.enter_context(contextlib.redirect_stderr(err))
+    environment = clean_environment(**env)
+    with (
+        mock.patch.dict(os.environ, environment, clear=True),
+        contextlib.chdir(cwd),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        ThreadPoolExecutor(1) as pool,
+    ):
         code = pool.submit(main).result()
     return ScriptRun(code, out.getvalue(), err.getvalue(), cwd)

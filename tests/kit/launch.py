@@ -149,6 +149,11 @@ def watch_the_others(lost: list[int], others: dict[int, int], timeout: float) ->
 # --- what a run leaves ------------------------------------------------------------------------------------
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files below it, by name."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def without_seconds(folder: Path, kind: str) -> list[dict[str, Any]]:
     """The events of a kind, of which nothing but seconds may differ between two runs that did the same."""
     found = helpers.events(folder, kind)

@@ -253,39 +253,20 @@ def test_a_schedule_of_sequences_reads_the_same_tokens_at_fewer_operations(forks
     assert steps[0].flops < steps[-1].flops and int(fork.run.final["train_flops"]) == counted.sum()
 
 
-@pytest.fixture
-def normuon(modules, corpus):
-    """An optimizer after three steps on random tokens, and the step that comes."""
+def test_normuon_makes_rows_even_and_decays_only_where_the_update_goes_the_same_way(modules, corpus):
+    """After three steps on random tokens; an update stays as long as Muon's."""
     module = modules["normuon"]
     s, _ = module.load_settings(corpus.env(MODEL_DIM=32, NUM_HEADS=2, ITERATIONS=4), "smoke")
     trainer = module.Trainer(s, module.Machine(torch.device("cpu")))
-    batch = torch.randint(400, (s.batch_slots, s.slot_tokens + 1), generator=torch.Generator().manual_seed(0))
+    random = torch.Generator().manual_seed(0)
+    batch = torch.randint(400, (s.batch_slots, s.slot_tokens + 1), generator=random)
     *before, step = module.Plan(s).steps()
     for each in before:  # of zeros, with which two of the matrices begin, little is learned
         trainer.step(batch, each, 1.0)
-    return trainer.optimizer, step
-
-
-def test_rows_of_an_update_are_even_and_it_is_as_long_as_muons(normuon):
-    optimizer, _ = normuon
-    optimizer.state["rows"].zero_()
-    random = torch.Generator().manual_seed(1)
-    stacks = [torch.randn(param.shape, generator=random) for param in optimizer.matrices]
-    scaled = [stack * torch.logspace(-2, 0, stack.size(1))[:, None] for stack in stacks]
-    found, _ = optimizer.even_rows([stack.flatten() for stack in scaled])
-    for param, before, flat in zip(optimizer.matrices, scaled, found.split(optimizer.matrix_sizes)):
-        after = flat.view(param.shape)
-        for one, other in zip(before.split(param.parts, 1), after.split(param.parts, 1)):
-            lengths = torch.linalg.vector_norm(other, dim=-1)
-            assert torch.allclose(lengths, lengths[:, :1], rtol=1e-3)
-            assert torch.allclose(*map(torch.linalg.matrix_norm, (one, other)), rtol=1e-4)
-
-
-def test_a_weight_decays_only_where_the_update_takes_it_the_same_way(normuon):
-    optimizer, step = normuon
+    optimizer = trainer.optimizer
     state = {name: tensor.clone() for name, tensor in optimizer.state.items()}
     start = state["weights"][: optimizer.num_matrix]
-    grad = torch.randn(len(state["weights"]), generator=torch.Generator().manual_seed(2))
+    grad = torch.randn(len(state["weights"]), generator=random)
     moved = []
     for decay in (0.0, 0.1):
         for name, tensor in state.items():
@@ -299,3 +280,14 @@ def test_a_weight_decays_only_where_the_update_takes_it_the_same_way(normuon):
     assert 0.1 < same_way.float().mean() < 0.9
     assert torch.equal(plain[~same_way], decayed[~same_way])
     assert torch.allclose((plain - decayed)[same_way], 0.1 * start[same_way], atol=1e-5)
+
+    optimizer.state["rows"].zero_()
+    stacks = [torch.randn(param.shape, generator=random) for param in optimizer.matrices]
+    scaled = [stack * torch.logspace(-2, 0, stack.size(1))[:, None] for stack in stacks]
+    found, _ = optimizer.even_rows([stack.flatten() for stack in scaled])
+    for param, uneven, flat in zip(optimizer.matrices, scaled, found.split(optimizer.matrix_sizes)):
+        even = flat.view(param.shape)
+        for one, other in zip(uneven.split(param.parts, 1), even.split(param.parts, 1)):
+            lengths = torch.linalg.vector_norm(other, dim=-1)
+            assert torch.allclose(lengths, lengths[:, :1], rtol=1e-3)
+            assert torch.allclose(*map(torch.linalg.matrix_norm, (one, other)), rtol=1e-4)

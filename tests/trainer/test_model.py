@@ -1,4 +1,4 @@
-"""Model, optimizer and score beyond what test_parity.py checks.
+"""Model and score beyond what test_parity.py checks.
 
 Long rows, bfloat16, operations, windows, ranks, and the predictor that is fed one token at a time.
 """
@@ -158,55 +158,23 @@ def test_the_operations_of_a_step_are_those_that_torch_counts(shape):
 # --- start weights ----------------------------------------------------------------------------------------
 
 
-def start_weights(**more) -> dict[str, np.ndarray]:
-    s = tiny(**more)
-    return {p.name: train_gpt.draw(p, s.seed) for p in train_gpt.parameter_table(s)}
-
-
-def test_start_weights_have_their_spread_or_are_constant():
-    w = start_weights(VOCAB_SIZE=2000, TIED_EMBED_INIT_STD=0.005, QK_GAIN_INIT=1.25, KEY_SHIFT=0.25)
-    assert w["tok_emb"].std() == pytest.approx(0.005, rel=0.02)
-    assert abs(w["tok_emb"].mean()) < 1e-4
-    ones = dict.fromkeys(("attn_scale", "mlp_scale", "mix_x", "skip_weight"), 1)
-    zeros = dict.fromkeys(("attn_out", "mlp_down", "mix_x0"), 0)
-    for name, value in (ones | zeros | {"q_gain": 1.25}).items():
-        assert (w[name] == value).all(), name
-    assert [*np.unique(w["key_shift"][:-1]), *np.unique(w["key_shift"][-1])] == [0, 0.25]
-    for name in ("qkv", "mlp_up"):
-        assert np.abs(w[name]).max() == pytest.approx(24**-0.5, rel=0.01)
-        assert w[name].std() == pytest.approx((24 * 3) ** -0.5, rel=0.05)
-
-
-def test_start_weights_depend_on_the_seed_and_the_name_alone():
-    one, other = start_weights(SEED=5), start_weights(SEED=6)
-    same = start_weights(SEED=5, MATRIX_LR=1, VOCAB_SIZE=60)
-    for name in ("qkv", "mlp_up"):
-        assert np.array_equal(one[name], same[name])
-        assert not np.array_equal(one[name], other[name])
-    assert not np.array_equal(one["qkv"][0, :24], one["mlp_up"][0, :24])
-
-
-# --- optimizer --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "dtype, low, high, loose", [(torch.float32, 0.65, 1.25, 1e-4), (torch.bfloat16, 0.5, 1.35, 0.1)]
-)
-@pytest.mark.parametrize("rows, cols", [(1, 1), (1, 9), (8, 8), (24, 25), (64, 512)])
-def test_newton_schulz_brings_singular_values_to_a_band(rows, cols, dtype, low, high, loose):
-    """And the singular vectors stay where they are, of wide matrices and of tall ones."""
-    generator = torch.Generator().manual_seed(rows)
-    u = torch.linalg.qr(torch.randn(rows, rows, generator=generator).double())[0]
-    v = torch.linalg.qr(torch.randn(cols, rows, generator=generator).double())[0]
-    for scale in (1e-4, 1.0, 1e4):
-        x = u * torch.from_numpy(np.geomspace(0.05, 1, rows) * scale) @ v.T
-        done = train_gpt.newton_schulz(x[None], 5, dtype)[0].double()
-        tall = train_gpt.newton_schulz(x.mT[None], 5, dtype)[0].double()
-        assert torch.allclose(tall.mT, done, atol=loose)
-        found = u.T @ done @ v
-        assert low < found.diagonal().min()
-        assert found.diagonal().max() < high
-        assert (found - found.diagonal().diag()).abs().max() < loose
+def test_start_weights_are_as_the_table_says_by_seed_and_name_alone():
+    """The table itself: tests/golden/dry_run_floppy.txt."""
+    table = train_gpt.parameter_table(load_settings({}, "floppy")[0])
+    drawn = {param.name: train_gpt.draw(param, 5) for param in table}
+    for param in table:
+        x, scale = drawn[param.name], np.float32(param.scale)
+        assert (x.dtype, x.shape) == (np.float32, param.shape)
+        assert np.array_equal(x, train_gpt.draw(param._replace(lr=1.0), 5))
+        assert np.array_equal(x, train_gpt.draw(param, 6)) == (param.init in ("constant", "last"))
+        if param.init == "normal":
+            assert x.std() == pytest.approx(scale, rel=0.02) and abs(x.mean()) < scale / 50
+        elif param.init == "uniform":
+            assert np.abs(x).max() == pytest.approx(scale, rel=0.01)
+            assert x.std() == pytest.approx(scale / 3**0.5, rel=0.05)
+        else:
+            assert (x[-1] == scale).all() and (x[:-1] == (scale if param.init == "constant" else 0)).all()
+    assert not np.array_equal(drawn["qkv"][0, :100], drawn["mlp_up"][0, :100])
 
 
 # --- score ------------------------------------------------------------------------------------------------

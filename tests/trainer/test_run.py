@@ -110,15 +110,6 @@ def test_metrics_have_exact_floats_of_a_run_that_learns(base_run):
     assert sample["val_loss"] < middle["val_loss"] < 0.9 * steps[0]["train_loss"]
 
 
-def test_the_config_says_settings_origins_and_environment(base_run, corpus):
-    config = json.loads((base_run.folder / "config.json").read_text(encoding="utf-8"))
-    settings, origins, about = config["settings"], config["origins"], config["environment"]
-    assert (settings["iterations"], settings["run_id"]) == (20, "läuft-日本")
-    assert settings["data_path"] == str(corpus.data_path)
-    assert (origins["iterations"], origins["beta1"]) == ("environment", "preset")
-    assert (about["torch"], about["threads"], about["ranks"]) == (torch.__version__, 1, 1)
-
-
 @pytest.mark.slow
 def test_the_same_run_again_gives_the_same_bytes(base_run, corpus, tmp_path):
     """By a copy of the script alone, elsewhere, from data under other names, after a warm-up."""
@@ -229,12 +220,11 @@ def test_exit_4_over_the_budget_with_all_files_written(corpus, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number, ranks", [(signal.SIGINT, 0), (signal.SIGTERM, 2)])
-def test_exit_16_after_a_signal_with_a_checkpoint_and_the_way_on(corpus, tmp_path, number, ranks):
-    """SIGTERM to a single process: test_reliability.py."""
-    run = launch.Launch(tmp_path, corpus.env(RUN_ID="long", ITERATIONS=10**6), ranks)
-    run.signal_at("step:8/", number)
-    run.need(16 if not ranks else 1)  # torchrun has an exit code of its own
+def test_exit_16_after_a_signal_with_a_checkpoint_and_the_way_on(corpus, tmp_path):
+    """Two ranks. One is stopped by SIGINT in test_reliability.py."""
+    run = launch.Launch(tmp_path, corpus.env(RUN_ID="long", ITERATIONS=10**6), ranks=2)
+    run.signal_at("step:8/", signal.SIGTERM)
+    run.need(1)  # torchrun has an exit code of its own
     said = re.search(r"stopped by a signal after step (\d+) of 1000000; (.*) goes on", run.err)
     assert 8 <= int(said[1]) < 10**6 and "RUN_ID=long" in said[2]
     assert (tmp_path / f"logs/long/checkpoint/step_{int(said[1]):08}.ckpt").exists()
@@ -339,10 +329,16 @@ def test_nccl_waits_longer_than_gloo(monkeypatch):
 
 
 @pytest.mark.slow
-def test_four_ranks_train_the_model_that_one_trains(base_run, corpus, tmp_path):
-    env = corpus.env(**BASE, PROVOKE="hash@20", PYTHONPATH=helpers.ROOT)
-    run = helpers.run_script(tmp_path, env, ranks=4, script=launch.FAULTS)
-    assert run.code == 0, run.err
+def test_four_ranks_that_are_slow_in_turn_train_the_model_that_one_trains(base_run, corpus, tmp_path):
+    """A rank that takes longer than DIST_TIMEOUT in a compilation, a write or an evaluation is not lost.
+
+    Where the cache of compiled code is empty, the first gradient takes minutes. An evaluation has five
+    passes here, each of which takes less.
+    """
+    faults = "hash@20,sleep@0:rank=3:in=gradient:seconds=6,sleep@20:rank=0:in=fsync:seconds=6"
+    faults += ",sleep@20:rank=1:in=pass:seconds=1.1"
+    env = corpus.env(**BASE, DIST_TIMEOUT=4, RUN_ID="four")
+    run = launch.Launch(tmp_path, env, ranks=4, provoke=faults).need(0)
     for name in ("tokens_seen", "val_tokens", "val_bytes", "train_sha256", "params"):
         assert run.final[name] == base_run.final[name]
     np.testing.assert_allclose(run.losses(), base_run.losses(), rtol=1e-4)

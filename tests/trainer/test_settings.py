@@ -155,39 +155,7 @@ def test_any_variable_is_ignored_or_refused_by_name(name, text):
         assert str(error).startswith(f"{name}={text!r} is no setting")
 
 
-# --- schedules --------------------------------------------------------------------------------------------
-
-STEP_FLOPS = next(Plan(load()).steps()).flops
-
-
-@settings(max_examples=100)
-@given(
-    st.integers(1, 500),
-    st.floats(0, 600),
-    st.integers(0, 50),
-    st.floats(0, 100),
-    st.integers(0, 600),
-    st.data(),
-)
-def test_the_learning_rate_rises_stays_and_falls(iterations, warmdown, warmup, cap, worth, data):
-    """worth: how many steps the operations allow; 0: any number."""
-    lengths = {"ITERATIONS": iterations, "WARMDOWN_ITERS": repr(warmdown), "LR_WARMUP_STEPS": warmup}
-    flops = (worth + 0.5) * STEP_FLOPS if worth else 0
-    plan = Plan(load(MAX_WALLCLOCK_SECONDS=repr(cap), MAX_FLOPS=flops, **lengths))
-    steps = list(plan.steps())
-    assert plan.num_steps == len(steps) == min(iterations, worth or iterations)
-    step, elapsed = data.draw(st.sampled_from(steps)), data.draw(st.floats(0, 200))
-    part = warmdown if warmdown < 1 else warmdown / iterations
-    shares = [
-        step.number / iterations,
-        step.number / (worth + 0.5) if worth else 0,
-        elapsed / cap if cap else 0,
-    ]
-    done = min(1.0, max(shares))
-    got = plan.lr_multiplier(step, elapsed)
-    fall = 1.0 if not part or done < 1 - part else (1 - done) / part
-    assert got == pytest.approx(fall * (min(1, (step.number + 1) / warmup) if warmup else 1), abs=1e-9)
-    assert 0 <= got <= 1 and plan.lr_multiplier(step, elapsed + 1) <= got
+# --- schedules; rates are held against parity.py and against whole runs -----------------------------------
 
 
 @settings(max_examples=50)
