@@ -8,7 +8,7 @@ import sentencepiece
 
 import train_gpt
 from tests.kit import helpers
-from tests.trainer.faults.test_damage import loaded
+from tests.trainer.test_damage import loaded
 
 COUNT = 3000
 SPACE_MARK = "\u2581"  # SentencePiece's own sign for a space: no identity normaliser gives it back

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import train_gpt
 from data import command, shards
 from tests.kit import helpers
-from tests.trainer.faults.test_damage import loaded
+from tests.trainer.test_damage import loaded
 from train_gpt import DataError, find_shards, load_settings
 
 # --- names and order of shards: the rule of data/README.md ------------------------------------------------

@@ -75,7 +75,8 @@ def attention_case(B, T, H, G, K, dtype=torch.float32, gain=1.0, device="cpu"):
 def math_attention(q, k, v, window):
     """PyTorch's own, in float64; a position sees the last `window` ones, itself among them."""
     shape = q.shape
-    q, k, v = (x.double().transpose(1, 2) for x in (q.flatten(2, 3), k, v))
+    q = q.flatten(2, 3)
+    q, k, v = (x.double().transpose(1, 2) for x in (q, k, v))
     places = torch.arange(q.size(2), device=q.device)
     distance = places[:, None] - places
     seen = (distance >= 0) & (distance < window)
@@ -89,12 +90,16 @@ def assert_attention(parts: list[torch.Tensor], window: float, error: float) -> 
     out = train_gpt.attention(*parts, window)
     reference = math_attention(*parts, window)
     assert (out.shape, out.dtype) == (reference.shape, parts[0].dtype)
-    assert (out.double() - reference).abs().max() < error / 2 * reference.abs().max()
-    weight = torch.randn(reference.shape, generator=torch.Generator().manual_seed(0)).to(out.device)
+    furthest = (out.double() - reference).abs().max()
+    assert furthest < error / 2 * reference.abs().max()
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(reference.shape, generator=generator).to(out.device)
     found = torch.autograd.grad((out.float() * weight).sum(), parts)
     slopes = torch.autograd.grad((reference * weight).sum(), parts)
     for grad, want in zip(found, slopes):  # of a single token q and k have no gradient
-        assert (grad.double() - want).abs().max() < error * max(want.abs().max().item(), 1.0)
+        furthest = (grad.double() - want).abs().max()
+        largest = want.abs().max().item()
+        assert furthest < error * max(largest, 1.0)
 
 
 CASES = """
@@ -122,7 +127,8 @@ def test_attention_is_exact_for_any_gain_it_may_learn(gain):
 def test_a_runaway_gain_gives_no_nan(gain):
     """Where a query is the key times -30, all that the first token sees has a score of -120 nats."""
     _, k, v = attention_case(1, 200, 2, 2, 16)
-    assert train_gpt.attention(k.unsqueeze(3) * gain, k, v, math.inf).isfinite().all()
+    q = k.unsqueeze(3) * gain
+    assert train_gpt.attention(q, k, v, math.inf).isfinite().all()
 
 
 # --- operations -------------------------------------------------------------------------------------------
@@ -143,8 +149,10 @@ COUNTED = """
 def assert_operations(module, s) -> None:
     """What each kind of step takes is what torch counts. Of the script, or of a patched one."""
     trainer = module.Trainer(s, module.Machine(torch.device("cpu")))
-    batch = torch.arange(s.batch_slots * (s.slot_tokens + 1)).view(s.batch_slots, -1) % s.vocab_size
-    for step in {step.seq_len: step for step in module.Plan(s).steps()}.values():
+    shape = (s.batch_slots, s.slot_tokens + 1)
+    batch = torch.arange(math.prod(shape)).view(shape) % s.vocab_size
+    kinds = {step.seq_len: step for step in module.Plan(s).steps()}
+    for step in kinds.values():
         with FlopCounterMode(display=False) as counter:
             trainer.step(batch, step, 1.0)
         assert step.flops == pytest.approx(counter.get_total_flops(), rel=0.01)
@@ -168,12 +176,15 @@ def test_start_weights_are_as_the_table_says_by_seed_and_name_alone():
         assert np.array_equal(x, train_gpt.draw(param._replace(lr=1.0), 5))
         assert np.array_equal(x, train_gpt.draw(param, 6)) == (param.init in ("constant", "last"))
         if param.init == "normal":
-            assert x.std() == pytest.approx(scale, rel=0.02) and abs(x.mean()) < scale / 50
+            assert x.std() == pytest.approx(scale, rel=0.02)
+            assert abs(x.mean()) < scale / 50
         elif param.init == "uniform":
             assert np.abs(x).max() == pytest.approx(scale, rel=0.01)
             assert x.std() == pytest.approx(scale / 3**0.5, rel=0.05)
         else:
-            assert (x[-1] == scale).all() and (x[:-1] == (scale if param.init == "constant" else 0)).all()
+            assert (x[-1] == scale).all()
+            before = scale if param.init == "constant" else 0
+            assert (x[:-1] == before).all()
     assert not np.array_equal(drawn["qkv"][0, :100], drawn["mlp_up"][0, :100])
 
 
@@ -198,8 +209,10 @@ def test_the_score_is_the_expected_one_for_any_window_batch_and_number_of_ranks(
     text = SimpleNamespace(val_tokens=tokens, bytes_per_token=rng.integers(1, 9, total))
     used = min(total, limit or total)
     scored, scored_bytes = used - 1, text.bytes_per_token[1:used].sum()
-    seen = (tokens[(at - 1) // window * window : at + 1] for at in range(1, used))
-    nats = sum(int(part.sum(dtype=int)) % 97 for part in seen)
+    nats = 0
+    for target in range(1, used):
+        start = (target - 1) // window * window
+        nats += sum(tokens[start : target + 1].tolist()) % 97
     shapes, losses, bits = set(), [], []
 
     def nll(ids: np.ndarray) -> np.ndarray:
@@ -230,7 +243,8 @@ def nats_of_steps(predictor: Predictor, ids: np.ndarray) -> np.ndarray:
     shape = (len(ids), predictor.vocab_size)
     assert {(each.dtype, each.shape) for each in logits} == {(np.dtype("float32"), shape)}
     logprobs = torch.from_numpy(np.stack(logits, 1)).double().log_softmax(-1)
-    return -logprobs.gather(-1, torch.from_numpy(ids)[..., None])[..., 0].numpy()
+    paid = logprobs.gather(-1, torch.from_numpy(ids).unsqueeze(-1))
+    return -paid.squeeze(-1).numpy()
 
 
 @pytest.mark.parametrize("more", [{}, {"KEY_SHIFT": 0}, {"SHORT_WINDOW": 9}, {"SHORT_WINDOW": 200}])

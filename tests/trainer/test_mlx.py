@@ -22,7 +22,7 @@ import train_gpt
 from tests.kit import helpers
 from tests.kit.helpers import ScriptRun
 from tests.kit.launch import Launch, contents
-from tests.trainer.twin.test_parity import Adapter
+from tests.trainer.test_parity import Adapter
 
 mx = pytest.importorskip("mlx.core", reason="mlx is not installed: nothing of train_gpt_mlx.py can be tried")
 twin = pytest.importorskip("train_gpt_mlx")

@@ -1,1 +1,0 @@
-"""What breaks a run from outside: damaged data, kills, signals, full disks, lost ranks."""
