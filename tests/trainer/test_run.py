@@ -207,7 +207,7 @@ def test_without_validation_text_a_run_makes_the_same_bytes_and_no_score(base_ru
     assert re.fullmatch(r"train_gpt\.py: DATA_PATH=data .*no \*_val_0\.bin.*\n", scored.err), scored.err
 
 
-# --- exit codes; 2 and 3 are provoked in test_settings.py and test_damage.py ------------------------------
+# --- exit codes; more of 2 and 3 is provoked in test_settings.py and test_damage.py -----------------------
 
 
 @pytest.mark.slow
@@ -230,21 +230,27 @@ def test_exit_16_after_a_signal_with_a_checkpoint_and_the_way_on(corpus, tmp_pat
     assert (tmp_path / f"logs/long/checkpoint/step_{int(said[1]):08}.ckpt").exists()
 
 
-NO_NUMBER = {
-    "the loss": ({"ITERATIONS": 50, "SCALAR_LR": 1e30, "LR_WARMUP_STEPS": 0}, r"step 1\d .*MAX_SKIPPED.*"),
-    "the score": ({"ITERATIONS": 1, "QK_GAIN_INIT": -1e38}, r".*nan nats.*"),
+RUNAWAY = {"SCALAR_LR": 1e30, "LR_WARMUP_STEPS": 0, "ITERATIONS": 50}
+# What is wrong: settings, exit code, how the one line goes on, and whether the run has a folder.
+ENDS = {
+    "a bad value": ({"ITERATIONS": 0}, 2, "ITERATIONS='0': takes a whole number from 1", False),
+    "a relative path": ({"DATA_PATH": "memory/nothing"}, 3, r"DATA_PATH=memory/nothing \(in CWD\): ", False),
+    "the loss": (RUNAWAY, 17, r"step 1\d .*MAX_SKIPPED", True),
+    "the score": ({"QK_GAIN_INIT": -1e38, "ITERATIONS": 1}, 17, ".*: scores nan nats", True),
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", NO_NUMBER)
-def test_exit_17_when_the_loss_or_the_score_is_no_number(corpus, tmp_path, kind):
-    env, said = NO_NUMBER[kind]
-    run = run_main(tmp_path, corpus.env(RUN_ID="nan", **env))
-    assert run.code == 17 and re.fullmatch(rf"train_gpt\.py: {said}\n", run.err), run.err
-    assert "---" not in run.out.splitlines()
-    assert (tmp_path / "logs/nan/model.ptz").exists() == (kind == "the score")
-    assert strict_events(tmp_path / "logs/nan")
+@pytest.mark.parametrize("kind", ENDS)
+def test_what_goes_wrong_ends_with_one_line_and_its_code(corpus, tmp_path, kind):
+    env, code, words, begun = ENDS[kind]
+    run = run_main(tmp_path, corpus.env(RUN_ID="wrong", **env))
+    assert run.code == code and "---" not in run.out.splitlines()
+    words = words.replace("CWD", re.escape(str(tmp_path)))
+    assert re.fullmatch(rf"train_gpt\.py: {words}.*\n", run.err), run.err
+    folder = tmp_path / "logs/wrong"
+    assert folder.exists() == begun
+    assert (folder / "model.ptz").exists() == (kind == "the score")
+    assert not begun or strict_events(folder)
 
 
 # --- surroundings: one line at most, and no traceback -----------------------------------------------------
@@ -301,12 +307,6 @@ def test_memory_in_an_errors_text_is_no_lack_of_it(monkeypatch):
     monkeypatch.setenv("PRESET", "smoke")
     with pytest.raises(RuntimeError, match="illegal memory access"):
         train_gpt.main(open_machine=failing(RuntimeError("CUDA error: an illegal memory access")))
-
-
-def test_a_relative_path_is_named_with_the_folder_that_it_was_sought_in(corpus, tmp_path):
-    run = run_main(tmp_path, corpus.env(DATA_PATH="memory/nothing"))
-    assert run.code == 3 and run.err.count("\n") == 1
-    assert "DATA_PATH=memory/nothing" in run.err and str(tmp_path) in run.err
 
 
 # --- ranks ------------------------------------------------------------------------------------------------
