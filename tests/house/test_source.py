@@ -15,7 +15,7 @@ import pytest
 import train_gpt
 from records.verify.version import INSIDE, JUDGES, sources_of
 from tests.house import test_papers as papers
-from tests.kit import helpers, readme
+from tests.kit import helpers, readme, record_kit
 
 README = readme.README.read_text(encoding="utf-8")
 WORKFLOW = (helpers.ROOT / ".github/workflows/tests.yml").read_text(encoding="utf-8")
@@ -239,3 +239,22 @@ def test_the_first_commands_of_the_readme_need_requirements_txt_alone():
     code = f"import sys; sys.modules.update(dict.fromkeys({names}))\n"  # an import of these fails
     code += "import data.prepare, records.referee.commands, train_gpt"
     subprocess.run([sys.executable, "-c", code], cwd=helpers.ROOT, check=True)
+
+
+@pytest.mark.slow
+def test_all_tests_are_collected_and_those_of_the_sandbox_skipped_where_none_can_be_made(tmp_path):
+    """Of a set in which anything fails to import, or makes a fixture first, the exit code is not 0.
+
+    CI has such machines. What is skipped says why.
+    """
+    env = helpers.clean_environment(**record_kit.without_sandbox(tmp_path))
+    words = ["-q", "-rs", "-p", "no:cacheprovider", "-m", "sandbox", "tests"]
+    command = [sys.executable, "-m", "pytest", *words]
+    done = subprocess.run(command, cwd=helpers.ROOT, env=env, text=True, capture_output=True, timeout=300)
+    said = done.stdout
+    assert done.returncode == 0, said + done.stderr
+    ended = re.fullmatch(r"(\d+) skipped, \d+ deselected.*", said.splitlines()[-1])
+    assert ended and int(ended[1]) > 20, said
+    reasons = [line for line in said.splitlines() if line.startswith("SKIPPED")]
+    assert len(reasons) == 1 and ": no sandbox can be made here (" in reasons[0], said
+    assert f"{tmp_path / 'bwrap'}: bwrap: no permissions" in reasons[0]

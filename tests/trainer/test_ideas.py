@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import zlib
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -30,27 +29,20 @@ MOST_LINES = 40
 
 
 @pytest.fixture(scope="module")
-def scripts(tmp_path_factory) -> dict[str, Path]:
-    """A patched script of each idea."""
+def modules(tmp_path_factory) -> dict[str, ModuleType]:
+    """The patched script of each idea, imported."""
     made = {}
     for name, patch in PATCHES.items():
         folder = tmp_path_factory.mktemp(name)
-        made[name] = Path(shutil.copy(helpers.SCRIPT, folder))
+        script = shutil.copy(helpers.SCRIPT, folder)
         # found within a repository, git would take the paths from its top and skip them without a word
         env = helpers.clean_environment(GIT_CEILING_DIRECTORIES=folder.parent)
         done = subprocess.run(["git", "apply", patch], cwd=folder, env=env, text=True, capture_output=True)
         assert (done.returncode, done.stderr) == (0, ""), name
-    return made
-
-
-@pytest.fixture(scope="module")
-def modules(scripts) -> dict[str, ModuleType]:
-    loaded = {}
-    for name, script in scripts.items():
         spec = importlib.util.spec_from_file_location(f"idea_{name}", script)
-        loaded[name] = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(loaded[name])
-    return loaded
+        made[name] = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(made[name])
+    return made
 
 
 @dataclasses.dataclass
@@ -113,9 +105,10 @@ def test_a_patch_is_short_and_says_what_it_does(name):
 
 
 @pytest.mark.parametrize("command", ["check", "format --check"])
-def test_patched_scripts_are_tidy(scripts, command):
+def test_patched_scripts_are_tidy(modules, command):
+    scripts = [module.__file__ for module in modules.values()]
     ruff = [sys.executable, "-m", "ruff", *command.split(), "--no-cache", "--config", ".ruff.toml"]
-    done = subprocess.run([*ruff, *scripts.values()], cwd=helpers.ROOT, text=True, capture_output=True)
+    done = subprocess.run([*ruff, *scripts], cwd=helpers.ROOT, text=True, capture_output=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

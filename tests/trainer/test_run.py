@@ -402,6 +402,7 @@ VARIANTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_setting_changes_what_it_should_and_the_run_learns(base_run, corpus, tmp_path, name):
+    """In a thread, as in a notebook, where signals cannot be listened to."""
     run = run_main(tmp_path, corpus.env(ITERATIONS=20, **VARIANTS[name]))
     assert (run.code, run.err) == (0, "")
     assert run.losses()[-1] < run.losses()[0] - 0.3
