@@ -16,30 +16,68 @@ from data.command import DataError
 from data.door import Command
 from data.shards import TRAIN, VAL, Header, Splits, Tokenizer, check
 
-# --- verify ----------------------------------------------------------------------------------------------
-
 THREADS = 4  # each maps a whole shard; numpy and zlib let go of the lock
 
-
-def verify_all(paths: tuple[Path, ...], given: Path | None) -> Iterator[str]:
-    """Check datasets (folders) and single shards."""
-    for path in paths:
-        folder = path if path.is_dir() else path.parent
-        try:
-            tokenizer = find_tokenizer(folder, given)
-            if tokenizer is None:
-                yield f"note {folder}: tokenizer unknown, so text is not counted; --tokenizer MODEL names it"
-            yield from verify_folder(path, tokenizer) if path.is_dir() else verify_shard(path, tokenizer)
-        except DataError as error:
-            yield f"FAIL {error}"
+# --- one shard -------------------------------------------------------------------------------------------
 
 
-def find_tokenizer(folder: Path, given: Path | None) -> Tokenizer | None:
-    """The tokenizer that was given, else the manifest's, else None."""
-    if given:
-        return Tokenizer(given)
-    manifest = shards.load_manifest(folder)
-    return Tokenizer(shards.own_tokenizer(folder, manifest)) if manifest else None
+def verify_shard(path: Path, tokenizer: Tokenizer | None) -> list[str]:
+    """Check one shard: header, size, name, checksum, and what its tokens say."""
+    try:
+        header, tokens = shards.open_shard(path)
+    except DataError as error:
+        return [f"FAIL {error}"]
+    highest = int(tokens.max())
+    lines = [f"ok   {path}: size {header.file_bytes}"]
+    if header.legacy:
+        lines.append(f"note {path}: legacy, its header vouches for the number of tokens only")
+    else:
+        lines += verify_claims(path, header, tokens, highest)
+    if tokenizer:
+        lines += verify_tokenizer(path, header, tokens, highest, tokenizer)
+    return lines
+
+
+def verify_claims(path: Path, header: Header, tokens: np.ndarray, highest: int) -> list[str]:
+    """Check what an extended header says of its tokens, and the file's name against it."""
+    inside = highest < header.vocab_size
+    documents = int(np.count_nonzero(tokens == header.bos_id))
+    lines = [
+        check(path, "crc32", f"{zlib.crc32(tokens):08x}", f"{header.crc32:08x}"),
+        check(path, "highest id", highest, header.max_id),
+        check(path, f"highest id below the vocabulary's {header.vocab_size}", inside, True),
+        check(path, "documents (BOS tokens)", documents, header.documents),
+    ]
+    if header.corpus != shards.UNKNOWN:  # a shard upgraded by older tools may begin within a document
+        lines.append(check(path, "first token", int(tokens[0]), header.bos_id))
+    if name := shards.parse_name(path):
+        lines.append(check(path, "split", header.split, name[1]))
+    return lines
+
+
+def verify_tokenizer(
+    path: Path, header: Header, tokens: np.ndarray, highest: int, tokenizer: Tokenizer
+) -> list[str]:
+    """Check a shard against its tokenizer: hash, vocabulary, and bytes by decoding."""
+    lines = []
+    if not header.legacy:
+        sha256 = tokenizer.sha256.hex()
+        lines.append(check(path, "sha256 of the tokenizer", sha256, header.tokenizer.hex()))
+        lines.append(check(path, "vocabulary size", header.vocab_size, tokenizer.vocab_size))
+    if highest >= tokenizer.vocab_size:
+        return [*lines, f"FAIL {path}: highest id is {highest}, expected below {tokenizer.vocab_size}"]
+    size = tokenizer.text_bytes(tokens)
+    if header.lossy:
+        why = "LOSSY, the tokens do not give back the text exactly"
+        line = f"note {path}: {why}; its tokens decode to {size} bytes"
+    elif header.legacy:
+        line = f"note {path}: legacy; its tokens decode to {size} bytes"
+    else:
+        line = check(path, "bytes of text", size, header.text_bytes)
+    return [*lines, line]
+
+
+# --- a dataset -------------------------------------------------------------------------------------------
 
 
 def verify_folder(folder: Path, tokenizer: Tokenizer | None, whole: bool = False) -> Iterator[str]:
@@ -68,60 +106,11 @@ def verify_folder(folder: Path, tokenizer: Tokenizer | None, whole: bool = False
         yield from verify_manifest(folder, headers, manifest)
     else:
         yield f"note {folder}: no manifest.json of python -m data prepare"
-    yield from verify_documents(folder, splits, tokenizer, manifest)
-
-
-def verify_shard(path: Path, tokenizer: Tokenizer | None) -> list[str]:
-    """Check one shard: header, size, name, checksum, and what its tokens say."""
-    try:
-        header, tokens = shards.open_shard(path)
-    except DataError as error:
-        return [f"FAIL {error}"]
-    lines = [f"ok   {path}: size {header.file_bytes}"]
-    histogram = shards.count_ids(tokens)
-    if header.legacy:
-        lines.append(f"note {path}: legacy, its header vouches for the number of tokens only")
-    else:
-        lines += verify_claims(path, header, tokens, histogram)
-    if tokenizer:
-        lines += verify_tokenizer(path, header, tokens, histogram, tokenizer)
-    return lines
-
-
-def verify_claims(path: Path, header: Header, tokens: np.ndarray, histogram: np.ndarray) -> list[str]:
-    """Check what an extended header says of its tokens, and the file's name against it."""
-    highest = shards.highest_id(histogram)
-    inside = highest < header.vocab_size
-    lines = [
-        check(path, "crc32", f"{zlib.crc32(tokens):08x}", f"{header.crc32:08x}"),
-        check(path, "highest id", highest, header.max_id),
-        check(path, f"highest id below the vocabulary's {header.vocab_size}", inside, True),
-        check(path, "documents (BOS tokens)", int(histogram[header.bos_id]), header.documents),
-    ]
-    if header.corpus != shards.UNKNOWN:  # a shard upgraded by older tools may begin within a document
-        lines.append(check(path, "first token", tokens[:1].tolist(), [header.bos_id]))
-    if name := shards.parse_name(path):
-        lines.append(check(path, "split", header.split, name[1]))
-    return lines
-
-
-def verify_tokenizer(
-    path: Path, header: Header, tokens: np.ndarray, histogram: np.ndarray, tokenizer: Tokenizer
-) -> list[str]:
-    """Check a shard against its tokenizer: hash, vocabulary, and bytes by decoding."""
-    lines = []
-    if not header.legacy:
-        sha256 = tokenizer.sha256.hex()
-        lines.append(check(path, "sha256 of the tokenizer", sha256, header.tokenizer.hex()))
-        lines.append(check(path, "vocabulary size", header.vocab_size, tokenizer.vocab_size))
-    highest = shards.highest_id(histogram)
-    if highest >= tokenizer.vocab_size:
-        return [*lines, f"FAIL {path}: highest id is {highest}, expected below {tokenizer.vocab_size}"]
-    size = tokenizer.text_bytes(tokens, histogram)
-    if header.legacy or header.lossy:
-        why = "LOSSY, the tokens do not give back the text exactly" if header.lossy else "legacy"
-        return [*lines, f"note {path}: {why}; its tokens decode to {size} bytes"]
-    return [*lines, check(path, "bytes of text", size, header.text_bytes)]
+    if manifest and tokenizer and not manifest["lossy"]:
+        digest = val_text_sha256(splits[VAL], tokenizer)
+        yield check(folder, "sha256 of the validation text", digest, manifest["val_sha256"])
+    if all(splits):
+        yield from verify_apart(folder, splits, tokenizer)
 
 
 def verify_set(folder: Path, headers: dict[Path, Header], whole: bool) -> Iterator[str]:
@@ -134,12 +123,11 @@ def verify_set(folder: Path, headers: dict[Path, Header], whole: bool) -> Iterat
         )
     for split, paths in enumerate(shards.by_split(headers)):
         where = f"{folder}: {shards.SPLIT_NAMES[split]}"
+        needed = whole or split == VAL
         if not paths:
-            fail = "FAIL" if whole or split == VAL else "note"
-            yield f"{fail} {where}: no shards, expected at least one"
+            yield f"{'FAIL' if needed else 'note'} {where}: no shards, expected at least one"
         elif not legacy:
-            places = {path: headers[path] for path in paths}
-            yield from verify_places(where, places, whole or split == VAL)
+            yield from verify_places(where, {path: headers[path] for path in paths}, needed)
     for field in ("tokenizer", "vocab_size", "bos_id", "corpus", "lossy"):
         values = {getattr(header, field) for header in headers.values() if not header.legacy}
         if values:
@@ -183,47 +171,6 @@ def verify_manifest(folder: Path, headers: dict[Path, Header], manifest: dict) -
             yield check(path, "tokenizer", header.tokenizer.hex(), manifest["tokenizer"]["sha256"])
 
 
-def verify_documents(
-    folder: Path, splits: Splits, tokenizer: Tokenizer | None, manifest: dict | None
-) -> Iterator[str]:
-    """Check the validation text, and that none of its documents stands in the training shards.
-
-    One tokenizer makes one sequence of tokens of one text, so equal texts are equal sequences. A lossy
-    tokenizer makes equal sequences of different texts too: these are counted, and do not fail.
-    """
-    if manifest and tokenizer and not manifest["lossy"]:
-        digest = val_text_sha256(splits[VAL], tokenizer)
-        yield check(folder, "sha256 of the validation text", digest, manifest["val_sha256"])
-    if not all(splits):
-        return
-    header = shards.read_header(splits[VAL][0])
-    bos_id = tokenizer.bos_id if tokenizer else header.bos_id
-    if bos_id < 0:
-        yield f"note {folder}: val was not looked for in train: BOS id unknown, --tokenizer MODEL names it"
-        return
-    yield f"note {folder}: looking for validation documents in the training shards"
-    found, documents = documents_in_both(splits, bos_id)
-    names = ", ".join(sorted({path.name for path in found}))
-    where = f" (in {names})" if names else ""
-    what = f"validation documents among {documents} training documents"
-    if header.lossy:
-        yield f"note {folder}: tokens of {what}: {len(found)}{where}; LOSSY, so the texts may differ"
-    else:
-        yield check(folder, what, len(found), 0) + where
-
-
-def documents_in_both(splits: Splits, bos_id: int) -> tuple[list[Path], int]:
-    """The shards of training documents with the tokens of a validation document; how many were compared."""
-    digests = {hashlib.sha256(tokens).digest() for _, tokens in shards.documents(splits[VAL], bos_id)}
-    found = []
-    count = 0
-    for path, tokens in shards.documents(splits[TRAIN], bos_id):
-        count += 1
-        if hashlib.sha256(tokens).digest() in digests:
-            found.append(path)
-    return found, count
-
-
 def val_text_sha256(val: list[Path], tokenizer: Tokenizer) -> str:
     """sha256 over the sha256 of each validation document's text, by decoding."""
     total = hashlib.sha256()
@@ -233,7 +180,50 @@ def val_text_sha256(val: list[Path], tokenizer: Tokenizer) -> str:
     return total.hexdigest()
 
 
-# --- inspect ---------------------------------------------------------------------------------------------
+def verify_apart(folder: Path, splits: Splits, tokenizer: Tokenizer | None) -> Iterator[str]:
+    """Check that no validation document stands in the training shards.
+
+    One tokenizer makes one sequence of tokens of one text, so equal texts are equal sequences. A lossy
+    tokenizer makes equal sequences of different texts too: these are counted, and do not fail.
+    """
+    header = shards.read_header(splits[VAL][0])
+    bos_id = tokenizer.bos_id if tokenizer else header.bos_id
+    if bos_id < 0:
+        yield f"note {folder}: val was not looked for in train: BOS id unknown, --tokenizer MODEL names it"
+        return
+    yield f"note {folder}: looking for validation documents in the training shards"
+    digests = {hashlib.sha256(tokens).digest() for _, tokens in shards.documents(splits[VAL], bos_id)}
+    found = []
+    documents = 0
+    for path, tokens in shards.documents(splits[TRAIN], bos_id):
+        documents += 1
+        if hashlib.sha256(tokens).digest() in digests:
+            found.append(path.name)
+    what = f"validation documents among {documents} training documents"
+    where = f" (in {', '.join(sorted({*found}))})" if found else ""
+    if header.lossy:
+        yield f"note {folder}: tokens of {what}: {len(found)}{where}; LOSSY, so the texts may differ"
+    else:
+        yield check(folder, what, len(found), 0) + where
+
+
+# --- commands --------------------------------------------------------------------------------------------
+
+
+def verify_all(paths: tuple[Path, ...], given: Path | None) -> Iterator[str]:
+    """Check datasets (folders) and shards, with the given tokenizer or the one that a manifest names."""
+    for path in paths:
+        folder = path if path.is_dir() else path.parent
+        try:
+            model = given
+            if not given and (manifest := shards.load_manifest(folder)):
+                model = shards.own_tokenizer(folder, manifest)
+            tokenizer = Tokenizer(model) if model else None
+            if tokenizer is None:
+                yield f"note {folder}: tokenizer unknown, so text is not counted; --tokenizer MODEL names it"
+            yield from verify_folder(path, tokenizer) if path.is_dir() else verify_shard(path, tokenizer)
+        except DataError as error:
+            yield f"FAIL {error}"
 
 
 def header_text(path: Path) -> str:
@@ -241,9 +231,9 @@ def header_text(path: Path) -> str:
     try:
         header = shards.read_header(path)
     except DataError as error:
-        return f"FAIL {error}\n"
+        return f"FAIL {error}"
     if header.legacy:
-        return f"{path}\n  tokens {header.tokens}\n  legacy: nothing else is known\n"
+        return f"{path}\n  tokens {header.tokens}\n  legacy: nothing else is known"
     values = asdict(header) | {
         "split": shards.SPLIT_NAMES[header.split],
         "tokenizer": header.tokenizer.hex(),
@@ -251,27 +241,20 @@ def header_text(path: Path) -> str:
         "lossy": header.lossy,
         "corpus": "unknown" if header.corpus == shards.UNKNOWN else header.corpus.hex(),
     }
-    return "".join([f"{path}\n", *(f"  {key} {value}\n" for key, value in values.items())])
+    return "\n".join([str(path), *(f"  {key} {value}" for key, value in values.items())])
 
 
 def headers_of(paths: tuple[Path, ...]) -> Iterator[str]:
     """The headers of the shards that `paths` name or hold, and what is wrong with the names in a folder."""
     for path in paths:
-        if not path.is_dir():
-            yield header_text(path)
-            continue
-        splits = shards.by_split(path.glob("*.bin"))
+        splits = shards.by_split(path.glob("*.bin")) if path.is_dir() else ([path], [])
         if splits == ([], []):
             yield f"FAIL {path}: holds no shards, expected *_train_*.bin and *_val_*.bin"
             continue
-        yield from map(header_text, splits[TRAIN] + splits[VAL])
-        names = shards.verify_names(path, path.glob("*.bin"))
-        yield from (line for line in names if not line.startswith("ok"))
-
-
-# --- commands ---------------------------------------------------------------------------------------------
-
-of_paths = click.argument("paths", nargs=-1, required=True, type=Path, metavar="FILE|FOLDER...")
+        yield from (header_text(shard) for shard in splits[TRAIN] + splits[VAL])
+        if path.is_dir():
+            names = shards.verify_names(path, path.glob("*.bin"))
+            yield from (line for line in names if not line.startswith("ok"))
 
 
 def print_all(lines: Iterator[str]) -> int:
@@ -283,6 +266,9 @@ def print_all(lines: Iterator[str]) -> int:
     if failed:
         raise DataError(f"{failed} checks failed, see the FAIL lines")
     return 0
+
+
+of_paths = click.argument("paths", nargs=-1, required=True, type=Path, metavar="FILE|FOLDER...")
 
 
 @click.command(cls=Command)

@@ -1,10 +1,8 @@
-"""Documents on disk: hashed, without duplicates, split.
-
-All of it in bounded memory, whatever the size of the text.
-"""
+"""Documents on disk: hashed, without duplicates, split, in bounded memory whatever the size of the text."""
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -68,18 +66,11 @@ class Plan:
     def tokenizer(self) -> str:
         return f"tokenizers/{self.name}_{self.vocab_size}_{self.model_type}.model"
 
-    def last_keys(self, smallest: int) -> tuple[int, int]:
-        """Last key of val and of the second text; `smallest` is the key that val must hold at the least."""
-        share = 0 if self.val_docs else int(self.val_fraction * 2**64)
-        last_val = max(share - 1, smallest)
-        return last_val, last_val + int(self.second_fraction * 2**64)
-
 
 # --- spool: documents on disk, by hash -------------------------------------------------------------------
 
-# An SQLite table instead (unique hashes, read in their order) was no faster, and much slower where the text
-# is larger than the memory: rows in the order of their hashes lie all over the file.
 BUCKETS = 64  # by the first bits of the hash; macOS allows 256 open files, two each
+SPLITS = ("val", "second", "train")  # in order of their keys
 
 # Where a document lies in its bucket: its name (of that many bytes) stands at `offset`, its text after it.
 # The hash as four numbers, because numpy sorts numbers and not bytes with zeros at the end.
@@ -149,14 +140,12 @@ def sort_bucket(path: Path) -> int:
     return int((~new).sum())
 
 
-SPLITS = ("val", "second", "train")  # in order of their keys
-
-
 class Corpus:
     """The spooled documents: hashed, without duplicates, split.
 
     A document's key, which decides its split, is the second eight bytes of its sha256 as a number; its place
     in the split is decided by the whole sha256. Two parts, so that the order within a split is a shuffle.
+    `text_bytes`, `largest` (document, in bytes) and `sha256_of` (its documents' digests) are by split.
     """
 
     def __init__(self, folder: Path, plan: Plan, expected: str | None = None):
@@ -166,7 +155,7 @@ class Corpus:
         smallest = np.zeros(0, np.uint64)  # keys, as many as val must hold
         documents = 0
         for bucket in range(BUCKETS):
-            places = self.places(bucket)
+            places = np.fromfile(folder / f"{bucket:02x}.places", PLACE)
             identity.update(places["hash"].tobytes())
             keys = places["hash"][~places["train"], 1].astype(np.uint64)
             smallest = np.sort(np.concatenate([smallest, keys]))[: plan.val_docs or 2]
@@ -184,32 +173,28 @@ class Corpus:
                 f"the corpus has sha256 {self.sha256.hex()}, expected {expected}; to mend changed "
                 "packages: pip install --force-reinstall --no-deps -r requirements.txt"
             )
-        self.last_keys = np.array(plan.last_keys(int(smallest[at_least - 1])), np.uint64)
-        self.count_splits()
+        share = 0 if plan.val_docs else int(plan.val_fraction * 2**64)
+        last_val = max(share - 1, int(smallest[at_least - 1]))
+        last_second = last_val + int(plan.second_fraction * 2**64)
+        self.last_keys = np.array([last_val, last_second], np.uint64)
+        self.text_bytes = dict.fromkeys(SPLITS, 0)
+        self.largest = dict.fromkeys(SPLITS, 0)
+        digests = {split: hashlib.sha256() for split in SPLITS}
+        for bucket, split in itertools.product(range(BUCKETS), SPLITS):
+            places = self.places(bucket, split)
+            self.text_bytes[split] += int(places["size"].sum(dtype=np.int64))
+            self.largest[split] = max(self.largest[split], int(places["size"].max(initial=0)))
+            digests[split].update(places["hash"].tobytes())
+        self.sha256_of = {split: digest.hexdigest() for split, digest in digests.items()}
         if not self.text_bytes["train"]:
             raise DataError(
                 f"all {documents} documents fall to validation, expected one to train on at "
                 "least: choose a smaller --val-fraction"
             )
 
-    def count_splits(self) -> None:
-        """Bytes of text of each split and of its largest document, sha256 over its documents' digests."""
-        self.text_bytes = dict.fromkeys(SPLITS, 0)
-        self.largest = dict.fromkeys(SPLITS, 0)
-        digests = {split: hashlib.sha256() for split in SPLITS}
-        for bucket in range(BUCKETS):
-            for split in SPLITS:
-                places = self.places(bucket, split)
-                self.text_bytes[split] += int(places["size"].sum(dtype=np.int64))
-                self.largest[split] = max(self.largest[split], int(places["size"].max(initial=0)))
-                digests[split].update(places["hash"].tobytes())
-        self.split_sha256 = {split: digest.hexdigest() for split, digest in digests.items()}
-
-    def places(self, bucket: int, split: str | None = None) -> np.ndarray:
-        """PLACE [documents] of one bucket in order: all, or those of val, second or train."""
+    def places(self, bucket: int, split: str) -> np.ndarray:
+        """PLACE [documents] of one bucket's val, second or train, in order."""
         places = np.fromfile(self.folder / f"{bucket:02x}.places", PLACE)
-        if split is None:
-            return places
         sides = np.searchsorted(self.last_keys, places["hash"][:, 1])
         sides[places["train"]] = SPLITS.index("train")
         return places[sides == SPLITS.index(split)]
@@ -220,8 +205,6 @@ class Corpus:
             places = self.places(bucket, split)
             todo = places[skip:].tolist()
             skip = max(0, skip - len(places))
-            if not todo:
-                continue
             with open(self.folder / f"{bucket:02x}.text", "rb") as file:
                 for _, offset, name, size, _ in todo:
                     file.seek(offset)

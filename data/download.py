@@ -7,8 +7,7 @@
 The hub client fetches: token, mirror, proxy, retries and rate limits are its own, set by HF_ENDPOINT,
 HF_TOKEN and its other variables. This program chooses the files and checks them. All come from one commit of
 one repo, which source.json in the dataset's folder names. They arrive in a hidden folder beside it and move
-when all of them have the right size, checksum and header, so any moment is safe to stop. A later call goes on
-with the same commit and fetches what is not whole yet.
+when all of them are right, so any moment is safe to stop. A later call goes on with the same commit.
 
 Exit codes: 0 all is there, 2 bad argument, 3 it is not (the last line says why, and what to do), 130 Ctrl-C.
 """
@@ -39,17 +38,12 @@ MANIFEST = f"{PREFIX}/manifest.json"
 RECORD = "source.json"
 USUAL = 80  # training shards
 
-
-def warn(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 # --- what is published -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Release:
-    """What a variant consists of at one commit; `train` holds all shards, asked for or not."""
+    """What a variant consists of at one commit, as source.json has it; `train` holds all shards."""
 
     repo_id: str
     revision: str  # as asked for; `commit` is what it meant then
@@ -65,9 +59,13 @@ class Release:
     def origin(self) -> str:
         return f"{self.repo_id}@{self.commit[:12]}"
 
-    def needed(self, train_shards: int | None) -> tuple[RemoteFile, ...]:
-        """The files of a call for so many training shards; None: the usual number, or all where less."""
-        return self.tokenizer + self.val + self.train[: USUAL if train_shards is None else train_shards]
+    @property
+    def repo(self) -> Repo:
+        return repo_of(self.repo_id)
+
+
+def repo_of(repo_id: str) -> Repo:
+    return Repo(repo_id, "dataset", f"--repo-id {repo_id}")
 
 
 def fits(name: str, variant: str) -> bool:
@@ -79,46 +77,37 @@ def faulty(what: str) -> DataError:
     return DataError(f"{what}: tell the repo's owner, or use another --revision")
 
 
-def fetch(repo_id: str, commit: str, file: RemoteFile, stage: Path) -> Path:
-    """Have the client bring a file into `stage`, and check all that can be. Raises DataError."""
-    repo = Repo(repo_id, "dataset", f"--repo-id {repo_id}")
-    path = hub.fetch(repo, commit, replace(file, path=f"{PREFIX}/{file.path}"), stage)
-    if file.name.endswith(".bin"):
-        try:
-            shards.read_shard(path)
-        except DataError as error:
-            path.unlink()  # else the client would take it for whole
-            raise faulty(f"{file.path} as published is no shard ({error})") from error
-    with open(path, "r+b") as stream:
-        files.sync(stream)
-    return path
-
-
 def ask_release(repo_id: str, revision: str, variant: str) -> Release:
     """What the hub publishes as the variant now. Raises DataError."""
-    commit, found = hub.ask_listing(Repo(repo_id, "dataset", f"--repo-id {repo_id}"), revision)
+    repo = repo_of(repo_id)
+    commit, listing = hub.ask_listing(repo, revision)
     origin = f"{repo_id}@{commit[:12]}"
-    if MANIFEST not in found:
+    if MANIFEST not in listing:
         raise DataError(f"{origin} has no {MANIFEST}, and so no shards: check --repo-id and --revision")
-    paths = {path.removeprefix(f"{PREFIX}/"): path for path in found if path.startswith(f"{PREFIX}/")}
-    listing = {path: replace(found[whole], path=path) for path, whole in paths.items()}
     with tempfile.TemporaryDirectory() as stage:
-        raw = fetch(repo_id, commit, listing["manifest.json"], Path(stage)).read_bytes()
+        raw = hub.fetch(repo, commit, listing[MANIFEST], Path(stage)).read_bytes()
+    ours = {}
+    for path, file in listing.items():
+        if path.startswith(f"{PREFIX}/"):
+            path = path.removeprefix(f"{PREFIX}/")
+            ours[path] = replace(file, path=path)
     try:
         dataset, tokenizer = choose(files.parse_json(raw), variant, origin)
         folder = inside(dataset.get("path") or f"datasets/{dataset['name']}").rstrip("/")
-        val, train = shards_of(listing, folder, origin)
-        promised = (dataset.get("stats") or {}).get("files_val", max(1, len(val)))
-        if len(val) != promised:
-            where = f"{origin} holds {len(val)} validation shards of {promised} in {folder}"
+        paths = shards_of(ours, folder, origin)
+        promised = (dataset.get("stats") or {}).get("files_val", max(1, len(paths["val"])))
+        if len(paths["val"]) != promised:
+            where = f"{origin} holds {len(paths['val'])} validation shards of {promised} in {folder}"
             raise faulty(f"{where}, and a score needs the whole split")
-        models = tokenizer_files(tokenizer, listing, origin)
-        claims = claimed(dataset, tokenizer)
-        groups = [tuple(as_claimed(file, claims) for file in group) for group in (models, train, val)]
+        paths["tokenizer"] = tokenizer_files(tokenizer, ours, origin)
+        claims = {PurePosixPath(f.get("path") or f["name"]).name: f for f in dataset.get("files") or ()}
+        sha256 = tokenizer.get("model_sha256") or tokenizer.get("sha256")
+        claims[PurePosixPath(paths["tokenizer"][0]).name] = {"sha256": sha256}
+        groups = {key: tuple(as_claimed(ours[path], claims) for path in paths[key]) for key in paths}
         name, vocab_size = dataset["name"], tokenizer.get("vocab_size")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise faulty(f"{origin}: {MANIFEST} is not as it should be ({brief(error)})") from error
-    return Release(repo_id, revision, commit, name, folder, vocab_size, *groups)
+    return Release(repo_id, revision, commit, name, folder, vocab_size, **groups)
 
 
 def choose(manifest: dict, variant: str, origin: str) -> tuple[dict, dict]:
@@ -131,13 +120,13 @@ def choose(manifest: dict, variant: str, origin: str) -> tuple[dict, dict]:
             f"call with --variant and one of: {names or 'none at all'}"
         )
     name = datasets[0]["tokenizer_name"]
-    tokenizers = [entry for entry in manifest["tokenizers"] if entry["name"] == name]
-    if not tokenizers:
-        raise faulty(f"{origin}: {MANIFEST} lacks the tokenizer {name} of {datasets[0]['name']}")
-    return datasets[0], tokenizers[0]
+    for tokenizer in manifest["tokenizers"]:
+        if tokenizer["name"] == name:
+            return datasets[0], tokenizer
+    raise faulty(f"{origin}: {MANIFEST} lacks the tokenizer {name} of {datasets[0]['name']}")
 
 
-def tokenizer_files(tokenizer: dict, listing: dict[str, RemoteFile], origin: str) -> list[RemoteFile]:
+def tokenizer_files(tokenizer: dict, listing: dict[str, RemoteFile], origin: str) -> list[str]:
     """The tokenizer, then its vocabulary as text where that is published too."""
     paths = [inside(tokenizer[key]) for key in ("model_path", "path", "vocab_path") if tokenizer.get(key)]
     if not paths or paths[0] not in listing:
@@ -147,18 +136,17 @@ def tokenizer_files(tokenizer: dict, listing: dict[str, RemoteFile], origin: str
             f"{origin}: the tokenizer {paths[0]} is no SentencePiece model (.model), and nothing here can "
             "train with another: choose another --variant"
         )
-    return [listing[path] for path in paths if path in listing]
+    return [path for path in paths if path in listing]
 
 
-def shards_of(listing: dict[str, RemoteFile], folder: str, origin: str) -> list[list[RemoteFile]]:
-    """(val, train) in order. Raises DataError where one is missing, or a name is doubtful."""
-    found = [Path(path) for path in listing if path.rpartition("/")[0] == folder]
-    splits = shards.by_split(found)
+def shards_of(listing: dict[str, RemoteFile], folder: str, origin: str) -> dict[str, list[str]]:
+    """The paths of each split in order. Raises DataError where one is missing, or a name is doubtful."""
+    splits = shards.by_split(Path(path) for path in listing if path.rpartition("/")[0] == folder)
     try:
-        shards.raise_failed(shards.verify_names(f"{origin}: {folder}", [*splits[0], *splits[1]]))
+        shards.raise_failed(shards.verify_names(f"{origin}: {folder}", splits[0] + splits[1]))
     except DataError as error:
         raise faulty(str(error)) from None
-    return [[listing[path.as_posix()] for path in split] for split in splits]
+    return {name: [path.as_posix() for path in split] for name, split in zip(shards.SPLIT_NAMES, splits)}
 
 
 def inside(path: str) -> str:
@@ -168,16 +156,8 @@ def inside(path: str) -> str:
     return path
 
 
-def claimed(dataset: dict, tokenizer: dict) -> dict[str, dict]:
-    """What the manifest says of single files, by name: `sha256`, and `size` in bytes or `tokens`."""
-    claims = {PurePosixPath(f.get("path") or f["name"]).name: f for f in dataset.get("files") or ()}
-    path = tokenizer.get("model_path") or tokenizer.get("path") or ""
-    sha256 = tokenizer.get("model_sha256") or tokenizer.get("sha256")
-    return claims | {PurePosixPath(path).name: {"sha256": sha256}}
-
-
 def as_claimed(file: RemoteFile, claims: dict[str, dict]) -> RemoteFile:
-    """`file` with the size and sha256 that the manifest claims: another content is found when it comes."""
+    """`file` with the size (bytes or tokens) and sha256 that the manifest claims, to be found when it comes."""
     claim = claims.get(file.name, {})
     size = claim.get("size", file.size)
     if "tokens" in claim:
@@ -185,7 +165,7 @@ def as_claimed(file: RemoteFile, claims: dict[str, dict]) -> RemoteFile:
     return replace(file, size=size, etag=checksum_or_none(claim.get("sha256")) or file.etag)
 
 
-# --- the folder: where it came from, what it holds, what it lacks ----------------------------------------
+# --- the folder: where it came from, what it lacks -------------------------------------------------------
 
 
 def read_record(folder: Path) -> Release | None:
@@ -195,15 +175,12 @@ def read_record(folder: Path) -> Release | None:
         return None
     try:
         raw = files.read_json(path)
-        groups = {
-            key: tuple(RemoteFile(**file) for file in raw[key]) for key in ("tokenizer", "train", "val")
-        }
-        return Release(**raw | groups)
+        for key in ("tokenizer", "train", "val"):
+            raw[key] = tuple(RemoteFile(**file) for file in raw[key])
+        return Release(**raw)
     except (DataError, TypeError, KeyError) as error:
-        raise DataError(
-            f"{path}: not what this program wrote ({brief(error)}): "
-            f"{shell('rm', '-r', folder)}, then run the same command again"
-        ) from error
+        mend = f"{shell('rm', '-r', folder)}, then run the same command again"
+        raise DataError(f"{path}: not what this program wrote ({brief(error)}): {mend}") from error
 
 
 def recorded_release(root: Path, repo_id: str, revision: str, variant: str) -> Release | None:
@@ -225,10 +202,9 @@ def check_origin(root: Path, release: Release) -> bool:
     record = read_record(folder)
     mend = f"use another --root, or {shell('rm', '-r', folder)}"
     if record and (record.repo_id, record.commit) != (release.repo_id, release.commit):
-        raise DataError(
-            f"{folder} is from {record.origin}, and this call asks for {release.origin}: go on with "
-            f"{shell('--repo-id', record.repo_id, '--revision', record.commit)}, {mend}"
-        )
+        options = shell("--repo-id", record.repo_id, "--revision", record.commit)
+        other = f"{folder} is from {record.origin}, and this call asks for {release.origin}"
+        raise DataError(f"{other}: go on with {options}, {mend}")
     names = {path.name for path in folder.glob("*.bin") if shards.parse_name(path)}
     strangers = names - {file.name for file in release.train + release.val}
     if strangers:
@@ -241,31 +217,32 @@ def check_origin(root: Path, release: Release) -> bool:
     for file in release.tokenizer + release.train + release.val:
         path = root / file.path
         if path.is_file() and (problem := damage(path, file, thorough=True)):
-            raise DataError(
-                f"{path} is not the one of {release.origin} ({problem}): use another --root, or "
-                f"{shell('rm', path)}"
-            )
+            mend = f"use another --root, or {shell('rm', path)}"
+            raise DataError(f"{path} is not the one of {release.origin} ({problem}): {mend}")
     return False
-
-
-def lacking(
-    root: Path, needed: tuple[RemoteFile, ...], thorough: bool, workers: int
-) -> dict[RemoteFile, str]:
-    """Those of `needed` that are not there, or there but damaged, and then in what way."""
-    if thorough:
-        warn(f"comparing the checksums of {len(needed)} files in {root}")
-    with ThreadPoolExecutor(workers) as pool:
-        problems = pool.map(lambda file: damage(root / file.path, file, thorough), needed)
-        return {file: problem for file, problem in zip(needed, problems) if problem}
 
 
 # --- the download ----------------------------------------------------------------------------------------
 
 
+def fetch(release: Release, file: RemoteFile, stage: Path) -> None:
+    """Have the client bring a file into `stage`, and check all that can be. Raises DataError."""
+    there = replace(file, path=f"{PREFIX}/{file.path}")
+    path = hub.fetch(release.repo, release.commit, there, stage)
+    if file.name.endswith(".bin"):
+        try:
+            shards.read_shard(path)
+        except DataError as error:
+            path.unlink()  # else the client would take it for whole
+            raise faulty(f"{file.path} as published is no shard ({error})") from error
+    with open(path, "r+b") as stream:
+        files.sync(stream)
+
+
 def fetch_all(root: Path, release: Release, missing: dict[RemoteFile, str], workers: int) -> None:
     """Bring all `missing` files, `workers` at a time, and give them their places. Raises DataError.
 
-    They arrive on the file system of the dataset's folder, and hidden.
+    They arrive on the file system of the dataset's folder, and hidden. A new dataset appears at once.
     """
     folder = root / release.folder
     hidden = folder.with_name(f".{folder.name}.partial")
@@ -275,26 +252,19 @@ def fetch_all(root: Path, release: Release, missing: dict[RemoteFile, str], work
         leftover.unlink()
     for file, problem in missing.items():
         if problem != "absent":
-            warn(f"{root / file.path}: {problem}: it is fetched again")
+            click.echo(f"{root / file.path}: {problem}: it is fetched again", err=True)
     to_come = sum(file.size for file in missing if not (stage / PREFIX / file.path).exists())
     free = shutil.disk_usage(stage).free
     if to_come > free:
         raise DataError(f"{root}: {to_come} bytes to come and {free} free: make room, then {GO_ON}")
     say(f"{release.name} of {release.origin}: {len(missing)} files, {to_come / 1e6:.1f} MB to come")
     thread_map(
-        lambda file: fetch(release.repo_id, release.commit, file, stage),
+        lambda file: fetch(release, file, stage),
         missing,
         max_workers=workers,
         desc=release.name,
         disable=None,  # where no terminal shows it
     )
-    settle(root, release, missing, stage)
-    shutil.rmtree(hidden, ignore_errors=True)  # with what came of other commits
-
-
-def settle(root: Path, release: Release, missing: dict[RemoteFile, str], stage: Path) -> None:
-    """Give the fetched files their places: a new dataset appears at once and whole."""
-    folder = root / release.folder
     place = folder if folder.exists() else stage / "whole"
     place.mkdir(exist_ok=True)
     write_record(place, release)
@@ -307,6 +277,7 @@ def settle(root: Path, release: Release, missing: dict[RemoteFile, str], stage: 
             os.replace(arrived, place / file.name)
     if place != folder:
         os.rename(place, folder)
+    shutil.rmtree(hidden, ignore_errors=True)  # with what came of other commits
 
 
 def write_record(folder: Path, release: Release) -> None:
@@ -330,7 +301,7 @@ def report(root: Path, release: Release) -> None:
 
 
 def interrupt(*_: object) -> None:
-    warn(f"\ninterrupted: {GO_ON}")
+    click.echo(f"\ninterrupted: {GO_ON}", err=True)
     os._exit(door.INTERRUPTED)  # at once: nothing has its name before it is whole
 
 
@@ -360,15 +331,23 @@ def main(
     if not release:
         say(f"asking {constants.ENDPOINT} for {repo_id} at {revision}")
         release = ask_release(repo_id, revision, variant)
-    if (train_shards or 0) > len(release.train):
+    there = len(release.train)
+    if (train_shards or 0) > there:
         raise DataError(
-            f"{release.name} of {release.origin} has {len(release.train)} training shards, and not "
-            f"{train_shards}: call with --train-shards {len(release.train)} or fewer"
+            f"{release.name} of {release.origin} has {there} training shards, and not "
+            f"{train_shards}: call with --train-shards {there} or fewer"
         )
-    needed = release.needed(train_shards)
+    train = release.train[: USUAL if train_shards is None else train_shards]
+    needed = release.tokenizer + release.val + train
 
     def survey() -> tuple[bool, dict[RemoteFile, str]]:
-        return check_origin(root, release), lacking(root, needed, verify, workers)
+        """Whether the folder was fetched from this release, and what is missing or damaged, in what way."""
+        recorded = check_origin(root, release)
+        if verify:
+            click.echo(f"comparing the checksums of {len(needed)} files in {root}", err=True)
+        with ThreadPoolExecutor(workers) as pool:
+            problems = list(pool.map(lambda file: damage(root / file.path, file, verify), needed))
+        return recorded, {file: problem for file, problem in zip(needed, problems) if problem}
 
     recorded, missing = survey()
     if missing or not recorded:  # else nothing is written, since the root may be read-only

@@ -4,9 +4,9 @@ import io
 import re
 import zlib
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -59,13 +59,10 @@ def train_tokenizer(texts: Iterable[bytes], plan: Plan) -> bytes:
         )
     except RuntimeError as error:
         reason = " ".join(str(error).split())
-        most = re.search(r"set it to a value <= (\d+)", reason)
-        if not most:
-            raise DataError(f"no tokenizer could be trained on this text: {reason}") from error
-        raise UsageError(
-            f"--vocab-size is {plan.vocab_size}, expected at most {most[1]}, all that this text "
-            "has pieces for"
-        ) from error
+        if most := re.search(r"set it to a value <= (\d+)", reason):
+            what = f"expected at most {most[1]}, all that this text has pieces for"
+            raise UsageError(f"--vocab-size is {plan.vocab_size}, {what}") from error
+        raise DataError(f"no tokenizer could be trained on this text: {reason}") from error
     return model.getvalue()
 
 
@@ -106,12 +103,10 @@ def sentences(texts: list[str], vocab_size: int) -> Iterator[str]:
 # --- encoding --------------------------------------------------------------------------------------------
 
 RUNNING_BYTES = MAX_DOCUMENT  # being encoded at a time; this bounds the memory, whatever the threads
-BATCH_BYTES = 300_000  # encoded by a thread at a time
 SAMPLED = 32  # one training document in so many is decoded again and compared
 
 
-@dataclass(frozen=True)
-class Encoded:
+class Encoded(NamedTuple):
     """One document: uint16 tokens with BOS first, bytes of its text, whether decoding loses some of it."""
 
     tokens: np.ndarray
@@ -119,59 +114,37 @@ class Encoded:
     lossy: bool
 
 
-def encode_batch(
-    batch: list[Document], tokenizer: shards.Tokenizer, compare_every: int, lossy_ok: bool
-) -> list[Encoded]:
-    """Encode documents; decode one in `compare_every` again, and each whose tokens have other bytes than it.
-
-    Its content decides which one, so that a resumed run compares the same. SentencePiece lets go of Python's
-    lock, so this runs in threads, which copy nothing.
-    """
-    ids = tokenizer.processor.encode([text for _, text in batch], add_bos=True, return_type="numpy")
-    lengths = [len(document) for document in ids]
-    ends = np.cumsum(lengths)
-    tokens = np.concatenate(ids).astype(np.uint16)
-    sizes = tokenizer.document_bytes(tokens, ends - lengths).tolist()
-    done = []
-    for (name, text), document, size in zip(batch, np.split(tokens, ends[:-1]), sizes):
-        lossy = False
-        if size != len(text) or zlib.crc32(text) % compare_every == 0:
-            decoded = tokenizer.processor.decode(document.tolist()).encode()
-            lossy = decoded != text
-            if lossy and not lossy_ok:
-                raise text_lost(name, text, decoded)
-        done.append(Encoded(document, len(text), lossy))
-    return done
-
-
-def text_lost(name: str, text: bytes, decoded: bytes) -> DataError:
-    differing = (i for i, (a, b) in enumerate(zip(text, decoded)) if a != b)
-    at = next(differing, min(len(text), len(decoded)))
-    return DataError(
-        f"{name}: the tokenizer is not lossless: byte {at} of the document begins "
-        f"{decoded[at : at + 12]!r} when decoded, expected {text[at : at + 12]!r}; take the document "
-        "out, choose another tokenizer, or accept the loss with --lossy-ok"
-    )
-
-
 def encode(
-    documents: Iterator[Document],
+    documents: Iterable[Document],
     tokenizer: shards.Tokenizer,
     compare_every: int,
     lossy_ok: bool,
     workers: int,
 ) -> Iterator[Encoded]:
-    """The documents in order, encoded in `workers` threads. Raises DataError where text would be lost."""
-    pool = ThreadPoolExecutor(workers)
-    try:
-        for running in batches(documents, RUNNING_BYTES):
-            parts = batches(running, BATCH_BYTES)
-            for done in pool.map(
-                lambda batch: encode_batch(batch, tokenizer, compare_every, lossy_ok), parts
-            ):
-                yield from done
-    finally:
-        pool.shutdown(cancel_futures=True)
+    """The documents in order, encoded in `workers` threads. Raises DataError where text would be lost.
+
+    One in `compare_every` is decoded again, and each whose tokens have other bytes than it. Its content
+    decides which one, so that a resumed run compares the same.
+    """
+    processor = tokenizer.processor
+    for batch in batches(documents, RUNNING_BYTES):
+        texts = [text for _, text in batch]
+        encoded = processor.encode(texts, add_bos=True, num_threads=workers, return_type="numpy")
+        for (name, text), ids in zip(batch, encoded):
+            tokens = ids.astype(np.uint16)
+            lossy = False
+            if tokenizer.text_bytes(tokens) != len(text) or zlib.crc32(text) % compare_every == 0:
+                decoded = processor.decode(ids.tolist()).encode()
+                lossy = decoded != text
+            if lossy and not lossy_ok:
+                differing = (i for i, (a, b) in enumerate(zip(text, decoded)) if a != b)
+                at = next(differing, min(len(text), len(decoded)))
+                raise DataError(
+                    f"{name}: the tokenizer is not lossless: byte {at} of the document begins "
+                    f"{decoded[at : at + 12]!r} when decoded, expected {text[at : at + 12]!r}; take the "
+                    "document out, choose another tokenizer, or accept the loss with --lossy-ok"
+                )
+            yield Encoded(tokens, len(text), lossy)
 
 
 def batches(documents: Iterable[Document], most: int) -> Iterator[list[Document]]:
@@ -179,12 +152,12 @@ def batches(documents: Iterable[Document], most: int) -> Iterator[list[Document]
     batch = []
     size = 0
     for document in documents:
-        if batch and size + len(document[1]) > most:
+        size += len(document[1])
+        if batch and size > most:
             yield batch
             batch = []
-            size = 0
+            size = len(document[1])
         batch.append(document)
-        size += len(document[1])
     if batch:
         yield batch
 
@@ -205,13 +178,12 @@ def write_split(
         corpus=corpus.sha256,
     )
     compare_every = 1 if split == VAL else SAMPLED
-    todo = corpus.read(name, sum(h.documents for h in whole))
-    documents = encode(todo, tokenizer, compare_every, plan.lossy_ok, workers)
+    todo = corpus.read(name, sum(shard.documents for shard in whole))
     writer = None
     total = corpus.text_bytes[name]
     say(f"encoding {name}: {total:,} bytes")
-    with progress(f"encode {name}", total, sum(h.text_bytes for h in whole)) as bar:
-        for document in documents:
+    with progress(f"encode {name}", total, sum(shard.text_bytes for shard in whole)) as bar:
+        for document in encode(todo, tokenizer, compare_every, plan.lossy_ok, workers):
             if writer and writer.header.tokens + len(document.tokens) > plan.shard_tokens:
                 writer.close()
                 header = replace(header, index=header.index + 1)
@@ -219,7 +191,7 @@ def write_split(
             if writer is None:
                 path = folder / shards.shard_name(plan.name, split, header.index)
                 writer = shards.ShardWriter(path, header)
-            writer.add(document.tokens, document.text_bytes, document.lossy)
+            writer.add(*document)
             bar.update(document.text_bytes)
     if writer:
         writer.close()

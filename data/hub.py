@@ -1,8 +1,7 @@
 """Files from repos of the Hugging Face hub and into them, by the hub's own client.
 
 The client does the transfer: token, mirror, proxy, retries and rate limits are its own, set by HF_ENDPOINT,
-HF_TOKEN and its other variables. Here stand what is asked of it, the check of every file that comes, and one
-line for each thing that can go wrong.
+HF_TOKEN and its other variables. Here every file that comes is checked, and every error is one line.
 """
 
 import contextlib
@@ -35,7 +34,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import disable_progress_bars, validate_repo_id
 
 from data.command import DataError, UsageError
-from data.files import NO_LOCK, UNLOCKED, warned
+from data.files import locked
 
 GO_ON = "run the same command again to go on"
 MAIN = "main"
@@ -46,16 +45,9 @@ ADDRESS = re.compile(r"hub:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
 COMMIT = re.compile("[0-9a-f]{40}")
 
 
-CLIENTS_LOCK = file_download.WeakFileLock
-
-
-@contextlib.contextmanager
-def lock(path: Path, **options) -> Iterator[None]:
-    """The client's own lock of a file; none on a file system that has none, where it would end."""
-    with contextlib.ExitStack() as stack:
-        with warned(f"the hub's client: {UNLOCKED}", *NO_LOCK):
-            stack.enter_context(CLIENTS_LOCK(path, **options))
-        yield
+def lock(path: str | Path, **options: object) -> contextlib.AbstractContextManager[None]:
+    """In place of the client's own, which ends where a file system has no locks."""
+    return locked(Path(path).parent, file=Path(path).name)
 
 
 file_download.WeakFileLock = _local_folder.WeakFileLock = lock
@@ -136,24 +128,22 @@ def one_line(what: str, repo: Repo, revision: str, writing: bool = False) -> Ite
 
 def explained(error: BaseException, what: str, repo: Repo, revision: str, writing: bool) -> DataError:
     """The error to end with: what happened, and what mends it."""
-    what = f"{what}: {brief(error)}"
+    token = "check that your token" if get_token() else "set HF_TOKEN to a token that"
     if isinstance(error, OfflineModeIsEnabled):
-        return DataError(what)
-    if isinstance(error, RevisionNotFoundError):
-        return DataError(f"{what}: the repo has no revision {revision!r}: check the revision that you named")
-    if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403, 404):
-        token = "check that your token" if get_token() else "set HF_TOKEN to a token that"
-        if writing:
-            return DataError(f"{what}: {token} may write to {repo.id}")
-        return DataError(f"{what}: not there, private or gated: check {repo.named}, or {token} may read it")
-    if isinstance(error, HfHubHTTPError):
-        return DataError(f"{what}: {GO_ON}")
-    if isinstance(error, NO_CONNECTION):
-        return DataError(f"{what}: check network, proxy and HF_ENDPOINT {constants.ENDPOINT}, then {GO_ON}")
-    return DataError(
-        f"{what}: {constants.ENDPOINT} does not answer as a Hugging Face hub does: check HF_ENDPOINT "
-        "and proxy"
-    )
+        mend = GO_ON
+    elif isinstance(error, RevisionNotFoundError):
+        mend = f"the repo has no revision {revision!r}: check the revision that you named"
+    elif isinstance(error, HfHubHTTPError) and error.response.status_code not in (401, 403, 404):
+        mend = GO_ON
+    elif isinstance(error, HfHubHTTPError) and writing:
+        mend = f"{token} may write to {repo.id}"
+    elif isinstance(error, HfHubHTTPError):
+        mend = f"not there, private or gated: check {repo.named}, or {token} may read it"
+    elif isinstance(error, NO_CONNECTION):
+        mend = f"check network, proxy and HF_ENDPOINT {constants.ENDPOINT}, then {GO_ON}"
+    else:
+        mend = f"{constants.ENDPOINT} does not answer as a Hugging Face hub does: check HF_ENDPOINT and proxy"
+    return DataError(f"{what}: {brief(error)}: {mend}")
 
 
 def brief(error: BaseException) -> str:
@@ -170,13 +160,8 @@ def ask_listing(repo: Repo, revision: str) -> tuple[str, dict[str, RemoteFile]]:
     """The commit that the revision means now, and what the repo holds then, by path. Raises DataError."""
     with one_line(f"{repo.id} at {revision}", repo, revision):
         try:
-            info = HfApi().repo_info(
-                repo.id,
-                repo_type=repo.kind,
-                revision=revision,
-                files_metadata=True,
-                timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
-            )
+            asked = {"repo_type": repo.kind, "revision": revision, "files_metadata": True}
+            info = HfApi().repo_info(repo.id, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT, **asked)
         except RepositoryNotFoundError:
             refuse_another_kind(repo)
             raise
@@ -232,7 +217,7 @@ def damage(path: Path, file: RemoteFile, thorough: bool) -> str:
 
 
 @dataclass(frozen=True)
-class Standing:
+class RepoContents:
     """What a repo holds before something is published in it; no commit: there is no such repo yet."""
 
     repo: Repo
@@ -253,41 +238,42 @@ class Standing:
             )
 
 
-def look(repo: Repo) -> Standing:
+def look(repo: Repo) -> RepoContents:
     """What is in a repo that we are going to write to. Raises DataError."""
     if not get_token():
         raise DataError(f"no token: set HF_TOKEN to one that may write to {repo.id}, or run hf auth login")
     with one_line(repo.id, repo, MAIN, writing=True):
-        there = HfApi().repo_exists(repo.id, repo_type=repo.kind)
-        if not there:
+        if not HfApi().repo_exists(repo.id, repo_type=repo.kind):
             refuse_another_kind(repo)
-    return Standing(repo, *ask_listing(repo, MAIN)) if there else Standing(repo, "", {})
+            return RepoContents(repo, "", {})
+    return RepoContents(repo, *ask_listing(repo, MAIN))
 
 
-def publish(standing: Standing, sources: dict[str, Path], message: str) -> tuple[str, list[str]]:
+def publish(there: RepoContents, sources: dict[str, Path], message: str) -> tuple[str, list[str]]:
     """Make a repo hold files, by their paths in it: the commit, and which of them have changed.
 
     They appear in one commit, so nobody sees a part of them. Large files that came before an upload was cut
     off are not sent again: the hub knows them by their hash. Raises DataError.
     """
-    repo = standing.repo
-    changed = [path for path, source in sources.items() if differs(source, standing.listing.get(path))]
+    repo = there.repo
+
+    def differs(path: str) -> bool:
+        file = there.listing.get(path)
+        return file is None or not file.etag or bool(damage(sources[path], file, thorough=True))
+
+    changed = list(filter(differs, sources))
     if not changed:
-        return standing.commit, []
+        return there.commit, []
     if not sys.stderr.isatty():
         disable_progress_bars()
     with one_line(f"{repo.id}: {len(changed)} files to send", repo, MAIN, writing=True):
-        if not standing.commit:
+        if not there.commit:
             HfApi().create_repo(repo.id, repo_type=repo.kind, exist_ok=True)
         done = HfApi().create_commit(
             repo.id,
             [CommitOperationAdd(path, sources[path]) for path in changed],
             repo_type=repo.kind,
             commit_message=message,
-            parent_commit=standing.commit or None,  # so that nobody else's commit is lost
+            parent_commit=there.commit or None,  # so that nobody else's commit is lost
         )
     return done.oid, changed
-
-
-def differs(source: Path, there: RemoteFile | None) -> bool:
-    return there is None or not there.etag or bool(damage(source, there, thorough=True))

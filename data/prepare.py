@@ -11,13 +11,12 @@ are whole.
 """
 
 import contextlib
-import functools
 import json
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -32,7 +31,7 @@ from data.encode import train_tokenizer, write_split
 from data.shards import SPLIT_NAMES, TRAIN, VAL
 from data.sources import DEMO_SHA256, TRAIN_NAMES, Read, Source, demo_sources, find_files
 
-# --- job: a plan, and where it is carried out ------------------------------------------------------------
+# --- the pipeline ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -60,9 +59,6 @@ class Job:
     @property
     def work(self) -> Path:
         return self.target.with_name(f".spool_{self.target.name}")  # on its file system
-
-
-# --- the pipeline ----------------------------------------------------------------------------------------
 
 
 def prepare(job: Job) -> dict:
@@ -130,7 +126,7 @@ def finished(job: Job, corpus_sha256: str | None) -> dict | None:
 
 def build(job: Job) -> dict:
     """The five steps, each skipped where its result is whole. The manifest."""
-    begin(job)
+    keep_or_clear(job)
     documents = job.work / "documents"
     dataset = job.work / "dataset"
     model = job.work / "tokenizer.model"
@@ -141,8 +137,8 @@ def build(job: Job) -> dict:
     if manifest := finished(job, corpus.sha256.hex()):
         return manifest
     if not model.exists():
-        texts = (text for _, text in corpus.read("train"))
-        files.write_beside(model, job.given or train_tokenizer(texts, job.plan))
+        train = (text for _, text in corpus.read("train"))
+        files.write_beside(model, job.given or train_tokenizer(train, job.plan))
     if job.tokenizer.exists() and job.tokenizer.read_bytes() != model.read_bytes():
         raise UsageError(
             f"{job.tokenizer}: another tokenizer has this name, expected a free place; choose "
@@ -159,7 +155,7 @@ def build(job: Job) -> dict:
     return manifest
 
 
-def begin(job: Job) -> None:
+def keep_or_clear(job: Job) -> None:
     """Keep what an earlier run left if it did the same work with the same code, else clear it away."""
     code = [files.file_sha256(path).hex() for path in sorted(Path(__file__).parent.glob("*.py"))]
     job_json = json.dumps([asdict(job.plan), job.state, code])
@@ -170,37 +166,28 @@ def begin(job: Job) -> None:
 
 
 def seal(folder: Path, job: Job, corpus: Corpus, tokenizer: shards.Tokenizer) -> dict:
-    """Complete the headers, write the manifest, verify all. The manifest."""
+    """Complete the headers, write manifest.json (a table of data/README.md), verify all. The manifest."""
     say("checking all of it")
-    headers = complete_headers(folder)
-    manifest = make_manifest(job, corpus, tokenizer, headers)
-    files.write_beside(folder / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
-    shards.raise_failed(check.verify_folder(folder, tokenizer, whole=True))
-    return manifest
-
-
-def complete_headers(folder: Path) -> dict[Path, shards.Header]:
-    """Write into each shard what it does not know alone: how many there are, and whether any loses text.
-
-    A trainer asks all shards of a dataset for one answer.
-    """
+    plan = job.plan
     splits = shards.by_split(folder.iterdir())
     headers = {path: shards.read_header(path) for path in splits[VAL] + splits[TRAIN]}
-    flags = shards.LOSSY if any(header.lossy for header in headers.values()) else 0
+    lossy = any(header.lossy for header in headers.values())  # one answer for all shards of a dataset
+    entries = []
     for path, header in headers.items():
-        headers[path] = replace(header, count=len(splits[header.split]), flags=flags)
+        count = len(splits[header.split])
         with open(path, "r+b") as file:
-            file.write(shards.pack(headers[path]))
+            file.write(shards.pack(replace(header, count=count, flags=shards.LOSSY if lossy else 0)))
             files.sync(file)
-    return headers
-
-
-def make_manifest(
-    job: Job, corpus: Corpus, tokenizer: shards.Tokenizer, headers: dict[Path, shards.Header]
-) -> dict:
-    """What manifest.json says; data/README.md has it as a table."""
-    plan = job.plan
-    largest = corpus.largest["val"] / corpus.text_bytes["val"]
+        entries.append(
+            {
+                "name": path.name,
+                "split": SPLIT_NAMES[header.split],
+                "documents": header.documents,
+                "bytes": header.text_bytes,
+                "tokens": header.tokens,
+                "sha256": files.file_sha256(path).hex(),
+            }
+        )
     manifest = {
         "format": shards.MANIFEST_FORMAT,
         "version": 1,
@@ -212,28 +199,20 @@ def make_manifest(
             "model_type": plan.model_type,
         },
         "corpus_sha256": corpus.sha256.hex(),
-        "val_sha256": corpus.split_sha256["val"],
-        "train_sha256": corpus.split_sha256["train"],
-        "second_sha256": corpus.split_sha256["second"] if plan.second_fraction else None,
-        "lossy": any(header.lossy for header in headers.values()),
+        "val_sha256": corpus.sha256_of["val"],
+        "train_sha256": corpus.sha256_of["train"],
+        "second_sha256": corpus.sha256_of["second"] if plan.second_fraction else None,
+        "lossy": lossy,
         "dropped": corpus.dropped,
         "options": asdict(plan),
-        "files": [entry(path, header) for path, header in headers.items()],
-        "validation": {"largest_document": round(largest, 4)},
+        "files": entries,
+        "validation": {"largest_document": round(corpus.largest["val"] / corpus.text_bytes["val"], 4)},
     }
-    return manifest | ({"origin": job.origin} if job.origin else {})
-
-
-def entry(path: Path, header: shards.Header) -> dict:
-    """A shard in the manifest."""
-    return {
-        "name": path.name,
-        "split": SPLIT_NAMES[header.split],
-        "documents": header.documents,
-        "bytes": header.text_bytes,
-        "tokens": header.tokens,
-        "sha256": files.file_sha256(path).hex(),
-    }
+    if job.origin:
+        manifest["origin"] = job.origin
+    files.write_beside(folder / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
+    shards.raise_failed(check.verify_folder(folder, tokenizer, whole=True))
+    return manifest
 
 
 FEW_DOCUMENTS = 10  # a validation text of fewer, or of fewer bytes, says little about other texts
@@ -242,7 +221,7 @@ LARGE = 0.05  # of the bytes: one document that a model does well or badly on mo
 
 
 def report(job: Job, manifest: dict) -> None:
-    """Say what is there now, and the command that trains on it."""
+    """Say what is there now, what its validation text is worth, and the command that trains on it."""
     dropped = manifest["dropped"]
     say(f"dropped: {dropped['duplicates']:,} exact duplicates, {dropped['empty']:,} empty documents")
     if dropped.get("skipped"):  # older manifests have no such field
@@ -255,102 +234,71 @@ def report(job: Job, manifest: dict) -> None:
     if manifest["lossy"]:
         say("LOSSY: the tokens do not give back all of the text exactly")
     say(f"tokenizer: {job.tokenizer}")
-    for line in judgements(manifest):
-        say(line)
-    say("To train on it:")
-    say(training_command(job.target, job.tokenizer, job.plan.vocab_size))
-
-
-def judgements(manifest: dict) -> Iterator[str]:
-    """What the validation text is worth: a line of facts, and warnings of what spoils a score."""
     val = [shard for shard in manifest["files"] if shard["split"] == "val"]
     documents = sum(shard["documents"] for shard in val)
     size = sum(shard["bytes"] for shard in val)
     largest = manifest["validation"]["largest_document"]
-    yield f"validation text: the largest of {documents:,} documents has {largest:.1%} of the bytes"
+    say(f"validation text: the largest of {documents:,} documents has {largest:.1%} of the bytes")
     more = "--val-docs and --val-fraction take more"
     if documents < FEW_DOCUMENTS or size < FEW_BYTES:
-        yield (
+        say(
             f"warning: the validation text is small (documents: {documents}, bytes: {size}); below "
             f"{FEW_DOCUMENTS} documents or {FEW_BYTES:,} bytes a score depends on chance: {more}"
         )
     elif largest > LARGE:
-        yield (
+        say(
             f"warning: a score depends on one document, which has more than {LARGE:.0%} of the validation "
             f"text: --val-max-bytes leaves large ones to training, {more}"
         )
-
-
-# --- the development text: cut from the demo's training documents, to choose settings and ideas on ---------
-
-# The same rules as the demo's, so that a document is of the same kind; the next ones by their keys.
-DEVELOPMENT_PLAN = Plan(
-    "development", val_docs=200, val_max_bytes=DEMO_PLAN.val_max_bytes, train_names=TRAIN_NAMES
-)
-
-
-def demo_tokenizer(root: Path, vocab_size: int) -> shards.Tokenizer:
-    """The demo's own, with which all settings carry over. Raises DataError."""
-    path = root / "data" / replace(DEMO_PLAN, vocab_size=vocab_size).tokenizer
-    if not path.exists():
-        where = [] if root == REPO else ["--root", root]
-        mend = shell("python", "-m", "data", "prepare", "demo", "--vocab-size", vocab_size, *where)
-        raise DataError(f"{path}: no such file, expected the demo's tokenizer; {mend} makes it")
-    return shards.Tokenizer(path)
+    say("To train on it:")
+    say(training_command(job.target, job.tokenizer, job.plan.vocab_size))
 
 
 # --- command line ----------------------------------------------------------------------------------------
 
-
-def cores() -> int:
-    """Cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux has it, macOS and Windows do not
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
-
-
-def together(*options: Callable) -> Callable:
-    """Several options as one decorator."""
-    return lambda function: functools.reduce(lambda made, option: option(made), options, function)
-
-
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS
 COUNT = {"type": click.IntRange(1), "metavar": "N"}
-OPTIONS = together(  # of all commands
-    click.option("--root", type=Path, default=REPO, help="write into ROOT/data"),
-    click.option("--workers", **COUNT, default=cores(), help="threads that encode"),
-    click.option("--shard-tokens", **COUNT, default=Plan.shard_tokens, help="of a shard, at most"),
-    click.option("--vocab-size", **COUNT, help="260 (bytes) to 65536  [default: 1024, or the tokenizer's]"),
+FRACTION = {"type": Number(0, 1, min_open=True, max_open=True), "metavar": "F"}
+OPTIONS = [  # of all commands
+    click.Option(["--root"], type=Path, default=REPO, help="write into ROOT/data"),
+    click.Option(["--workers"], **COUNT, default=CORES, help="threads that encode"),
+    click.Option(["--shard-tokens"], **COUNT, default=Plan.shard_tokens, help="of a shard, at most"),
+    click.Option(["--vocab-size"], **COUNT, help="260 (bytes) to 65536  [default: 1024, or the tokenizer's]"),
+]
+MODEL_TYPE = click.Option(
+    ["--model-type"], type=click.Choice(["bpe", "unigram"]), help="of the tokenizer  [default: bpe]"
 )
-MODEL_TYPE = click.option(
-    "--model-type", type=click.Choice(["bpe", "unigram"]), help="of the tokenizer  [default: bpe]"
-)
-TEXT_OPTIONS = together(  # of texts, of one's own and of the hub
-    click.option(
-        "--val-fraction",
-        type=Number(0, 1, min_open=True, max_open=True),
-        metavar="F",
-        help=f"of documents  [default: {Plan.val_fraction}]",
-    ),
-    click.option("--val-docs", **COUNT, help="validation documents, by hash, in place of --val-fraction"),
-    click.option("--val-max-bytes", **COUNT, default=Plan.val_max_bytes, help="larger documents only train"),
-    click.option("--lossy-ok", is_flag=True, help="accept loss of text; the headers say so"),
-    click.option("--tokenizer", type=Path, metavar="FILE", help="take this SentencePiece model"),
-    click.option(
-        "--skip-bad", is_flag=True, help="leave out what cannot be used; names the first, counts all"
-    ),
-    click.option("--separator", metavar="LINE", help="between documents in plain text; '' for an empty line"),
-    OPTIONS,
+TEXT_OPTIONS = [  # of texts, of one's own and of the hub
+    *OPTIONS,
     MODEL_TYPE,
-)
+    click.Option(["--val-fraction"], **FRACTION, help=f"of documents  [default: {Plan.val_fraction}]"),
+    click.Option(["--val-docs"], **COUNT, help="validation documents, by hash, in place of --val-fraction"),
+    click.Option(
+        ["--val-max-bytes"], **COUNT, default=Plan.val_max_bytes, help="larger documents only train"
+    ),
+    click.Option(["--lossy-ok"], is_flag=True, help="accept loss of text; the headers say so"),
+    click.Option(["--tokenizer"], type=Path, metavar="FILE", help="take this SentencePiece model"),
+    click.Option(
+        ["--skip-bad"], is_flag=True, help="leave out what cannot be used; names the first, counts all"
+    ),
+    click.Option(
+        ["--separator"], metavar="LINE", help="between documents in plain text; '' for an empty line"
+    ),
+]
 
 
-def planned(plan: Plan, **options: Any) -> Plan:
-    """The plan with the options that were given. Raises UsageError."""
-    return replace(plan, **{name: value for name, value in options.items() if value is not None})
+def planned(plan: Plan, model: shards.Tokenizer | None, fields: dict[str, Any]) -> Plan:
+    """The plan with the options that were given, and the tokenizer. Raises UsageError."""
+    plan = replace(plan, **{name: value for name, value in fields.items() if value is not None})
+    if model is None:
+        return plan
+    return replace(plan, model_type="given", vocab_size=model.vocab_size, given_tokenizer=model.sha256.hex())
 
 
 def text_job(
     documents: Iterable[Read],
     state: list,
+    name: str,
     tokenizer: Path | None,
     skip_bad: bool,
     root: Path,
@@ -361,24 +309,16 @@ def text_job(
     """The job that TEXT_OPTIONS ask for. Raises UsageError, DataError."""
     if fields["val_docs"] and fields["val_fraction"]:
         raise UsageError("--val-docs and --val-fraction given, expected one of them")
-    plan = planned(Plan(fields["name"]), **fields)
-    given = None
-    if tokenizer:
-        model = shards.Tokenizer(tokenizer)
-        if fields["model_type"] or fields["vocab_size"] not in (None, model.vocab_size):
-            raise UsageError(
-                f"{tokenizer}: has {model.vocab_size} pieces and a type of its own, expected no "
-                "--model-type and no other --vocab-size beside --tokenizer"
-            )
-        plan = with_tokenizer(plan, model)
-        given = model.model
+    model = shards.Tokenizer(tokenizer) if tokenizer else None
+    if model and (fields["model_type"] or fields["vocab_size"] not in (None, model.vocab_size)):
+        raise UsageError(
+            f"{tokenizer}: has {model.vocab_size} pieces and a type of its own, expected no "
+            "--model-type and no other --vocab-size beside --tokenizer"
+        )
+    plan = planned(Plan(name), model, fields)
+    given = model and model.model
     state = [*state, skip_bad]
     return Job(plan, documents, state, root, workers, given, skip_bad=skip_bad, origin=origin)
-
-
-def with_tokenizer(plan: Plan, model: shards.Tokenizer) -> Plan:
-    """The plan that takes this tokenizer."""
-    return replace(plan, model_type="given", vocab_size=model.vocab_size, given_tokenizer=model.sha256.hex())
 
 
 class Preparations(Commands):
@@ -405,31 +345,38 @@ def carry_out(job: Job) -> int:
     return 0
 
 
-@main.command()
-@OPTIONS
-@MODEL_TYPE
+@main.command(params=[*OPTIONS, MODEL_TYPE])
 def demo(root: Path, workers: int, **fields: Any) -> Job:
     """The demo corpus: sources of the installed packages."""
-    plan = planned(DEMO_PLAN, **fields)
+    plan = planned(DEMO_PLAN, None, fields)
     return Job(plan, demo_sources(), [DEMO_SHA256], root, workers, expected=DEMO_SHA256)
 
 
-@main.command()
-@OPTIONS
+# The rules are the demo's, so that a document is of the same kind; the next ones by their keys.
+DEVELOPMENT_PLAN = Plan(
+    "development", val_docs=200, val_max_bytes=DEMO_PLAN.val_max_bytes, train_names=TRAIN_NAMES
+)
+
+
+@main.command(params=[*OPTIONS])
 def development(root: Path, workers: int, **fields: Any) -> Job:
     """A text to choose settings on, cut from the demo's training documents."""
-    plan = planned(DEVELOPMENT_PLAN, **fields)
-    tokenizer = demo_tokenizer(root, plan.vocab_size)
-    plan = with_tokenizer(plan, tokenizer)
-    return Job(plan, demo_documents("train"), [DEMO_SHA256], root, workers, given=tokenizer.model)
+    plan = planned(DEVELOPMENT_PLAN, None, fields)
+    path = root / "data" / replace(DEMO_PLAN, vocab_size=plan.vocab_size).tokenizer
+    if not path.exists():
+        where = [] if root == REPO else ["--root", root]
+        mend = shell("python", "-m", "data", "prepare", "demo", "--vocab-size", plan.vocab_size, *where)
+        raise DataError(f"{path}: no such file, expected the demo's tokenizer; {mend} makes it")
+    model = shards.Tokenizer(path)  # with which all settings carry over
+    plan = planned(plan, model, {})
+    return Job(plan, demo_documents("train"), [DEMO_SHA256], root, workers, given=model.model)
 
 
-@main.command()
+@main.command(params=[*TEXT_OPTIONS])
 @click.argument("paths", nargs=-1, required=True, type=Path, metavar="PATH...")
 @click.option("--name", required=True, help="of the dataset: data/datasets/NAME_sp1024")
 @click.option("--field", default="text", help="of JSON and parquet")
 @click.option("--as-text", multiple=True, metavar="SUFFIX", help="of files that are plain text, too")
-@TEXT_OPTIONS
 def text(
     paths: tuple[Path, ...], field: str, separator: str | None, as_text: tuple[str, ...], **options: Any
 ) -> Job:
@@ -439,41 +386,36 @@ def text(
     return text_job(source.documents(), source.state(), **options)
 
 
-@main.command("hub")
-@click.argument("address", metavar="hub:OWNER/NAME")
-@click.option("--name", help="of the dataset here  [default: NAME, or NAME-SUBSET]")
-@click.option("--split", type=click.Choice([*texts.SPLITS]), default="train", help="of the dataset there")
-@click.option(
-    "--subset",
-    default="",
-    show_default=False,
-    metavar="PATH",
-    help="a folder or a file of the repo; . for all folders",
-)
-@click.option("--files", "most", **COUNT, help="only the first N files")
-@click.option(
-    "--field",
-    "--column",
-    default="",
-    show_default=False,
-    help="of JSON and parquet  [default: text, or the only one of strings]",
-)
-@TEXT_OPTIONS
+HUB_OPTIONS = [
+    click.Argument(["address"], metavar="hub:OWNER/NAME"),
+    click.Option(["--name"], help="of the dataset here  [default: NAME, or NAME-SUBSET]"),
+    click.Option(
+        ["--split"], type=click.Choice([*texts.SPLITS]), default="train", help="of the dataset there"
+    ),
+    click.Option(["--subset"], metavar="PATH", help="a folder or a file of the repo; . for all folders"),
+    click.Option(["--files", "most"], **COUNT, help="only the first N files"),
+    click.Option(
+        ["--field", "--column"], help="of JSON and parquet  [default: text, or the only one of strings]"
+    ),
+]
+
+
+@main.command("hub", params=[*HUB_OPTIONS, *TEXT_OPTIONS])
 def hub_text(
     address: str,
     name: str | None,
     split: str,
-    subset: str,
+    subset: str | None,
     most: int | None,
-    field: str,
+    field: str | None,
     separator: str | None,
     **options: Any,
 ) -> Job:
     """A dataset of text from the Hugging Face hub, at main or at the commit after @."""
     repo, revision = hub.read_address(address, "dataset")
-    name = name or "-".join([*PurePosixPath(repo.id).parts[1:], *PurePosixPath(subset).parts])
-    found = texts.find_text(repo, revision, split, subset, most, field, separator)
-    return text_job(found.documents(), found.state(), name=name, origin=found.origin, **options)
+    name = name or "-".join([*PurePosixPath(repo.id).parts[1:], *PurePosixPath(subset or "").parts])
+    found = texts.find_text(repo, revision, split, subset or "", most, field or "", separator)
+    return text_job(found.documents(), found.state(), name, origin=found.origin, **options)
 
 
 if __name__ == "__main__":  # as pages of before 2026-11-26 have it

@@ -104,17 +104,14 @@ def parse(raw: bytes, where: object) -> Header:
     magic, version, tokens, extension = _LEGACY.unpack_from(raw)
     if magic != MAGIC:
         raise DataError(f"{where}: magic number is {magic}, expected {MAGIC}: {foreign(raw)}")
-    if version != VERSION:
-        raise DataError(f"{where}: format version is {version}, expected {VERSION}")
+    expect(where, "format version", version, VERSION)
     if tokens < 1:
         raise DataError(f"{where}: header counts {tokens} tokens, expected 1 or more")
     if extension == 0:
         return Header(tokens, legacy=True)
-    if extension != EXTENSION:
-        raise DataError(f"{where}: extension mark is {extension:#x}, expected {EXTENSION:#x} or 0")
+    expect(where, "extension mark", hex(extension), hex(EXTENSION))
     _, _, _, _, extension_version, *fields = _EXTENDED.unpack_from(raw)
-    if extension_version != EXTENSION_VERSION:
-        raise DataError(f"{where}: extension version is {extension_version}, expected {EXTENSION_VERSION}")
+    expect(where, "extension version", extension_version, EXTENSION_VERSION)
     header = Header(tokens, *fields)
     if not (0 <= header.bos_id < header.vocab_size <= IDS and header.split in (VAL, TRAIN)):
         raise DataError(
@@ -146,10 +143,10 @@ def shard_number(path: PurePath) -> int:
 
 def by_split(paths: Iterable[Path]) -> Splits:
     """(val, train) shards by the numbers in their names; hidden ones and other names are left out."""
-    named = [path for path in paths if parse_name(path)]
-    val = [path for path in named if parse_name(path)[1] == VAL]
-    train = [path for path in named if parse_name(path)[1] == TRAIN]
-    return sorted(val, key=shard_number), sorted(train, key=shard_number)
+    splits = ([], [])
+    for path in sorted(filter(parse_name, paths), key=shard_number):
+        splits[parse_name(path)[1]].append(path)
+    return splits
 
 
 def verify_names(where: object, paths: Iterable[PurePath]) -> Iterator[str]:
@@ -161,11 +158,12 @@ def verify_names(where: object, paths: Iterable[PurePath]) -> Iterator[str]:
         yield f"note {where}: left out, not named as shards: {some(others)}"
     sets = sorted({parse_name(path)[0] for path in named})
     yield check(where, f"number of sets ({', '.join(sets)})", len(sets), 1)
-    for name, numbers in zip(SPLIT_NAMES, (list(map(shard_number, paths)) for paths in splits)):
-        doubled = sorted({n for n in numbers if numbers.count(n) > 1})
+    for name, split in zip(SPLIT_NAMES, splits):
+        numbers = [shard_number(path) for path in split]
+        doubled = [n for n, after in itertools.pairwise(numbers) if n == after]
         before = [min(numbers[0], 1) - 1] if numbers else []  # they begin with 0 or 1
         yield check(f"{where}: {name}", "missing shards by their names", gaps(before + numbers), [])
-        yield check(f"{where}: {name}", "shards of one number", doubled, [])
+        yield check(f"{where}: {name}", "shards of one number", sorted({*doubled}), [])
 
 
 def find_shards(folder: Path) -> Splits:
@@ -198,6 +196,10 @@ def raise_failed(lines: Iterable[str]) -> None:
     for line in lines:
         if line.startswith("FAIL"):
             raise DataError(line.removeprefix("FAIL "))
+
+
+def expect(where: object, what: str, found: object, expected: object) -> None:
+    raise_failed([check(where, what, found, expected)])
 
 
 # --- reading ---------------------------------------------------------------------------------------------
@@ -289,6 +291,8 @@ class ShardWriter:
 
 # --- tokenizer -------------------------------------------------------------------------------------------
 
+CHUNK = 1 << 18  # tokens; numpy is fastest where its temporary arrays fit the cache
+
 
 class Tokenizer:
     """A SentencePiece model with what the shards need to know of it.
@@ -329,17 +333,11 @@ class Tokenizer:
         opener = np.flatnonzero(self.opens_with_space)[:1].tolist()
         self.drops_first_space = bool(opener) and not sp.decode(opener).startswith(" ")
 
-    def document_bytes(self, tokens: np.ndarray, starts: np.ndarray) -> np.ndarray:
-        """Bytes of text of each document, int64 [documents]; `starts` says where in `tokens` they begin."""
-        sizes = np.add.reduceat(np.take(self.piece_bytes, tokens), starts, dtype=np.int64)
-        if self.drops_first_space:
-            first = np.minimum(starts + 1, len(tokens) - 1)
-            sizes -= self.opens_with_space[tokens[first]]
-        return sizes
-
-    def text_bytes(self, tokens: np.ndarray, histogram: np.ndarray) -> int:
-        """Bytes of text of a whole shard; `histogram` counts its tokens."""
-        total = int(histogram @ self.piece_bytes.astype(np.int64))
+    def text_bytes(self, tokens: np.ndarray) -> int:
+        """Bytes of text of a document, or of all that begin in a shard."""
+        total = 0
+        for start in range(0, len(tokens), CHUNK):
+            total += int(self.piece_bytes[tokens[start : start + CHUNK]].sum(dtype=np.int64))
         if self.drops_first_space:
             first = np.flatnonzero(tokens == self.bos_id) + 1
             first = first[first < len(tokens)]
@@ -347,25 +345,7 @@ class Tokenizer:
         return total
 
 
-# --- counting in payloads --------------------------------------------------------------------------------
-
-CHUNK = 1 << 18  # tokens; numpy is fastest where its temporary arrays fit the cache
-
-
-def count_ids(tokens: np.ndarray) -> np.ndarray:
-    """How often each id stands in uint16 tokens: int64 [65536]."""
-    total = np.zeros(IDS, np.int64)
-    for start in range(0, len(tokens), CHUNK):
-        part = np.bincount(tokens[start : start + CHUNK])
-        total[: len(part)] += part
-    return total
-
-
-def highest_id(histogram: np.ndarray) -> int:
-    return int(np.flatnonzero(histogram)[-1])
-
-
-# --- documents in payloads -------------------------------------------------------------------------------
+# --- documents -------------------------------------------------------------------------------------------
 
 
 def documents(paths: Iterable[Path], bos_id: int) -> Iterator[tuple[Path, np.ndarray]]:
@@ -419,7 +399,7 @@ def without_some(source: Path, tokenizer: Tokenizer, seed: int) -> bytes:
         tokens=len(left),
         documents=header.documents - count,
         max_id=int(left.max()),
-        text_bytes=header.text_bytes - tokenizer.text_bytes(gone, count_ids(gone)),
+        text_bytes=header.text_bytes - tokenizer.text_bytes(gone),
         crc32=zlib.crc32(left),
     )
     return pack(header) + left.tobytes()

@@ -43,8 +43,7 @@ class Source:
         return [files, self.field, self.separator, self.as_text]
 
     def documents(self) -> Iterator[Read]:
-        for path in self.paths:
-            yield from self.read(path)
+        return itertools.chain.from_iterable(map(self.read, self.paths))
 
     def read(self, path: Path) -> Iterator[Read]:
         """The documents of one of the files."""
@@ -102,6 +101,8 @@ def text_files(folder: Path, as_text: tuple[str, ...]) -> list[Path]:
     for path in walk(folder):
         if path.name.startswith("."):
             others["hidden"] += 1
+        elif path.is_symlink() and path.is_dir():
+            say(f"left out: {path}, a link to a folder; to read it, name it as a PATH of its own")
         elif not reader(path, as_text):
             others[path.suffix or "without a suffix"] += 1
         elif not path.is_file():
@@ -115,18 +116,16 @@ def text_files(folder: Path, as_text: tuple[str, ...]) -> list[Path]:
 
 
 def walk(folder: Path) -> Iterator[Path]:
-    """All files below a folder, and hidden folders; says which links it leaves out. Raises DataError."""
-
-    def refuse(error: OSError):
-        raise DataError(f"{error.filename}: cannot be read ({error.strerror}), expected a folder") from error
-
-    for here, folders, names in os.walk(folder, onerror=refuse):
-        hidden = [name for name in folders if name.startswith(".")]
-        folders[:] = [name for name in folders if name not in hidden]
-        for path in (Path(here, name) for name in folders):
-            if path.is_symlink():
-                say(f"left out: {path}, a link to a folder; to read it, name it as a PATH of its own")
-        yield from (Path(here, name) for name in [*hidden, *names])
+    """All files below a folder, links to folders and hidden folders. Raises DataError."""
+    try:
+        children = sorted(map(Path, os.scandir(folder)))
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be read ({error.strerror}), expected a folder") from error
+    for path in children:
+        if path.is_dir() and not path.is_symlink() and not path.name.startswith("."):
+            yield from walk(path)
+        else:
+            yield path
 
 
 # --- readers: plain text, JSON, parquet ------------------------------------------------------------------
@@ -150,25 +149,22 @@ def read_text(path: Path, source: Source) -> Iterator[Read]:
 
 def read_separated(file: BinaryIO, path: Path, separator: bytes) -> Iterator[Read]:
     """What stands between the lines of a file that are `separator`."""
-    document = []  # its lines so far, or as many as a document may have
+    document = []  # its lines, or as many as make it too large
     first = 1  # number of its first line
     start = size = 0  # its first byte, its bytes so far
     lines = iter(lambda: file.readline(MAX_DOCUMENT + 1), b"")
     for number, line in enumerate(itertools.chain(lines, [separator]), 1):
-        if line.rstrip(b"\r\n") == separator:
-            where = f"{path}:{first}"
-            if size > MAX_DOCUMENT:
-                yield where, too_large(where, SPLIT)
-            else:
-                yield where, checked(b"".join(document), str(path), start)
-            document = []
-            first = number + 1
-            start += size + len(line)
-            size = 0
+        if line.rstrip(b"\r\n") != separator:
+            if size <= MAX_DOCUMENT:
+                document.append(line)
+            size += len(line)
             continue
-        size += len(line)
-        if size <= MAX_DOCUMENT:
-            document.append(line)
+        where = f"{path}:{first}"
+        yield where, checked(b"".join(document), where, start, SPLIT)
+        document = []
+        first = number + 1
+        start += size + len(line)
+        size = 0
 
 
 def read_pieces(file: BinaryIO, path: Path) -> Iterator[Read]:
@@ -355,29 +351,13 @@ def too_large(where: str, mend: str = "") -> DataError:
 
 # --- the demo corpus: sources of the pinned packages -----------------------------------------------------
 
-DEMO_PACKAGES = [
-    "sympy",
-    "networkx",
-    "mpmath",
-    "Jinja2",
-    "fsspec",
-    "filelock",
-    "huggingface_hub",
-    "anyio",
-    "click",
-    "packaging",
-    "idna",
-    "httpx2",
-    "httpcore2",
-    "h11",
-    "tqdm",
-]
-DEMO_SHA256 = "71cb47296fc2e2a3251d45f4feeb834cfbee06084025c421a6b297bf7298a28b"
 # Packages that torch imports, so every record sees their modules; and the folders that nobody imports from.
 # What a record can see is text to train on.
 IMPORTED = ["filelock", "fsspec", "jinja2", "mpmath", "networkx", "packaging", "sympy", "tqdm"]
 NOT_IMPORTED = ["tests", "benchmarks", "testing"]
 TRAIN_NAMES = f"({'|'.join(IMPORTED)})/(?!(.*/)?({'|'.join(NOT_IMPORTED)})/)"
+DEMO_PACKAGES = [*IMPORTED, "huggingface_hub", "anyio", "click", "idna", "httpx2", "httpcore2", "h11"]
+DEMO_SHA256 = "71cb47296fc2e2a3251d45f4feeb834cfbee06084025c421a6b297bf7298a28b"
 
 
 def demo_sources() -> Iterator[Document]:
@@ -386,17 +366,16 @@ def demo_sources() -> Iterator[Document]:
     All of them are UTF-8, none holds NUL or U+2581, which a SentencePiece model cannot give back.
     """
     requirements = (REPO / "requirements.txt").read_text(encoding="utf-8")
-    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", requirements, re.MULTILINE))
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", requirements.lower(), re.MULTILINE))
     for package in DEMO_PACKAGES:
         mend = shell("pip", "install", "--force-reinstall", "--no-deps", f"{package}=={pins[package]}")
         try:
             distribution = importlib.metadata.distribution(package)
-        except importlib.metadata.PackageNotFoundError as error:
-            raise DataError(f"{package}: not installed, expected version {pins[package]}: {mend}") from error
-        if distribution.version != pins[package]:
-            raise DataError(
-                f"{package}: version {distribution.version} is installed, expected {pins[package]}: {mend}"
-            )
+        except importlib.metadata.PackageNotFoundError:
+            raise DataError(f"{package}: not installed, expected version {pins[package]}: {mend}") from None
+        version = distribution.version
+        if version != pins[package]:
+            raise DataError(f"{package}: version {version} is installed, expected {pins[package]}: {mend}")
         for file in distribution.files or ():
             # in the package's own folder: installers write elsewhere, as into ../../bin, and bytecode
             if file.suffix == ".py" and len(file.parts) > 1 and file.parts[0] != ".." and file.hash:

@@ -11,7 +11,7 @@ from data import hub
 from data.command import DataError, printable, say
 from data.door import Command
 from data.files import file_sha256
-from data.hub import CARD, Repo, Standing
+from data.hub import CARD, Repo, RepoContents
 from records.archive.folders import FILES, FOLDER, SCRIPT
 from records.archive.hub import TOKENIZERS, fetch_artifact
 from records.archive.judgings import read_draws
@@ -104,7 +104,7 @@ def place_of(record: Record) -> str:
     return f"{record.home.name}/{record.name}"
 
 
-def files_of(record: Record, data: Path, there: Standing) -> dict[str, Path]:
+def files_of(record: Record, data: Path, there: RepoContents) -> dict[str, Path]:
     """All files to publish by their paths in the repo. Raises DataError."""
     place = place_of(record)
     found = {}

@@ -599,11 +599,12 @@ def test_second_run_continues(corpus, tmp_path, monkeypatch):
     written[-1].unlink()
     encoded = []
 
-    def encode_batch(batch, *args, real=encode.encode_batch):
-        encoded.extend(batch)
-        return real(batch, *args)
+    def batches(*args, real=encode.batches):
+        for batch in real(*args):
+            encoded.extend(batch)
+            yield batch
 
-    monkeypatch.setattr(encode, "encode_batch", encode_batch)
+    monkeypatch.setattr(encode, "batches", batches)
     monkeypatch.setattr(prepare, "spool", None)
     monkeypatch.setattr(prepare, "train_tokenizer", None)
     run(*options, tmp_path / "cut")
