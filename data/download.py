@@ -157,7 +157,7 @@ def inside(path: str) -> str:
 
 
 def as_claimed(file: RemoteFile, claims: dict[str, dict]) -> RemoteFile:
-    """`file` with the size (bytes or tokens) and sha256 that the manifest claims, to be found when it comes."""
+    """`file` with the size (bytes or tokens) and the sha256 that the manifest claims."""
     claim = claims.get(file.name, {})
     size = claim.get("size", file.size)
     if "tokens" in claim:

@@ -20,7 +20,6 @@ from data.command import DataError, UsageError, warn_once
 # What file systems of a network or of a program may answer.
 NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 NO_LOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-UNLOCKED = "no lock can be had here, so let no second command write at the same time"
 SCRATCH = "bytegolf-scratch-"  # of every scratch folder's name
 
 
@@ -146,7 +145,8 @@ def locked(
     flags = os.O_RDWR | os.O_CREAT if file else os.O_RDONLY | os.O_DIRECTORY
     lock = os.open(folder / file, flags, 0o666)
     try:
-        with warned(f"{folder}: {UNLOCKED}", *NO_LOCK):
+        unlocked = f"{folder}: no lock can be had here, so let no second command write at the same time"
+        with warned(unlocked, *NO_LOCK):
             try:
                 fcntl.flock(lock, kind | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -5,6 +5,7 @@ HF_TOKEN and its other variables. Here every file that comes is checked, and eve
 """
 
 import contextlib
+import fcntl
 import hashlib
 import re
 import sys
@@ -34,7 +35,6 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import disable_progress_bars, validate_repo_id
 
 from data.command import DataError, UsageError
-from data.files import locked
 
 GO_ON = "run the same command again to go on"
 MAIN = "main"
@@ -45,9 +45,13 @@ ADDRESS = re.compile(r"hub:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
 COMMIT = re.compile("[0-9a-f]{40}")
 
 
-def lock(path: str | Path, **options: object) -> contextlib.AbstractContextManager[None]:
-    """In place of the client's own, which ends where a file system has no locks."""
-    return locked(Path(path).parent, file=Path(path).name)
+@contextlib.contextmanager
+def lock(path: str | Path, **options: object) -> Iterator[None]:
+    """The client's lock of a file; none where the file system has none, where its own would end."""
+    with open(path, "a") as file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 file_download.WeakFileLock = _local_folder.WeakFileLock = lock

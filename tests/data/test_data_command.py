@@ -1,18 +1,34 @@
-"""What all commands share: errors in one line, signals, and the commands that they print."""
+"""What all commands share: errors in one line, signals, the commands that they print, odd machines."""
 
 import ast
+import errno
+import fcntl
+import io
+import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from data import command, door
-from tests.kit.data_kit import call, refused
-from tests.kit.helpers import ROOT
+from data import command, door, files
+from data.__main__ import COMMANDS, main
+from records.__main__ import COMMANDS as OF_RECORDS
+from tests.kit.data_kit import call, refused, write_jsonl
+from tests.kit.helpers import ROOT, documents
+
+
+def of_python(*words: object, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *map(str, words)], cwd=ROOT, capture_output=True, text=True, **options
+    )
+
+
+# --- arguments, help, words for a shell ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -23,7 +39,6 @@ from tests.kit.helpers import ROOT
         "data download --repo-id a/b/c",
         "data download --variannt x",
         "data prepare demo --name x",
-        "data prepare text x --name x --val-fraction 1",
         "data prepare text x --name x --val-fraction nan",
         "data verify",
         "records follow logs --to nothing",
@@ -40,17 +55,44 @@ def test_bad_arguments_are_one_line(words):
     assert re.search(rf"; python -m {words.split()[0]} .*--help explains the arguments$", refused(said))
 
 
-@pytest.mark.parametrize("folder", [ROOT, ROOT / "data"])
-def test_training_command(monkeypatch, folder):
-    monkeypatch.chdir(folder)
+HELPED = """
+import importlib
+import sys
+
+for line in sys.argv[1:]:
+    package, *words = line.split()
+    if importlib.import_module(f"{package}.__main__").main([*words, "--help"]):
+        sys.exit(line)
+"""
+
+
+def test_every_command_has_its_help_without_docstrings():
+    lines = [f"data {name}" for name in ("", *COMMANDS)] + [f"records {name}" for name in ("", *OF_RECORDS)]
+    done = of_python("-OO", "-W", "ignore", "-c", HELPED, *lines)
+    assert (done.returncode, done.stderr, done.stdout.count("Usage: ")) == (0, "", 24)
+
+
+@pytest.mark.parametrize(
+    "old",
+    ["data.shards", "data.prepare", "data.download", "data.publish", "records.referee", "records.board"],
+)
+def test_pages_that_cannot_change_name_commands_that_work(old):
+    """Frozen records are such pages, and whatever was copied from a README."""
+    done = of_python("-m", old, "--help")
+    assert done.returncode == 0 and "Usage: " in done.stdout
+
+
+def test_training_command(monkeypatch):
     tokenizer = ROOT / "data/tokenizers/a b.model"
-    line = command.training_command(ROOT / "data/datasets/x", tokenizer, 300)
-    python = command.shell(Path(sys.executable))  # which need not be called python, or be on PATH
-    if folder == ROOT:
-        places = f"DATA_PATH=data/datasets/x TOKENIZER_PATH='data/tokenizers/a b.model' {python} train_gpt.py"
-    else:
-        places = f"DATA_PATH=datasets/x TOKENIZER_PATH='tokenizers/a b.model' {python} {ROOT}/train_gpt.py"
-    assert line == f"VOCAB_SIZE=300 {places}"
+    for folder, below, script in (
+        (ROOT, "data/", "train_gpt.py"),
+        (ROOT / "data", "", ROOT / "train_gpt.py"),
+    ):
+        monkeypatch.chdir(folder)
+        python = command.shell(Path(sys.executable))  # which need not be called python, or be on PATH
+        places = f"DATA_PATH={below}datasets/x TOKENIZER_PATH='{below}tokenizers/a b.model'"
+        line = command.training_command(ROOT / "data/datasets/x", tokenizer, 300)
+        assert line == f"VOCAB_SIZE=300 {places} {python} {script}"
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8")), min_size=1))
@@ -84,6 +126,9 @@ def test_every_command_that_a_message_prints_is_quoted():
     assert not {path: lines for path, tree in trees.items() if (lines := bare_words(tree))}
 
 
+# --- signals, output -------------------------------------------------------------------------------------
+
+
 def test_a_signal_waits_for_the_end_of_an_import(tmp_path):
     """Python swallows an exception that is raised in a callback of its import system."""
     (tmp_path / "signalled.py").write_text(
@@ -93,10 +138,7 @@ def test_a_signal_waits_for_the_end_of_an_import(tmp_path):
         "import importlib, sys, time\nfrom data import door\n"
         "sys.exit(door.run(lambda: [importlib.import_module('signalled'), time.sleep(60)]))"
     )
-    env = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=30
-    )
+    done = of_python("-c", program, env={"PYTHONPATH": f"{ROOT}:{tmp_path}"}, timeout=30)
     assert (done.returncode, done.stdout) == (door.INTERRUPTED, "imported\n")
 
 
@@ -106,9 +148,73 @@ def test_what_takes_long_says_how_far_it_is(monkeypatch, capsys):
     monkeypatch.setattr(command.time, "monotonic", lambda: next(clock))
     assert [*command.advancing(range(10), "a text")] == [*range(10)]
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 3
     assert [line[: line.index("|")] for line in lines] == ["a text:  20%", "a text:  50%", "a text:  80%"]
     monkeypatch.undo()
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     assert [*command.advancing(range(3), "a text")] == [0, 1, 2]
     assert "a text: " in capsys.readouterr().err
+
+
+# --- machines that lack something: locks, a disk's sync, one file system, a terminal ---------------------
+
+
+def prepared(root: Path) -> str:
+    corpus = write_jsonl(root / "texts.jsonl", documents(60, 1))
+    options = ["--name", "t", "--vocab-size", 260, "--val-docs", 5, "--root", root / "r"]
+    return call("data", "prepare", "text", corpus, *options)
+
+
+@pytest.mark.parametrize(
+    "module, name, codes", [(fcntl, "flock", files.NO_LOCK), (os, "fsync", files.NO_SYNC)]
+)
+def test_what_a_file_system_cannot_do_is_a_warning(tmp_path, monkeypatch, module, name, codes):
+    """Once for each place, which it names. Any other error ends the command."""
+    for code in codes:
+
+        def fail(*_, code=code):
+            raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr(module, name, fail)
+        root = tmp_path / str(code)
+        root.mkdir()
+        said = prepared(root)
+        warned = [line for line in said.splitlines() if line.startswith(f"warning: {root}/r/data")]
+        assert warned and len(set(warned)) == len(warned)
+        with files.locked(root):
+            assert (root / "r/data/datasets/t_sp260/manifest.json").exists()
+    monkeypatch.setattr(module, name, lambda *_: os.stat(tmp_path / "nowhere"))
+    with pytest.raises(FileNotFoundError), files.locked(tmp_path), open(tmp_path / "x", "w") as file:
+        files.sync(file)
+
+
+def test_nothing_moves_to_another_file_system(tmp_path, monkeypatch):
+    """Each folder of data/ may be a link to one of its own, and the tokenizer is found from the dataset."""
+
+    def device(path: object) -> str:
+        return Path(path).resolve().relative_to(tmp_path).parts[0]
+
+    def move(old, new, real=os.replace):
+        if device(old) != device(Path(new).parent):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        real(old, new)
+
+    monkeypatch.setattr(os, "rename", move)
+    monkeypatch.setattr(os, "replace", move)
+    (tmp_path / "r/data").mkdir(parents=True)
+    for name in ("datasets", "tokenizers"):
+        (tmp_path / f"own_{name}").mkdir()
+        (tmp_path / "r/data" / name).symlink_to(tmp_path / f"own_{name}")
+    prepared(tmp_path)
+    call("data", "verify", tmp_path / "r/data/datasets/t_sp260")
+
+
+def test_a_command_runs_in_a_thread_with_streams_that_are_no_terminals(tmp_path, monkeypatch):
+    prepared(tmp_path)
+    dataset = tmp_path / "r/data/datasets/t_sp260"
+    codes = []
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    for words in (["verify", str(dataset)], ["prepare", "demo", "--root", "/dev/null"]):
+        thread = threading.Thread(target=lambda words=words: codes.append(main(words)))
+        thread.start()
+        thread.join()
+    assert codes == [0, 3] and "ok   " in sys.stdout.getvalue()

@@ -37,9 +37,8 @@ SECOND = "GET .*train_000001"  # the content of the second training shard
 
 def shard(seed: int, tokens: int = 3000, extended: bool = False) -> bytes:
     payload = np.random.default_rng(seed).integers(0, 1024, tokens, dtype=np.uint16).astype("<u2").tobytes()
-    legacy = np.array([20240520, 1, tokens] + [0] * 253, "<i4").tobytes()
     header = shards.Header(tokens, vocab_size=1024, bos_id=1, max_id=1023, crc32=zlib.crc32(payload))
-    return (shards.pack(header) if extended else legacy) + payload
+    return shards.pack(header if extended else shards.Header(tokens, legacy=True)) + payload
 
 
 def manifest(tokenizer: dict | None = None, **dataset) -> bytes:
@@ -93,22 +92,21 @@ def refused(hub, root: Path, *args: object, **variables: str) -> str:
     return data_kit.refused(call(hub, root, *args, code=3, **variables)[1])
 
 
-def check_whole(hub, root: Path, train_shards: int = 2, files: dict | None = None) -> None:
+def check_whole(root: Path, train_shards: int = 2, files: dict | None = None) -> None:
     """Exactly what was asked for is there, byte for byte, and nothing else."""
     kept = re.compile(rf"datasets/({DATA}/.*(train_00000[0-{train_shards - 1}]|val_\d+)\.bin|tokenizers/.*)")
     published = (files or FILES).items()
     expected = {path.removeprefix("datasets/"): data for path, data in published if kept.fullmatch(path)}
-    there = [path for path in root.rglob("*") if path.is_file()]
+    there = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if path.is_file()}
     ours = {f"{DATA}/source.json", "datasets/.download.lock"}
-    found = {str(path.relative_to(root)): path.read_bytes() for path in there}
-    assert {path: data for path, data in found.items() if path not in ours} == expected
+    assert {name: path.read_bytes() for name, path in there.items() if name not in ours} == expected
 
 
 def check_goes_on(hub, root: Path, **variables: str) -> None:
     """With the trouble over, the same call completes."""
     hub.faults.clear()
     call(hub, root, **variables)
-    check_whole(hub, root)
+    check_whole(root)
 
 
 # --- what is wanted --------------------------------------------------------------------------------------
@@ -124,7 +122,7 @@ def test_brings_what_was_published_and_names_the_command_that_trains(hub, tmp_pa
     root = tmp_path / "données 数据"
     out, err = call(hub, root)
     assert err == ""
-    check_whole(hub, root)
+    check_whole(root)
     script = os.path.relpath(ROOT / "train_gpt.py")
     words = shlex.split(out.splitlines()[-1], posix=True)
     assert words[0] == "VOCAB_SIZE=1024" and words[-1] == script
@@ -153,7 +151,7 @@ def test_a_damaged_file_is_fetched_again(hub, tmp_path):
     assert f"{cut}: 7022 bytes, expected 7024: it is fetched again" in call(hub, tmp_path)[1]
     assert f"{flipped}: checksum is not " in call(hub, tmp_path, "--verify")[1]
     assert sorted(hub.fetched("bin$", since=before)) == [cut.name, flipped.name]
-    check_whole(hub, tmp_path)
+    check_whole(tmp_path)
 
 
 def test_any_number_of_shards_and_more_later(hub, tmp_path):
@@ -163,12 +161,12 @@ def test_any_number_of_shards_and_more_later(hub, tmp_path):
     hub.commit(REPO_ID, without("train"))  # the branch has moved, and the folder keeps its commit
     call(hub, tmp_path, "--train-shards", 4, "--workers", 3)
     assert sorted(hub.fetched("bin$", since=before)) == [f"fineweb_train_00000{i}.bin" for i in range(4)]
-    check_whole(hub, tmp_path, train_shards=4)
+    check_whole(tmp_path, train_shards=4)
     assert "--train-shards 4 or fewer" in refused(hub, tmp_path, "--train-shards", 80)
     hub.commit(REPO_ID, FILES)
     usual = start(hub, tmp_path / "usual")
     assert usual.wait(60) == 0, usual.stderr.read()
-    check_whole(hub, tmp_path / "usual", train_shards=4)
+    check_whole(tmp_path / "usual", train_shards=4)
 
 
 def test_other_repo_revision_and_manifest(hub, tmp_path):
@@ -176,7 +174,7 @@ def test_other_repo_revision_and_manifest(hub, tmp_path):
     files = published(tokens=50, train_glob=f"{DATA}/fineweb_train_*.bin", path=None, stats=None)
     commit = hub.commit("me/mine", files, ref="v1.0/small")
     call(hub, tmp_path, "--repo-id", "me/mine", "--revision", "v1.0/small")
-    check_whole(hub, tmp_path, files=files)
+    check_whole(tmp_path, files=files)
     record = json.loads((tmp_path / DATA / "source.json").read_text())
     assert (record["repo_id"], record["commit"], record["revision"]) == ("me/mine", commit, "v1.0/small")
     line = refused(hub, tmp_path)
@@ -205,7 +203,7 @@ def test_a_folder_that_this_program_did_not_fetch(hub, tmp_path):
 # --- a hub that does not answer, or says no --------------------------------------------------------------
 
 
-def test_no_hub(hub, tmp_path):
+def test_a_hub_that_does_not_answer(hub, tmp_path):
     for url in NOWHERE, "http://no.such.host.invalid":
         line = refused(hub, tmp_path, HF_ENDPOINT=url)
         assert url in line and "HF_ENDPOINT" in line and "same command again" in line
@@ -218,24 +216,21 @@ def test_no_hub(hub, tmp_path):
     assert not list(tmp_path.glob("datasets"))
 
 
-def test_unknown_repo_revision_and_variant(hub, tmp_path):
+def test_a_hub_that_says_no(hub, tmp_path):
+    """To an unknown repo, revision or variant, and where the token may not read."""
     line = refused(hub, tmp_path, "--repo-id", "no/body")
     assert "HTTP 401" in line and "set HF_TOKEN" in line and "--repo-id no/body" in line
     assert "no revision 'v9'" in refused(hub, tmp_path, "--revision", "v9")
     assert "fineweb10B_sp1024, fineweb10B_sp4096" in refused(hub, tmp_path, "--variant", "sp٩")
     hub.commit(REPO_ID, published(name="fineweb100B_sp4096"))
     assert "more than one" in refused(hub, tmp_path, "--variant", "sp4096")
-    hub.commit(REPO_ID, FILES)
-    for where in "/api/datasets", SECOND:
-        hub.fault(where, times=1, status=403)
-        assert "HTTP 403" in (line := refused(hub, tmp_path)) and "gated" in line
-    check_goes_on(hub, tmp_path)
-
-
-def test_a_private_repo_and_its_token(hub, tmp_path):
     hub.commit(REPO_ID, FILES, token="hf_secret")
     assert "set HF_TOKEN" in refused(hub, tmp_path)
     assert "check that your token" in refused(hub, tmp_path, HF_TOKEN="hf_wrong")
+    for where in "/api/datasets", SECOND:
+        hub.fault(where, times=1, status=403)
+        line = refused(hub, tmp_path, HF_TOKEN="hf_secret")
+        assert "HTTP 403" in line and "gated" in line
     check_goes_on(hub, tmp_path, HF_TOKEN="hf_secret")
 
 
@@ -335,7 +330,7 @@ def test_a_file_system_without_locks(hub, tmp_path, code):
     flock = f"import fcntl, os\nfcntl.flock = {fails}\n"
     (tmp_path / "sitecustomize.py").write_text(flock)
     _, said = call(hub, root, PYTHONPATH=str(tmp_path))
-    check_whole(hub, root)
+    check_whole(root)
     assert "no lock can be had here" in said and said.count("warning: ") <= 2
 
 
@@ -390,16 +385,16 @@ def test_kill_at_any_moment(hub, tmp_path):
         except subprocess.TimeoutExpired:
             process.kill()
         process.communicate()
+        found = [*(tmp_path / DATA).glob("*.bin")]
+        for path in found:
+            assert path.read_bytes() == FILES[f"datasets/{path.relative_to(tmp_path)}"]
+        val, train = shards.by_split(found)
         if (tmp_path / DATA).exists():
-            found = sorted((tmp_path / DATA).glob("*.bin"))
-            numbers = [shards.parse_name(path)[1:] for path in found]
-            train = [number for split, number in numbers if split == shards.TRAIN]
-            assert (len(found) - len(train), train) == (2, list(range(max(1, len(train)))))
-            for path in found:
-                assert path.read_bytes() == FILES[f"datasets/{path.relative_to(tmp_path)}"]
+            numbers = [shards.shard_number(path) for path in train]
+            assert (len(val), numbers) == (2, list(range(max(1, len(train)))))
     hub.faults.clear()
     call(hub, tmp_path, "--train-shards", 4)
-    check_whole(hub, tmp_path, train_shards=4)
+    check_whole(tmp_path, train_shards=4)
 
 
 def test_two_downloads_at_once_into_the_same_folder(hub, tmp_path):
@@ -415,5 +410,5 @@ def test_two_downloads_at_once_into_the_same_folder(hub, tmp_path):
     said = [process.communicate(timeout=60)[0] for process in (first, second)]
     assert [process.returncode for process in (first, second)] == [0, 0], said
     assert ["nothing to download" in out for out in said] == [False, True]
-    check_whole(hub, tmp_path)
+    check_whole(tmp_path)
     assert len(hub.fetched("bin$")) == 4

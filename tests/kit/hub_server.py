@@ -10,8 +10,8 @@ It speaks repo info of a commit with git and LFS checksums, HEAD and GET of /res
 ETag, ranges, and the hub's error codes. Files that end in .bin, .model, .ptz or .parquet are in LFS. It sends
 their content itself, where the hub leads elsewhere, and speaks no Xet.
 
-For uploads it speaks the creation of a repo, preupload, LFS batch, PUT, and commits as NDJSON.
-hub.writers says which token may write in which namespace.
+For uploads it speaks the creation of a repo, preupload, LFS batch, PUT, and commits as NDJSON. The token
+hf_write may write in the namespace me.
 """
 
 import base64
@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -46,8 +46,7 @@ class Fault:
     ends_after: int | None = None  # say that this is all
 
 
-@dataclass
-class Request:
+class Request(NamedTuple):
     method: str
     path: str
     token: str
@@ -58,13 +57,13 @@ class HubServer:
         self.lock = threading.Lock()
         self.reset()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"hub": self}))
-        self.server.daemon_threads, self.server.block_on_close = True, False
+        self.server.daemon_threads = True
+        self.server.block_on_close = False
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
     def reset(self) -> None:
         """Forget all repos, faults and requests."""
         self.repos: dict[str, dict] = {}  # kind/id -> refs {name: commit}, commits {commit: files}, token
-        self.writers = {"hf_write": "me"}  # token -> namespace
         self.blobs: dict[str, bytes] = {}  # sha256 -> what was uploaded
         self.home = Path()  # of the client
         self.faults: list[Fault] = []
@@ -75,16 +74,18 @@ class HubServer:
     def here(self, token: str = "hf_write", url: str | None = None) -> Iterator[None]:
         """The client of this process asks this hub, which it would else learn when it is imported."""
         url = url or self.url
+        settings = {
+            "ENDPOINT": url,
+            "HUGGINGFACE_CO_URL_TEMPLATE": url + "/{repo_id}/resolve/{revision}/{filename}",
+            "HF_HOME": str(self.home),
+            "HF_HUB_CACHE": str(self.home / "hub"),
+            "HF_HUB_DISABLE_XET": True,
+            "HF_HUB_DOWNLOAD_TIMEOUT": 1,
+        }
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("HF_TOKEN", token)
-            patch.setattr(constants, "ENDPOINT", url)
-            patch.setattr(
-                constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}"
-            )
-            patch.setattr(constants, "HF_HOME", str(self.home))
-            patch.setattr(constants, "HF_HUB_CACHE", str(self.home / "hub"))
-            patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-            patch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
+            for name, value in settings.items():
+                patch.setattr(constants, name, value)
             yield
 
     def environment(self, **variables: str) -> dict[str, str]:
@@ -113,7 +114,9 @@ class HubServer:
         content = "".join(f"{path} {hashlib.sha1(data).hexdigest()}" for path, data in sorted(files.items()))
         commit = hashlib.sha1((repo_id + content).encode()).hexdigest()
         repo = self.repos.setdefault(f"{kind}/{repo_id}", {"refs": {}, "commits": {}})
-        repo["refs"][ref], repo["commits"][commit], repo["token"] = commit, files, token
+        repo["refs"][ref] = commit
+        repo["commits"][commit] = files
+        repo["token"] = token
         return commit
 
     def files(self, repo_id: str, kind: str = "datasets") -> dict[str, bytes]:
@@ -124,6 +127,11 @@ class HubServer:
     def sent(self, since: int = 0) -> list[str]:
         """sha256 of the blobs that were put, in order."""
         return [one.path.split("/")[2] for one in self.requests[since:] if one.method == "PUT"]
+
+    def fetched(self, pattern: str = "", since: int = 0) -> list[str]:
+        """Names of the files whose content was asked for, in order; `since` counts requests."""
+        asked = [one.path for one in self.requests[since:] if one.method == "GET" and "/resolve/" in one.path]
+        return [path.rpartition("/")[2] for path in asked if re.search(pattern, path)]
 
     def fault(self, where: str, **how) -> None:
         self.faults.append(Fault(where, **how))
@@ -136,12 +144,6 @@ class HubServer:
                     return fault
         return Fault("")
 
-    def fetched(self, pattern: str = "", since: int = 0) -> list[str]:
-        """Names of the files whose content was asked for, in order; `since` counts requests."""
-        asked = [one.path for one in self.requests[since:] if one.method == "GET"]
-        contents = [path for path in asked if "/resolve/" in path]
-        return [path.rpartition("/")[2] for path in contents if re.search(pattern, path)]
-
 
 def is_lfs(path: str) -> bool:
     return path.endswith((".bin", ".model", ".ptz", ".parquet"))
@@ -152,12 +154,8 @@ def checksums(data: bytes) -> tuple[str, str]:
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest(), hashlib.sha256(data).hexdigest()
 
 
-KIND = "(datasets|models)"
-NAME = "([^/]+/[^/]+?)"
-
-
 class Handler(BaseHTTPRequestHandler):
-    """One connection. What is read: /api/KIND/ID[/revision/REV], [/datasets]/ID/resolve/REV/PATH."""
+    """One connection. ROUTES, below, says what is understood."""
 
     protocol_version = "HTTP/1.1"
     hub: HubServer
@@ -165,74 +163,70 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_):  # the tests look at hub.requests
         return
 
-    def do_GET(self):
-        self.serve(self.read)
-
-    def do_POST(self):
-        self.serve(self.write)
-
-    do_HEAD = do_GET
-    do_PUT = do_POST
-
-    def serve(self, work: Callable[[Request, str], None]) -> None:
-        url = urlsplit(self.path)
-        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        request = Request(self.command, unquote(url.path), token)
-        self.hub.requests.append(request)
-        self.fault = self.hub.take_fault(f"{self.command} {request.path}")
+    def serve(self) -> None:
+        path = urlsplit(self.path).path
+        self.token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        self.hub.requests.append(Request(self.command, unquote(path), self.token))
+        self.fault = self.hub.take_fault(f"{self.command} {unquote(path)}")
         try:
             self.fault.before()
             self.sent = self.body() if self.command in ("POST", "PUT") else b""
             if self.fault.status:
                 self.answer(self.fault.status, {}, b"")
             else:
-                work(request, url.path)
+                self.route(f"{self.command.replace('HEAD', 'GET')} {path}")
         except (ConnectionError, TimeoutError):
             self.close_connection = True  # the client went away, as some tests want it to
 
-    def read(self, request: Request, path: str) -> None:
-        if match := re.fullmatch(f"/api/{KIND}/{NAME}(?:/revision/([^/]+))?", path):
-            self.info(request, match[1], match[2], unquote(match[3] or "main"))
-        elif match := re.fullmatch(f"/(?:(datasets)/)?{NAME}/resolve/([^/]+)/(.+)", path):
-            self.resolve(request, match[1] or "models", *map(unquote, match.groups()[1:]))
+    do_GET = do_HEAD = do_POST = do_PUT = serve
+
+    def route(self, line: str) -> None:
+        for pattern, work in ROUTES.items():
+            if match := re.fullmatch(pattern, line):
+                return work(self, *(group and unquote(group) for group in match.groups()))
+        return self.refuse(404, "")
+
+    def open(self, kind: str | None, repo_id: str, revision: str = "main") -> tuple[str, dict]:
+        """(commit, files); or ("", {}) after a refusal."""
+        repo = self.hub.repos.get(f"{kind or 'models'}/{repo_id}")
+        if self.command == "POST" and self.token != "hf_write":
+            self.refuse(401, "")
+        elif self.command == "POST" and not repo_id.startswith("me/"):
+            self.refuse(403, "")
+        elif not repo or repo["token"] not in ("", self.token):
+            self.refuse(401, "RepoNotFound")
+        elif (commit := repo["refs"].get(revision, revision)) not in repo["commits"]:
+            self.refuse(404, "RevisionNotFound")
         else:
-            self.refuse(404, "")
+            return commit, repo["commits"][commit]
+        return "", {}
 
-    def open(self, request: Request, kind: str, repo_id: str, revision: str) -> tuple[str, dict] | None:
-        """(commit, files), or None after a refusal."""
-        repo = self.hub.repos.get(f"{kind}/{repo_id}")
-        if not repo or repo["token"] not in ("", request.token):
-            return self.refuse(401, "RepoNotFound")
-        commit = repo["refs"].get(revision, revision)
-        if commit not in repo["commits"]:
-            return self.refuse(404, "RevisionNotFound")
-        return commit, repo["commits"][commit]
-
-    def info(self, request: Request, kind: str, repo_id: str, revision: str) -> None:
-        if not (found := self.open(request, kind, repo_id, revision)):
+    def info(self, kind: str, repo_id: str, revision: str | None) -> None:
+        commit, files = self.open(kind, repo_id, revision or "main")
+        if not commit:
             return
-        commit, files = found
-        siblings = [self.sibling(path, data) for path, data in sorted(files.items())]
+        siblings = []
+        for path, data in sorted(files.items()):
+            git, sha256 = checksums(data)
+            siblings.append({"rfilename": path, "size": len(data), "blobId": git})
+            if is_lfs(path):
+                siblings[-1]["lfs"] = {"size": len(data), "sha256": sha256, "pointerSize": 130}
         self.say({"id": repo_id, "sha": commit, "private": False, "tags": [], "siblings": siblings})
 
-    def say(self, value: object) -> None:
-        self.answer(200, {"Content-Type": "application/json"}, json.dumps(value).encode())
-
-    def sibling(self, path: str, data: bytes) -> dict:
-        git, sha256 = checksums(data)
-        found = {"rfilename": path, "size": len(data), "blobId": git}
-        if is_lfs(path):
-            found["lfs"] = {"size": len(data), "sha256": sha256, "pointerSize": 130}
-        return found
-
-    def resolve(self, request: Request, kind: str, repo_id: str, revision: str, path: str) -> None:
-        if not (found := self.open(request, kind, repo_id, revision)):
+    def resolve(self, kind: str | None, repo_id: str, revision: str, path: str) -> None:
+        commit, files = self.open(kind, repo_id, revision)
+        if not commit:
             return
-        commit, files = found
         if path not in files:
             return self.refuse(404, "EntryNotFound")
-        etag = checksums(files[path])[is_lfs(path)]
-        return self.send_file(files[path], {"X-Repo-Commit": commit, "ETag": f'"{etag}"'})
+        data = files[path]
+        headers = {"X-Repo-Commit": commit, "ETag": f'"{checksums(data)[is_lfs(path)]}"'}
+        wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        if not wanted:
+            return self.answer(200, headers, data)
+        start = int(wanted[1])
+        headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+        return self.answer(206, headers, data[start:])
 
     # --- uploads ------------------------------------------------------------------------------------------
 
@@ -247,54 +241,47 @@ class Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return b"".join(parts)
 
-    def write(self, request: Request, path: str) -> None:
-        if match := re.fullmatch("/blob/([0-9a-f]{64})", path):
-            self.hub.blobs[match[1]] = self.sent
-            return self.answer(200, {}, b"")
-        if request.token not in self.hub.writers:
-            return self.refuse(401, "")
-        if path == "/api/validate-yaml":
-            return self.say({"errors": [], "warnings": []})
-        if path == "/api/repos/create":
-            return self.create(request)
-        for what, work in self.WRITES.items():
-            if match := re.fullmatch(what.format(KIND=KIND, NAME=NAME), path):
-                kind, repo_id = match[1] or "models", match[2]
-                if repo_id.split("/")[0] != self.hub.writers[request.token]:
-                    return self.refuse(403, "")
-                if found := self.open(request, kind, repo_id, "main"):
-                    return work(self, kind, repo_id, *found)
-                return None
-        return self.refuse(404, "")
+    def put(self, sha256: str) -> None:
+        self.hub.blobs[sha256] = self.sent
+        self.answer(200, {}, b"")
 
-    def create(self, request: Request) -> None:
+    def create(self) -> None:
         asked = json.loads(self.sent)
-        if asked["organization"] != self.hub.writers[request.token]:
-            return self.refuse(403, "")
         repo_id = f"{asked['organization']}/{asked['name']}"
         kind = f"{asked['type'] or 'model'}s"
+        if self.token != "hf_write":
+            return self.refuse(401, "")
+        if asked["organization"] != "me":
+            return self.refuse(403, "")
         if f"{kind}/{repo_id}" in self.hub.repos:
             return self.refuse(409, "")
         self.hub.commit(repo_id, {".gitattributes": b"*.bin filter=lfs\n"}, kind=kind)
-        self.say({"url": f"{self.hub.url}/{repo_id if kind == 'models' else f'datasets/{repo_id}'}"})
+        return self.say({"url": f"{self.hub.url}/{repo_id if kind == 'models' else f'datasets/{repo_id}'}"})
 
-    def preupload(self, kind: str, repo_id: str, commit: str, files: dict[str, bytes]) -> None:
+    def preupload(self, kind: str, repo_id: str) -> None:
+        if not self.open(kind, repo_id)[0]:
+            return
         said = []
         for file in json.loads(self.sent)["files"]:
             mode = "lfs" if is_lfs(file["path"]) else "regular"
             said.append({"path": file["path"], "uploadMode": mode, "shouldIgnore": False})
         self.say({"files": said})
 
-    def batch(self, kind: str, repo_id: str, commit: str, files: dict[str, bytes]) -> None:
+    def batch(self, kind: str | None, repo_id: str) -> None:
         """Where to put the blobs; those that are here already need no action."""
+        if not self.open(kind, repo_id)[0]:
+            return
         objects = json.loads(self.sent)["objects"]
         for one in objects:
             if one["oid"] not in self.hub.blobs:
                 one["actions"] = {"upload": {"href": f"{self.hub.url}/blob/{one['oid']}"}}
         self.say({"transfer": "basic", "objects": objects})
 
-    def take(self, kind: str, repo_id: str, commit: str, files: dict[str, bytes]) -> None:
+    def take(self, kind: str, repo_id: str) -> None:
         """A commit: a line for what it is, and one for each file."""
+        commit, files = self.open(kind, repo_id)
+        if not commit:
+            return
         head, *lines = map(json.loads, self.sent.splitlines())
         if head["value"].get("parentCommit") not in (None, commit):
             return self.refuse(412, "")
@@ -307,13 +294,7 @@ class Handler(BaseHTTPRequestHandler):
                 assert line["key"] == "lfsFile"
                 after[value["path"]] = self.hub.blobs[value["oid"]]
         made = self.hub.commit(repo_id, after, kind=kind)
-        self.say({"commitUrl": f"{self.hub.url}/{repo_id}/commit/{made}", "commitOid": made})
-
-    WRITES: ClassVar[dict] = {
-        "/api/{KIND}/{NAME}/preupload/main": preupload,
-        "/(?:(datasets)/)?{NAME}.git/info/lfs/objects/batch": batch,
-        "/api/{KIND}/{NAME}/commit/main": take,
-    }
+        return self.say({"commitUrl": f"{self.hub.url}/{repo_id}/commit/{made}", "commitOid": made})
 
     # --- answers ------------------------------------------------------------------------------------------
 
@@ -321,13 +302,8 @@ class Handler(BaseHTTPRequestHandler):
         headers = {"X-Error-Code": code, "X-Error-Message": code}
         self.answer(status, headers, json.dumps({"error": code}).encode())
 
-    def send_file(self, data: bytes, headers: dict) -> None:
-        wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        if not wanted:
-            return self.answer(200, headers, data)
-        start = int(wanted[1])
-        headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-        self.answer(206, headers, data[start:])
+    def say(self, value: object) -> None:
+        self.answer(200, {"Content-Type": "application/json"}, json.dumps(value).encode())
 
     def answer(self, status: int, headers: dict, body: bytes) -> None:
         """Send a response, as wrong as the fault wants it."""
@@ -346,3 +322,17 @@ class Handler(BaseHTTPRequestHandler):
         if fault.stalls_after is not None:
             self.hub.closing.wait(60)
         self.close_connection = self.close_connection or bool(stops)
+
+
+ANY = "/api/(datasets|models)/([^/]+/[^/]+?)"
+OF_FILES = "/(?:(datasets)/)?([^/]+/[^/]+?)"
+ROUTES = {
+    f"GET {ANY}(?:/revision/([^/]+))?": Handler.info,
+    f"GET {OF_FILES}/resolve/([^/]+)/(.+)": Handler.resolve,
+    "PUT /blob/([0-9a-f]{64})": Handler.put,
+    "POST /api/validate-yaml": lambda handler: handler.say({"errors": [], "warnings": []}),
+    "POST /api/repos/create": Handler.create,
+    f"POST {ANY}/preupload/main": Handler.preupload,
+    f"POST {OF_FILES}.git/info/lfs/objects/batch": Handler.batch,
+    f"POST {ANY}/commit/main": Handler.take,
+}
