@@ -22,7 +22,7 @@ THREADS = 4  # each maps a whole shard; numpy and zlib let go of the lock
 
 
 def verify_shard(path: Path, tokenizer: Tokenizer | None) -> list[str]:
-    """Check one shard: header, size, name, checksum, and what its tokens say."""
+    """Check one shard: its name and header against size and tokens, both against its tokenizer."""
     try:
         header, tokens = shards.open_shard(path)
     except DataError as error:
@@ -33,8 +33,20 @@ def verify_shard(path: Path, tokenizer: Tokenizer | None) -> list[str]:
         lines.append(f"note {path}: legacy, its header vouches for the number of tokens only")
     else:
         lines += verify_claims(path, header, tokens, highest)
-    if tokenizer:
-        lines += verify_tokenizer(path, header, tokens, highest, tokenizer)
+    if tokenizer is None:
+        return lines
+    if not header.legacy:
+        sha256 = tokenizer.sha256.hex()
+        lines.append(check(path, "sha256 of the tokenizer", sha256, header.tokenizer.hex()))
+        lines.append(check(path, "vocabulary size", header.vocab_size, tokenizer.vocab_size))
+    if highest >= tokenizer.vocab_size:
+        return [*lines, f"FAIL {path}: highest id is {highest}, expected below {tokenizer.vocab_size}"]
+    size = tokenizer.text_bytes(tokens)
+    if header.legacy or header.lossy:
+        why = "LOSSY, the tokens do not give back the text exactly" if header.lossy else "legacy"
+        lines.append(f"note {path}: {why}; its tokens decode to {size} bytes")
+    else:
+        lines.append(check(path, "bytes of text", size, header.text_bytes))
     return lines
 
 
@@ -53,28 +65,6 @@ def verify_claims(path: Path, header: Header, tokens: np.ndarray, highest: int) 
     if name := shards.parse_name(path):
         lines.append(check(path, "split", header.split, name[1]))
     return lines
-
-
-def verify_tokenizer(
-    path: Path, header: Header, tokens: np.ndarray, highest: int, tokenizer: Tokenizer
-) -> list[str]:
-    """Check a shard against its tokenizer: hash, vocabulary, and bytes by decoding."""
-    lines = []
-    if not header.legacy:
-        sha256 = tokenizer.sha256.hex()
-        lines.append(check(path, "sha256 of the tokenizer", sha256, header.tokenizer.hex()))
-        lines.append(check(path, "vocabulary size", header.vocab_size, tokenizer.vocab_size))
-    if highest >= tokenizer.vocab_size:
-        return [*lines, f"FAIL {path}: highest id is {highest}, expected below {tokenizer.vocab_size}"]
-    size = tokenizer.text_bytes(tokens)
-    if header.lossy:
-        why = "LOSSY, the tokens do not give back the text exactly"
-        line = f"note {path}: {why}; its tokens decode to {size} bytes"
-    elif header.legacy:
-        line = f"note {path}: legacy; its tokens decode to {size} bytes"
-    else:
-        line = check(path, "bytes of text", size, header.text_bytes)
-    return [*lines, line]
 
 
 # --- a dataset -------------------------------------------------------------------------------------------
@@ -107,8 +97,11 @@ def verify_folder(folder: Path, tokenizer: Tokenizer | None, whole: bool = False
     else:
         yield f"note {folder}: no manifest.json of python -m data prepare"
     if manifest and tokenizer and not manifest["lossy"]:
-        digest = val_text_sha256(splits[VAL], tokenizer)
-        yield check(folder, "sha256 of the validation text", digest, manifest["val_sha256"])
+        total = hashlib.sha256()
+        for _, tokens in shards.documents(splits[VAL], tokenizer.bos_id):
+            text = tokenizer.processor.decode(tokens.tolist())
+            total.update(hashlib.sha256(text.encode()).digest())
+        yield check(folder, "sha256 of the validation text", total.hexdigest(), manifest["val_sha256"])
     if all(splits):
         yield from verify_apart(folder, splits, tokenizer)
 
@@ -169,15 +162,6 @@ def verify_manifest(folder: Path, headers: dict[Path, Header], manifest: dict) -
             yield check(path, "lossy", header.lossy, manifest["lossy"])
             yield check(path, "corpus", header.corpus.hex(), manifest["corpus_sha256"])
             yield check(path, "tokenizer", header.tokenizer.hex(), manifest["tokenizer"]["sha256"])
-
-
-def val_text_sha256(val: list[Path], tokenizer: Tokenizer) -> str:
-    """sha256 over the sha256 of each validation document's text, by decoding."""
-    total = hashlib.sha256()
-    for _, tokens in shards.documents(val, tokenizer.bos_id):
-        text = tokenizer.processor.decode(tokens.tolist())
-        total.update(hashlib.sha256(text.encode()).digest())
-    return total.hexdigest()
 
 
 def verify_apart(folder: Path, splits: Splits, tokenizer: Tokenizer | None) -> Iterator[str]:

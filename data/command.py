@@ -89,13 +89,14 @@ def shell(*words: object) -> str:
 
     What no terminal shows is written in bytes, so that the command stays on its line.
     """
-    return " ".join(quoted(near(word) if isinstance(word, Path) else str(word)) for word in words)
-
-
-def quoted(word: str) -> str:
-    if word.isprintable():
-        return shlex.quote(word)
-    return "$'" + "".join(f"\\x{byte:02x}" for byte in os.fsencode(word)) + "'"
+    line = []
+    for word in words:
+        text = near(word) if isinstance(word, Path) else str(word)
+        if text.isprintable():
+            line.append(shlex.quote(text))
+        else:
+            line.append("$'" + "".join(f"\\x{byte:02x}" for byte in os.fsencode(text)) + "'")
+    return " ".join(line)
 
 
 def near(path: Path) -> str:

@@ -12,6 +12,7 @@ when all of them are right, so any moment is safe to stop. A later call goes on 
 Exit codes: 0 all is there, 2 bad argument, 3 it is not (the last line says why, and what to do), 130 Ctrl-C.
 """
 
+import itertools
 import json
 import os
 import re
@@ -59,10 +60,6 @@ class Release:
     def origin(self) -> str:
         return f"{self.repo_id}@{self.commit[:12]}"
 
-    @property
-    def repo(self) -> Repo:
-        return repo_of(self.repo_id)
-
 
 def repo_of(repo_id: str) -> Repo:
     return Repo(repo_id, "dataset", f"--repo-id {repo_id}")
@@ -103,7 +100,14 @@ def ask_release(repo_id: str, revision: str, variant: str) -> Release:
         claims = {PurePosixPath(f.get("path") or f["name"]).name: f for f in dataset.get("files") or ()}
         sha256 = tokenizer.get("model_sha256") or tokenizer.get("sha256")
         claims[PurePosixPath(paths["tokenizer"][0]).name] = {"sha256": sha256}
-        groups = {key: tuple(as_claimed(ours[path], claims) for path in paths[key]) for key in paths}
+        for path in itertools.chain(*paths.values()):  # what the manifest claims must come, else it is found
+            claim = claims.get(ours[path].name, {})
+            size = claim.get("size", ours[path].size)
+            if "tokens" in claim:
+                size = shards.HEADER_BYTES + 2 * claim["tokens"]
+            etag = checksum_or_none(claim.get("sha256")) or ours[path].etag
+            ours[path] = RemoteFile(path, size, etag)
+        groups = {key: tuple(ours[path] for path in paths[key]) for key in paths}
         name, vocab_size = dataset["name"], tokenizer.get("vocab_size")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise faulty(f"{origin}: {MANIFEST} is not as it should be ({brief(error)})") from error
@@ -154,15 +158,6 @@ def inside(path: str) -> str:
     if not path or path.startswith("/") or ".." in path.split("/") or re.search(r"[\\:\0]", path):
         raise DataError(f"{MANIFEST} has the path {path!r}, which leads out of the folder: use another repo")
     return path
-
-
-def as_claimed(file: RemoteFile, claims: dict[str, dict]) -> RemoteFile:
-    """`file` with the size (bytes or tokens) and the sha256 that the manifest claims."""
-    claim = claims.get(file.name, {})
-    size = claim.get("size", file.size)
-    if "tokens" in claim:
-        size = shards.HEADER_BYTES + 2 * claim["tokens"]
-    return replace(file, size=size, etag=checksum_or_none(claim.get("sha256")) or file.etag)
 
 
 # --- the folder: where it came from, what it lacks -------------------------------------------------------
@@ -228,7 +223,7 @@ def check_origin(root: Path, release: Release) -> bool:
 def fetch(release: Release, file: RemoteFile, stage: Path) -> None:
     """Have the client bring a file into `stage`, and check all that can be. Raises DataError."""
     there = replace(file, path=f"{PREFIX}/{file.path}")
-    path = hub.fetch(release.repo, release.commit, there, stage)
+    path = hub.fetch(repo_of(release.repo_id), release.commit, there, stage)
     if file.name.endswith(".bin"):
         try:
             shards.read_shard(path)

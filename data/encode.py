@@ -32,7 +32,13 @@ def train_tokenizer(texts: Iterable[bytes], plan: Plan) -> bytes:
     import sentencepiece  # 0.1 s that reading the demo's documents need not pay
 
     say(f"training a tokenizer: {plan.vocab_size} pieces, {plan.model_type}")
-    starts = sample(texts, SAMPLE_CHARS[plan.model_type])
+    starts = []
+    chars = 0
+    for text in texts:  # which come shuffled by hash
+        starts.append(text[: 4 * DOCUMENT_CHARS].decode(errors="ignore")[:DOCUMENT_CHARS])
+        chars += len(starts[-1])
+        if chars >= SAMPLE_CHARS[plan.model_type]:
+            break
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -64,18 +70,6 @@ def train_tokenizer(texts: Iterable[bytes], plan: Plan) -> bytes:
             raise UsageError(f"--vocab-size is {plan.vocab_size}, {what}") from error
         raise DataError(f"no tokenizer could be trained on this text: {reason}") from error
     return model.getvalue()
-
-
-def sample(texts: Iterable[bytes], limit: int) -> list[str]:
-    """The start of each document until there are `limit` characters; documents come shuffled by hash."""
-    taken = []
-    chars = 0
-    for text in texts:
-        taken.append(text[: 4 * DOCUMENT_CHARS].decode(errors="ignore")[:DOCUMENT_CHARS])
-        chars += len(taken[-1])
-        if chars >= limit:
-            break
-    return taken
 
 
 def sentences(texts: list[str], vocab_size: int) -> Iterator[str]:
@@ -189,7 +183,7 @@ def write_split(
                 header = replace(header, index=header.index + 1)
                 writer = None
             if writer is None:
-                path = folder / shards.shard_name(plan.name, split, header.index)
+                path = folder / f"{plan.name}_{name}_{header.index:06d}.bin"
                 writer = shards.ShardWriter(path, header)
             writer.add(*document)
             bar.update(document.text_bytes)

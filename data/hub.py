@@ -102,11 +102,6 @@ def read_address(text: str, kind: str) -> tuple[Repo, str]:
     return Repo(found[1], kind, text), found[2] or MAIN
 
 
-def cache_folder() -> Path:
-    """Where commands keep what they fetched: beside the client's own cache, which HF_HOME moves."""
-    return Path(constants.HF_HOME) / "bytegolf"
-
-
 # --- errors -----------------------------------------------------------------------------------------------
 
 

@@ -125,8 +125,13 @@ def finished(job: Job, corpus_sha256: str | None) -> dict | None:
 
 
 def build(job: Job) -> dict:
-    """The five steps, each skipped where its result is whole. The manifest."""
-    keep_or_clear(job)
+    """The five steps, each skipped where an earlier run of the same work and code did it. The manifest."""
+    code = [files.file_sha256(path).hex() for path in sorted(Path(__file__).parent.glob("*.py"))]
+    same_work = json.dumps([asdict(job.plan), job.state, code])
+    plan = job.work / "plan.json"
+    if not plan.exists() or plan.read_text() != same_work:
+        clear(job.work)
+        files.write_beside(plan, same_work.encode())
     documents = job.work / "documents"
     dataset = job.work / "dataset"
     model = job.work / "tokenizer.model"
@@ -153,16 +158,6 @@ def build(job: Job) -> dict:
     files.write_beside(job.tokenizer, model.read_bytes())
     os.rename(dataset, job.target)  # the folder appears at once and whole
     return manifest
-
-
-def keep_or_clear(job: Job) -> None:
-    """Keep what an earlier run left if it did the same work with the same code, else clear it away."""
-    code = [files.file_sha256(path).hex() for path in sorted(Path(__file__).parent.glob("*.py"))]
-    job_json = json.dumps([asdict(job.plan), job.state, code])
-    plan = job.work / "plan.json"
-    if not plan.exists() or plan.read_text() != job_json:
-        clear(job.work)
-        files.write_beside(plan, job_json.encode())
 
 
 def seal(folder: Path, job: Job, corpus: Corpus, tokenizer: shards.Tokenizer) -> dict:
@@ -296,15 +291,7 @@ def planned(plan: Plan, model: shards.Tokenizer | None, fields: dict[str, Any]) 
 
 
 def text_job(
-    documents: Iterable[Read],
-    state: list,
-    name: str,
-    tokenizer: Path | None,
-    skip_bad: bool,
-    root: Path,
-    workers: int,
-    origin: str = "",
-    **fields: Any,
+    source: Source, name: str, tokenizer: Path | None, skip_bad: bool, root: Path, workers: int, **fields: Any
 ) -> Job:
     """The job that TEXT_OPTIONS ask for. Raises UsageError, DataError."""
     if fields["val_docs"] and fields["val_fraction"]:
@@ -315,10 +302,16 @@ def text_job(
             f"{tokenizer}: has {model.vocab_size} pieces and a type of its own, expected no "
             "--model-type and no other --vocab-size beside --tokenizer"
         )
-    plan = planned(Plan(name), model, fields)
-    given = model and model.model
-    state = [*state, skip_bad]
-    return Job(plan, documents, state, root, workers, given, skip_bad=skip_bad, origin=origin)
+    return Job(
+        planned(Plan(name), model, fields),
+        source.documents(),
+        [*source.state(), skip_bad],
+        root,
+        workers,
+        given=model and model.model,
+        skip_bad=skip_bad,
+        origin=source.origin,
+    )
 
 
 class Preparations(Commands):
@@ -382,8 +375,7 @@ def text(
 ) -> Job:
     """Your own text: files, and folders of them, in all formats that data/README.md names."""
     as_text = tuple(end.lower() for end in as_text)
-    source = Source(find_files(paths, as_text), field, separator, as_text)
-    return text_job(source.documents(), source.state(), **options)
+    return text_job(Source(find_files(paths, as_text), field, separator, as_text), **options)
 
 
 HUB_OPTIONS = [
@@ -414,8 +406,8 @@ def hub_text(
     """A dataset of text from the Hugging Face hub, at main or at the commit after @."""
     repo, revision = hub.read_address(address, "dataset")
     name = name or "-".join([*PurePosixPath(repo.id).parts[1:], *PurePosixPath(subset or "").parts])
-    found = texts.find_text(repo, revision, split, subset or "", most, field or "", separator)
-    return text_job(found.documents(), found.state(), name, origin=found.origin, **options)
+    how = {"field": field or "", "separator": separator}
+    return text_job(texts.find_text(repo, revision, split, subset or "", most, **how), name, **options)
 
 
 if __name__ == "__main__":  # as pages of before 2026-11-26 have it

@@ -10,6 +10,7 @@ was cut off goes on. A repo holds one dataset; one that holds anything else is l
 import json
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import click
@@ -26,14 +27,6 @@ LOSSY = (
 )
 
 
-def load_dataset(folder: Path) -> dict:
-    """The manifest of a dataset of ours. Raises DataError."""
-    manifest = shards.load_manifest(folder)
-    if manifest is None:
-        raise DataError(f"{folder}: holds no manifest.json, expected a dataset of python -m data prepare")
-    return manifest
-
-
 def files_of(folder: Path, manifest: dict) -> dict[str, Path]:
     """Shards, tokenizer and manifest by their paths in the repo. Raises DataError where a check fails."""
     tokenizer = shards.own_tokenizer(folder, manifest)
@@ -48,35 +41,31 @@ def files_of(folder: Path, manifest: dict) -> dict[str, Path]:
 def index(folder: Path, manifest: dict) -> dict:
     """The manifest.json of the whole repo, which `download` reads."""
     tokenizer = manifest["tokenizer"]
-    name = Path(tokenizer["file"]).name
-    dataset = {
-        "name": folder.name,
-        "tokenizer_name": Path(name).stem,
-        "path": f"datasets/{folder.name}",
-        "train_glob": "*_train_*.bin",
-        "val_glob": "*_val_*.bin",
-        "stats": {f"files_{split}": len(of_split(manifest, split)) for split in ("train", "val")},
-        "files": [{key: file[key] for key in ("name", "tokens", "sha256")} for file in manifest["files"]],
+    model = Path(tokenizer["file"])
+    counts = Counter(file["split"] for file in manifest["files"])
+    return {
+        "datasets": [
+            {
+                "name": folder.name,
+                "tokenizer_name": model.stem,
+                "path": f"datasets/{folder.name}",
+                "train_glob": "*_train_*.bin",
+                "val_glob": "*_val_*.bin",
+                "stats": {f"files_{split}": counts[split] for split in ("train", "val")},
+                "files": [
+                    {key: one[key] for key in ("name", "tokens", "sha256")} for one in manifest["files"]
+                ],
+            }
+        ],
+        "tokenizers": [
+            {
+                "name": model.stem,
+                "vocab_size": tokenizer["vocab_size"],
+                "model_path": f"tokenizers/{model.name}",
+                "model_sha256": tokenizer["sha256"],
+            }
+        ],
     }
-    model = {
-        "name": Path(name).stem,
-        "vocab_size": tokenizer["vocab_size"],
-        "model_path": f"tokenizers/{name}",
-        "model_sha256": tokenizer["sha256"],
-    }
-    return {"datasets": [dataset], "tokenizers": [model]}
-
-
-def of_split(manifest: dict, split: str) -> list[dict]:
-    return [file for file in manifest["files"] if file["split"] == split]
-
-
-def row(manifest: dict, split: str) -> str:
-    """A split in the card's table."""
-    of_it = of_split(manifest, split)
-    documents, size, tokens = (sum(file[key] for file in of_it) for key in ("documents", "bytes", "tokens"))
-    digest = manifest[f"{split}_sha256"]
-    return f"| {split} | {len(of_it)} | {documents:,} | {size:,} | {tokens:,} | `{digest}` |"
 
 
 def card(folder: Path, manifest: dict, repo_id: str, license_id: str) -> str:
@@ -85,10 +74,16 @@ def card(folder: Path, manifest: dict, repo_id: str, license_id: str) -> str:
     head = DatasetCardData(
         license=license_id, tags=tags, pretty_name=folder.name, task_categories=["text-generation"]
     )
-    rows = "\n".join([row(manifest, "train"), row(manifest, "val")])
     tokenizer = manifest["tokenizer"]
-    shards_of = len(of_split(manifest, "train"))
-    options = ["--repo-id", repo_id, "--variant", folder.name, "--train-shards", shards_of]
+    rows = []
+    for split in ("train", "val"):
+        of_it = [file for file in manifest["files"] if file["split"] == split]
+        sums = [f"{sum(file[key] for file in of_it):,}" for key in ("documents", "bytes", "tokens")]
+        digest = f"`{manifest[f'{split}_sha256']}`"
+        rows.append(f"| {' | '.join([split, str(len(of_it)), *sums, digest])} |")
+    table = "\n".join(rows)
+    train = len([file for file in manifest["files"] if file["split"] == "train"])
+    options = ["--repo-id", repo_id, "--variant", folder.name, "--train-shards", train]
     fetching = shell("python", "-m", "data", "download", *options)
     return f"""---
 {head.to_yaml()}
@@ -101,7 +96,7 @@ def card(folder: Path, manifest: dict, repo_id: str, license_id: str) -> str:
 
 | split | shards | documents | bytes of text | tokens | sha256 of the documents' sha256 |
 |---|---|---|---|---|---|
-{rows}
+{table}
 
 In a copy of the bytegolf repository this fetches shards and tokenizer and checks every one of them:
 
@@ -119,7 +114,9 @@ In a copy of the bytegolf repository this fetches shards and tokenizer and check
 @click.option("--license", "license_id", default="unknown", help="of the text, as the hub names it")
 def main(dataset: Path, to: str, license_id: str) -> int:
     folder = dataset.absolute()
-    manifest = load_dataset(folder)
+    manifest = shards.load_manifest(folder)
+    if manifest is None:
+        raise DataError(f"{folder}: holds no manifest.json, expected a dataset of python -m data prepare")
     there = hub.look(hub.Repo(to, "dataset", f"--to {to}"))
     sources = files_of(folder, manifest)
     there.refuse_strangers(lambda path: path in sources or path == MANIFEST, f"the dataset {folder.name}")

@@ -127,10 +127,6 @@ _NAME = re.compile(r"(?P<set>[^.].*)_(?P<split>val|train)_(?P<number>[0-9]+)\.bi
 Splits = tuple[list[Path], list[Path]]  # val, train
 
 
-def shard_name(name: str, split: int, number: int) -> str:
-    return f"{name}_{SPLIT_NAMES[split]}_{number:06d}.bin"
-
-
 def parse_name(path: PurePath) -> tuple[str, int, int] | None:
     """(set, split, number) that a file name claims, or None where it follows no such pattern."""
     match = _NAME.fullmatch(path.name)
@@ -256,7 +252,7 @@ def read_split(folder: Path, split: str) -> np.ndarray:
 class ShardWriter:
     """Write one shard as its documents come; it has its name only once it is whole.
 
-    `header` holds what is known beforehand. Tokens, documents, bytes, highest id and crc are counted here.
+    `header` holds what is known beforehand. All else is counted here.
     """
 
     def __init__(self, path: Path, header: Header):

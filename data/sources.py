@@ -30,30 +30,34 @@ class Source:
     """Files to read and how. `field` is for JSON and parquet, "" to find it; `separator` for plain text.
 
     `as_text`: ends of the names of files that are plain text, whatever the suffix says.
+    `origin`: hub:owner/name@commit of files that are on the hub, which `bring` fetches.
     """
 
     paths: tuple[Path, ...]
     field: str = "text"
     separator: str | None = None
     as_text: tuple[str, ...] = ()
+    origin: str = ""
+    bring: Callable[[Path], Path] = Path
 
     def state(self) -> list:
         """What changes when a file, or how it is read, changes."""
-        files = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in self.paths]
-        return [files, self.field, self.separator, self.as_text]
+        files = [str(path) for path in self.paths]
+        if not self.origin:
+            stats = [path.stat() for path in self.paths]
+            files = [[str(path.resolve()), s.st_size, s.st_mtime_ns] for path, s in zip(self.paths, stats)]
+        return [self.origin, files, self.field, self.separator, self.as_text]
 
     def documents(self) -> Iterator[Read]:
-        return itertools.chain.from_iterable(map(self.read, self.paths))
-
-    def read(self, path: Path) -> Iterator[Read]:
-        """The documents of one of the files."""
-        read = reader(path, self.as_text)
-        try:
-            yield from read(path, self)
-        except (OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError) as error:
-            yield str(path), DataError(f"{path}: cannot be read: {error}")
-        except DataError as error:
-            yield str(path), error
+        for path in self.paths:
+            read = reader(path, self.as_text)
+            here = self.bring(path)
+            try:
+                yield from read(here, self)
+            except (OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError) as error:
+                yield str(here), DataError(f"{here}: cannot be read: {error}")
+            except DataError as error:
+                yield str(here), error
 
 
 def find_files(paths: list[Path], as_text: tuple[str, ...] = ()) -> tuple[Path, ...]:
@@ -168,7 +172,7 @@ def read_separated(file: BinaryIO, path: Path, separator: bytes) -> Iterator[Rea
 
 
 def read_pieces(file: BinaryIO, path: Path) -> Iterator[Read]:
-    """All of a file in pieces: each ends at the first empty line, else line, else space of its room."""
+    """All of a file in pieces: each ends at an empty line, else a line's end, else a space (`piece_end`)."""
     least = min(PIECE, max(64, path.stat().st_size // 32))
     first = 1  # number of its first line
     start = 0
@@ -322,12 +326,6 @@ FORMATS = (
 
 
 KINDS = (read_parquet, read_jsonl, read_json, read_text)  # the most likely to be a dataset's text first
-
-
-def kind_of(path: Path) -> int | None:
-    """The place in KINDS of what reads a file; None: nothing does."""
-    read = reader(path, ())
-    return KINDS.index(read) if read else None
 
 
 def checked(text: bytes, where: str, start: int = 0, mend: str = "") -> bytes | DataError:

@@ -2,14 +2,11 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from data import hub
 from data.command import DataError, UsageError, say, some
-from data.hub import RemoteFile, Repo
-from data.sources import Read, Source, kind_of
+from data.sources import KINDS, Source, reader
 
 # Words in a path that say which split a file is of, as the hub's own library reads them.
 SPLITS = {
@@ -21,47 +18,24 @@ BESIDE = (hub.CARD, "dataset_infos.json")  # what lies beside the text in many r
 CONVERTED = "@refs/convert/parquet"  # a branch that the hub itself makes of most datasets
 
 
-@dataclass(frozen=True)
-class HubText:
-    """The chosen files of a dataset at one commit. `source` says how to read them."""
-
-    repo: Repo
-    commit: str
-    files: tuple[RemoteFile, ...]
-    source: Source
-
-    @property
-    def origin(self) -> str:
-        return f"hub:{self.repo.id}@{self.commit}"
-
-    def state(self) -> list:
-        """What changes when the text, or how it is read, changes."""
-        names = [file.path for file in self.files]
-        return [self.origin, names, self.source.field, self.source.separator]
-
-    def documents(self) -> Iterator[Read]:
-        """The documents in the order of the files, which stay in the client's cache. Raises DataError."""
-        for number, file in enumerate(self.files, 1):
-            size = f"{file.size / 1e6:,.1f} MB"
-            say(f"{self.repo.id}: file {number} of {len(self.files)}, {file.path}, {size}")
-            yield from self.source.read(hub.fetch(self.repo, self.commit, file))
-
-
 def find_text(
-    repo: Repo,
-    revision: str,
-    split: str,
-    subset: str,
-    most: int | None,
-    field: str,
-    separator: str | None,
-) -> HubText:
-    """The files of a split, the first `most` of them. Raises DataError, UsageError."""
+    repo: hub.Repo, revision: str, split: str, subset: str, most: int | None, **how: str | None
+) -> Source:
+    """The files of a split, the first `most` of them; `how` to read them. Raises DataError, UsageError.
+
+    They stay in the client's cache.
+    """
     say(f"asking {hub.constants.ENDPOINT} for {repo.id} at {revision}")
     commit, listing = hub.ask_listing(repo, revision)
-    chosen = choose([*listing], split, subset, repo.named)[:most]
-    source = Source(tuple(map(Path, chosen)), field, separator)
-    return HubText(repo, commit, tuple(listing[path] for path in chosen), source)
+    paths = choose([*listing], split, subset, repo.named)[:most]
+
+    def bring(path: Path) -> Path:
+        file = listing[path.as_posix()]
+        place = f"file {paths.index(file.path) + 1} of {len(paths)}"
+        say(f"{repo.id}: {place}, {file.path}, {file.size / 1e6:,.1f} MB")
+        return hub.fetch(repo, commit, file)
+
+    return Source(tuple(map(Path, paths)), origin=f"hub:{repo.id}@{commit}", bring=bring, **how)
 
 
 def choose(paths: list[str], split: str, subset: str, named: str) -> list[str]:
@@ -73,8 +47,8 @@ def choose(paths: list[str], split: str, subset: str, named: str) -> list[str]:
     inside = [path for path in sorted(paths) if subset == "." or PurePosixPath(path).is_relative_to(subset)]
     if not inside:
         raise UsageError(f"{named}: holds no --subset {subset!r}, expected one of {folders_of(paths)}")
-    kinds = {path: kind_of(Path(path)) for path in inside if PurePosixPath(path).name not in BESIDE}
-    kind = min((kind for kind in kinds.values() if kind is not None), default=None)
+    kinds = {path: reader(Path(path), ()) for path in inside if PurePosixPath(path).name not in BESIDE}
+    kind = next((kind for kind in KINDS if kind in kinds.values()), None)
     if kind is None:
         raise DataError(
             f"{named}: holds no files of parquet, JSON or plain text, but {some(inside)}; {CONVERTED} after "

@@ -26,6 +26,11 @@ PLACE = re.compile(rf"(track_[a-z0-9_]+)/({FOLDER.pattern})/(?P<file>[^/]+)", re
 TOKENIZERS = "tokenizers"  # a folder of the repo, as of data/
 
 
+def cache_folder() -> Path:
+    """Beside the client's own cache, which HF_HOME moves."""
+    return Path(hub.constants.HF_HOME) / "bytegolf"
+
+
 @dataclass(frozen=True)
 class FetchedRecord:
     """A record's folder that was fetched, and the track of ours that it belongs to."""
@@ -35,7 +40,7 @@ class FetchedRecord:
     track: Path
 
 
-def tell(line: str) -> None:
+def say(line: str) -> None:
     """Apart from what a model writes, which goes to stdout."""
     print(line, file=sys.stderr, flush=True)
 
@@ -49,7 +54,7 @@ def fetch_record(text: str, data: Path, track: Path | None = None) -> FetchedRec
     Its track is that of our records/ which the repo names, or `track`.
     """
     repo, commit = hub.read_address(text, "model")
-    home = hub.cache_folder() / "records" / repo.id.replace("/", "--")
+    home = cache_folder() / "records" / repo.id.replace("/", "--")
     if not (COMMIT.fullmatch(commit) and (home / commit).is_dir()):
         commit, listing = hub.ask_listing(repo, commit)
         rules = our_track(only_folder([*listing], text).parts[0], text, track)
@@ -59,7 +64,7 @@ def fetch_record(text: str, data: Path, track: Path | None = None) -> FetchedRec
     here = home / commit
     place = only_folder([path.relative_to(here).as_posix() for path in here.rglob("*")], text)
     rules = our_track(place.parts[0], text, track)
-    lend_tokenizer(here / TOKENIZERS, rules, data)
+    supply_tokenizer(here / TOKENIZERS, rules, data)
     return FetchedRecord(f"hub:{repo.id}@{commit}", here / place, rules.folder)
 
 
@@ -103,21 +108,21 @@ def bring(repo: Repo, commit: str, files: list[RemoteFile], home: Path) -> None:
         return
     disable_progress_bars()  # the client's own: one for each of many files
     stage = home / f".{commit}.partial"
-    tell(f"hub:{repo.id}@{commit}: {len(files)} files, {sum(file.size for file in files) / 1e6:.1f} MB")
+    say(f"hub:{repo.id}@{commit}: {len(files)} files, {sum(file.size for file in files) / 1e6:.1f} MB")
     for file in files:
         hub.fetch(repo, commit, file, stage)
     shutil.rmtree(stage / ".cache", ignore_errors=True)  # the client's own notes
     os.rename(stage, home / commit)
 
 
-def lend_tokenizer(folder: Path, rules: Track, data: Path) -> None:
-    """Give data/ the track's tokenizers that it lacks: those alone whose hash the track names."""
+def supply_tokenizer(folder: Path, rules: Track, data: Path) -> None:
+    """Copy to data/ the track's tokenizers that it lacks: those alone whose hash the track names."""
     for one in rules["dataset"]["vocabularies"]:
         here, there = data / "tokenizers" / one["tokenizer"], folder / one["tokenizer"]
         if not here.exists() and there.is_file() and file_sha256(there).hex() == one["tokenizer_sha256"]:
             here.parent.mkdir(parents=True, exist_ok=True)
             write_whole(here, read_bytes(there))
-            tell(f"{here}: the track's tokenizer, which was not here")
+            say(f"{here}: the track's tokenizer, which was not here")
 
 
 # --- an artifact ------------------------------------------------------------------------------------------
@@ -125,7 +130,7 @@ def lend_tokenizer(folder: Path, rules: Track, data: Path) -> None:
 
 def fetch_artifact(named: ArtifactAddress) -> Path:
     """An artifact by its hash, from the cache if it is there. Raises UsageError, DataError."""
-    kept = hub.cache_folder() / "artifacts" / named.sha256
+    kept = cache_folder() / "artifacts" / named.sha256
     if is_artifact(kept, named):
         return kept
     repo, revision = hub.read_address(named.at, "model")

@@ -1,6 +1,5 @@
 """What all commands share: errors in one line, signals, the commands that they print, odd machines."""
 
-import ast
 import errno
 import fcntl
 import io
@@ -102,28 +101,6 @@ def test_a_shell_gets_the_words_of_a_command_and_they_stay_on_its_line(words):
     line = command.shell(*words)
     done = subprocess.run(["bash", "-c", f"printf '%s\\0' {command.printable(line)}"], capture_output=True)
     assert done.stdout == "".join(word + "\0" for word in words).encode()
-
-
-COMMAND = re.compile(r"(\brm|-m (data|records) |\bpip install|\bDATA_PATH=)[^;:,]*(?<!hub:)$")
-
-
-def bare_words(tree: ast.Module) -> list[int]:
-    """Lines on which an f-string has a value within a command, and not by command.shell."""
-    found = []
-    for text in (node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)):
-        said = ""
-        for part in text.values:
-            if isinstance(part, ast.Constant):
-                said += part.value
-            elif COMMAND.search(said) and "shell(" not in ast.unparse(part):
-                found.append(part.lineno)
-    return found
-
-
-def test_every_command_that_a_message_prints_is_quoted():
-    names = [*(ROOT / "data").rglob("*.py"), *(ROOT / "records").rglob("*.py")]
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in names if "track_" not in str(path)}
-    assert not {path: lines for path, tree in trees.items() if (lines := bare_words(tree))}
 
 
 # --- signals, output -------------------------------------------------------------------------------------

@@ -183,11 +183,6 @@ def instead(shard: Path, make) -> None:
     make(shard)
 
 
-def no_shards(folder: Path) -> None:
-    for path in folder.glob("*.bin"):
-        path.unlink()
-
-
 def edit(folder: Path, entry: int | None = None, **changes: object) -> None:
     """Change fields of the manifest, or of one of its files; ... takes one away."""
     path = folder / "manifest.json"
@@ -199,8 +194,13 @@ def edit(folder: Path, entry: int | None = None, **changes: object) -> None:
     path.write_text(json.dumps(manifest))
 
 
-def other_tokenizer(folder: Path) -> None:
-    helpers.train_tokenizer(folder / MODEL, helpers.documents(60, 2), vocab_size=450)
+def leak(folder: Path, shard: Path) -> None:
+    """A validation document in a training shard, whose header is right."""
+    val = [tokens for _, tokens in shards.documents([folder / "t_val_000000.bin"], 1)][3]
+    header, tokens = shards.open_shard(shard)
+    size = len(shards.Tokenizer(folder / MODEL).processor.decode(val.tolist()).encode())
+    counts = {"documents": header.documents + 1, "text_bytes": header.text_bytes + size}
+    rewrite(shard, np.concatenate([tokens, val]), **counts)
 
 
 MANIFEST = "manifest.json"
@@ -245,10 +245,13 @@ DAMAGES = {  # what is done to the dataset and its second training shard, words 
     "two sets": (lambda d, s: shutil.copy(s, d / "u_train_000000.bin"), "number of sets (t, u) is 2"),
     "train as val": (lambda d, s: shutil.copy(s, d / "t_val_000000.bin"), "split is 1, expected 0"),
     "no val": (lambda d, s: (d / "t_val_000000.bin").unlink(), "val: no shards"),
-    "nothing": (lambda d, s: no_shards(d), "holds no shards"),
+    "nothing": (lambda d, s: [path.unlink() for path in d.glob("*.bin")], "holds no shards"),
     "directory": (lambda d, s: instead(s, Path.mkdir), "Is a directory"),
     "dangling": (lambda d, s: instead(s, lambda path: path.symlink_to("nowhere.bin")), "No such file"),
-    "other tokenizer": (lambda d, s: other_tokenizer(d), "sha256 of the tokenizer is"),
+    "other tokenizer": (
+        lambda d, s: helpers.train_tokenizer(d / MODEL, helpers.documents(60, 2), vocab_size=450),
+        "sha256 of the tokenizer is",
+    ),
     "no tokenizer": (lambda d, s: (d / MODEL).unlink(), "expected a SentencePiece model"),
     "half a manifest": (lambda d, s: (d / MANIFEST).write_text("{"), "manifest.json: no JSON"),
     "manifest without end": (
@@ -267,6 +270,7 @@ DAMAGES = {  # what is done to the dataset and its second training shard, words 
         lambda d, s: edit(d, tokenizer=None),
         "$.tokenizer: None is not of type 'object'",
     ),
+    "leak": (leak, "training documents is 1, expected 0 (in t_train_000001.bin)"),
     "manifest of other counts": (lambda d, s: edit(d, 1, bytes=5), "'bytes': 5,"),
 }
 
@@ -370,16 +374,6 @@ def test_leaked_documents_are_counted(tmp_path, tokenizer_path, leaked, cut):
     expected = f"is {leaked}, expected 0 (in x_train" if leaked else "0"
     assert f"validation documents among {500 + leaked} training documents {expected}" in said
     assert "BOS id unknown" in run("verify", tmp_path)
-
-
-def test_leak_in_our_own_shards(dataset):
-    val = [tokens for _, tokens in shards.documents([dataset / "t_val_000000.bin"], 1)][3]
-    shard = dataset / "t_train_000001.bin"
-    header, tokens = shards.open_shard(shard)
-    text = shards.Tokenizer(dataset / MODEL).processor.decode(val.tolist())
-    counts = {"documents": header.documents + 1, "text_bytes": header.text_bytes + len(text.encode())}
-    rewrite(shard, np.concatenate([tokens, val]), **counts)
-    assert "is 1, expected 0 (in t_train_000001.bin)" in run("verify", dataset, code=3)
 
 
 def test_legacy_shards(dataset):

@@ -9,6 +9,7 @@ import random
 import re
 import shlex
 import signal
+import struct
 import subprocess
 import threading
 import time
@@ -256,20 +257,20 @@ def test_a_body_that_is_not_the_file(hub, tmp_path, how):
     assert hub.fetched("train|val", since=before) == ["fineweb_train_000001.bin"]
 
 
-def without(pattern: str, **changes) -> dict:
-    return {path: data for path, data in published(**changes).items() if not re.search(pattern, path)}
+def without(pattern: str) -> dict:
+    return {path: data for path, data in FILES.items() if not re.search(pattern, path)}
 
 
 def with_manifest(text: bytes) -> dict:
-    return published() | {"datasets/manifest.json": text}
+    return FILES | {"datasets/manifest.json": text}
 
 
 def with_shard(name: str, at: int, value: int) -> dict:
     """A shard whose header has another number."""
     path = f"datasets/{DATA}/fineweb_{name}.bin"
-    ints = np.frombuffer(published()[path], "<i4", 256).copy()
-    ints[at] = value
-    return published() | {path: ints.tobytes() + published()[path][1024:]}
+    changed = bytearray(FILES[path])
+    struct.pack_into("<i", changed, 4 * at, value)
+    return FILES | {path: bytes(changed)}
 
 
 FIRST = "fineweb_train_000000.bin"

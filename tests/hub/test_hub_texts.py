@@ -37,10 +37,12 @@ def stories() -> dict[str, bytes]:
     return shards | others | {"data/validation-00000-of-00001-869c.parquet": parquet(DOCUMENTS[:9])}
 
 
+OPTIONS = ("--vocab-size", 400, "--val-docs", 20)
+
+
 def run(hub, root: Path, *words: object, code: int = 0) -> str:
-    options = ("--root", root, "--vocab-size", 400, "--val-docs", 20)
     with hub.here(token=""):
-        return data_kit.call("data", "prepare", *words, *options, code=code)
+        return data_kit.call("data", "prepare", words[0], *OPTIONS, *words[1:], "--root", root, code=code)
 
 
 def manifest(root: Path, name: str) -> dict:
@@ -52,8 +54,7 @@ def own(tmp_path_factory) -> str:
     """What identifies the same documents as a text of one's own: all their hashes."""
     root = tmp_path_factory.mktemp("own")
     path = data_kit.write_jsonl(root / "own.jsonl", DOCUMENTS)
-    options = ("--name", "own", "--vocab-size", 400, "--val-docs", 20)
-    data_kit.call("data", "prepare", "text", path, *options, "--root", root)
+    data_kit.call("data", "prepare", "text", path, "--name", "own", *OPTIONS, "--root", root)
     return manifest(root, "own")["corpus_sha256"]
 
 
@@ -63,8 +64,7 @@ def test_tiny_stories_in_one_line_and_a_second_vocabulary_fetches_nothing(hub, o
     made = manifest(tmp_path, "TinyStories")
     assert made["corpus_sha256"] == own and made["origin"] == f"hub:{STORIES}@{commit}"
     assert len(hub.fetched("parquet")) == 2, "neither the other split nor the other editions"
-    with hub.here(token=""):
-        data_kit.call("data", "prepare", f"hub:{STORIES}@{commit}", "--root", tmp_path, "--vocab-size", 500)
+    run(hub, tmp_path, f"hub:{STORIES}@{commit}", "--vocab-size", 500)
     assert len(hub.fetched("parquet")) == 2
 
 
@@ -149,7 +149,7 @@ def test_a_cut_download_goes_on_and_a_killed_one_keeps_whole_files(hub, own, tmp
     hub.fault("GET .*train-00000", times=1, dies_after=1000)
     asked = threading.Event()
     hub.fault("GET .*train-00001", times=1, stalls_after=1000, before=asked.set)
-    words = (f"hub:{STORIES}", "--root", tmp_path, "--vocab-size", 400, "--val-docs", 20)
+    words = (f"hub:{STORIES}", "--root", tmp_path, *OPTIONS)
     process = data_kit.start("data", "prepare", *words, env=hub.environment())
     assert asked.wait(60)
     process.kill()
