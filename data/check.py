@@ -53,7 +53,7 @@ def verify_shard(path: Path, tokenizer: Tokenizer | None) -> list[str]:
 def verify_claims(path: Path, header: Header, tokens: np.ndarray, highest: int) -> list[str]:
     """Check what an extended header says of its tokens, and the file's name against it."""
     inside = highest < header.vocab_size
-    documents = int(np.count_nonzero(tokens == header.bos_id))
+    documents = sum(int(np.count_nonzero(part == header.bos_id)) for part in shards.chunks(tokens))
     lines = [
         check(path, "crc32", f"{zlib.crc32(tokens):08x}", f"{header.crc32:08x}"),
         check(path, "highest id", highest, header.max_id),

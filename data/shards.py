@@ -290,6 +290,11 @@ class ShardWriter:
 CHUNK = 1 << 18  # tokens; numpy is fastest where its temporary arrays fit the cache
 
 
+def chunks(tokens: np.ndarray) -> Iterator[np.ndarray]:
+    for start in range(0, len(tokens), CHUNK):
+        yield tokens[start : start + CHUNK]
+
+
 class Tokenizer:
     """A SentencePiece model with what the shards need to know of it.
 
@@ -331,9 +336,7 @@ class Tokenizer:
 
     def text_bytes(self, tokens: np.ndarray) -> int:
         """Bytes of text of a document, or of all that begin in a shard."""
-        total = 0
-        for start in range(0, len(tokens), CHUNK):
-            total += int(self.piece_bytes[tokens[start : start + CHUNK]].sum(dtype=np.int64))
+        total = sum(int(self.piece_bytes[part].sum(dtype=np.int64)) for part in chunks(tokens))
         if self.drops_first_space:
             first = np.flatnonzero(tokens == self.bos_id) + 1
             first = first[first < len(tokens)]

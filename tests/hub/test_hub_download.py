@@ -239,7 +239,7 @@ def test_a_hub_that_says_no(hub, tmp_path):
 
 BROKEN = {
     "dies": {"dies_after": 2500},
-    "cut short, and says so": {"ends_after": 2500},
+    "cut short, and says so": {"body": lambda data: data[:2500]},
     "wrong bytes": {"body": lambda data: data[:-1] + b"\xff"},
     "too long": {"body": lambda data: data + b"\0\0"},
 }

@@ -43,13 +43,11 @@ class Fault:
     body: Callable[[bytes], bytes] | None = None  # another content, under the old checksums
     dies_after: int | None = None  # then close the connection in the middle
     stalls_after: int | None = None  # then send nothing more
-    ends_after: int | None = None  # say that this is all
 
 
 class Request(NamedTuple):
     method: str
     path: str
-    token: str
 
 
 class HubServer:
@@ -166,7 +164,7 @@ class Handler(BaseHTTPRequestHandler):
     def serve(self) -> None:
         path = urlsplit(self.path).path
         self.token = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        self.hub.requests.append(Request(self.command, unquote(path), self.token))
+        self.hub.requests.append(Request(self.command, unquote(path)))
         self.fault = self.hub.take_fault(f"{self.command} {unquote(path)}")
         try:
             self.fault.before()
@@ -309,8 +307,6 @@ class Handler(BaseHTTPRequestHandler):
         """Send a response, as wrong as the fault wants it."""
         fault = self.fault
         body = fault.body(body) if fault.body else body
-        if fault.ends_after is not None:
-            body = body[: fault.ends_after]
         self.send_response(status)
         for key, value in ({"Content-Length": str(len(body))} | headers).items():
             self.send_header(key, value)
