@@ -1,6 +1,6 @@
 """Follow runs to a tracker: what they write to metrics.jsonl is sent on, while they live or after.
 
-    python -m records follow logs/RUN [RUN ...] --to wandb | trackio | tensorboard
+    python -m records follow logs/RUN [RUN ...] --to wandb | tensorboard
 
 RUN is a run's folder, or a folder above. The command ends when all runs have ended; it can be stopped at any
 time, and given again. A training never waits for it.
@@ -8,8 +8,10 @@ time, and given again. A training never waits for it.
 
 import collections
 import contextlib
+import dataclasses
 import importlib.util
 import itertools
+import json
 import os
 import sys
 import time
@@ -21,28 +23,24 @@ import click
 
 from data.command import DataError, UsageError, printable, say, shell
 from data.door import Command
-from data.files import locked
+from data.files import locked, read_json, write_whole
 from records.archive.runs import configuration
-from records.follow.cursor import Cursor
-from records.follow.events import Event, Tail, measured, summary
-from records.follow.trackers import TRACKERS, Tracker
+from records.follow.events import Event, Tail, row_of, summary
+from records.follow.trackers import TRACKERS, Cursor, TensorBoard, Wandb
 
 METRICS = "metrics.jsonl"
 LOOK_SECONDS = 1  # between two looks at the runs
-UNENDED = "has not ended; the same command goes on with it"
 BATCH = 1000  # events; a kill may send as many again
 
 
-@contextlib.contextmanager
-def one_line(to: str) -> Iterator[None]:
-    """Turn any error of a tracker's package, such as a failed login, into a DataError of one line."""
-    try:
-        yield
-    except (DataError, UsageError, OSError):
-        raise
-    except Exception as error:
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        raise DataError(f"{to} says {text:.300}") from None
+def load_cursor(path: Path, project: str, name: str) -> Cursor:
+    """The cursor of this folder and project, or a new one. Raises DataError."""
+    new = Cursor(path.parent.stat().st_ino, project, name)
+    kept = read_json(path) if path.exists() else vars(new)
+    if {key: type(value) for key, value in kept.items()} != Cursor.__annotations__:
+        raise DataError(f"{path}: is no cursor; remove it, and the run begins anew at the tracker")
+    found = Cursor(**kept)
+    return found if (found.folder, found.project) == (new.folder, project) else new
 
 
 class Sender:
@@ -52,57 +50,47 @@ class Sender:
         self.folder = folder
         self.to = to
         self.path = folder / f"follow-{to}.json"
-        self.cursor = Cursor.load(self.path, project, name)
-        self.tracker: Tracker | None = None
+        self.cursor = load_cursor(self.path, project, name)
+        self.tracker: TensorBoard | Wandb | None = None
         self.taken: collections.deque[tuple[float, int]] = collections.deque()  # when, and up to which place
         self.place = self.cursor.place  # of the last row sent
         self.sent = 0
 
-    def open(self) -> Tracker:
+    def save(self, **changes: int) -> None:
+        self.cursor = dataclasses.replace(self.cursor, **changes)
+        write_whole(self.path, json.dumps(vars(self.cursor), indent=1).encode())
+
+    def open(self) -> TensorBoard | Wandb:
         """The tracker, with its run begun."""
         if self.tracker is None:
-            self.cursor.save(self.path)  # first: after a kill the same run goes on there
+            self.save()  # first: after a kill the same run goes on there
             self.tracker = TRACKERS[self.to](self.folder, self.cursor, configuration(self.folder))
         return self.tracker
 
     def send(self, events: list[Event]) -> None:
         """Send the rows that the tracker does not have."""
         rows = []
-        for row in [measured(event) for event in events if event["event"] in ("step", "val")]:
+        for row in [row_of(event) for event in events if event["event"] in ("step", "val")]:
             if row.place > self.place:  # else a resume wrote it a second time
                 self.place = row.place
                 rows.append(row)
         if rows:
-            with one_line(self.to):
-                self.open().send(rows)
+            self.open().send(rows)
             self.taken.append((time.monotonic(), self.place))
             self.sent += len(rows)
-            self.settle()
 
     def settle(self) -> None:
         """Move the cursor to the last row that outlives a kill. After a kill later rows may be sent again."""
-        place = self.cursor.place
         while self.taken and time.monotonic() - self.taken[0][0] >= self.tracker.settles:
-            _, place = self.taken.popleft()
-        self.cursor.move(self.path, place)
+            self.save(place=self.taken.popleft()[1])
 
-    def end(self, final: Event) -> str:
-        """Send the final block, if the tracker does not have it. What is to be said of the run."""
-        if self.cursor.ended:
-            return f"has ended and is at {self.to} already"
-        with one_line(self.to):
-            tracker = self.open()
-            self.tracker = None  # it is closed once
-            tracker.close(summary(self.folder, final))
-        self.cursor.move(self.path, self.place, ended=True)
-        return "has ended"
-
-    def close(self) -> None:
-        """Leave a run open that has not ended."""
-        if self.tracker is not None:
-            with one_line(self.to):
-                self.tracker.close(None)
-            self.cursor.move(self.path, self.place)
+    def close(self, final: Event | None) -> None:
+        """Send the final block, or None: leave a run open that has not ended."""
+        tracker = self.open() if final else self.tracker
+        self.tracker = None  # it is closed once
+        if tracker:
+            tracker.close(final and summary(self.folder, final))
+            self.save(place=self.place, ended=final is not None)
 
 
 def name_of(folder: Path) -> str:
@@ -114,42 +102,38 @@ def name_of(folder: Path) -> str:
 
 
 def follow(folder: Path, to: str, project: str = "bytegolf", patience: int = 600) -> Iterator[None]:
-    """Send what a run writes, until it has ended or was silent for too long; yield where it has to grow.
-
-    Raises DataError, UsageError, OSError.
-    """
+    """Send what a run writes, until it has ended or was silent for too long; yield where it has to grow."""
     name = name_of(folder)
     tail = Tail(folder / METRICS)
     refusal = f"{folder}: is followed to {to} already, expected one at a time"
     with locked(folder, file=f".follow-{to}.lock", refusal=refusal):
         sender = Sender(folder, to, project, name)
-        words = UNENDED
-        waits = False
+        goes_on = "; the same command goes on with it"
+        words = f"has not ended{goes_on}"
         try:
-            while True:
+            for look in itertools.count():
                 events = tail.events()
                 while batch := list(itertools.islice(events, BATCH)):
                     sender.send(batch)
-                    if batch[-1]["event"] == "final":
-                        words = sender.end(batch[-1])
-                        return
+                    sender.settle()
+                    if batch[-1]["event"] != "final":
+                        continue
+                    words = f"has ended and is at {to} already"
+                    if not sender.cursor.ended:
+                        sender.close(batch[-1])
+                        words = "has ended"
+                    return
                 sender.settle()
                 silent = time.time() - tail.path.stat().st_mtime
                 if silent > patience:
-                    words = (
-                        f"has not ended and was silent for {silent:.0f} s; the same command goes on with it"
-                    )
+                    words = f"has not ended and was silent for {silent:.0f} s{goes_on}"
                     return
-                if not waits:
-                    waits = True
+                if look == 0:
                     say(f"{name}: {sender.sent} rows sent to {to}, has not ended and is waited for")
                 yield
-        except (DataError, UsageError, OSError):
-            words = "is followed no longer"
-            raise
         finally:
-            with contextlib.suppress(DataError, OSError):
-                sender.close()
+            with contextlib.suppress(Exception):
+                sender.close(None)
             say(f"{name}: {sender.sent} rows sent, {words}")
 
 
@@ -161,7 +145,7 @@ def run_folders(path: Path) -> list[Path]:
 @click.command(cls=Command, help=__doc__)
 @click.argument("folders", nargs=-1, required=True, type=Path, metavar="RUN...")
 @click.option("--to", type=click.Choice([*TRACKERS]), required=True, help="the tracker")
-@click.option("--project", default="bytegolf", metavar="NAME", help="its project, for wandb and trackio")
+@click.option("--project", default="bytegolf", metavar="NAME", help="its project, for wandb")
 @click.option(
     "--patience", type=click.IntRange(0), default=600, metavar="S", help="a run silent so long is dead"
 )
@@ -185,9 +169,11 @@ def main(folders: tuple[Path, ...], to: str, project: str, patience: int) -> int
             for run in runs.values():
                 try:
                     living += next(run, True) is None
-                except (DataError, UsageError, OSError) as error:  # which ends it for this run alone
+                except Exception as error:  # which ends it for this run alone
+                    ours = isinstance(error, (DataError, UsageError, OSError))
+                    words = str(error) if ours else f"{to} says {type(error).__name__}: {error}"[:300]
                     code = max(code, getattr(error, "exit_code", DataError.exit_code))
-                    print(f"error: {printable(error)}", file=sys.stderr)
+                    print(f"error: {printable(words)}", file=sys.stderr)
             if not living:
                 return code
             time.sleep(LOOK_SECONDS)

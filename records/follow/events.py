@@ -1,4 +1,4 @@
-"""What a run writes: metrics.jsonl as it grows, config.json, and the final block."""
+"""What a run writes: metrics.jsonl as it grows, and the final block."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,9 +10,9 @@ from data.files import parse_json
 from records.archive.runs import plain
 
 Event = dict[str, Any]
-SCORES = {"val_loss", "val_bpb", "val_bpb_unquantized"}  # text in the final block, maybe with " partial"
-NOT_FINITE = ("nan", "inf", "-inf")  # as train_gpt.py writes them
 STEPS = {"step": "step", "val": "step", "final": "steps"}  # where an event has its step
+SCORES = ("val_loss", "val_bpb", "val_bpb_unquantized")  # text in the final block, maybe with " partial"
+NOT_FINITE = ("nan", "inf", "-inf")  # as train_gpt.py writes them
 
 
 class Tail:
@@ -57,37 +57,30 @@ def checked(event: Any) -> Event:
     return event
 
 
-class Measured(NamedTuple):
-    """The numbers of a step or of a validation."""
+class Row(NamedTuple):
+    """What a tracker gets of a step or of a validation."""
 
     step: int
     place: int  # in the order of the run: a validation is behind its step
     numbers: dict[str, float]
 
 
-def measured(event: Event) -> Measured:
-    """The numbers of a step or a validation that are sent to a tracker."""
-    place = 2 * event["step"] + (event["event"] == "val")
-    return Measured(event["step"], place, numbers(event))
-
-
-def numbers(event: Event) -> dict[str, float]:
-    """The numbers of an event by their names."""
-    found = {}
+def row_of(event: Event) -> Row:
+    numbers = {}
     for name, value in event.items():
         if name != "step" and (isinstance(value, int | float) or value in NOT_FINITE):
             with contextlib.suppress(OverflowError):  # of a whole number; no tracker takes all of those
-                found[name] = float(value)
-    return found
+                numbers[name] = float(value)
+    return Row(event["step"], 2 * event["step"] + (event["event"] == "val"), numbers)
 
 
 def summary(folder: Path, final: Event) -> dict[str, Any]:
     """The final block, its scores as numbers, and where the artifact lies."""
     found = plain(final)
     del found["event"]
-    for name in SCORES & found.keys():
-        score, partial, _ = str(found[name]).partition(" partial")
-        with contextlib.suppress(ValueError):  # of another version
+    for name in SCORES:
+        score, partial, _ = str(found.get(name)).partition(" partial")
+        with contextlib.suppress(ValueError):  # there is none, or one of another version
             found[name] = float(score)
         if partial:
             found["partial"] = True

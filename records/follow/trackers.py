@@ -1,34 +1,27 @@
 """The trackers that a run can be followed to, by their public calls. Nothing is read back from them.
 
 A tracker's package is imported when its first rows are sent: whoever uses one needs no other.
+Each begins its run, or goes on behind the place that the cursor holds.
 """
 
-import contextlib
-import contextvars
-import functools
-import io
-import os
-import warnings
+import dataclasses
+import uuid
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from data.command import DataError, UsageError
-from records.follow.cursor import Cursor
-from records.follow.events import Measured
+from records.follow.events import Row
 
 
-class Tracker(Protocol):
-    """One run at a tracker. It begins there, or goes on behind the place that the cursor holds."""
+@dataclasses.dataclass
+class Cursor:
+    """How a tracker knows a run, and how far the run was sent: follow-<tracker>.json in the run's folder."""
 
-    settles: float  # seconds after which rows that were sent outlive a kill of this process
-
-    def __init__(self, folder: Path, cursor: Cursor, config: dict[str, Any]): ...
-
-    def send(self, rows: list[Measured]) -> None:
-        """Send them; return when the tracker has taken them."""
-
-    def close(self, final: dict[str, Any] | None) -> None:
-        """Send the final block, or None: the run has not ended."""
+    folder: int  # the inode of the run's folder: a copied folder holds the cursor of another run
+    project: str
+    name: str
+    id: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex[:8])
+    place: int = -1  # of the last row that the tracker has
+    ended: bool = False  # whether it has the final block
 
 
 class TensorBoard:
@@ -37,7 +30,7 @@ class TensorBoard:
     A new file's first event says from which step on the files before it no longer count.
     """
 
-    settles = 0
+    settles = 0  # seconds after which rows that were sent outlive a kill of this process
 
     def __init__(self, folder: Path, cursor: Cursor, config: dict[str, Any]):
         from torch.utils.tensorboard import SummaryWriter
@@ -47,13 +40,15 @@ class TensorBoard:
         _, settings, _ = hparams(config, {})
         self.writer.file_writer.add_summary(settings)
 
-    def send(self, rows: list[Measured]) -> None:
+    def send(self, rows: list[Row]) -> None:
+        """Send rows; return when the tracker has taken them."""
         for row in rows:
             for name, value in row.numbers.items():
                 self.writer.add_scalar(name, value, row.step)
         self.writer.flush()
 
     def close(self, final: dict[str, Any] | None) -> None:
+        """Send the final block, or None: the run has not ended."""
         for name, value in (final or {}).items():
             if not isinstance(value, str):
                 self.writer.add_scalar(f"final/{name}", value, final["steps"])
@@ -101,7 +96,7 @@ class Wandb:
         )
         self.run.define_metric("*", step_metric="step")
 
-    def send(self, rows: list[Measured]) -> None:
+    def send(self, rows: list[Row]) -> None:
         for row in rows:
             self.run.log({"step": row.step, **row.numbers}, step=row.place, commit=True)
         self.run.status()  # is answered after all that was sent before
@@ -111,56 +106,4 @@ class Wandb:
         self.run.finish(exit_code=0 if final is not None else 1)
 
 
-class Trackio:
-    """A run in trackio's database on this machine.
-
-    trackio has no flush but the end of a run, so a run is begun and ended with each batch: 0.05 s. It knows
-    a run by its name, so the name there has the cursor's id behind it.
-    """
-
-    settles = 0
-
-    def __init__(self, folder: Path, cursor: Cursor, config: dict[str, Any]):
-        for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
-            if os.environ.get(name):
-                raise UsageError(
-                    f"unset {name}: runs go to trackio's local database; trackio sync uploads it"
-                )
-        self.cursor = cursor
-        self.config = config
-
-    def log(self, rows: list[tuple[int, dict[str, Any]]]) -> None:
-        """Write numbers by step. Raises DataError where trackio warns: it drops what it cannot write."""
-        with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("always", UserWarning)
-            run = self.begin()
-            for step, numbers in rows:
-                run.log(numbers, step=step)
-            run.finish()
-        for each in caught:
-            text = str(each.message)
-            if (
-                each.category is UserWarning and "Reserved keys" not in text
-            ):  # those it stores by another name
-                raise DataError(f"trackio: {text:.300}")
-
-    def begin(self) -> Any:
-        import trackio
-
-        words = {"project": self.cursor.project, "name": f"{self.cursor.name}-{self.cursor.id}"}
-        words |= {"config": self.config, "resume": "allow", "embed": False}
-        init = functools.partial(trackio.init, **words, auto_log_gpu=False, auto_log_cpu=False)
-        try:
-            return contextvars.copy_context().run(init)  # else init() would end the run begun before it
-        except ValueError as error:
-            raise UsageError(f"--project {self.cursor.project}: {error}") from None
-
-    def send(self, rows: list[Measured]) -> None:
-        self.log([(row.step, row.numbers) for row in rows])
-
-    def close(self, final: dict[str, Any] | None) -> None:
-        if final is not None:
-            self.log([(final["steps"], {f"final/{name}": value for name, value in final.items()})])
-
-
-TRACKERS: dict[str, type[Tracker]] = {"wandb": Wandb, "trackio": Trackio, "tensorboard": TensorBoard}
+TRACKERS = {"wandb": Wandb, "tensorboard": TensorBoard}
