@@ -35,7 +35,7 @@ class Measure:
     single: float = math.inf  # how far two runs of one program lie apart at most; infinite: not known
     least: float = 0.0  # a smaller difference is none
     needs: tuple[str, ...] = ()  # what must be the same for the two sides to be compared
-    unjudged: str = ""  # why it has no verdict
+    judged: bool = True  # whether it has a verdict
 
 
 @dataclass(frozen=True)
@@ -45,32 +45,22 @@ class Difference:
     measure: Measure
     base: list[float | None]
     new: list[float | None]
-    verdict: str
+    verdict: str = NONE
+    note: str = ""  # why there is no verdict
     difference: float | None = None  # new - base; a part of base where the measure is relative
     low: float | None = None  # the ends of the interval for it
     high: float | None = None
-    note: str = ""  # why there is no verdict
 
     @property
-    def means(self) -> tuple[float | None, float | None]:
+    def means(self) -> list[float | None]:
         """Of base and new: the geometric mean where the measure is relative."""
-        return mean(self.measure, self.base), mean(self.measure, self.new)
-
-
-def mean(measure: Measure, values: list[float | None]) -> float | None:
-    if None in values or not all(map(math.isfinite, values)):
-        return None
-    if measure.relative and min(values) > 0:
-        return statistics.geometric_mean(values)
-    return float(np.mean(values))
-
-
-def growth(logarithm: float) -> float:
-    """e^x - 1; what is not known stays so."""
-    try:
-        return math.expm1(logarithm) if logarithm > -math.inf else logarithm
-    except OverflowError:
-        return math.inf
+        found = []
+        for side in (self.base, self.new):
+            known = None not in side and all(map(math.isfinite, side))
+            geometric = known and self.measure.relative and min(side) > 0
+            of = statistics.geometric_mean if geometric else np.mean
+            found.append(float(of(side)) if known else None)
+        return found
 
 
 def by_seed(runs: list[Metrics], values: list[float]) -> dict[object, float]:
@@ -81,28 +71,17 @@ def by_seed(runs: list[Metrics], values: list[float]) -> dict[object, float]:
     return {seed: float(np.mean(group)) for seed, group in groups.items()}
 
 
-def interval(before: list[float], after: list[float], paired: bool, single: float) -> tuple[float, float]:
-    """For the difference of means: by the spread of the runs, and by what is known of single ones.
-
-    Runs that lie further apart than single ones do show that nothing was known.
-    """
-    difference = float(np.mean(after) - np.mean(before))
-    low, high = means_interval(before, after)
-    if paired:
-        low, high = pairs_interval([new - old for old, new in zip(before, after)])
-    narrow = max(low, difference - single), min(high, difference + single)
-    return narrow if narrow[0] <= narrow[1] else (low, high)
-
-
 def judge(measure: Measure, difference: float, low: float, high: float) -> tuple[str, str]:
     """The verdict and a note."""
+    if not measure.judged:
+        return NONE, "not judged"
     if not low - ROUNDING <= difference <= high + ROUNDING:
         return UNKNOWN, "runs contradict each other"
     if low > measure.least or high < -measure.least:
         if not measure.good:
             return OTHER, ""
         return (BETTER if difference * measure.good > 0 else WORSE), ""
-    wide = high - low > 2 * max(measure.noise, measure.least) * (1 + 1e-9)
+    wide = high - low > 2 * max(measure.noise, measure.least) * (1 + ROUNDING)
     return (UNKNOWN if wide else SAME), ""
 
 
@@ -123,26 +102,29 @@ def compare(measure: Measure, base: list[Metrics], new: list[Metrics]) -> Differ
     values = [[measure.value(run) for run in side] for side in (base, new)]
     both = values[0] + values[1]
     if None in both:
-        return Difference(measure, *values, NONE)
+        return Difference(measure, *values)
     if not all(map(math.isfinite, both)):
         worse = measure.good and all(map(math.isfinite, values[0]))
-        return Difference(measure, *values, WORSE if worse else NONE, note="not finite")
+        return Difference(measure, *values, WORSE if worse else NONE, "not finite")
     if note := unlike(measure, base + new, both):
-        return Difference(measure, *values, NONE, note=note)
+        return Difference(measure, *values, NONE, note)
     numbers = [[math.log(value) for value in side] for side in values] if measure.relative else values
-    before, after = by_seed(base, numbers[0]), by_seed(new, numbers[1])
-    common = [seed for seed in before if seed in after]
-    paired = len(common) > 1 or (len(common) == 1 and min(len(before), len(after)) == 1)
+    seeds = by_seed(base, numbers[0]), by_seed(new, numbers[1])
+    common = [seed for seed in seeds[0] if seed in seeds[1]]
+    paired = len(common) > 1 or (len(common) == 1 and min(map(len, seeds)) == 1)
+    before, after = ([side[seed] for seed in (common if paired else side)] for side in seeds)
+    difference = float(np.mean(after) - np.mean(before))
     if paired:
-        before, after = ({seed: side[seed] for seed in common} for side in (before, after))
-    sides = [*before.values()], [*after.values()]
-    difference = float(np.mean(sides[1]) - np.mean(sides[0]))
-    alike = sides[0] == sides[1] or (measure.exact and np.ptp(sides[0]) == np.ptp(sides[1]) == 0)
+        low, high = pairs_interval([new - old for old, new in zip(before, after)])
+    else:
+        low, high = means_interval(before, after)
+    alike = before == after or (measure.exact and np.ptp(before) == np.ptp(after) == 0)
     single = 0.0 if alike else measure.single
-    low, high = interval(*sides, paired, single)
-    verdict, note = judge(measure, difference, low, high)
-    if measure.unjudged:
-        verdict, note = NONE, measure.unjudged
+    # runs that lie further apart than single ones do show that nothing was known of these
+    if low <= difference + single and high >= difference - single:
+        low, high = max(low, difference - single), min(high, difference + single)
+    verdict = judge(measure, difference, low, high)
+    ends = difference, low, high
     if measure.relative:
-        difference, low, high = map(growth, (difference, low, high))
-    return Difference(measure, *values, verdict, difference, low, high, note)
+        ends = (float(np.expm1(end)) if end > -math.inf else end for end in ends)
+    return Difference(measure, *values, *verdict, *ends)

@@ -9,22 +9,167 @@ logs, 4 not known. records/compare/README.md has the rules.
 """
 
 import json
+import math
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import numpy as np
+from tabulate import tabulate
 
+from data.command import printable
 from data.door import Command
 from data.files import write_whole
-from records.compare.bands import BETTER, SAME, WORSE
-from records.compare.comparison import load
-from records.compare.report import comparison_page, text
+from records.archive.metrics import Metrics
+from records.compare.bands import BETTER, NONE, OTHER, SAME, WORSE, Difference
+from records.compare.comparison import Comparison, load
 
 SIDES = ("--base", "--new")
 CODES = {BETTER: 0, SAME: 0, WORSE: 1}  # exit codes; with any other verdict it is not known
 NOT_KNOWN = 4
+HEAD = ["", "base", "new", "difference", "which lies in", "verdict"]
+COLOURS = {BETTER: "green", WORSE: "red"}
+
+
+# --- for people -------------------------------------------------------------------------------------------
+
+
+def cells(found: Difference) -> list[str]:
+    """A line of the table by HEAD: the difference and its interval in the measure's unit or in per cent."""
+    its = found.measure
+    label = f"{its.label}, {its.unit}" if its.unit else its.label
+    means = [NONE if mean is None else format(mean, its.form) for mean in found.means]
+    if found.difference is None:
+        return [label, *means, NONE, found.note, found.verdict]
+    form, factor, unit = ("+.1f", 100.0, " %") if its.relative else ("+" + its.form, 1.0, "")
+    ends = (found.difference, found.low, found.high)
+    difference, low, high = (f"{factor * end:{form}}{unit}" for end in ends)
+    interval = "exact" if found.low == found.high else f"{low} to {high}"
+    if found.note or math.isinf(found.low):
+        interval = found.note
+    return [label, *means, difference if found.difference else "0", interval, found.verdict]
+
+
+def table(rows: list[Difference], colour: bool) -> Iterator[str]:
+    """The lines of the table, the head first. Noise is grey."""
+    aligned = ["left"] + ["right"] * (len(HEAD) - 1)
+    text = tabulate(map(cells, rows), HEAD, "plain", disable_numparse=True, colalign=aligned)
+    head, *lines = text.split("\n")
+    yield head
+    for line, found in zip(lines, rows):
+        style = {"fg": COLOURS.get(found.verdict, "bright_black")}
+        if found.verdict == OTHER:
+            style = {"bold": True}
+        yield click.style(line, **style) if colour else line
+
+
+def before_the_table(its: Comparison) -> Iterator[str]:
+    """The runs, and what differs before their start."""
+    for side, runs in (("base", its.base), ("new", its.new)):
+        names = ", ".join(one.name for one in runs)
+        yield f"{side}: {len(runs)} run{'s' if len(runs) > 1 else ''}: {names}"
+    for one in its.runs:
+        if not one.final:
+            yield f"{one.name} {one.state}"
+    settings = "settings" if its.whole else "given settings (the others are the script's own)"
+    for title, lines in ((settings, its.settings), ("environment", its.environment)):
+        yield ""
+        yield f"{title}, what differs:" if lines else f"{title}: the same"
+        yield from (f"  {name}: {base} | {new}" for name, base, new in lines)
+
+
+def behind_the_table(its: Comparison) -> Iterator[str]:
+    """Stalls, and where losses part."""
+    yield f"stalls, which no speed counts: {len(its.stalls) or 'none'}"
+    yield from (f"  {one['run']}: step {one['step']} took {one['seconds']:.1f} s" for one in its.stalls)
+    if not its.partings:
+        yield "no seed is on both sides: losses are not held step by step"
+    for one in its.partings:
+        words = f"the losses are the same to the last bit over {one['steps']} steps"
+        if one["first"]:
+            words = f"the losses part at step {one['first']}, never by 1 % in {one['steps']} steps"
+        if one["visible"]:
+            words = f"the losses part at step {one['first']}, by 1 % from step {one['visible']}"
+        yield f"seed {one['seed']}, {one['base']} and {one['new']}: {words}"
+
+
+def verdict_line(found: Difference) -> str:
+    numbers = {"difference": found.difference, "low": found.low, "high": found.high}
+    words = [f"{name}:{NONE if number is None else f'{number:+.4g}'}" for name, number in numbers.items()]
+    return f"{found.measure.key}: {found.verdict} {' '.join(words)}"
+
+
+def text(its: Comparison, colour: bool) -> Iterator[str]:
+    """All of it, a line at a time."""
+    yield from map(printable, before_the_table(its))
+    yield ""
+    yield from table(its.rows, colour)
+    yield ""
+    yield from map(printable, behind_the_table(its))
+    yield verdict_line(its.decisive)
+
+
+def page(its: Comparison) -> bytes:
+    """The same and curves, as one HTML document."""
+    # charts, which a table need not load
+    from records.board.curves import curves_of
+    from records.board.documents import render
+
+    curves = curves_of([("base", its.base), ("new", its.new)])
+    return render(
+        "comparison.html",
+        {"curves": curves.spec},
+        its=its,
+        before="\n".join(before_the_table(its)),
+        behind="\n".join(behind_the_table(its)),
+        verdict=verdict_line(its.decisive),
+        head=HEAD,
+        rows=[cells(found) for found in its.rows],
+        classes=[found.verdict if found.verdict in COLOURS else "quiet" for found in its.rows],
+        curves=curves,
+    )
+
+
+# --- for programs -----------------------------------------------------------------------------------------
+
+
+def value(its: Comparison) -> dict:
+    parts = ("settings", "environment", "stalls", "partings", "on")
+    return {
+        "base": [*map(run_value, its.base)],
+        "new": [*map(run_value, its.new)],
+        **{name: getattr(its, name) for name in parts},
+        "rows": [*map(row_value, its.rows)],
+        "verdict": its.decisive.verdict,
+    }
+
+
+def run_value(run: Metrics) -> dict:
+    about = {name: getattr(run, name) for name in ("name", "seed", "steps", "state")}
+    return {**about, "path": str(run.path)}
+
+
+def row_value(found: Difference) -> dict:
+    base, new = found.means
+    return {
+        **{name: getattr(found.measure, name) for name in ("key", "label", "unit", "relative")},
+        **{"base": finite(base), "new": finite(new)},
+        **{name: finite(getattr(found, name)) for name in ("difference", "low", "high")},
+        "base_runs": [*map(finite, found.base)],
+        "new_runs": [*map(finite, found.new)],
+        "verdict": found.verdict,
+        "note": found.note,
+    }
+
+
+def finite(number: float | None) -> float | None:
+    """What JSON has; null for other numbers."""
+    return number if number is not None and math.isfinite(number) else None
+
+
+# --- the command ------------------------------------------------------------------------------------------
 
 
 class TwoSides(Command):
@@ -61,9 +206,9 @@ def main(
         its = load(base, new, unfinished, on)
         code = CODES.get(its.decisive.verdict, NOT_KNOWN)
         if html:
-            write_whole(html, comparison_page(its))
+            write_whole(html, page(its))
         if as_json:
-            print(json.dumps(its.value(), indent=1))
+            print(json.dumps(value(its), indent=1))
         else:
             print("\n".join(text(its, sys.stdout.isatty())))
     return code

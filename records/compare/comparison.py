@@ -1,9 +1,9 @@
 """A comparison: two sides of runs, and all that can be said of them."""
 
-import math
 import os
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +26,7 @@ class Comparison:
 
     base: list[Metrics]
     new: list[Metrics]
-    on: str = "val_bpb"  # the key of the measure that decides
+    on: str  # the key of the measure that decides
 
     @property
     def runs(self) -> list[Metrics]:
@@ -36,14 +36,13 @@ class Comparison:
     def rows(self) -> list[Difference]:
         return [compare(one, self.base, self.new) for one in measures(self.runs)]
 
-    @cached_property
+    @property
     def decisive(self) -> Difference:
         """The row that decides. Raises UsageError."""
-        for found in self.rows:
-            if found.measure.key == self.on:
-                return found
-        keys = ", ".join(found.measure.key for found in self.rows)
-        raise UsageError(f"--on is {self.on!r}, expected one of {keys}")
+        rows = {found.measure.key: found for found in self.rows}
+        if self.on not in rows:
+            raise UsageError(f"--on is {self.on!r}, expected one of {', '.join(rows)}")
+        return rows[self.on]
 
     @property
     def whole(self) -> bool:
@@ -51,26 +50,25 @@ class Comparison:
         return all(run.settings for run in self.runs)
 
     @property
-    def settings_title(self) -> str:
-        return "settings" if self.whole else "given settings (the others are the script's own)"
-
-    @property
     def settings(self) -> list[list[str]]:
-        """[name, values of base, values of new] of the settings that differ.
-
-        All settings where every run has its config.json, else those that were given.
-        """
-        sides = [
-            [run.settings if self.whole else run.given for run in side] for side in (self.base, self.new)
-        ]
-        return differing(*sides, leave=OF_ONE_RUN)
+        """[name, values of base, values of new] of the settings that differ."""
+        read = (lambda run: run.settings) if self.whole else (lambda run: run.given)
+        return [row for row in self.differing(read) if row[0] not in OF_ONE_RUN]
 
     @property
     def environment(self) -> list[list[str]]:
         """The same of the machine, the script and the data."""
-        base, new = ([run.environment for run in side] for side in (self.base, self.new))
-        found = differing(base, new)
-        return [[name, *(HASH.sub(r"\1", side) for side in sides)] for name, *sides in found]
+        rows = self.differing(lambda run: run.environment)
+        return [[name, *(HASH.sub(r"\1", side) for side in sides)] for name, *sides in rows]
+
+    def differing(self, read) -> list[list[str]]:
+        """[name, values of base, values of new] where not all runs say the same."""
+        found = []
+        for name in sorted({name for run in self.runs for name in read(run)}):
+            sides = [{read(run).get(name, "unset") for run in side} for side in (self.base, self.new)]
+            if len(sides[0] | sides[1]) > 1:
+                found.append([name, *(", ".join(sorted(side)) for side in sides)])
+        return found
 
     @property
     def stalls(self) -> list[dict]:
@@ -80,30 +78,23 @@ class Comparison:
     @property
     def partings(self) -> list[dict]:
         """Of each seed that both sides have: the steps where the train losses part, or None."""
-        found = []
-        for one in self.base:
-            for other in self.new:
-                if one.seed is not None and one.seed == other.seed:
-                    names = {"seed": one.seed, "base": one.name, "new": other.name}
-                    found.append(names | parting(one, other))
-        return found
-
-    def value(self) -> dict:
-        """For programs."""
-        return {
-            "base": [describe(run) for run in self.base],
-            "new": [describe(run) for run in self.new],
-            "settings": self.settings,
-            "environment": self.environment,
-            "rows": [row_value(found) for found in self.rows],
-            "stalls": self.stalls,
-            "partings": self.partings,
-            "on": self.on,
-            "verdict": self.decisive.verdict,
-        }
+        pairs = [(one, other) for one in self.base for other in self.new]
+        return [parting(*pair) for pair in pairs if pair[0].seed == pair[1].seed is not None]
 
 
-def load(base: list[Path], new: list[Path], living: bool = False, on: str = "val_bpb") -> Comparison:
+def parting(one: Metrics, other: Metrics) -> dict:
+    """The first step whose losses differ at all, and the first from which they differ by VISIBLE."""
+    count = min(one.steps, other.steps)
+    a, b = (run.table["train_loss"][:count] for run in (one, other))
+    unequal = (a != b) & ~(np.isnan(a) & np.isnan(b))
+    with np.errstate(invalid="ignore"):  # of losses that are not finite
+        near = np.isfinite(a) & np.isfinite(b) & (np.abs(a - b) <= VISIBLE * np.abs(a))
+    first, seen = (int(np.argmax(marks)) + 1 if marks.any() else None for marks in (unequal, unequal & ~near))
+    names = {"seed": one.seed, "base": one.name, "new": other.name}
+    return names | {"steps": count, "first": first, "visible": seen}
+
+
+def load(base: Sequence[Path], new: Sequence[Path], living: bool = False, on: str = "val_bpb") -> Comparison:
     """The runs that the paths name. Raises DataError, UsageError."""
     sides = [[run for path in side for run in find_runs(path, living)] for side in (base, new)]
     for side in sides:
@@ -118,62 +109,10 @@ def load(base: list[Path], new: list[Path], living: bool = False, on: str = "val
         """Runs of one name are called by their paths from where these part."""
         return replace(run, name=os.path.relpath(home(run), above)) if names[run.name] > 1 else run
 
-    return Comparison(*([named(run) for run in side] for side in sides), on=on)
+    return Comparison(*([named(run) for run in side] for side in sides), on)
 
 
 def home(run: Metrics) -> Path:
     """The run's folder; of a record's run, and of metrics by another name, the file."""
     path = run.path.resolve()
     return path.parent if path.name == "metrics.jsonl" else path
-
-
-def differing(base: list[dict], new: list[dict], leave: tuple[str, ...] = ()) -> list[list[str]]:
-    """[name, values of base, values of new] where not all runs say the same."""
-    names = sorted({name for values in [*base, *new] for name in values} - set(leave))
-    found = []
-    for name in names:
-        sides = [sorted({values.get(name, "unset") for values in side}) for side in (base, new)]
-        if len({*sides[0], *sides[1]}) > 1:
-            found.append([name, ", ".join(sides[0]), ", ".join(sides[1])])
-    return found
-
-
-def parting(one: Metrics, other: Metrics) -> dict:
-    """The first step whose losses differ at all, and the first from which they differ by VISIBLE."""
-    count = min(one.steps, other.steps)
-    a, b = (run.table["train_loss"][:count] for run in (one, other))
-    unequal = (a != b) & ~(np.isnan(a) & np.isnan(b))
-    with np.errstate(invalid="ignore"):  # of losses that are not finite
-        near = np.isfinite(a) & np.isfinite(b) & (np.abs(a - b) <= VISIBLE * np.abs(a))
-        visible = unequal & ~near
-    first, seen = (int(np.argmax(marks)) + 1 if marks.any() else None for marks in (unequal, visible))
-    return {"steps": count, "first": first, "visible": seen}
-
-
-def describe(run: Metrics) -> dict:
-    about = {"path": str(run.path), "seed": run.seed, "steps": run.steps, "state": run.state}
-    return {"name": run.name, **about}
-
-
-def finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
-def row_value(found: Difference) -> dict:
-    its = found.measure
-    base, new = found.means
-    return {
-        "key": its.key,
-        "label": its.label,
-        "unit": its.unit,
-        "relative": its.relative,
-        "base": finite(base),
-        "new": finite(new),
-        "difference": finite(found.difference),
-        "low": finite(found.low),
-        "high": finite(found.high),
-        "base_runs": [*map(finite, found.base)],
-        "new_runs": [*map(finite, found.new)],
-        "verdict": found.verdict,
-        "note": found.note,
-    }
