@@ -1,37 +1,30 @@
 """The commands that make pages of records: board, excerpts and pictures."""
 
-import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import click
 
-from data.command import REPO, DataError, say, shell
+from data.command import DataError, say
 from data.door import Command
-from data.files import read_bytes, read_json, write_whole
+from data.files import read_bytes, write_whole
 from records.archive.tracks import DATA, RECORDS, Track, load_track, read_yardsticks
-from records.archive.verdicts import folder_sha256
 from records.board.entries import load_entries
-from records.board.excerpts import FILE
-from records.board.tables import tables
-from records.board.tables import yardsticks as yardstick_lines
+from records.board.excerpts import keep_excerpt, make_excerpt
+from records.board.tables import compressors, tables
 
 of_records = click.option("--records", type=Path, default=RECORDS, help="folder of the tracks")
 to_check = click.option("--check", is_flag=True, help="write nothing, exit 1 if something would change")
 
-# --- board ------------------------------------------------------------------------------------------------
-
 BOARD = r"(<!-- board -->\n).*(<!-- /board -->)"  # in the README
+TRACK = "track_floppy"  # of the pictures
 
 
 def write_tables(readme: Path, tracks: list[Track], check: bool) -> int:
     """The exit code: 1 if `check` found that they are not up to date."""
     old = read_bytes(readme).decode()
     board = "\n".join(
-        tables(track, load_entries(track)) + yardstick_lines(track, read_yardsticks(track))
-        for track in tracks
+        tables(track, load_entries(track)) + compressors(track, read_yardsticks(track)) for track in tracks
     )
     new, count = re.subn(BOARD, lambda found: found[1] + board + found[2], old, flags=re.DOTALL)
     if not count:
@@ -66,33 +59,6 @@ def board(records: Path, check: bool, html: Path | None) -> int:
     return 0
 
 
-# --- excerpts ---------------------------------------------------------------------------------------------
-
-PROMPT = 'def read_file(path):\n    """'  # how the text begins
-TOKENS, TEMPERATURE, SEED = 300, 0.8, 1
-
-
-def make_excerpt(record: Path, options: list[str]) -> dict:
-    """Raises DataError with the referee's words."""
-    given = {"--prompt": PROMPT, "--tokens": TOKENS, "--temperature": TEMPERATURE, "--seed": SEED}
-    words = ["records", "sample", str(record), *(str(one) for pair in given.items() for one in pair)]
-    called = [sys.executable, "-m", *words, *options]
-    done = subprocess.run(
-        called, cwd=REPO, capture_output=True, text=True, encoding="utf-8", errors="replace"
-    )
-    if done.returncode:
-        raise DataError(f"{record}: no sample: {done.stderr.strip()[-300:]}")
-    shown = f"records/{record.parent.name}/{record.name}"
-    words[2] = shown
-    return {
-        "sha256": folder_sha256(record),
-        "command": shell("python", "-m", *words),
-        "prompt": PROMPT,
-        "temperature": TEMPERATURE,
-        "text": done.stdout.removesuffix("\n"),
-    }
-
-
 @click.command(cls=Command)
 @click.argument("records", nargs=-1, required=True, type=Path, metavar="RECORD...")
 @click.option("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/")
@@ -110,26 +76,16 @@ def excerpts(records: tuple[Path, ...], data: Path, artifact: Path | None, trust
         options += ["--artifact", str(artifact.absolute())]
     for record in map(Path.resolve, records):
         track = load_track(record.parent)
-        made = make_excerpt(record, options)
-        path = track.folder / FILE
-        kept = read_json(path) if path.exists() else {}
-        kept[record.name] = made
-        value = dict(sorted(kept.items()))
-        write_whole(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+        path = keep_excerpt(track, record.name, make_excerpt(record, options))
         say(f"{path}: has a sample of {record.name}; python -m records board --html DIR shows it")
     return 0
-
-
-# --- pictures ---------------------------------------------------------------------------------------------
-
-TRACK = "track_floppy"
 
 
 @click.command(cls=Command)
 @of_records
 @to_check
 def pictures(records: Path, check: bool) -> int:
-    """The pictures of the READMEs, from what is committed: the ladder, two curves of loss, and the law.
+    """The pictures of the READMEs, from what is committed: the ladder, two curves and the scaling fit.
 
     python -m records pictures            write them to records/images/
     python -m records pictures --check    exit 1 if what they show has changed since

@@ -13,7 +13,13 @@ from records.archive.tracks import Track, schema_errors
 from records.archive.verdicts import FAILED, PASSED, folder_sha256, read_verdicts
 
 BEST = 10  # records that the README shows, beside those on the path to the best one
-KINDS = ("records", "waiting", "others", "small", "disputed")  # an entry is one of these
+KINDS = {  # an entry is one of these; in words
+    "records": "record",
+    "waiting": "not judged yet",
+    "others": "not scored again yet",
+    "small": "not enough gain",
+    "disputed": "disputed",
+}
 STATES = {
     "ranked": "judged",
     "holds": "holds",
@@ -53,50 +59,73 @@ class Entry:
         return self.record.name
 
     @property
-    def date(self) -> str:
-        return self.name[:10]
-
-    @property
     def short_name(self) -> str:
         """The record's name without its date."""
         return self.name.partition("_")[2]
 
+    @property
+    def cells(self) -> dict[str, str]:
+        """What tables say of it, by their heads."""
+        record = self.record
+        found = {"record": self.short_name, "by": record.field("author"), "date": self.name[:10]}
+        found |= {"bits per byte": self.interval, "bytes": f"{record.total_bytes:,}"}
+        found |= {"dataset": record.field("dataset"), "what changed": record.field("what_changed")}
+        if self.built_on:
+            found["what changed"] += f" Built on {self.built_on}."
+        return found | {"beats": self.beats, "verdict": self.words, "kind": self.kind_words}
+
     @cached_property
-    def half(self) -> float | None:
-        """Half the width of the mean's 95 % confidence interval by Student's t; None of one score."""
+    def half(self) -> float:
+        """Half the width of the mean's 95 % confidence interval by Student's t; 0 of one score."""
         from scipy import stats  # a second
 
-        scores = self.scores
-        if len(scores) < 2:
-            return None
-        error = stats.sem(scores)
-        return float(stats.t.interval(0.95, len(scores) - 1, scale=error)[1]) if error > 0 else 0.0
+        if len(set(self.scores)) < 2:
+            return 0.0
+        error = stats.sem(self.scores)
+        return float(stats.t.interval(0.95, len(self.scores) - 1, scale=error)[1])
 
     @property
     def interval(self) -> str:
         """The mean, and half the width of its confidence interval."""
-        half = self.half
-        return f"{self.mean:.4f}" + (f" ± {half:.4f}" if half is not None else "")
+        return f"{self.mean:.4f}" + (f" ± {self.half:.4f}" if len(self.scores) > 1 else "")
 
     @cached_property
-    def rival(self) -> Rival | None:
+    def incumbent(self) -> Rival | None:
         """The best record before it."""
         return best_before(self.record.track, self.record.name)
+
+    @property
+    def built_on(self) -> str:
+        """The folder whose script it began with, if it says so."""
+        return self.record.submission.get("built_on", "")
+
+    @property
+    def before(self) -> Record | None:
+        """What its script is held against: the record that it is built on, else the best one before it."""
+        for folder in self.record.track.records:
+            if folder.name == self.built_on:
+                return Record(folder)
+        return self.incumbent and self.incumbent.record
 
     @cached_property
     def kind(self) -> str:
         """Which table it stands in, one of KINDS."""
         its = standing(self.record, self.verdict, self.draws)
         if its:
-            return "records" if its.ranks_after(self.rival) else "small"
+            return "records" if its.ranks_after(self.incumbent) else "small"
         if self.verdict.get("disputed") or self.state in (*FAILED, "stale"):
             only_gain = self.state in FAILED and self.verdict["failed"] == ["gain"]
             return "small" if only_gain and not self.verdict.get("disputed") else "disputed"
         return "others" if self.record.field("claim") == "none" or self.state not in PASSED else "waiting"
 
     @property
+    def kind_words(self) -> str:
+        claims_none = self.kind == "others" and self.record.field("claim") == "none"
+        return "claims no record" if claims_none else KINDS[self.kind]
+
+    @property
     def scores(self) -> list[float]:
-        """Those of the judge's rooms where it was judged, else the submission's."""
+        """Those of the judge's sandboxes where it was judged, else the submission's."""
         judged = judged_scores(self.verdict) if self.state in PASSED else []
         return judged or [*self.record.scores.values()]
 
@@ -107,7 +136,7 @@ class Entry:
     @property
     def beats(self) -> str:
         """The record that it took the first place from, if it has a rank."""
-        return self.rival.name if self.rival and self.kind == "records" else ""
+        return self.incumbent.name if self.incumbent and self.kind == "records" else ""
 
     @property
     def words(self) -> str:
@@ -137,8 +166,8 @@ class Entry:
         text = ""
         if "gain" in its:
             text += f"; {its['gain']:.4f} below {its['beats']}, p {its['p']:.2g}"
-        if self.state == "ranked" and self.kind == "small" and self.rival:
-            text += f"; too little below {self.rival.name}, which stands before it now"
+        if self.state == "ranked" and self.kind == "small" and self.incumbent:
+            text += f"; too little below {self.incumbent.name}, which stands before it now"
         if its and self.state == "ranked":
             text += f"; seeds {', '.join(its['seeds'])} on {self.verdict['machine']['processor']}"
         total = sum(draw.is_of(self.name, self.sha256) for draw in self.draws)
@@ -169,13 +198,6 @@ def load_entries(track: Track) -> list[Entry]:
     if unknown:
         raise DataError(f"{track.folder / 'verdicts.json'}: speaks of {unknown[0]}, which is no folder")
     return sorted(entries, key=lambda entry: entry.mean)
-
-
-def words_of_judgings(track: Track) -> str:
-    """How many judgings there were on a track, also of folders that are gone; empty before the first."""
-    draws = read_draws(track.folder)
-    folders = {draw.folder for draw in draws}
-    return f"judgings so far: {len(draws)}, of folders: {len(folders)}" if draws else ""
 
 
 def path_to_best(entries: list[Entry]) -> list[Entry]:

@@ -41,16 +41,13 @@ def metadata(entry: Entry, license_id: str) -> str:
     return data.to_yaml()
 
 
-def verdict_words(entry: Entry) -> str:
-    """A record that did not pass says so before anything else."""
-    if entry.state in PASSED:
-        return f"The referee's verdict: {cell(entry.words)}."
-    return f"**This record did not pass.** The scores are its own claims. Verdict: {cell(entry.words)}."
-
-
 def card(entry: Entry, repo_id: str, license_id: str) -> str:
-    """The whole README.md of the repo."""
+    """The whole README.md of the repo. A record that did not pass says so before anything else."""
     record = entry.record
+    verdict = f"The referee's verdict: {cell(entry.words)}."
+    if entry.state not in PASSED:
+        claims = "**This record did not pass.** The scores are its own claims."
+        verdict = f"{claims} Verdict: {cell(entry.words)}."
     author, what, why = (cell(record.field(key)) for key in ("author", "what_changed", "why"))
     return f"""---
 {metadata(entry, license_id)}
@@ -58,7 +55,7 @@ def card(entry: Entry, repo_id: str, license_id: str) -> str:
 
 # {cell(entry.name)}: {entry.interval} bits per byte
 
-{verdict_words(entry)}
+{verdict}
 
 | | |
 |---|---|
@@ -94,19 +91,13 @@ def load_entry(folder: Path) -> Entry:
     """A record with its verdict. Raises DataError of a folder that is no record."""
     if not FOLDER.fullmatch(folder.name):
         raise DataError(f"{folder}: expected a record's folder in its track's, <date>_<name>")
-    record = whole_record(folder)
-    verdicts = read_verdicts(record.home)
-    return Entry(record, verdicts.get(record.name, {}), tuple(read_draws(record.home)))
-
-
-def place_of(record: Record) -> str:
-    """The record's folder in its repo: where it lies in records/, too."""
-    return f"{record.home.name}/{record.name}"
+    verdict = read_verdicts(folder.parent).get(folder.name, {})
+    return Entry(whole_record(folder), verdict, tuple(read_draws(folder.parent)))
 
 
 def files_of(record: Record, data: Path, there: RepoContents) -> dict[str, Path]:
     """All files to publish by their paths in the repo. Raises DataError."""
-    place = place_of(record)
+    place = f"{record.home.name}/{record.name}"  # where it lies in records/, too
     found = {}
     for path in sorted(record.path.iterdir()):
         if not FILES.fullmatch(path.name) or path.is_symlink() or not path.is_file():
@@ -147,7 +138,8 @@ def publish(record: Path, to: str, license_id: str, data: Path) -> int:
         raise DataError(f"{folder}: no such folder")
     entry = load_entry(folder)
     there = hub.look(Repo(to, "model", f"--to {to}"))
-    ours = (f"{place_of(entry.record)}/", f"{TOKENIZERS}/{entry.record.track.dataset['tokenizer']}")
+    track = entry.record.track
+    ours = (f"{track.name}/{entry.name}/", f"{TOKENIZERS}/{track.dataset['tokenizer']}")
     there.refuse_strangers(lambda path: path.startswith(ours), f"the record {entry.name}")
     files = files_of(entry.record, data, there)
     with tempfile.TemporaryDirectory() as folder_of_card:

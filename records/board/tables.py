@@ -3,12 +3,13 @@
 from pathlib import Path
 
 from data.command import shell
+from records.archive.judgings import read_draws
 from records.archive.tracks import Track, Yardstick
-from records.board.entries import Entry, best_and_path, words_of_judgings
+from records.board.entries import Entry, best_and_path
 
 ESCAPED = {sign: "\\" + sign for sign in "\\`*_[]|#!"} | {"<": "&lt;", ">": "&gt;"}
 COLUMNS = "rank | record | by | date | bits per byte | bytes | dataset | what changed | beats | verdict"
-YARDSTICK_COLUMNS = "compressor | version | settings | after | bytes | bits per byte"
+COMPRESSOR_COLUMNS = "compressor | version | settings | after | bytes | bits per byte"
 TITLES = {
     "records": "",
     "waiting": "\n**Not judged yet**: what they claim holds. A rank needs the judge's own training.\n\n",
@@ -32,11 +33,10 @@ def head(columns: str) -> str:
 
 
 def row(rank: str, entry: Entry, root: Path) -> str:
-    record = entry.record
-    link = f"[{cell(entry.short_name)}]({record.path.relative_to(root).as_posix()}/)"
-    author, what = (cell(record.field(key)) for key in ("author", "what_changed"))
-    numbers = [entry.date, entry.interval, f"{record.total_bytes:,}", record.field("dataset")]
-    return line([rank, link, author, *numbers, what, cell(entry.beats), cell(entry.words)])
+    cells = entry.cells
+    cells |= {name: cell(cells[name]) for name in ("by", "what changed", "beats", "verdict")}
+    cells["record"] = f"[{cell(entry.short_name)}]({entry.record.path.relative_to(root).as_posix()}/)"
+    return line([rank, *(cells[name] for name in COLUMNS.split(" | ")[1:])])
 
 
 def table(title: str, chosen: list[Entry], entries: list[Entry], ranked: bool, root: Path) -> str:
@@ -57,8 +57,11 @@ def limits(track: Track) -> str:
 
 
 def words_of_track(track: Track) -> str:
-    """Its limits, and how often its records were judged."""
-    return "; ".join(filter(None, (limits(track), words_of_judgings(track))))
+    """Its limits, and how often its records were judged, also those whose folders are gone."""
+    draws = read_draws(track.folder)
+    folders = {draw.folder for draw in draws}
+    judged = f"; judgings so far: {len(draws)}, of folders: {len(folders)}" if draws else ""
+    return limits(track) + judged
 
 
 def tables(track: Track, entries: list[Entry]) -> str:
@@ -71,12 +74,12 @@ def tables(track: Track, entries: list[Entry]) -> str:
     return "".join(parts) if entries else parts[0] + "No record yet.\n"
 
 
-def yardsticks(track: Track, rows: list[Yardstick]) -> str:
+def compressors(track: Track, rows: list[Yardstick]) -> str:
     """What stands below a track's records: sizes to compare a record with. Empty without rows."""
     if not rows:
         return ""
     command = shell("python", "-m", "records", "track", "yardsticks", f"records/{track.name}", "--write")
-    parts = [f"\n**What well-known compressors need**: `{command}`\n\n", head(YARDSTICK_COLUMNS)]
+    parts = [f"\n**What well-known compressors need**: `{command}`\n\n", head(COMPRESSOR_COLUMNS)]
     for one in rows:
         words = map(cell, (one.name, one.version, one.settings, one.after))
         parts.append(line([*words, f"{one.bytes:,}", f"{one.bits_per_byte:.4f}"]))

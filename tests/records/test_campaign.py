@@ -260,8 +260,9 @@ def test_settings_grow_with_the_operations_and_the_law_is_that_of_the_scores(pla
     assert json.loads(place.file.with_suffix(".json").read_text()) == written
     place.file.with_suffix(".json").write_text('{"arms": {"half": {}}}')
     assert "no law" in refused(place.run("--law", code=3))
-    drawn = pictures.law_data(written)
-    assert [flops for flops, _ in drawn["half"]["means"]] == [written["flops"] * share for share in budgets]
+    drawn = pictures.scaling_fit(written)["datasets"]["means"]
+    flops = [row["flops"] for row in drawn if row["name"] == "half"]
+    assert flops == [written["flops"] * share for share in budgets]
 
 
 # --- the script itself ------------------------------------------------------------------------------------

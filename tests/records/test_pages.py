@@ -13,7 +13,7 @@ import pytest
 from data.command import DataError
 from records.__main__ import main as records
 from records.archive.metrics import find_runs
-from records.archive.tracks import load_track
+from records.archive.tracks import NOTHING, TRAINING, Yardstick, load_track
 from records.archive.verdicts import folder_sha256
 from records.board import curves, documents, entries, excerpts, ladder, pictures, site, tables
 from tests.kit.helpers import ROOT
@@ -50,14 +50,18 @@ def curves_in(path: Path, quantity: str) -> list[dict]:
 
 
 def test_buckets_have_their_mean_and_all_extremes(tmp_path):
-    """Of a long run; a short one has all of its values."""
-    run, short = (find_runs(write_run(tmp_path / f"run{steps}", 1, steps))[0] for steps in (10_000, 40))
-    losses = run.table["train_loss"]
+    """Of a long run; a short one has all of its values. Tables begin and end where their curves do."""
+    long, short = (find_runs(write_run(tmp_path / f"run{steps}", 1, steps))[0] for steps in (10_000, 40))
+    losses = long.table["train_loss"]
     losses[1234], losses[7777] = 50.0, -50.0
-    found = curves.losses(run, 100)
-    assert len(found.values) == 100 and max(found.high) == 50 and min(found.low) == -50
-    assert found.values[0] == pytest.approx(losses[:100].mean(), rel=1e-4) and found.steps[0] == 51
-    assert curves.losses(short, 100).steps == [*range(1, 41)]
+    loss, bpb, *_ = curves.QUANTITIES
+    found = curves.in_buckets(long, loss, 100)
+    assert len(found["value"]) == 100 and max(found["high"]) == 50 and min(found["low"]) == -50
+    assert found["value"][0] == pytest.approx(losses[:100].mean(), rel=1e-4) and found["step"][0] == 51
+    assert curves.in_buckets(short, loss, 100)["step"] == [*range(1, 41)]
+    rows = curves.curves_of([("base", [long]), ("new", [short])]).tables[bpb.title]
+    assert [rows[0][:2], rows[-1][:2]] == [["base run10000", "2,000"], ["new run40", "40"]]
+    assert rows[-1][2] == f"{short.vals[-1]['val_bpb']:.5g}"
 
 
 def test_markdown_of_others_is_no_program():
@@ -67,35 +71,31 @@ def test_markdown_of_others_is_no_program():
 
 
 def test_losses_that_are_not_finite_make_a_gap(tmp_path):
-    run = edit_events(
-        write_run(tmp_path / "a"), lambda e: e | {"train_loss": "inf"} if e.get("step") == 9 else e
-    )
+    def fail(event):
+        return event | {"train_loss": "inf"} if event.get("step") == 20 else event
+
+    run = edit_events(write_run(tmp_path / "a", steps=20), fail)
     compared([run], [run], tmp_path / "page.html")
-    assert curves_in(tmp_path / "page.html", "loss")[0]["value"][8] is None
+    assert curves_in(tmp_path / "page.html", "loss")[0]["value"][19] is None
+    assert "not finite" in (tmp_path / "page.html").read_text()
 
 
-def test_a_table_says_what_was_measured_where_it_was(tmp_path):
-    """Of the nearest step, none after a run's end, and none of a validation before there was one."""
-    runs = [find_runs(write_run(tmp_path / f"run{steps}", 1, steps))[0] for steps in (1000, 40)]
-    loss, bpb, *_ = curves.curves_of([("base", runs[:1]), ("new", runs[1:])]).tables
-    last = runs[0].table["train_loss"][-5:].mean()
-    assert loss.head == ["step", "base run1000", "new run40"]
-    assert loss.rows[-1] == ["1,000", f"{last:.5g}", "ended"]
-    assert loss.rows[0][0] == "1" and "ended" not in loss.rows[0]
-    first, *_, final = bpb.rows
-    assert first[:2] == ["8", ""] and first[2] != ""  # the long run is validated first at 200
-    assert final[0] == "1,000" and final[2] == "ended"
+def some_records(root: Path, *names: str) -> Path:
+    """A copy of the floppy's track with some of its records."""
+    track = root / "track_floppy"
+    track.mkdir(parents=True)
+    for name in ("track.json", "yardsticks.json", "excerpts.json"):
+        shutil.copy(FLOPPY / name, track)
+    for name in names:
+        shutil.copytree(FLOPPY / name, track / name)
+    verdicts = json.loads((FLOPPY / "verdicts.json").read_text())
+    (track / "verdicts.json").write_text(json.dumps({name: verdicts[name] for name in names}))
+    return track
 
 
 def test_the_pictures_of_the_readme_are_of_the_records_that_are_here(tmp_path, capsys):
     assert records(["pictures", "--check"]) == 0
-    for name in ("track.json", "verdicts.json", "yardsticks.json", "2026-11-22_Par"):
-        copy = shutil.copytree if (FLOPPY / name).is_dir() else shutil.copy
-        (tmp_path / "track_floppy").mkdir(exist_ok=True)
-        copy(FLOPPY / name, tmp_path / "track_floppy" / name)
-    verdicts = json.loads((FLOPPY / "verdicts.json").read_text())
-    kept = {"2026-11-22_Par": verdicts["2026-11-22_Par"]}
-    (tmp_path / "track_floppy/verdicts.json").write_text(json.dumps(kept))
+    some_records(tmp_path, "2026-11-22_Par")
     shutil.copytree(ROOT / "records/images", tmp_path / "images")
     assert records(["pictures", "--check", "--records", str(tmp_path)]) == 1
     assert "ladder.svg: is not up to date" in capsys.readouterr().out
@@ -106,14 +106,14 @@ def many_entries():
     """Thirty records of one track, a day each; every third was the best of its time."""
     par = entries.Record(FLOPPY / "2026-11-22_Par")
     verdict = {"verdict": "pass", "date": "2026-12-01", "sha256": folder_sha256(par.path), "failed": []}
-    retrained = {"date": "2026-12-01", "by": "x", "processor": "y", "what": "seed 1: came back"}
+    verdict["retrained"] = {"date": "2026-12-01", "by": "x", "processor": "y", "what": "seed 1: came back"}
     made = []
     for at in range(30):
         score = 1.5 - 0.01 * (at // 3) + (0.2 if at % 3 else 0.0)
         submission = par.submission | {"claim": "record", "scores": {"1337": score, "1338": score + 0.001}}
         record = entries.Record(par.path, frozen_as=f"2026-12-{at + 1:02}_Idea{at}")
         record.__dict__["submission"] = submission
-        made.append(entries.Entry(record, verdict | {"retrained": retrained}))
+        made.append(entries.Entry(record, verdict))
     return sorted(made, key=lambda entry: entry.record.mean)
 
 
@@ -125,8 +125,8 @@ def test_of_many_records_the_readme_shows_the_ten_best_and_the_path(many_entries
     assert ranks[:10] == [*range(1, 11)] and "20 more: `python -m records board --html site`" in text
     worst_first = entries.best_and_path(many_entries[::-1], many_entries)
     assert worst_first[10:] == path and worst_first[:10] == many_entries[:19:-1]
-    drawn = pictures.ladder_data(many_entries, [])
-    assert [row[0] for row in drawn["records"]] == [entry.short_name for entry in path]
+    drawn = pictures.ladder_of_best(many_entries, [])["datasets"]["records"]
+    assert [row["name"] for row in drawn] == [entry.short_name for entry in path]
 
 
 @pytest.mark.parametrize(
@@ -147,29 +147,42 @@ def test_a_record_s_page_shows_what_changed_in_its_script():
     """From the two scripts, the changed lines alone; a script that stands first has none."""
     first, *_, last = sorted(entries.load_entries(load_track(FLOPPY)), key=lambda one: one.name)
     assert site.script_changes(first) == ""
-    changes = site.script_changes(last).splitlines()
-    assert changes[:2] == [f"--- {last.rival.name}/train_gpt.py", f"+++ {last.name}/train_gpt.py"]
-    before, after = ((one.path / "train_gpt.py").read_text() for one in (last.rival.record, last.record))
-    added = [line[1:] for line in changes[2:] if line.startswith("+")]
-    assert added and all(line in after.splitlines() for line in added)
-    assert len(after.splitlines()) - len(before.splitlines()) == len(added) - sum(
-        line.startswith("-") for line in changes[2:]
-    )
+    head, other, *changes = site.script_changes(last).splitlines()
+    names = [last.incumbent.name, last.name]
+    assert [head, other] == [f"{sign} {name}/train_gpt.py" for sign, name in zip(("---", "+++"), names)]
+    before, after = (one.script.decode().splitlines() for one in (last.incumbent.record, last.record))
+    added, removed = ([line[1:] for line in changes if line[0] == sign] for sign in "+-")
+    assert added and {*added} <= {*after} and {*removed} <= {*before}
+    assert len(after) - len(before) == len(added) - len(removed)
+
+
+@pytest.mark.parametrize(
+    ("built_on", "before", "shown"),
+    [
+        ("2026-11-22_Preset", "2026-11-22_Preset", ("2026-11-22_Preset", "2026-11-22_Preset.html")),
+        ("2020-01-01_Gone", "2026-11-22_Rung3-SlidingWindow", "2020-01-01_Gone"),
+    ],
+)
+def test_a_record_that_is_built_on_another_is_held_against_that(built_on, before, shown):
+    """One that names no folder of the track is held against the record before it."""
+    record = entries.Record(FLOPPY / "2026-11-22_Rung4-Lessons")
+    record.submission.update(built_on=built_on, idea_from="<b>Ada</b>")
+    entry = entries.Entry(record, {})
+    assert entry.before.name == before
+    assert {"built on": shown, "idea from": "<b>Ada</b>"}.items() <= dict(site.facts(entry)).items()
+    page = site.record_page(entry, None).decode()
+    assert "&lt;b&gt;Ada" in page and f"--- {before}/train_gpt.py" in page
+    assert f"Built on {built_on}." in entry.cells["what changed"]
 
 
 def test_names_of_compressors_that_lie_near_stand_together():
-    rows = ladder.rule_rows([("c", 0.5), ("a", 1.0), ("b", 0.99)], 0.05)
-    assert [(row["bpb"], row["words"]) for row in rows] == [(1.0, "a, b"), (0.99, ""), (0.5, "c")]
+    scores = {"c": (NOTHING, 0.5), "a": (NOTHING, 1.0), "b": (TRAINING, 0.99)}
+    rows = [Yardstick(name, "", "", after, 1, bpb) for name, (after, bpb) in scores.items()]
+    found = ladder.rule_rows(rows, 0.05)
+    assert [(row["bpb"], row["words"]) for row in found] == [(1.0, "a, b+"), (0.99, ""), (0.5, "c")]
 
 
-def test_a_sample_of_a_folder_that_changed_is_not_shown(tmp_path):
-    track = load_track(FLOPPY)
-    digests = {
-        name: its["sha256"] for name, its in json.loads((FLOPPY / "excerpts.json").read_text()).items()
-    }
-    assert excerpts.read_excerpts(track, digests).keys() == digests.keys()
-    changed = digests | {"2026-11-22_Par": "ab"}
-    assert excerpts.read_excerpts(track, changed).keys() == digests.keys() - {"2026-11-22_Par"}
+def test_samples_that_are_not_whole_are_refused(tmp_path):
     shutil.copy(FLOPPY / "track.json", tmp_path)
     (tmp_path / "excerpts.json").write_text('{"x": {"text": 1}}')
     with pytest.raises(DataError, match="no whole sample"):
@@ -198,15 +211,11 @@ def browser():
 def big_page(tmp_path_factory):
     """Ten runs of 10,000 steps, one of them with a stall."""
     folder = tmp_path_factory.mktemp("pages")
-    sides = []
-    for side, seconds in (("a", 0.25), ("bb", 0.27)):
-        stalls = {3: {STALL: 40.0}}
-        sides.append(
-            [
-                write_run(folder / f"{side}{seed}", seed, STEPS, seconds, stalls=stalls.get(seed))
-                for seed in range(1, 6)
-            ]
-        )
+    sides = [], []
+    for seed in range(1, 6):
+        stalls = {STALL: 40.0} if seed == 3 else None
+        for side, name, seconds in zip(sides, ("a", "bb"), (0.25, 0.27)):
+            side.append(write_run(folder / f"{name}{seed}", seed, STEPS, seconds, stalls=stalls))
     assert compared(*sides, folder / "big.html") == 0
     return folder / "big.html"
 
@@ -215,15 +224,8 @@ def big_page(tmp_path_factory):
 def site_folder(tmp_path_factory):
     """The site of two records of which one has metrics of its own kind, and one a README that attacks."""
     folder = tmp_path_factory.mktemp("site")
-    track = folder / "records/track_floppy"
-    track.mkdir(parents=True)
-    for name in ("track.json", "yardsticks.json", "excerpts.json"):
-        shutil.copy(FLOPPY / name, track)
     names = ("2026-11-22_Par", "2026-11-22_Preset")
-    for name in names:
-        shutil.copytree(FLOPPY / name, track / name)
-    verdicts = json.loads((FLOPPY / "verdicts.json").read_text())
-    (track / "verdicts.json").write_text(json.dumps({name: verdicts[name] for name in names}))
+    track = some_records(folder / "records", *names)
     metrics = track / names[1] / "metrics_seed1337.jsonl"
     metrics.write_text(metrics.read_text().replace('"train_loss"', '"nll"'))
     readme = track / names[0] / "README.md"
@@ -295,12 +297,8 @@ def test_every_page_opens_from_disk_and_shuts_nobody_out(browser, big_page, site
             for more in it.tab.locator("summary").all():
                 more.click()
             found = axe.Axe().run(it.tab).response["violations"]
-            bad = [
-                (one["id"], one["nodes"][0]["html"][:200])
-                for one in found
-                if one["impact"] in ("serious", "critical")
-            ]
-            assert bad == [], path.name
+            grave = [one for one in found if one["impact"] in ("serious", "critical")]
+            assert [(one["id"], one["nodes"][0]["html"][:200]) for one in grave] == [], path.name
 
 
 @pytest.mark.slow
@@ -353,13 +351,9 @@ def test_names_of_others_are_never_markup_or_program(browser, tmp_path):
 
 
 @pytest.mark.slow
-def test_ten_long_runs_are_small_and_whole(big_page):
+def test_ten_long_runs_are_small_whole_and_quick(browser, big_page):
     assert big_page.stat().st_size < PROGRAM_BYTES + 1_000_000
     assert sum(max(row["high"]) > 40_000 for row in curves_in(big_page, "time")) == 2
-
-
-@pytest.mark.slow
-def test_ten_long_runs_are_quick(browser, big_page):
     with Tab(browser, big_page) as it:
         assert least_ms(it.tab, "document.querySelector('.switches input:not(:checked)').click()") < 1000
         assert it.wrong == []
@@ -433,14 +427,9 @@ def test_the_board_leads_to_the_records(browser, site_folder):
 
 
 @pytest.mark.slow
-def test_a_record_with_metrics_of_its_own_kind_has_a_page_without_curves(site_folder):
-    text = (site_folder / "track_floppy/2026-11-22_Preset.html").read_text()
-    assert "Its metrics have no curves: metrics_seed1337.jsonl:1" in text
-    assert 'href="../index.html"' in text
-
-
-@pytest.mark.slow
-def test_a_site_holds_the_program_once(site_folder):
+def test_a_site_holds_the_program_once_and_pages_without_curves(site_folder):
     pages = [*site_folder.rglob("*.html")]
     assert len(pages) == 3 and max(page.stat().st_size for page in pages) < 400_000
     assert 500_000 < (site_folder / "charts.js").stat().st_size < PROGRAM_BYTES
+    text = (site_folder / "track_floppy/2026-11-22_Preset.html").read_text()
+    assert "Its metrics have no curves: metrics_seed1337.jsonl:1" in text
