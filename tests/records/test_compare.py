@@ -17,7 +17,7 @@ from records.archive.metrics import find_runs
 from records.compare.comparison import load
 from tests import repeats
 from tests.kit.helpers import ROOT
-from tests.kit.metrics_kit import edit_events, edit_lines, write_run
+from tests.kit.metrics_kit import edit_clock, edit_events, edit_lines, write_run
 
 PAR = ROOT / "records/track_floppy/2026-11-22_Par"
 PRESET = ROOT / "records/track_floppy/2026-11-22_Preset"
@@ -47,11 +47,19 @@ def keys(base, new, verdict) -> set[str]:
 
 
 def test_two_sides_of_one_commit_are_grey(sides, capsys):
-    code, out, _ = run(capsys, sides[0], sides[1])
-    assert code == 0
+    """And `--json` has what the table has."""
+    code, out, _ = run(capsys, *sides)
+    assert code == 0 and "settings: the same" in out
     assert out.splitlines()[-1].startswith("val_bpb: same difference:")
-    assert "settings: the same" in out
-    assert {*verdicts(*sides).values()} == {"same", "-"}
+    code, out, _ = run(capsys, *sides, "--json")
+    value = json.loads(out)
+    assert code == 0 and (value["on"], value["verdict"]) == ("val_bpb", "same")
+    rows = {row["key"]: row for row in value["rows"]}
+    assert {row["verdict"] for row in rows.values()} == {"same", "-"}
+    assert rows["step_ms"]["base"] == pytest.approx(250, rel=0.02)
+    assert rows["mfu"]["base"] == pytest.approx(100 * 45.7 / 0.25 / 400, rel=0.02)
+    assert rows["start_seconds"]["new"] == pytest.approx(25, abs=0.1)
+    assert len(rows["val_bpb"]["new_runs"]) == 5
 
 
 @pytest.mark.parametrize(
@@ -84,7 +92,6 @@ def test_the_metric_decides_the_exit_code(sides, tmp_path, capsys):
     assert code == 1 and out.splitlines()[-1].startswith("val_bpb: worse difference:+0.0128")
     assert run(capsys, lossy, sides[0])[0] == 0
     assert run(capsys, sides[0][:1], lossy[:1])[0] == 4, "one pair is not evidence"
-    assert "expected one of params, steps" in run(capsys, *sides, "--on", "bpb")[2]
 
 
 def test_one_run_a_side_says_something_of_speed_and_nothing_of_losses(tmp_path):
@@ -97,33 +104,23 @@ def test_one_run_a_side_says_something_of_speed_and_nothing_of_losses(tmp_path):
     assert {verdicts(base, far)[key] for key in repeats.LOSSES} == {"not known"}
     again = shutil.copytree(base[0], tmp_path / "again")
     assert {verdicts(base, [again])[key] for key in repeats.LOSSES} == {"same"}
-
-
-def test_a_shorter_run_on_a_busy_machine_raises_no_alarm(tmp_path):
-    """The same script and seed, stopped by seconds: it ends elsewhere, and that is not known to be worse."""
-    base, new = write_run(tmp_path / "a", 1), write_run(tmp_path / "b", 1, 40, loss=2.2)
-    its = verdicts([base], [new])
-    assert its["val_bpb"] == "not known" and its["steps"] == "differs"
+    shorter = verdicts(base, [write_run(tmp_path / "f", 1, 40, loss=2.2)])
+    assert shorter["val_bpb"] == "not known" and shorter["steps"] == "differs", "stopped by seconds"
 
 
 def losses_of(tmp_path, side: str, losses: list[float], first: int = 1) -> list:
     return [write_run(tmp_path / f"{side}{seed}", seed, loss=loss) for seed, loss in enumerate(losses, first)]
 
 
-OLD, NEW = [2.0, 2.2, 1.9, 2.1, 2.0, 2.15], [1.95, 2.14, 1.86, 2.05, 1.94, 2.10]
-
-
 def test_more_pairs_never_take_away_what_is_known(tmp_path):
-    base, new = losses_of(tmp_path, "a", OLD), losses_of(tmp_path, "b", NEW)
-    found = [load(base[:count], new[:count]).decisive for count in range(1, 7)]
+    old, new = [2.0, 2.2, 1.9, 2.1, 2.0, 2.15], [1.95, 2.14, 1.86, 2.05, 1.94, 2.10]
+    base, pairs = losses_of(tmp_path, "a", old), losses_of(tmp_path, "b", new)
+    found = [load(base[:count], pairs[:count]).decisive for count in range(1, 7)]
     assert [one.verdict for one in found] == ["not known"] * 2 + ["better"] * 4
     for earlier, later in itertools.pairwise(found):
         assert later.low >= earlier.low and later.high <= earlier.high
-
-
-def test_without_pairs_the_spread_of_seeds_hides_a_small_gain(tmp_path):
-    base, new = losses_of(tmp_path, "a", OLD), losses_of(tmp_path, "b", NEW, first=101)
-    assert verdicts(base, new)["val_bpb"] == "not known"
+    others = losses_of(tmp_path, "c", new, first=101)
+    assert verdicts(base, others)["val_bpb"] == "not known", "the spread of seeds hides a small gain"
 
 
 @given(strategies.lists(strategies.tuples(*[strategies.floats(0.5, 4)] * 2), min_size=1, max_size=9))
@@ -148,11 +145,11 @@ def test_intervals_hold_for_whoever_looks_after_each_run():
 
 
 def test_repeats_of_one_seed_are_no_evidence_about_another(tmp_path):
-    first = [write_run(tmp_path / f"{side}1", 1) for side in "ab"]
-    second = [write_run(tmp_path / f"{side}2", 2) for side in "ab"]
-    assert keys(first, second, "worse") == set()
-    assert keys(first, second, "better") == set()
-    again = [write_run(tmp_path / f"{side}1", 1) for side in "cd"]
+    first, second, again = (
+        [write_run(tmp_path / f"{name}{seed}", seed) for name in names]
+        for names, seed in (("ab", 1), ("ab", 2), ("cd", 1))
+    )
+    assert repeats.colours(load(first, second)) == (set(), set())
     changed = repeats.changed(again, repeats.loss, tmp_path / "changed")
     assert keys(first, changed, "worse") == set(), "what one seed has again and again is one run"
 
@@ -160,13 +157,8 @@ def test_repeats_of_one_seed_are_no_evidence_about_another(tmp_path):
 @pytest.mark.parametrize(
     "seconds, verdict", [(0.15, "better"), (0.3, "not known"), (0.37, "not known"), (0.6, "worse")]
 )
-def test_a_colour_is_where_the_difference_is_beyond_the_band_that_is_told(tmp_path, seconds, verdict):
-    def drift(event):
-        if "train_seconds" not in event:
-            return event
-        return event | {"train_seconds": event["train_seconds"] ** 1.1}
-
-    base = edit_events(write_run(tmp_path / "a", 1, spread=0.0), drift)
+def test_a_colour_is_where_the_difference_is_beyond_the_band(tmp_path, seconds, verdict):
+    base = edit_clock(write_run(tmp_path / "a", 1, spread=0.0), lambda step, clock: clock**1.1)
     new = write_run(tmp_path / "b", 1, 60, seconds)
     for row in load([base], [new]).rows:
         if row.measure.key in repeats.SPEED:
@@ -174,18 +166,9 @@ def test_a_colour_is_where_the_difference_is_beyond_the_band_that_is_told(tmp_pa
             assert (row.low > 0 or row.high < 0) == (verdict in ("better", "worse"))
 
 
-def test_a_few_steps_say_nothing_of_a_speed(tmp_path):
-    base = write_run(tmp_path / "a", 1, 5)
-    slow = write_run(tmp_path / "b", 1, 5, step_seconds=0.5)
-    found = verdicts([base], [slow])
-    assert {found[key] for key in repeats.SPEED} == {"-"}
-
-
 def test_a_run_whose_numbers_failed_says_so(tmp_path, capsys):
     def fail(event):
-        if event.get("step", 0) <= 57:
-            return event
-        return event | {"grad_norm": "nan"}
+        return event | {"grad_norm": "nan"} if event.get("step", 0) > 57 else event
 
     good = write_run(tmp_path / "good")
     failed = edit_events(write_run(tmp_path / "failed"), fail)
@@ -218,16 +201,10 @@ def test_repeats_of_huge_numbers_are_compared(tmp_path, capsys, large):
 
 
 def test_a_machine_that_wanders_is_told_from_a_slower_script(tmp_path):
-    base = [write_run(tmp_path / "a", 1, steps=200)]
-
-    def drift(event):
-        if "train_seconds" not in event:
-            return event
-        more = 0.3 * max(0.0, event["train_seconds"] - 25)  # the second half is slower
-        return event | {"train_seconds": event["train_seconds"] + more}
-
-    wanders = edit_events(write_run(tmp_path / "b", 2, steps=200), drift)
-    assert keys(base, [wanders], "worse") == set()
+    base = write_run(tmp_path / "a", 1, steps=200)
+    wanders = write_run(tmp_path / "b", 2, steps=200)
+    edit_clock(wanders, lambda step, clock: clock + 0.3 * max(0.0, clock - 25))  # its second half is slower
+    assert keys([base], [wanders], "worse") == set()
 
 
 def test_the_example_of_the_page_is_what_compare_says(capsys):
@@ -246,39 +223,36 @@ def test_the_example_of_the_page_is_what_compare_says(capsys):
         assert f"{value:.4f}" in page
 
 
-def test_what_cannot_be_compared_has_no_verdict(tmp_path):
-    base = [write_run(tmp_path / "a", 1)]
-    other = [write_run(tmp_path / "b", 1, val_bytes=7, settings={"train_batch_tokens": 8192})]
-    its = verdicts(base, other)
-    unknown = {key for key, found in its.items() if found == "-"}
-    assert unknown == {
-        "train_loss",
-        "val_loss",
-        "val_bpb",
-        "step_ms",
-        "train_seconds",
-        "start_seconds",
-    }
+OTHER_TEXT = {"val_bytes": 7, "settings": {"train_batch_tokens": 8192}}
+UNJUDGED = {"train_loss", "val_loss", "train_seconds", "start_seconds"}
 
 
-def test_what_is_not_above_zero_has_no_verdict(tmp_path, capsys):
-    base = write_run(tmp_path / "a", 1)
-    odd = write_run(tmp_path / "b", 1, peak_memory_mib=0)
+@pytest.mark.parametrize(
+    "steps, facts, unknown",
+    [
+        (60, OTHER_TEXT, {"val_bpb", "step_ms"}),
+        (60, {"peak_memory_mib": 0}, {"peak_memory_mib"}),
+        (5, {}, repeats.SPEED),
+    ],
+    ids=["other text and tokens a step", "not above zero", "few steps"],
+)
+def test_what_cannot_be_compared_has_no_verdict(tmp_path, steps, facts, unknown):
+    base = write_run(tmp_path / "a", 1, steps)
+    other = write_run(tmp_path / "b", 1, steps, **facts)
+    assert keys([base], [other], "-") == UNJUDGED | unknown
+
+
+def test_operations_that_are_not_finite_have_no_verdict(tmp_path, capsys):
+    base, odd = (write_run(tmp_path / name, 1) for name in "ab")
     edit_events(odd, lambda event: event | {"train_flops": "inf"} if event["event"] == "step" else event)
-    its = verdicts([base], [odd])
-    assert {its[key] for key in ("peak_memory_mib", "flops", "mfu")} == {"-"}
+    assert {"flops", "mfu"} <= keys([base], [odd], "-")
     assert run(capsys, [base], [odd], "--html", tmp_path / "page.html")[0] == 0
 
 
 @pytest.mark.parametrize("at", [1, 2, 30, 59, 60])
 def test_a_stall_is_found_wherever_it_is(tmp_path, at):
-    def delay(event):
-        if "train_seconds" not in event or event.get("step", 60) < at:
-            return event
-        return event | {"train_seconds": event["train_seconds"] + 40}
-
-    base = write_run(tmp_path / "a", 1)
-    stalled = edit_events(write_run(tmp_path / "b", 1), delay)
+    base, stalled = (write_run(tmp_path / name, 1) for name in "ab")
+    edit_clock(stalled, lambda step, clock: clock + 40 * (step >= at))
     its = load([base], [stalled])
     assert [one["step"] for one in its.stalls] == [at]
     assert repeats.colours(its) == (set(), set())
@@ -319,17 +293,6 @@ def test_settings_and_the_first_step_where_losses_part(tmp_path, capsys):
     assert "MATRIX_LR: 0.06 | 0.02" in out
     assert "the losses part at step 31, by 1 % from step 31" in out
     assert "the same to the last bit over 60 steps" in run(capsys, [base], [base])[1]
-
-
-def test_json_has_what_the_table_has(sides, capsys):
-    code, out, _ = run(capsys, sides[0], sides[1], "--json")
-    value = json.loads(out)
-    assert code == 0 and (value["on"], value["verdict"]) == ("val_bpb", "same")
-    rows = {row["key"]: row for row in value["rows"]}
-    assert rows["step_ms"]["base"] == pytest.approx(250, rel=0.02)
-    assert rows["mfu"]["base"] == pytest.approx(100 * 45.7 / 0.25 / 400, rel=0.02)
-    assert rows["start_seconds"]["new"] == pytest.approx(25, abs=0.1)
-    assert len(rows["val_bpb"]["new_runs"]) == 5
 
 
 def test_start_up_is_not_told_by_files_that_were_changed_later(tmp_path):
@@ -407,7 +370,7 @@ ODD = [None, True, -1, 0, 1e308, 10**400, "", "nan", "x", [], {}, [1] * 9, "1.5 
 def test_no_log_makes_a_traceback(tmp_path, capsys, seed):
     """Values and bytes changed at random, in metrics, log and config: a table, or one line of error."""
     rng = random.Random(seed)
-    good, broken = write_run(tmp_path / "good", steps=20), write_run(tmp_path / "broken", steps=20)
+    good, broken = (write_run(tmp_path / name, steps=20) for name in ("good", "broken"))
 
     def odd_value(event):
         if rng.random() < (0.5 if event["event"] != "step" else 0.03):
@@ -428,9 +391,8 @@ def test_no_log_makes_a_traceback(tmp_path, capsys, seed):
             (broken / name).write_bytes(blob[: rng.choice([len(blob), rng.randrange(len(blob))])])
     words = ["--unfinished"] * (seed % 3 > 0)
     code, _, err = run(capsys, [good], [broken], *words, "--html", tmp_path / "page.html")
-    assert (code == 3 and err.startswith("error: ") and err.count("\n") == 1) or (
-        code in (0, 1, 4) and not err
-    )
+    one_line = code == 3 and err.startswith("error: ") and err.count("\n") == 1
+    assert one_line or (code in (0, 1, 4) and not err)
 
 
 def test_metrics_alone_and_runs_without_the_newer_fields(tmp_path, capsys):
@@ -442,23 +404,28 @@ def test_metrics_alone_and_runs_without_the_newer_fields(tmp_path, capsys):
     assert code == 0 and "tokens/s" in out
 
 
-@pytest.mark.parametrize("target", [".", "/", ""])
-def test_a_page_needs_a_file(tmp_path, capsys, target):
-    one = write_run(tmp_path / "a", 1)
-    code, out, err = run(capsys, [one], [one], "--html", target)
-    assert (code, out, err.count("\n")) == (2, "", 1)
+A = ["--base", "A"]
 
 
-@pytest.mark.parametrize("words", [["A"], ["--base", "A"], ["--new", "A"], ["--base", "--new", "A"]])
-def test_two_sides_are_needed(capsys, words):
-    code = records(["compare", *words])
-    err = capsys.readouterr().err
-    assert code == 2 and err.startswith("error: ") and err.count("\n") == 1
-
-
-def test_no_such_run(tmp_path, capsys):
-    assert "no such file" in run(capsys, [tmp_path / "no"], [tmp_path])[2]
-    assert "holds no metrics.jsonl" in run(capsys, [tmp_path], [tmp_path])[2]
+@pytest.mark.parametrize(
+    "words, code, message",
+    [
+        (["A"], 2, ""),
+        (A, 2, ""),
+        (["--new", "A"], 2, ""),
+        (["--base", "--new", "A"], 2, ""),
+        (["--base", "no", "--new", "A"], 3, "no such file"),
+        (["--base", ".", "--new", "A"], 3, "holds no metrics.jsonl"),
+        ([*A, "--new", "A", "--on", "bpb"], 2, "expected one of params, steps"),
+        *([[*A, "--new", "A", "--html", target], 2, ""] for target in (".", "/", "")),
+    ],
+)
+def test_wrong_words_are_one_line(tmp_path, monkeypatch, capsys, words, code, message):
+    write_run(tmp_path / "A", 1)
+    monkeypatch.chdir(tmp_path)
+    assert records(["compare", *words]) == code
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and message in err
 
 
 @pytest.mark.slow
