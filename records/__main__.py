@@ -28,7 +28,6 @@ COMMANDS = {
     "judge": ("records.verify.commands:judge", "train a record's script with fresh seeds, and rank it"),
     "publish": ("records.board.publishing:publish", "put a record on the Hugging Face hub"),
     "board": ("records.board.commands:board", "write the tables of records, or a site of pages"),
-    "excerpts": ("records.board.commands:excerpts", "keep a sample of a record's model for its page"),
     "pictures": ("records.board.commands:pictures", "draw the pictures of the READMEs"),
     "track": ("records.referee.track:main", "fill in a track's facts, measure well-known compressors"),
 }

@@ -1,4 +1,4 @@
-"""The commands that make pages of records: board, excerpts and pictures."""
+"""The commands that make pages of records: board and pictures."""
 
 import re
 from pathlib import Path
@@ -8,9 +8,8 @@ import click
 from data.command import DataError, say
 from data.door import Command
 from data.files import read_bytes, write_whole
-from records.archive.tracks import DATA, RECORDS, Track, load_track, read_yardsticks
+from records.archive.tracks import RECORDS, Track, load_track, read_yardsticks
 from records.board.entries import load_entries
-from records.board.excerpts import keep_excerpt, make_excerpt
 from records.board.tables import compressors, tables
 
 of_records = click.option("--records", type=Path, default=RECORDS, help="folder of the tracks")
@@ -56,28 +55,6 @@ def board(records: Path, check: bool, html: Path | None) -> int:
     from records.board.site import write_site  # charts, which the tables need not load
 
     print(f"{html}: {write_site(html, tracks)} pages written")
-    return 0
-
-
-@click.command(cls=Command)
-@click.argument("records", nargs=-1, required=True, type=Path, metavar="RECORD...")
-@click.option("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/")
-@click.option("--artifact", type=Path, help="of the record, where its folder holds none")
-@click.option("--trust", is_flag=True, help="run the record without a sandbox")
-def excerpts(records: tuple[Path, ...], data: Path, artifact: Path | None, trust: bool) -> int:
-    """What the models of records write, kept for the pages: records/<track>/excerpts.json.
-
-        python -m records excerpts records/track_floppy/2026-11-22_Par
-
-    An excerpt is what `sample` prints with settings of its own; it takes a minute or less.
-    """
-    options = ["--data", str(data.absolute()), *(["--trust"] if trust else [])]
-    if artifact:
-        options += ["--artifact", str(artifact.absolute())]
-    for record in map(Path.resolve, records):
-        track = load_track(record.parent)
-        path = keep_excerpt(track, record.name, make_excerpt(record, options))
-        say(f"{path}: has a sample of {record.name}; python -m records board --html DIR shows it")
     return 0
 
 

@@ -1,7 +1,7 @@
 """The board as a site of plain files: the tracks on one page, and a page for each record.
 
 Any server serves it as it is, and so does a disk. Nothing is run for it: curves come from the records'
-metrics, and what a model writes from excerpts.json, which `python -m records excerpts` writes.
+metrics.
 """
 
 import difflib
@@ -19,7 +19,6 @@ from records.archive.tracks import Track, Yardstick, read_yardsticks
 from records.board.curves import Curves, curves_of
 from records.board.documents import PROGRAM, markdown, program, render
 from records.board.entries import KINDS, Entry, load_entries
-from records.board.excerpts import read_excerpts
 from records.board.ladder import draw_ladder, points
 from records.board.look import PAGE
 from records.board.tables import words_of_track
@@ -82,7 +81,7 @@ def script_changes(entry: Entry) -> str:
     return "\n".join(difflib.unified_diff(*scripts, *names, lineterm=""))
 
 
-def record_page(entry: Entry, sample: dict | None) -> bytes:
+def record_page(entry: Entry) -> bytes:
     record = entry.record
     curves, no_curves = read_curves(entry)
     return render(
@@ -97,8 +96,6 @@ def record_page(entry: Entry, sample: dict | None) -> bytes:
         curves=curves,
         no_curves=no_curves,
         changes=script_changes(entry),
-        sample=sample,
-        sample_rest=sample["text"].removeprefix(sample["prompt"]) if sample else "",
         readme=markdown(read_bytes(record.path / "README.md").decode(errors="replace")),
     )
 
@@ -141,9 +138,7 @@ def write_site(folder: Path, tracks: list[Track]) -> int:
         sections.append(section)
         if entries:
             charts[chart] = ladder(entries, compressors)
-        samples = read_excerpts(track, {entry.name: entry.sha256 for entry in entries})
-        for entry in entries:
-            files[address(entry.record)] = record_page(entry, samples.get(entry.name))
+        files |= {address(entry.record): record_page(entry) for entry in entries}
     files["index.html"] = render("index.html", charts, PROGRAM, head=HEAD, tracks=sections)
     for name, page in files.items():
         path = folder / name

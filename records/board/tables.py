@@ -8,8 +8,8 @@ from records.archive.tracks import Track, Yardstick
 from records.board.entries import Entry, best_and_path
 
 ESCAPED = {sign: "\\" + sign for sign in "\\`*_[]|#!"} | {"<": "&lt;", ">": "&gt;"}
-COLUMNS = "rank | record | by | date | bits per byte | bytes | dataset | what changed | beats | verdict"
-COMPRESSOR_COLUMNS = "compressor | version | settings | after | bytes | bits per byte"
+HEAD = "rank | record | by | date | bits per byte | bytes | dataset | what changed | beats | verdict"
+HEAD_OF_COMPRESSORS = "compressor | version | settings | after | bytes | bits per byte"
 TITLES = {
     "records": "",
     "waiting": "\n**Not judged yet**: what they claim holds. A rank needs the judge's own training.\n\n",
@@ -24,29 +24,29 @@ def cell(text: str) -> str:
     return " ".join(text.translate(str.maketrans(ESCAPED)).split())
 
 
-def line(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |\n"
+def table(head: str, rows: list[list[str]]) -> str:
+    lines = [f"| {' | '.join(cells)} |\n" for cells in rows]
+    return f"| {head} |\n" + "|---" * (head.count("|") + 1) + "|\n" + "".join(lines)
 
 
-def head(columns: str) -> str:
-    return f"| {columns} |\n" + "|---" * (columns.count("|") + 1) + "|\n"
-
-
-def row(rank: str, entry: Entry, root: Path) -> str:
+def row(rank: str, entry: Entry, root: Path) -> list[str]:
     cells = entry.cells
     cells |= {name: cell(cells[name]) for name in ("by", "what changed", "beats", "verdict")}
     cells["record"] = f"[{cell(entry.short_name)}]({entry.record.path.relative_to(root).as_posix()}/)"
-    return line([rank, *(cells[name] for name in COLUMNS.split(" | ")[1:])])
+    return [rank, *(cells[name] for name in HEAD.split(" | ")[1:])]
 
 
-def table(title: str, chosen: list[Entry], entries: list[Entry], ranked: bool, root: Path) -> str:
-    """The ten best of those that are chosen, and those on the path to the best of all entries."""
+def section(kind: str, entries: list[Entry], root: Path) -> str:
+    """Of the entries of a kind the ten best, and those on the path to the best of all. Empty without any."""
+    chosen = [entry for entry in entries if entry.kind == kind]
+    if not chosen:
+        return ""
     shown = best_and_path(chosen, entries)
-    rank = {entry.name: str(place) if ranked else "" for place, entry in enumerate(chosen, 1)}
-    rows = [row(rank[entry.name], entry, root) for entry in shown]
+    ranks = {entry.name: str(place) for place, entry in enumerate(chosen, 1) if kind == "records"}
+    rows = [row(ranks.get(entry.name, ""), entry, root) for entry in shown]
     left = len(chosen) - len(shown)
     more = f"\n{left} more: `python -m records board --html site` shows all.\n" if left else ""
-    return title + head(COLUMNS) + "".join(rows) + more
+    return TITLES[kind] + table(HEAD, rows) + more
 
 
 def limits(track: Track) -> str:
@@ -66,12 +66,9 @@ def words_of_track(track: Track) -> str:
 
 def tables(track: Track, entries: list[Entry]) -> str:
     """A track and its records."""
-    parts = [f"### {track['title']} (`{track.name}`)\n\n{words_of_track(track)}\n\n"]
-    for kind, title in TITLES.items():
-        chosen = [entry for entry in entries if entry.kind == kind]
-        if chosen:
-            parts.append(table(title, chosen, entries, kind == "records", track.folder.parent))
-    return "".join(parts) if entries else parts[0] + "No record yet.\n"
+    head = f"### {track['title']} (`{track.name}`)\n\n{words_of_track(track)}\n\n"
+    sections = [section(kind, entries, track.folder.parent) for kind in TITLES]
+    return head + ("".join(sections) or "No record yet.\n")
 
 
 def compressors(track: Track, rows: list[Yardstick]) -> str:
@@ -79,8 +76,9 @@ def compressors(track: Track, rows: list[Yardstick]) -> str:
     if not rows:
         return ""
     command = shell("python", "-m", "records", "track", "yardsticks", f"records/{track.name}", "--write")
-    parts = [f"\n**What well-known compressors need**: `{command}`\n\n", head(COMPRESSOR_COLUMNS)]
+    cells = []
     for one in rows:
         words = map(cell, (one.name, one.version, one.settings, one.after))
-        parts.append(line([*words, f"{one.bytes:,}", f"{one.bits_per_byte:.4f}"]))
-    return "".join(parts)
+        cells.append([*words, f"{one.bytes:,}", f"{one.bits_per_byte:.4f}"])
+    title = f"\n**What well-known compressors need**: `{command}`\n\n"
+    return title + table(HEAD_OF_COMPRESSORS, cells)

@@ -129,31 +129,21 @@ def check_steps(to: str, root: Path, name: str, steps: int, again: int = 0) -> d
 # --- the command ------------------------------------------------------------------------------------------
 
 
-def environment(root: Path) -> dict[str, str]:
-    """Of a follower: offline, and all that a tracker writes below `root`."""
-    own = {"WANDB_MODE": "offline", "PYTHONPATH": helpers.ROOT}
+def start(to: str, root: Path, *more) -> subprocess.Popen:
+    """A follower of root/logs, offline, whose tracker writes all below `root`."""
     caches = dict.fromkeys(("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "XDG_CACHE_HOME"), root / "cache")
-    return helpers.clean_environment(**own, **caches)
-
-
-def command(to: str, *more) -> list[str]:
-    return [sys.executable, "-m", "records", "follow", "logs", "--to", to, *map(str, more)]
-
-
-def process(to: str, root: Path, *more) -> subprocess.CompletedProcess:
-    words = command(to, *more)
-    return subprocess.run(words, cwd=root, env=environment(root), capture_output=True, text=True)
-
-
-def popen(to: str, root: Path, **pipes) -> subprocess.Popen:
-    return subprocess.Popen(command(to), cwd=root, env=environment(root), **pipes)
+    env = helpers.clean_environment(WANDB_MODE="offline", PYTHONPATH=helpers.ROOT, **caches)
+    words = [sys.executable, "-m", "records", "follow", "logs", "--to", to, *map(str, more)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(words, cwd=root, env=env, **pipes)
 
 
 def follow_all(to: str, root: Path, *more) -> str:
     """Follow root/logs until all have ended; what the command said."""
-    done = process(to, root, *more)
-    assert done.returncode == 0 and done.stderr == "", done.stderr
-    return done.stdout
+    with start(to, root, *more) as follower:
+        out, err = follower.communicate()
+    assert follower.returncode == 0 and err == "", err
+    return out
 
 
 @pytest.fixture
@@ -265,7 +255,7 @@ def test_a_living_run_is_seen_within_five_seconds(to, tmp_path):
     """It is resumed once, from step 17 on. Another run, which has ended, is followed beside it."""
     make_run(tmp_path / "logs/other", lines(1, 30) + final(30))
     metrics = make_run(tmp_path / "logs/one", lines(1, 1)) / "metrics.jsonl"
-    with popen(to, tmp_path) as follower:
+    with start(to, tmp_path) as follower:
         while not last_step(to, tmp_path):  # its packages load
             assert follower.poll() is None
             time.sleep(0.1)
@@ -290,7 +280,7 @@ def test_a_follower_that_is_killed_goes_on(to, tmp_path):
     """Killed as it sends 5,000 steps: the tracker has what the cursor says, and later it has all."""
     folder = make_run(tmp_path / "logs/one", lines(1, 10))
     cursor = folder / f"follow-{to}.json"
-    with popen(to, tmp_path) as follower:
+    with start(to, tmp_path) as follower:
         while not cursor.exists() or json.loads(cursor.read_text())["place"] < 21:
             assert follower.poll() is None
             time.sleep(0.01)
@@ -321,8 +311,7 @@ def test_a_real_run(tmp_path, base_run):
 @slow
 def test_a_follower_that_is_stopped_says_so(tmp_path):
     make_run(tmp_path / "logs/one", lines(1, 10))
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with popen("wandb", tmp_path, **pipes) as follower:
+    with start("wandb", tmp_path) as follower:
         expected = "one: 11 rows sent to wandb, has not ended and is waited for\n"
         assert follower.stdout.readline() == expected
         follower.send_signal(signal.SIGTERM)
@@ -406,6 +395,6 @@ def test_wrong_uses_are_one_line(here, tmp_path, capsys, monkeypatch):
 @slow
 def test_a_tracker_that_fails_is_one_line(tmp_path):
     make_run(tmp_path / "logs/a", lines(1, 10))
-    done = process("wandb", tmp_path, "--project", "a/b")
-    assert done.returncode == 3
-    assert re.fullmatch("error: wandb says UsageError: .*\n", done.stderr), done.stderr
+    with start("wandb", tmp_path, "--project", "a/b") as follower:
+        _, err = follower.communicate()
+    assert follower.returncode == 3 and re.fullmatch("error: wandb says UsageError: .*\n", err), err

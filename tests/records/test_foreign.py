@@ -1,22 +1,12 @@
 """A record that is none of ours: its script is frozen, trained again and judged."""
 
-import html
-import json
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-from records.archive.tracks import load_track
-from records.archive.verdicts import folder_sha256
-from records.board.excerpts import read_excerpts
 from records.verify import commands
 from records.verify.version import referee_version
-from tests.kit import helpers, record_kit
+from tests.kit import record_kit
 from tests.kit.data_kit import call
-from tests.kit.record_kit import MAIN, TRACK, Author
+from tests.kit.record_kit import MAIN, Author
 
 pytestmark = pytest.mark.slow
 sandboxed = pytest.mark.sandbox
@@ -73,33 +63,6 @@ def test_all_leaves_what_passed_and_judges_what_has_changed(author, judged, monk
     assert "FAIL schema: " in said and said.endswith("\n1 records, 1 checks failed\n")
     assert author.kept["verdict"] == "fails" and author.kept["failed"] == ["schema"]
     record_kit.edit(author.folder / "submission.json", ('"author": ""', '"author": "Eve"'))
-
-
-def page_of(track: Path, name: str, target: Path) -> str:
-    words = ["records", "board", "--records", str(track.parent), "--html", str(target)]
-    subprocess.run([sys.executable, "-m", *words], cwd=helpers.ROOT, check=True, capture_output=True)
-    return html.unescape((target / f"{track.name}/{name}.html").read_text(encoding="utf-8"))
-
-
-def test_an_excerpt_stands_on_the_record_s_page_until_the_folder_changes(author, tmp_path):
-    track = tmp_path / "records" / TRACK
-    record = track / author.folder.name
-    shutil.copytree(author.folder, record)
-    shutil.copy(author.track / "track.json", track)
-    call("records", "excerpts", record, "--data", author.data, "--trust")
-    its = json.loads((track / "excerpts.json").read_text())[record.name]
-    assert its["command"].startswith(f"python -m records sample records/{TRACK}/{record.name} ")
-    new = its["text"].removeprefix(its["prompt"])
-    assert len(new) > 100 and new != its["text"]
-    words = its["command"]
-    assert words in page_of(track, record.name, tmp_path / "site")
-    record_kit.edit(record / "train_seed1.log", ("preset:none", "preset:some"))
-    assert read_excerpts(load_track(track), {record.name: folder_sha256(record)}) == {}
-    (record / "train_gpt.py").write_text("def load_predictor(artifact, device):\n    raise ValueError\n")
-    said = call("records", "excerpts", record, "--data", author.data, "--trust", code=3)
-    script = record / "train_gpt.py"
-    assert said == f"error: {record}: no sample: error: {script}: the record raised ValueError:\n"
-    assert json.loads((track / "excerpts.json").read_text())[record.name] == its
 
 
 # --- honest scripts that are unlike ours ------------------------------------------------------------------
