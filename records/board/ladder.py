@@ -12,6 +12,7 @@ LINE = 14  # pixels of a line of small text
 FEW = 30  # points; all of more have no room for their names
 ROOM = 38  # pixels that a score's digits take
 RECORDS, RULES = "records", "rules"  # names of data
+SAID = ("bits per byte", "bytes", "date", "kind")  # cells of an entry that a page's points say
 
 
 def points(entries: list[Entry]) -> list[dict]:
@@ -69,20 +70,36 @@ def rule_layers(bits: partial, look: Look) -> list[alt.Chart]:
 
 def record_layers(bits: partial, look: Look, count: int) -> list[alt.Chart]:
     """Intervals, points of which those of records are filled, and scores where there is room for digits."""
-    axis = alt.Axis(labelAngle=-45, grid=False, title=None, labelLimit=200, labelOverlap=count > FEW)
+    axis = alt.Axis(
+        labelAngle=-45,
+        grid=False,
+        title=None,
+        labelLimit=200,
+        labelOverlap=count > FEW,
+    )
     base = alt.Chart(alt.NamedData(name=RECORDS)).encode(x=alt.X("name:N", sort=None, axis=axis))
     faint = {"color": look.mark, "opacity": 0.45}
-    bars = base.mark_errorbar(
-        rule={"size": 2, **faint}, ticks={"size": 9, "thickness": 2, **faint}, clip=True
-    )
+    rule = {"size": 2, **faint}
+    ticks = {"size": 9, "thickness": 2, **faint}
+    bars = base.mark_errorbar(rule=rule, ticks=ticks, clip=True)
     bars = bars.encode(y=bits("low:Q"), y2="high:Q")
+
     base = base.encode(y=bits("mean:Q"))
-    dots = base.mark_point(size=110, strokeWidth=2, stroke=look.mark, opacity=1, aria=False)
-    dots = dots.encode(fill=alt.condition("datum.counts", alt.value(look.mark), alt.value(look.paper)))
+    fill = alt.condition("datum.counts", alt.value(look.mark), alt.value(look.paper))
+    dots = base.mark_point(
+        size=110,
+        strokeWidth=2,
+        stroke=look.mark,
+        opacity=1,
+        aria=False,
+    )
+    dots = dots.encode(fill=fill)
     if look is PAGE:
-        said = ["name:N", "bits per byte:N", "bytes:N", "date:N", "kind:N", "built on:N"]
+        said = [f"{name}:N" for name in ("name", *SAID)]
         dots = dots.encode(tooltip=said, href="href:N")
+
     seen = alt.ExprRef(f"width < {ROOM * count} ? 0 : 1")
-    places = {"align": "left", "dx": 8, "dy": -11, "fontSize": 11}
-    digits = base.mark_text(color=look.mark, opacity=seen, aria=False, **places)
-    return [bars, dots, digits.encode(text=alt.Text("mean:Q", format=".4f"))]
+    place = {"align": "left", "dx": 8, "dy": -11}
+    digits = base.mark_text(fontSize=11, color=look.mark, opacity=seen, aria=False, **place)
+    digits = digits.encode(text=alt.Text("mean:Q", format=".4f"))
+    return [bars, dots, digits]

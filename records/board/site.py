@@ -19,7 +19,7 @@ from records.archive.tracks import Track, Yardstick, read_yardsticks
 from records.board.curves import Curves, curves_of
 from records.board.documents import PROGRAM, markdown, program, render
 from records.board.entries import KINDS, Entry, load_entries
-from records.board.ladder import draw_ladder, points
+from records.board.ladder import SAID, draw_ladder, points
 from records.board.look import PAGE
 from records.board.tables import words_of_track
 
@@ -39,9 +39,9 @@ def facts(entry: Entry) -> list[list]:
     """What the page says of it; (text, address) for a link."""
     record = entry.record
     cells = entry.cells
-    rows: list[list] = [[name, cells[name]] for name in ("verdict", "by", "date", "dataset")]
     score = f"{entry.interval} (mean of {len(entry.scores)} seeds, 95 % interval)"
-    rows.insert(0, ["bits per byte", score])
+    rows: list[list] = [["bits per byte", score]]
+    rows += [[name, cells[name]] for name in ("verdict", "by", "date", "dataset")]
     rows.append(["bytes", f"{cells['bytes']} of {record.track['budget_bytes']:,}"])
     rows.append(["beats", entry.beats or "nothing"])
     if before := entry.built_on:
@@ -122,7 +122,8 @@ def ladder(entries: list[Entry], compressors: list[Yardstick]) -> dict:
     """All records, whose points say what they are and lead to their pages."""
     said = []
     for point, entry in zip(points(entries), sorted(entries, key=lambda one: one.name)):
-        said.append({**entry.cells, **point, "built on": entry.built_on, "href": address(entry.record)})
+        cells = {name: entry.cells[name] for name in SAID}
+        said.append({**point, **cells, "href": address(entry.record)})
     return draw_ladder(said, compressors, PAGE, width="container", height=HEIGHT)
 
 

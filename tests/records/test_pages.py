@@ -241,9 +241,9 @@ def opened(browser, path: Path, scheme: str = "light", width: int = 1200):
     tab.on("request", lambda one: one.url.startswith(("file:", "data:")) or wrong.append(one.url))
     tab.goto(path.as_uri())
     tab.wait_for_selector("html[data-ready]")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
     yield tab
     assert wrong == [] and tab.evaluate("window.hurt") is None
-    assert tab.evaluate("document.documentElement.scrollWidth") <= width
     context.close()
 
 
