@@ -94,18 +94,34 @@ def test_the_metric_decides_the_exit_code(sides, tmp_path, capsys):
     assert run(capsys, sides[0][:1], lossy[:1])[0] == 4, "one pair is not evidence"
 
 
-def test_one_run_a_side_says_something_of_speed_and_nothing_of_losses(tmp_path):
-    base = [write_run(tmp_path / "a", 1)]
-    quicker = [write_run(tmp_path / "b", 2, step_seconds=0.24)]
-    slower = [write_run(tmp_path / "c", 2, step_seconds=0.30)]
-    assert keys(base, quicker, "better") == set()
-    assert keys(base, slower, "worse") == repeats.SPEED
-    far = [write_run(tmp_path / "e", 1, loss=2.10)]
-    assert {verdicts(base, far)[key] for key in repeats.LOSSES} == {"not known"}
-    again = shutil.copytree(base[0], tmp_path / "again")
-    assert {verdicts(base, [again])[key] for key in repeats.LOSSES} == {"same"}
-    shorter = verdicts(base, [write_run(tmp_path / "f", 1, 40, loss=2.2)])
-    assert shorter["val_bpb"] == "not known" and shorter["steps"] == "differs", "stopped by seconds"
+def speed(verdict: str) -> dict[str, str]:
+    return dict.fromkeys(repeats.SPEED, verdict)
+
+
+LENGTH = dict.fromkeys(("steps", "tokens", "flops"), "differs")
+UNJUDGED = dict.fromkeys(("train_loss", "val_loss", "train_seconds", "start_seconds"), "-")
+ONE_RUN = {  # what a run has other than seed 1's, and the verdicts that are not "same"
+    "repeat": ({}, {}),
+    "4 % quicker": ({"seed": 2, "step_seconds": 0.24}, {"val_bpb": "not known"}),
+    "20 % slower": ({"seed": 2, "step_seconds": 0.30}, speed("worse") | {"val_bpb": "not known"}),
+    "0.1 nats more": ({"loss": 2.1}, {"val_bpb": "not known"}),
+    "shorter": ({"steps": 40, "loss": 2.2}, LENGTH | {"val_bpb": "not known"}),
+    "few steps": ({"steps": 5}, LENGTH | speed("-") | {"val_bpb": "not known"}),
+    "diverged": ({"val_loss": "nan", "val_bpb": "nan"}, {"val_loss": "worse", "val_bpb": "worse"}),
+    "other text": ({"val_bytes": 7}, {"val_bpb": "-"}),
+    "other tokens a step": (
+        {"settings": {"train_batch_tokens": 8192}},
+        {"step_ms": "-", "tokens": "differs", "tokens_per_second": "better"},
+    ),
+    "not above zero": ({"peak_memory_mib": 0}, {"peak_memory_mib": "-"}),
+}
+
+
+@pytest.mark.parametrize("case", ONE_RUN)
+def test_one_run_a_side_says_something_of_speed_and_nothing_of_losses(tmp_path, case):
+    values, expected = ONE_RUN[case]
+    found = verdicts([write_run(tmp_path / "a")], [write_run(tmp_path / "b", **values)])
+    assert {key: verdict for key, verdict in found.items() if verdict != "same"} == UNJUDGED | expected
 
 
 def losses_of(tmp_path, side: str, losses: list[float], first: int = 1) -> list:
@@ -223,25 +239,6 @@ def test_the_example_of_the_page_is_what_compare_says(capsys):
         assert f"{value:.4f}" in page
 
 
-OTHER_TEXT = {"val_bytes": 7, "settings": {"train_batch_tokens": 8192}}
-UNJUDGED = {"train_loss", "val_loss", "train_seconds", "start_seconds"}
-
-
-@pytest.mark.parametrize(
-    "steps, facts, unknown",
-    [
-        (60, OTHER_TEXT, {"val_bpb", "step_ms"}),
-        (60, {"peak_memory_mib": 0}, {"peak_memory_mib"}),
-        (5, {}, repeats.SPEED),
-    ],
-    ids=["other text and tokens a step", "not above zero", "few steps"],
-)
-def test_what_cannot_be_compared_has_no_verdict(tmp_path, steps, facts, unknown):
-    base = write_run(tmp_path / "a", 1, steps)
-    other = write_run(tmp_path / "b", 1, steps, **facts)
-    assert keys([base], [other], "-") == UNJUDGED | unknown
-
-
 def test_operations_that_are_not_finite_have_no_verdict(tmp_path, capsys):
     base, odd = (write_run(tmp_path / name, 1) for name in "ab")
     edit_events(odd, lambda event: event | {"train_flops": "inf"} if event["event"] == "step" else event)
@@ -274,12 +271,9 @@ def test_no_name_of_a_setting_looks_like_a_line_of_ours(tmp_path, capsys):
 
 
 def test_a_run_that_diverged_is_worse(tmp_path, capsys):
-    base = [write_run(tmp_path / "a", 1)]
-    other = write_run(tmp_path / "b", 1, val_loss="nan", val_bpb="nan")
-    assert keys(base, [other], "worse") == {"val_loss", "val_bpb"}
-    code, out, _ = run(capsys, base, [other], "--html", tmp_path / "page.html")
-    assert code == 1
-    assert "not finite" in out
+    base, other = write_run(tmp_path / "a"), write_run(tmp_path / "b", val_loss="nan", val_bpb="nan")
+    code, out, _ = run(capsys, [base], [other], "--html", tmp_path / "page.html")
+    assert code == 1 and "not finite" in out
 
 
 def test_settings_and_the_first_step_where_losses_part(tmp_path, capsys):
