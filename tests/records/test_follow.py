@@ -269,6 +269,7 @@ def test_a_living_run_is_seen_within_five_seconds(to, tmp_path):
                 metrics.write_text(lines(1, 17))
                 time.sleep(1.5)
         metrics.write_text(lines(1, 40) + final(40))
+        follower.communicate()
     assert follower.returncode == 0
     check_steps(to, tmp_path, "one", 40)
     check_steps(to, tmp_path, "other", 30)
