@@ -57,7 +57,7 @@ def checked(event: Any) -> Event:
     return event
 
 
-class Row(NamedTuple):
+class Measured(NamedTuple):
     """What a tracker gets of a step or of a validation."""
 
     step: int
@@ -65,13 +65,13 @@ class Row(NamedTuple):
     numbers: dict[str, float]
 
 
-def row_of(event: Event) -> Row:
+def row_of(event: Event) -> Measured:
     numbers = {}
     for name, value in event.items():
         if name != "step" and (isinstance(value, int | float) or value in NOT_FINITE):
             with contextlib.suppress(OverflowError):  # of a whole number; no tracker takes all of those
                 numbers[name] = float(value)
-    return Row(event["step"], 2 * event["step"] + (event["event"] == "val"), numbers)
+    return Measured(event["step"], 2 * event["step"] + (event["event"] == "val"), numbers)
 
 
 def summary(folder: Path, final: Event) -> dict[str, Any]:

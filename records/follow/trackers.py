@@ -9,7 +9,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from records.follow.events import Row
+from records.follow.events import Measured
 
 
 @dataclasses.dataclass
@@ -40,7 +40,7 @@ class TensorBoard:
         _, settings, _ = hparams(config, {})
         self.writer.file_writer.add_summary(settings)
 
-    def send(self, rows: list[Row]) -> None:
+    def send(self, rows: list[Measured]) -> None:
         """Send rows; return when the tracker has taken them."""
         for row in rows:
             for name, value in row.numbers.items():
@@ -96,7 +96,7 @@ class Wandb:
         )
         self.run.define_metric("*", step_metric="step")
 
-    def send(self, rows: list[Row]) -> None:
+    def send(self, rows: list[Measured]) -> None:
         for row in rows:
             self.run.log({"step": row.step, **row.numbers}, step=row.place, commit=True)
         self.run.status()  # is answered after all that was sent before
