@@ -16,7 +16,6 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from data.command import REPO, printable
-from data.files import scratch_folder
 from records.sandbox import NoSandbox
 from records.sandbox.filesystem import EMPTY, WRITABLE, own_files
 from records.sandbox.installation import Files
@@ -38,16 +37,14 @@ def complaint(path: str) -> str:
     """What a bwrap says that can make no sandbox here; nothing if it can."""
     shown = ["--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
     words = [path, *shown, "--unshare-pid", "--unshare-net", "--unshare-ipc", "true"]
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    pipes = dict.fromkeys(("stdin", "stdout"), subprocess.DEVNULL) | {"stderr": subprocess.PIPE}
     try:
-        with scratch_folder() as place, own_files(place, words, {}, 1 << 20, **pipes) as (process, _):
-            said = process.stderr.read()
+        with own_files(words, {}, 1 << 20, **pipes) as (process, _):
+            said = printable(process.stderr.read().decode("utf-8", "replace")).strip()
             code = process.wait()
     except (OSError, NoSandbox) as error:
         return str(error)
-    if code == 0:
-        return ""
-    return printable(said.decode("utf-8", "replace")).strip() or f"exit status {code}"
+    return said or f"exit status {code}" if code else ""
 
 
 @functools.cache
@@ -152,22 +149,22 @@ def check_given(given: Files, hidden: Iterable[Path]) -> None:
 COUNTERS = ("stat", "vmstat", "zoneinfo", "interrupts", "softirqs", "diskstats")
 
 
-def command(place: Path, files: Files, device: str) -> list[str]:
-    """The command line that runs what follows it where it sees PLACE/files, and may write to PLACE/space."""
+def command(given: Files, device: str) -> list[str]:
+    """The command line that runs what follows it with the own files of the folder in which it starts."""
     rights = ["--cap-drop", "ALL"]
     if os.geteuid() == 0:  # root needs no user namespace; setpriv becomes another user at once
         rights += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-    seen = ["--ro-bind", f"{place}/files", "/", "--proc", "/proc", "--dev", "/dev"]
+    seen = ["--ro-bind", "files", "/", "--proc", "/proc", "--dev", "/dev"]
     for path in sorted(Path("/dev").glob("nvidia*")) if device == "cuda" else ():
         seen += ["--dev-bind", str(path), str(path)]
-    for name, inside in WRITABLE.items():
-        seen += ["--bind", f"{place}/space/{name}", inside]
-    for name in sorted({inside.split("/")[2] for inside in files if inside.startswith("/tmp/")}):
-        seen += ["--ro-bind", f"{place}/files/tmp/{name}", f"/tmp/{name}"]  # of a Python that lies there
+    for name, place in WRITABLE.items():
+        seen += ["--bind", f"space/{name}", place]
+    for name in sorted({place.split("/")[2] for place in given if place.startswith("/tmp/")}):
+        seen += ["--ro-bind", f"files/tmp/{name}", f"/tmp/{name}"]  # of a Python that lies there
     seen += ["--remount-ro", "/dev"]
     for name in COUNTERS:
         if os.path.exists(f"/proc/{name}"):
-            seen += ["--ro-bind", f"{place}/files{EMPTY}", f"/proc/{name}"]
+            seen += ["--ro-bind", f"files{EMPTY}", f"/proc/{name}"]
     apart = [f"--unshare-{name}" for name in ("ipc", "pid", "net", "uts", "cgroup-try")]
     apart += ["--hostname", "sandbox", "--die-with-parent", "--new-session"]
     return [find(), *seen, "--chdir", "/tmp", *apart, *rights]

@@ -9,6 +9,7 @@ below the caller's own, so that none of the caller's limits is evaded.
 import contextlib
 import fcntl
 import functools
+import operator
 import os
 import re
 import secrets
@@ -20,16 +21,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from data.files import locked
 
 V1, V2 = "cgroup v1", "cgroup v2"
+CONTROLLERS_V1 = ("pids", "cpuacct", "memory")
+CONTROLLERS_V2 = {"pids", "memory"}  # seconds are counted without a controller
 PREFIX = "bytegolf-"  # of every group's name
-NOWHERE = Path("/nonexistent")
-NEEDED_V1 = ("memory", "cpuacct", "pids")
-NEEDED_V2 = {"memory", "pids"}  # seconds are counted without a controller
 END_SECONDS = 10  # that killed processes may take to leave
 SCOPE_SECONDS = 10  # that systemd may take to make a scope
-SILENT = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 # The first program of a group joins it and becomes the sandbox: no moment is spent outside.
 JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1/cgroup.procs" || exit 120; shift; done; shift; exec "$@"'
 
@@ -42,28 +43,11 @@ class Usage:
     the limit is no fault: `killed` is.
     """
 
-    seconds: float  # of all processors
-    memory: int  # bytes at most at once
-    tasks: int  # processes and threads now
+    seconds: float = 0.0  # of all processors
+    memory: int = 0  # bytes at most at once
+    tasks: int = 0  # processes and threads now
     killed: bool = False  # whether the kernel ended a process of it for want of memory
     refused: int = 0  # tasks that the kernel refused
-
-
-def pairs(path: Path) -> dict[str, int]:
-    """A file of lines such as `oom_kill 1`; empty where there is none."""
-    try:
-        lines = path.read_text().split("\n")
-    except OSError:
-        return {}
-    return {name: int(value) for name, _, value in (line.partition(" ") for line in lines) if value.isdigit()}
-
-
-def number(path: Path) -> int:
-    """A file that holds one number; 0 where it has none."""
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return 0
 
 
 # --- groups -----------------------------------------------------------------------------------------------
@@ -72,21 +56,13 @@ def number(path: Path) -> int:
 class Group:
     """One sandbox's own folders: one in each hierarchy of version 1, or one alone in that of version 2.
 
-    A file that this kernel does not have counts as 0, so one reading does for both versions. The folders are
-    locked as long as the group's referee lives.
+    They are locked as long as the group's referee lives.
     """
 
-    def __init__(self, kind: str, memory: Path, processor: Path, tasks: Path):
+    def __init__(self, kind: str, folders: list[Path]):
         self.kind = kind
-        self.memory = memory
-        self.processor = processor
-        self.tasks = tasks
+        self.folders = folders
         self.locks = contextlib.ExitStack()
-
-    @property
-    def folders(self) -> list[Path]:
-        """All of them, the one that bounds tasks first."""
-        return [*dict.fromkeys((self.tasks, self.processor, self.memory))]
 
     def words(self) -> list[str]:
         """The command line that runs what follows it inside."""
@@ -104,22 +80,33 @@ class Group:
         limit, swap, most_swap = "memory.max", "memory.swap.max", 0
         if self.kind == V1:
             limit, swap, most_swap = "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", memory
-        (self.memory / limit).write_text(str(memory))
+        self.file(limit).write_text(str(memory))
         with contextlib.suppress(OSError):  # this kernel counts no swap
-            (self.memory / swap).write_text(str(most_swap))
-        (self.tasks / "pids.max").write_text(str(tasks))
+            self.file(swap).write_text(str(most_swap))
+        self.file("pids.max").write_text(str(tasks))
+
+    def file(self, name: str) -> Path:
+        """A file of the account, in whichever folder; one that does not exist where no folder has it."""
+        places = [folder / name for folder in self.folders]
+        return next((path for path in places if path.exists()), Path("/nonexistent", name))
+
+    def value(self, name: str, word: str = "") -> int:
+        """The number in a file, or behind a word of it; 0 where this version or kernel has none."""
+        with contextlib.suppress(OSError):
+            if found := re.search(rf"^{word}\s*(\d+)$", self.file(name).read_text(), re.MULTILINE):
+                return int(found[1])
+        return 0
 
     def usage(self) -> Usage:
         """What its processes have used so far."""
-        seconds = number(self.processor / "cpuacct.usage") / 1e9
-        peak = number(self.memory / "memory.max_usage_in_bytes") or number(self.memory / "memory.peak")
-        events = pairs(self.memory / "memory.oom_control") | pairs(self.memory / "memory.events")
+        peak = self.value("memory.max_usage_in_bytes") or self.value("memory.peak")
+        killed = self.value("memory.oom_control", "oom_kill") or self.value("memory.events", "oom_kill")
         return Usage(
-            seconds or pairs(self.processor / "cpu.stat").get("usage_usec", 0) / 1e6,
-            peak or number(self.memory / "memory.current"),
-            number(self.tasks / "pids.current"),
-            events.get("oom_kill", 0) > 0,
-            pairs(self.tasks / "pids.events").get("max", 0),
+            self.value("cpuacct.usage") / 1e9 or self.value("cpu.stat", "usage_usec") / 1e6,
+            peak or self.value("memory.current"),
+            self.value("pids.current"),
+            killed > 0,
+            self.value("pids.events", "max"),
         )
 
     def kill(self) -> None:
@@ -136,36 +123,31 @@ class Group:
 
 
 class Scope(Group):
-    """A scope of systemd, which makes and removes the folder."""
+    """A scope of systemd, which makes the folder, and removes it once it is empty."""
 
     def __init__(self):
-        super().__init__(V2, NOWHERE, NOWHERE, NOWHERE)
+        super().__init__(V2, [])
         self.unit = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}.scope"
         self.options: list[str] = []
-        self.last = Usage(0.0, 0, 0)
+        self.last = Usage()
 
     def make(self, memory: int, tasks: int) -> None:
         values = {"MemoryMax": memory, "MemorySwapMax": 0, "TasksMax": tasks, "MemoryAccounting": "yes"}
         self.options = [f"--property={name}={value}" for name, value in values.items()]
 
     def words(self) -> list[str]:
-        manager = ["systemd-run", "--scope", "--quiet", "--collect", f"--unit={self.unit}"]
-        if os.geteuid():
-            manager.append("--user")
-        return [*manager, *self.options, "--"]
+        manager = [] if os.geteuid() == 0 else ["--user"]
+        scope = ["systemd-run", "--scope", "--quiet", "--collect", f"--unit={self.unit}"]
+        return [*scope, *manager, *self.options, "--"]
 
     def find(self) -> None:
         """The folder, once systemd has made it."""
-        if self.memory == NOWHERE:
-            for folder in mounts()["cgroup2"].rglob(self.unit):
-                self.memory = self.processor = self.tasks = folder
+        self.folders = self.folders or [*mounts()["cgroup2"].rglob(self.unit)]
 
     def usage(self) -> Usage:
-        """The last one that could be read: an empty scope is removed at once."""
+        """The last one that could be read."""
         self.find()
-        found = super().usage()
-        if found.seconds >= self.last.seconds:
-            self.last = found
+        self.last = max(super().usage(), self.last, key=operator.attrgetter("seconds"))
         return self.last
 
     def kill(self) -> None:
@@ -202,42 +184,35 @@ def remove(folder: Path) -> None:
 def mounts() -> dict[str, Path]:
     """Where each controller of version 1 is mounted, and version 2 as `cgroup2`."""
     found = {}
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/mounts").read_text().splitlines():
-            _, place, kind, options, *_ = line.split(" ")
-            if kind == "cgroup2":
-                found[kind] = Path(place)
-            elif kind == "cgroup":
-                found |= {name: Path(place) for name in options.split(",")}
-    return found
-
-
-def own() -> dict[str, str]:
-    """This process's group by controller; version 2's has the name `cgroup2`."""
-    found = {}
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, names, path = line.split(":", 2)
-            found |= dict.fromkeys((names or "cgroup2").split(","), path)
+    for one in psutil.disk_partitions(all=True):
+        if one.fstype == "cgroup2":
+            found["cgroup2"] = Path(one.mountpoint)
+        elif one.fstype == "cgroup":
+            found |= dict.fromkeys(one.opts.split(","), Path(one.mountpoint))
     return found
 
 
 def home(controller: str) -> Path | None:
     """The folder of this process's group; in a container it is the mount itself."""
     root = mounts().get(controller)
-    if root is None or controller not in own():
-        return None
-    folder = root / own()[controller].lstrip("/")
-    return folder if folder.is_dir() else root
+    for line in Path("/proc/self/cgroup").read_text().splitlines() if root else ():
+        _, names, path = line.split(":", 2)
+        if controller in (names or "cgroup2").split(","):
+            folder = root / path.lstrip("/")
+            return folder if folder.is_dir() else root
+    return None
 
 
 def group_v1() -> Group | None:
     """A group of version 1 that is still to be made."""
-    homes = [home(name) for name in NEEDED_V1]
-    if None in homes:
-        return None
+    homes = dict.fromkeys(home(name) for name in CONTROLLERS_V1)  # some are mounted together
     name = PREFIX + secrets.token_hex(8)
-    return Group(V1, *(folder / name for folder in homes))
+    return None if None in homes else Group(V1, [folder / name for folder in homes])
+
+
+def scope() -> Scope | None:
+    """A scope of systemd's that is still to be made."""
+    return Scope() if shutil.which("systemd-run") and "cgroup2" in mounts() else None
 
 
 def group_v2() -> Group | None:
@@ -250,23 +225,19 @@ def group_v2() -> Group | None:
     for parent in (folder, folder.parent):  # systemd delegates the parent of the group that we are in
         with contextlib.suppress(OSError):
             given = set((parent / "cgroup.subtree_control").read_text().split())
-            if given >= NEEDED_V2 and os.access(parent, os.W_OK):
-                return Group(V2, *[parent / (PREFIX + secrets.token_hex(8))] * 3)
+            if given >= CONTROLLERS_V2 and os.access(parent, os.W_OK):
+                return Group(V2, [parent / (PREFIX + secrets.token_hex(8))])
     return None
-
-
-def scope() -> Scope | None:
-    """A scope of systemd's that is still to be made."""
-    return Scope() if shutil.which("systemd-run") and "cgroup2" in mounts() else None
 
 
 def works(group: Group | None) -> bool:
     """Whether a process can be put into such a group, and is counted there."""
     if group is None:
         return False
+    silent = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
     try:
         group.make(1 << 30, 64)
-        with subprocess.Popen([*group.words(), "sleep", "0.2"], **SILENT) as process:
+        with subprocess.Popen([*group.words(), "sleep", "0.2"], **silent) as process:
             ends = time.monotonic() + SCOPE_SECONDS
             seen = 0
             while not seen and process.poll() is None and time.monotonic() < ends:
@@ -303,17 +274,13 @@ def make(memory: int, tasks: int) -> Group | None:
 
 def clean() -> None:
     """Remove the groups that killed referees left, wherever they ran: nobody holds their locks."""
-    for root in {mounts()[name] for name in (*NEEDED_V1, "cgroup2") if name in mounts()}:
+    for root in {place for name, place in mounts().items() if name in (*CONTROLLERS_V1, "cgroup2")}:
         for folder in [*root.rglob(f"{PREFIX}*")]:
-            if re.fullmatch(f"{PREFIX}[0-9a-f]{{16}}", folder.name):
-                clean_one(folder)
-
-
-def clean_one(folder: Path) -> None:
-    """Remove a group's folder, unless its referee lives."""
-    with contextlib.suppress(OSError), locked(folder.parent), contextlib.ExitStack() as stack:
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        stack.callback(os.close, lock)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        end_all(folder)
-        remove(folder)
+            if not re.fullmatch(f"{PREFIX}[0-9a-f]{{16}}", folder.name):
+                continue
+            with contextlib.suppress(OSError), locked(folder.parent), contextlib.ExitStack() as stack:
+                lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+                stack.callback(os.close, lock)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused while its referee lives
+                end_all(folder)
+                remove(folder)

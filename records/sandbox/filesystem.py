@@ -14,70 +14,49 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from shutil import copyfile
 
+from data.files import scratch_folder
 from records.sandbox import MachineFull, NoSandbox, mounts
 from records.sandbox.installation import Files
 from records.sandbox.limits import kill
 
 INODES = 1 << 16  # files and folders that a sandbox may make
-CHUNK = 1 << 30  # bytes that the system copies in one call
 WRITABLE = {"tmp": "/tmp", "shm": "/dev/shm", "work": "/room/work"}  # the space's folders, and where they are
 EMPTY = "/etc/empty"  # a file to lay over others
 FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT)
 
 
-class Filler:
-    """Writes files, links and folders below the open folder `root`, whatever the caller's umask."""
-
-    def __init__(self, root: int):
-        self.root = root
-        self.made = {""}
-
-    def folder(self, place: str, mode: int = 0o755) -> None:
-        """A folder, and those above it."""
-        if place not in self.made:
-            self.folder(place.rpartition("/")[0])
-            os.mkdir(place[1:], dir_fd=self.root)
-            os.chmod(place[1:], mode, dir_fd=self.root)
-            self.made.add(place)
-
-    def file(self, place: str, source: Path | bytes | str) -> None:
-        self.folder(place.rpartition("/")[0])
-        if isinstance(source, str):
-            os.symlink(source, place[1:], dir_fd=self.root)
-            return
-        new = os.open(place[1:], os.O_WRONLY | os.O_CREAT | os.O_EXCL, dir_fd=self.root)
-        try:
-            if isinstance(source, bytes):
-                os.fchmod(new, 0o644)
-                os.write(new, source)
-            else:
-                copy(source, new)
-        finally:
-            os.close(new)
+def make_folder(path: Path, mode: int = 0o755) -> None:
+    """A folder, and those above it, whatever the caller's umask."""
+    if not path.exists():
+        make_folder(path.parent)
+        path.mkdir()
+        path.chmod(mode)
 
 
-def copy(source: Path, new: int) -> None:
-    """A file's bytes, and whether it may be executed."""
-    old = os.open(source, os.O_RDONLY)
-    try:
-        os.fchmod(new, 0o755 if os.fstat(old).st_mode & 0o100 else 0o644)
-        while os.sendfile(new, old, None, CHUNK):
-            pass
-    finally:
-        os.close(old)
+def make_file(path: Path, source: Path | bytes | str) -> None:
+    """A file, also of one that its owner alone may read, with bytes, or a link."""
+    make_folder(path.parent)
+    if isinstance(source, str):
+        path.symlink_to(source)
+    elif isinstance(source, bytes):
+        path.write_bytes(source)
+        path.chmod(0o644)
+    else:
+        copyfile(source, path)
+        path.chmod(0o755 if source.stat().st_mode & 0o100 else 0o644)
 
 
-def fill(files: Files, root: int, space: int) -> None:
+def fill(given: Files, files: Path, space: Path) -> None:
     """Copy all files, and make the folders that something is mounted on. Raises NoSandbox."""
     try:
-        filler = Filler(root)
-        for place, source in {**files, EMPTY: b""}.items():
-            filler.file(place, source)
+        for place, source in {**given, EMPTY: b""}.items():
+            make_file(files / place[1:], source)
         for place in ("/proc", "/dev", *WRITABLE.values()):
-            filler.folder(place)
+            make_folder(files / place[1:])
         for name in WRITABLE:
-            Filler(space).folder(f"/{name}", 0o1777)
+            make_folder(space / name, 0o1777)
     except OSError as error:
         if error.errno in FULL:
             raise MachineFull("this machine has no memory for a sandbox's files: make room") from None
@@ -86,37 +65,38 @@ def fill(files: Files, root: int, space: int) -> None:
 
 @contextlib.contextmanager
 def own_files(
-    place: Path,
     words: Sequence[str],
-    files: Files,
+    given: Files,
     size: int,
     before: Sequence[str] = (),
     pass_fds: tuple[int, ...] = (),
     **options,
 ) -> Iterator[tuple[subprocess.Popen, Path]]:
-    """Run a command line that shows PLACE/files and PLACE/space to a sandbox; the process, and the space.
+    """Run a command line in a folder with `files` and `space`, for a sandbox; the process, and the space.
 
-    `place`: an empty folder. `before`: what runs the line. `size`: bytes of the space. `options` are Popen's.
-    The space can be read until the block ends, also of a process that has ended. Raises NoSandbox.
+    `files` holds what is given. `space` is to be written to and has `size` bytes. `before`: what runs the
+    line. `options` are Popen's. The space can be read until the block ends, also of a process that has
+    ended. Raises NoSandbox.
     """
     ours, theirs = socket.socketpair()
     with contextlib.ExitStack() as stack:
         stack.enter_context(ours)
+        place = stack.enter_context(scratch_folder())
         with theirs:
             python = [sys.executable, "-I", "-S", "-B", mounts.__file__]
-            mounting = [*python, theirs.fileno(), place, size, INODES]
-            line = [*before, *map(str, mounting), *words]
-            process = subprocess.Popen(line, pass_fds=(*pass_fds, theirs.fileno()), **options)
-        stack.enter_context(process)
+            line = [*before, *python, *map(str, (theirs.fileno(), place, size, INODES)), *words]
+            fds = (*pass_fds, theirs.fileno())
+            process = stack.enter_context(subprocess.Popen(line, pass_fds=fds, cwd="/", **options))
         stack.callback(kill, process)
         said, folders, *_ = socket.recv_fds(ours, 1 << 10, 2)
         for folder in folders:
             stack.callback(os.close, folder)
         if len(folders) < 2:
             raise NoSandbox(f"no file system can be made for a sandbox: {said.decode() or 'it ended'}")
-        fill(files, *folders)
+        files, space = (Path(f"/proc/self/fd/{folder}") for folder in folders)
+        fill(given, files, space)
         try:
             ours.send(b".")
         except BrokenPipeError:  # which a command would take for its own closed output
             raise NoSandbox("a sandbox ended while its files were copied") from None
-        yield process, Path(f"/proc/self/fd/{folders[1]}")
+        yield process, space

@@ -23,9 +23,8 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatch
-from itertools import chain
 from pathlib import Path
 
 from data.sources import DEMO_PACKAGES, NOT_IMPORTED
@@ -43,8 +42,9 @@ NOT_OF_COMPILERS = ("lto1", "lib?san*", "plugin", "f951", "finclude", "*.mod", "
 LIBRARIES = ("/usr/lib/*-linux-gnu", "/usr/lib64", "/usr/lib")
 # what is loaded by name alone, and what a linker needs beside the libraries
 LOADED = ("libgcc_s.so*", "libstdc++.so*", "libgomp.so*", "libnss_[fd]*.so*", "libatomic.so*")
-LINKED = ("*crt?.o", "libc.so*", "libc_nonshared.a", "libm.*", "libmvec.so*", "libpthread*", "libdl*")
+LOADED += ("*crt?.o", "libc.so*", "libc_nonshared.a", "libm.*", "libmvec.so*", "libpthread*", "libdl*")
 OF_GPUS = ("libcuda.so*", "libnvidia-*.so*")
+INCLUDES = ("/usr/include", "/usr/include/*-linux-gnu")
 HEADERS = ("asm", "asm-generic", "bits", "c++", "gnu", "linux", "net", "netinet", "sys", "arpa", "rpc")
 PROCESSORS = ("online", "possible", "present", "kernel_max", "cpulist", "cpumap", "cache/*/*", "topology/*")
 
@@ -53,10 +53,7 @@ Files = dict[str, Path | bytes | str]
 
 
 def add(files: Files, path: Path) -> Path:
-    """A file or folder under its own name, with the links on the way to it; where it is without links.
-
-    Nothing of a folder is added.
-    """
+    """Add a file under its own name, and the links on the way; of a folder the links. Give where they lead."""
     for part in (*reversed(path.parents), path):
         if part.is_symlink():
             target = files[str(part)] = os.readlink(part)
@@ -75,6 +72,12 @@ def add_folder(files: Files, folder: Path, without: Iterable[str] = ()) -> None:
                 add_folder(files, path, without)
             else:
                 add(files, path)
+
+
+def matching(roots: Iterable[str], names: Iterable[str] = ("",)) -> list[Path]:
+    """The paths of this machine that match a root and a name below it."""
+    patterns = [f"{root}/{name}".strip("/") for root in roots for name in names]
+    return [path for pattern in patterns for path in sorted(Path("/").glob(pattern))]
 
 
 # --- bytecode ------------------------------------------------------------------------------------------
@@ -104,11 +107,8 @@ def bytecode(source: bytes, name: str, docstrings: bool = False) -> bytes:
     """
     tree = ast.parse(source)
     for node in ast.walk(tree):
-        if (
-            not docstrings
-            and isinstance(node, DOCUMENTED)
-            and ast.get_docstring(node, clean=False) is not None
-        ):
+        bears = isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None
+        if bears and not docstrings:
             node.body[:1] = [] if len(node.body) > 1 else [ast.Pass(lineno=1, col_offset=0)]
         if hasattr(node, "lineno"):
             node.lineno = node.end_lineno = 1
@@ -144,8 +144,8 @@ def compiled(
 ) -> Files:
     """The same files, but the modules among them are empty, with bytecode beside them.
 
-    `state`: what changes when a source does. `name` is for people who look into the cache. `docstrings`
-    stay where they are read. With `read_again`, the sources that torch reads again stay.
+    `name`: for people who look into the cache. `state`: what changes when a source does. `docstrings` stay
+    where they are read. `read_again`: the sources that torch reads again stay.
     """
     sources = {p: path for p, path in files.items() if p.endswith(".py") and isinstance(path, Path)}
     key = repr((RECIPE, sys.version, state, docstrings, read_again))
@@ -228,56 +228,29 @@ def package(name: str, device: str) -> Files:
 # --- the system -------------------------------------------------------------------------------------------
 
 
-def needed(files: Iterable[Path]) -> Iterator[Path]:
-    """The shared libraries that programs and libraries load, by the loader's own answer."""
-    done = subprocess.run(["ldd", *map(str, files)], capture_output=True, text=True)
-    found = set(re.findall(r"(?:=>|^)\s*(/\S+) \(0x", done.stdout, re.MULTILINE))
-    return map(Path, sorted(map(os.path.normpath, found)))
-
-
 def system(device: str) -> Files:
     """The C++ compiler, what it links and includes, and what the loader reads."""
     found: Files = {}
-    for path in map(Path, ("/bin", "/sbin", "/lib", "/lib64", "/usr/lib64", "/usr/sbin")):
-        add(found, path)
-    programs = [shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin") for name in PROGRAMS]
-    for program in filter(None, programs):
-        add(found, Path(program))
-    for folder in chain.from_iterable(Path("/").glob(pattern[1:]) for pattern in OF_COMPILERS):
+    for folder in ("/bin", "/sbin", "/lib", "/lib64", "/usr/lib64", "/usr/sbin"):
+        add(found, Path(folder))
+    for program in PROGRAMS:
+        if place := shutil.which(program, path="/usr/bin:/bin:/usr/sbin:/sbin"):
+            add(found, Path(place))
+    for folder in matching(OF_COMPILERS):
         add_folder(found, folder, NOT_OF_COMPILERS)
-    names = (*LOADED, *LINKED, *(OF_GPUS if device == "cuda" else ()))
-    for folder in chain.from_iterable(Path("/").glob(pattern[1:]) for pattern in LIBRARIES):
-        for path in chain.from_iterable(folder.glob(name) for name in names):
-            add(found, path)
-    for root in (Path("/usr/include"), *Path("/usr/include").glob("*-linux-gnu")):
-        for path in sorted(root.glob("*.h")):
-            add(found, path)
-        for name in HEADERS:
-            add_folder(found, root / name)
+    for folder in matching(INCLUDES, HEADERS):
+        add_folder(found, folder)
+    names = LOADED + (OF_GPUS if device == "cuda" else ())
+    for path in matching(LIBRARIES, names) + matching(INCLUDES, ["*.h"]):
+        add(found, path)
     add(found, Path("/etc/ld.so.cache"))
     return found
 
 
 def processors() -> Files:
     """What programs read of /sys to know how many processors and caches there are."""
-    found: Files = {}
-    for root in map(Path, ("/sys/devices/system/cpu", "/sys/devices/system/node")):
-        for path in chain.from_iterable(chain(root.glob(p), root.glob(f"*/{p}")) for p in PROCESSORS):
-            if path.is_file():
-                found[str(path)] = path.read_bytes()
-    return found
-
-
-@functools.cache
-def installation(imports: tuple[str, ...], device: str) -> Files:
-    """All of it, by paths in the sandbox. It stays while a command runs."""
-    found = {**system(device), **processors(), **python()}
-    for name in distributions((*imports, "packaging", *VENDORS)):
-        found |= package(name, device)
-    loading = [path for path in found.values() if isinstance(path, Path) and loads(path)]
-    for path in needed(loading):
-        add(found, path)
-    return found
+    roots = [f"/sys/devices/system/{kind}{each}" for kind in ("cpu", "node") for each in ("", "/*")]
+    return {str(path): path.read_bytes() for path in matching(roots, PROCESSORS) if path.is_file()}
 
 
 def loads(path: Path) -> bool:
@@ -286,3 +259,17 @@ def loads(path: Path) -> bool:
         return False
     with open(path, "rb") as file:
         return file.read(4) == b"\x7fELF"
+
+
+@functools.cache
+def installation(imports: tuple[str, ...], device: str) -> Files:
+    """All of it, by paths in the sandbox. It stays while a command runs."""
+    found = {**system(device), **processors(), **python()}
+    for name in distributions((*imports, "packaging", *VENDORS)):
+        found |= package(name, device)
+    loading = [str(path) for path in found.values() if isinstance(path, Path) and loads(path)]
+    said = subprocess.run(["ldd", *loading], capture_output=True, text=True).stdout
+    needed = re.findall(r"(?:=>|^)\s*(/\S+) \(0x", said, re.MULTILINE)  # by the loader's own answer
+    for path in sorted(set(map(os.path.normpath, needed))):
+        add(found, Path(path))
+    return found

@@ -84,9 +84,9 @@ class PredictorJob:
             inside = str(stage) if self.mode.trust else "/record"
             python = [os.path.abspath(sys.executable), "-I", "-B", "-u", f"{inside}/worker.py"]
             words = [*python, inside, self.mode.device, str(memory.fileno())]
-            room = given, self.track["imports"], self.mode, self.limits
+            sandbox = given, self.track["imports"], self.mode, self.limits
             pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-            with watched(words, *room, (memory.fileno(),), **pipes) as watchdog:
+            with watched(words, *sandbox, (memory.fileno(),), **pipes) as watchdog:
                 try:
                     yield RemotePredictor(memory, watchdog, self.track["rows"])
                 except SandboxError as error:

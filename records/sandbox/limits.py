@@ -38,6 +38,12 @@ class Limits:
     files: int = 1 << 28  # bytes of one file, and a quarter of those of all files that it writes
 
 
+def kill(process: subprocess.Popen) -> None:
+    """End a process with its group; bubblewrap's first process takes the rest of the sandbox along."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 def tree(root: int) -> dict[psutil.Process, dict]:
     """A process and all that descend from it, with what they use."""
     found = {}
@@ -47,12 +53,6 @@ def tree(root: int) -> dict[psutil.Process, dict]:
             with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
                 found[process] = process.as_dict(["num_threads", "memory_info", "cpu_times"])
     return found
-
-
-def kill(process: subprocess.Popen) -> None:
-    """End a process with its group; bubblewrap's first process takes the rest of the sandbox along."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 class Tree:
@@ -80,32 +80,30 @@ class Tree:
 
 
 class Watchdog(threading.Thread):
-    """Ends a tree of processes that uses more than it may. Reads its output `out` and limits that, too.
+    """Ends a tree of processes that uses more than it may. Reads its output and limits that, too.
 
     `process` leads a group of its own (start_new_session=True) and lives in the cgroup `group`, if there is
     one. `kind` says which account was believed. `verdict` is (kind, message) once it ended the process; the
-    kind `machine` is no fault of the process. `seconds` are those of all processors so far. `space`:
-    where the process writes its files.
+    kind `machine` is no fault of the process. `space`: where the process writes its files.
     """
 
     def __init__(
         self,
         process: subprocess.Popen,
-        out: BinaryIO,
         limits: Limits,
         group: Group | None = None,
         space: Path | None = None,
     ):
         super().__init__(daemon=True)
         self.process = process
-        self.out = out
+        self.out: BinaryIO = process.stderr or process.stdout
         self.limits = limits
         self.group = group
         self.account = group or Tree(process)
         self.kind = self.account.kind
         self.space = space
         self.verdict: tuple[str, str] | None = None
-        self.seconds = 0.0
+        self.seconds = 0.0  # of all processors so far
         self.tail = b""
         self.written = 0
         self.began = time.monotonic()
@@ -120,7 +118,7 @@ class Watchdog(threading.Thread):
                 self.read()
                 self.look()
         finally:  # whoever waits for the process must not wait for ever
-            self.seconds = max(self.seconds, self.account.usage().seconds)
+            self.usage()
             kill(self.process)
 
     def read(self) -> None:
@@ -132,16 +130,21 @@ class Watchdog(threading.Thread):
             if not chunk:
                 self.stopped.wait(LOOK_SECONDS)
 
+    def usage(self) -> Usage:
+        used = self.account.usage()
+        self.seconds = max(self.seconds, used.seconds)
+        return used
+
     def look(self) -> None:
         """One look at the account, the clock and the machine."""
         limits = self.limits
-        used = self.account.usage()
-        self.seconds = max(self.seconds, used.seconds)
+        used = self.usage()
         now = time.monotonic()
+        waited = now - (self.asked or now)
         tasks = used.tasks + min(used.refused, 1)
         if self.written > limits.output:
             self.verdict = "output", f"wrote more than {limits.output} bytes to stdout"
-        elif used.tasks > limits.tasks or used.refused:
+        elif tasks > limits.tasks or used.refused:
             found = f"has {tasks} processes and threads, at most {limits.tasks} are allowed"
             self.verdict = "tasks", found
         elif used.memory > limits.memory or (used.killed and used.memory > NEAR * limits.memory):
@@ -152,7 +155,7 @@ class Watchdog(threading.Thread):
             self.verdict = "time", found
         elif now - self.began > limits.seconds:
             self.verdict = "time", f"took longer than {limits.seconds:.4g} seconds"
-        elif (asked := self.asked) is not None and now - asked > limits.answer:
+        elif waited > limits.answer:
             self.verdict = "time", f"gave no answer for more than {limits.answer:.4g} seconds"
         elif used.killed or psutil.virtual_memory().available < LEAST_FREE:
             self.verdict = "machine", "this machine is out of memory"
@@ -164,7 +167,7 @@ class Watchdog(threading.Thread):
         if self.group:
             self.group.kill()
         self.process.wait()
-        self.seconds = max(self.seconds, self.account.usage().seconds)
+        self.usage()
 
     def check_machine(self) -> None:
         """Raises MachineFull if it was this machine that ended the process."""

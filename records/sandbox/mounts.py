@@ -2,9 +2,9 @@
 
     python mounts.py SOCKET PLACE BYTES INODES COMMAND...
 
-One is for files, below PLACE/files; one is to be written to, in PLACE/space, and has a size. The folders go
-through SOCKET to the referee, which fills the first one and answers. filesystem.py starts this program, and
-outside of the sandbox. It imports nothing of this repository.
+One is PLACE/files; the other one, PLACE/space, is to be written to and has a size. Their folders go through
+SOCKET to the referee, which fills the first one and answers. The command starts in PLACE. filesystem.py
+starts this program, outside of the sandbox. It imports nothing of this repository.
 """
 
 import ctypes
@@ -35,24 +35,25 @@ def leave() -> None:
     call("mount", b"none", b"/", None, RECURSIVE | PRIVATE, None)
 
 
-def mount(place: Path, options: str) -> None:
+def mount(place: str, options: str) -> int:
+    """A new file system, and its open folder."""
     call("mount", b"tmpfs", os.fsencode(place), b"tmpfs", NO_SET_USER | NO_DEVICES, options.encode())
+    return os.open(place, os.O_RDONLY | os.O_DIRECTORY)
 
 
 def main() -> None:
     number, place, size, inodes, *command = sys.argv[1:]
-    files, space = Path(place, "files"), Path(place, "space")
     with socket.socket(fileno=int(number)) as referee:
         try:
             leave()
-            mount(Path(place), "mode=0755")
-            files.mkdir()
-            space.mkdir()
-            mount(space, f"mode=0755,size={size},nr_inodes={inodes}")
+            os.chdir(place)
+            os.mkdir("files")
+            os.mkdir("space")
+            files = mount("files", "mode=0755")
+            space = mount("space", f"mode=0755,size={size},nr_inodes={inodes}")
         except OSError as error:
             sys.exit(referee.send(str(error).encode()))
-        folders = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY) for folder in (files, space)]
-        socket.send_fds(referee, [b"."], folders)
+        socket.send_fds(referee, [b"."], [files, space])
         if not referee.recv(1):
             sys.exit(1)
     try:

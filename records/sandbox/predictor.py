@@ -16,7 +16,7 @@ import numpy as np
 
 from data import shards
 from data.command import printable
-from data.files import locked, scratch_folder
+from data.files import locked
 from records.sandbox import NoSandbox, SandboxError, bubblewrap, cgroups
 from records.sandbox.filesystem import own_files
 from records.sandbox.inside import worker
@@ -39,7 +39,6 @@ class Mode:
 
 
 # --- starting ---------------------------------------------------------------------------------------------
-
 
 ALONE = {
     "OMP_NUM_THREADS": "1",  # one token's products are too small to be shared
@@ -108,27 +107,12 @@ def lock_folder() -> Path:
 def on_this_machine(sees_text: bool) -> Iterator[None]:
     """The machine for a sandbox that sees a text, or for one of several that see none, until the block ends.
 
-    Caches and clocks carry bits between sandboxes that live at once, so a room that trains must not live
-    beside a text that it will be scored on. Raises NoSandbox.
+    Caches and clocks carry bits between sandboxes that live at once, so one that trains must not live beside
+    a text that it will be scored on. Raises NoSandbox.
     """
     waiting = "another record runs on this machine: waiting for its sandbox to end"
     with locked(lock_folder(), shared=not sees_text, waiting=waiting):
         yield
-
-
-@contextlib.contextmanager
-def walled(
-    words: Sequence[str], files: Files, mode: Mode, limits: Limits, pass_fds: tuple[int, ...], **more
-) -> Iterator[tuple[subprocess.Popen, Path]]:
-    """Start a command line in a sandbox, until the block ends; also the space that it writes to."""
-    with scratch_folder() as place, memory_file() as filters:
-        filters.write(bubblewrap.refused_calls())
-        filters.seek(0)
-        walls = bubblewrap.command(place, files, mode.device)
-        line = [*walls, "--seccomp", str(filters.fileno()), "--", *lowered(mode, limits), *words]
-        fds = (*pass_fds, filters.fileno())
-        with own_files(place, line, files, 4 * limits.files, pass_fds=fds, **more) as found:
-            yield found
 
 
 @contextlib.contextmanager
@@ -146,23 +130,31 @@ def watched(
     It sees the files `given`, the packages `imports` and Python. What it writes to stderr, or to stdout where
     that is the same, is bounded. `pipes` are Popen's stdin, stdout and stderr. Raises NoSandbox.
     """
-    options = {"bufsize": 0, "cwd": "/", "start_new_session": True, "env": environment(mode), **pipes}
+    options = {"bufsize": 0, "start_new_session": True, "env": environment(mode), **pipes}
     with contextlib.ExitStack() as stack:
         group = cgroups.make(limits.memory, limits.tasks)
+        before = []
         if group:
             stack.callback(group.remove)
-        before = group.words() if group else []
+            before = group.words()
         if mode.trust:
-            process = stack.enter_context(subprocess.Popen([*before, *words], pass_fds=pass_fds, **options))
+            process = subprocess.Popen([*before, *words], pass_fds=pass_fds, cwd="/", **options)
+            stack.enter_context(process)
             space = None
         else:
             if bubblewrap.find() is None:
                 raise NoSandbox(f"foreign code is refused: {bubblewrap.why_none()}")
             bubblewrap.check_given(given, mode.hidden)
             files = installation(tuple(imports), mode.device) | given
-            walls = walled(words, files, mode, limits, pass_fds, before=before, **options)
-            process, space = stack.enter_context(walls)
-        watchdog = Watchdog(process, process.stderr or process.stdout, limits, group, space)
+            filters = stack.enter_context(memory_file())
+            filters.write(bubblewrap.refused_calls())
+            filters.seek(0)
+            walls = [*bubblewrap.command(files, mode.device), "--seccomp", str(filters.fileno()), "--"]
+            line = [*walls, *lowered(mode, limits), *words]
+            fds = (*pass_fds, filters.fileno())
+            own = own_files(line, files, 4 * limits.files, before, fds, **options)
+            process, space = stack.enter_context(own)
+        watchdog = Watchdog(process, limits, group, space)
         stack.callback(watchdog.stop)
         yield watchdog
 
