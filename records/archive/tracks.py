@@ -127,7 +127,7 @@ def read_yardsticks(track: Track) -> list[Yardstick]:
     if not path.exists():
         return []
     kept = read_json(path)
-    mend = shell("python", "-m", "records", "track", "yardsticks", track.folder, "--write")
+    mend = shell("python", "-m", "records", "track", "compressors", track.folder, "--write")
     found, expected = kept.get("val_sha256"), track.dataset["val_sha256"]
     if expected not in (None, found):
         raise DataError(f"{path}: measured a text of sha256 {found}, the track's is {expected}: {mend}")

@@ -75,7 +75,7 @@ def compressors(track: Track, rows: list[Yardstick]) -> str:
     """What stands below a track's records: sizes to compare a record with. Empty without rows."""
     if not rows:
         return ""
-    command = shell("python", "-m", "records", "track", "yardsticks", f"records/{track.name}", "--write")
+    command = shell("python", "-m", "records", "track", "compressors", f"records/{track.name}", "--write")
     cells = []
     for one in rows:
         words = map(cell, (one.name, one.version, one.settings, one.after))

@@ -141,18 +141,19 @@ writing = with_options(
 
 
 def write(
-    job: PredictorJob, prompt: str, shown: bool, tokens: int, temperature: float, seed: int, context: int
+    prompt: str, shown: bool, tokens: int, temperature: float, seed: int, context: int, **place: Any
 ) -> int:
     """Print what the model writes after the prompt, which is `shown` or not; the exit code."""
-    tokenizer = load_tokenizer(job.tokenizer_path)
-    fed = tokenizer.encode(prompt)[-context:]
-    with job.predictor() as predictor:
-        written = sampled(predictor, tokenizer, fed, tokens, temperature, np.random.default_rng(seed))
-        first = next(written)  # once the model is there: an error stands on a line of its own
-        print(prompt if shown else "", end="")
-        for part in itertools.chain([first], written):
-            safe = part.translate(CONTROLS) if sys.stdout.isatty() else part
-            print(safe, end="", flush=True)
+    with job_of(**place, alone=True) as job:
+        tokenizer = load_tokenizer(job.tokenizer_path)
+        fed = tokenizer.encode(prompt)[-context:]
+        with job.predictor() as predictor:
+            written = sampled(predictor, tokenizer, fed, tokens, temperature, np.random.default_rng(seed))
+            first = next(written)  # once the model is there: an error stands on a line of its own
+            print(prompt if shown else "", end="")
+            for part in itertools.chain([first], written):
+                safe = part.translate(CONTROLS) if sys.stdout.isatty() else part
+                print(safe, end="", flush=True)
     if shown or sys.stdout.isatty():  # else the text could go behind the file
         print()
     return 0
@@ -162,24 +163,22 @@ def write(
 @on_a_record
 @click.option("--prompt", type=door.text, default="", metavar="TEXT", help="how the text begins")
 @writing
-def sample(prompt: str, tokens: int, temperature: float, seed: int, context: int, **place: Any) -> int:
+def sample(prompt: str, **how: Any) -> int:
     """Let the record's model write text."""
-    with job_of(**place, alone=True) as job:
-        return write(job, prompt, True, tokens, temperature, seed, context)
+    return write(prompt, True, **how)
 
 
 @click.command(cls=door.Command)
 @on_a_record
 @click.argument("file", type=Path)
 @writing
-def complete(file: Path, tokens: int, temperature: float, seed: int, context: int, **place: Any) -> int:
+def complete(file: Path, **how: Any) -> int:
     """Let the record's model go on where a text file ends. Only what is new is printed."""
-    with job_of(**place, alone=True) as job:
-        try:
-            prompt = read_bytes(file).decode()
-        except ValueError as error:
-            raise DataError(f"{file}: {error}; expected a text in UTF-8") from None
-        return write(job, prompt, False, tokens, temperature, seed, context)
+    try:
+        prompt = read_bytes(file).decode()
+    except ValueError as error:
+        raise DataError(f"{file}: {error}; expected a text in UTF-8") from None
+    return write(prompt, False, **how)
 
 
 # --- compress and decompress ------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What well-known compressors need for a track's validation text: the yardsticks of its board.
+"""What well-known compressors need for a track's validation text, for reference on its board.
 
 A text is its documents end to end. Every compressor packs the text alone. Some pack it once more for a reader
 who has the training text. zstd takes that as a dictionary. For xz and PPMd it is the size of both texts end
@@ -46,7 +46,7 @@ class Compressor:
 
 PYTHON = f"Python {platform.python_version()}"  # its bz2 and lzma do not name their libraries' versions
 ZLIB = Compressor("zlib", zlib.ZLIB_RUNTIME_VERSION, "-9", partial(zlib.compress, level=9), zlib.decompress)
-BZIP2 = Compressor("bzip2", PYTHON, "-9", partial(bz2.compress, compresslevel=9), bz2.decompress)
+BZIP2 = Compressor("bzip2", PYTHON, "-9", bz2.compress, bz2.decompress)
 XZ_PACK = partial(lzma.compress, preset=9 | lzma.PRESET_EXTREME)
 XZ = Compressor("xz", PYTHON, "-9e", XZ_PACK, lzma.decompress)
 BROTLI_PACK = partial(brotli.compress, quality=11, lgwin=24)
@@ -121,24 +121,23 @@ def cost(compressor: Compressor, text: bytes, before: bytes = b"") -> int:
     return len(packed) - (len(compressor.pack(before)) if before else 0)
 
 
-def row(compressor: Compressor, after: str, text: bytes, before: bytes = b"") -> Yardstick:
-    size = cost(compressor, text, before)
-    words = (compressor.name, compressor.version, compressor.settings, after)
-    return Yardstick(*words, size, round(8 * size / len(text), 6))
-
-
 def measure(text: bytes, training: bytes) -> Iterator[Yardstick | Check]:
     """A row for each compressor, or why it is skipped. Without `training`, only rows after nothing."""
-    for compressor in (ZLIB, BZIP2, BROTLI, zstd(), XZ, PPMD):
-        yield row(compressor, NOTHING, text)
+
+    def row(compressor: Compressor, after: str = NOTHING, before: bytes = b"") -> Yardstick:
+        size = cost(compressor, text, before)
+        words = (compressor.name, compressor.version, compressor.settings, after)
+        return Yardstick(*words, size, round(8 * size / len(text), 6))
+
+    yield from map(row, (ZLIB, BZIP2, BROTLI, zstd(), XZ, PPMD))
     if shutil.which("zpaq"):
-        yield row(zpaq(), NOTHING, text)
+        yield row(zpaq())
     else:
         yield skip("zpaq -m5", "is not installed: apt-get install zpaq")
     if training:
-        yield row(zstd(training), TRAINING, text)
-        yield row(XZ, TRAINING, text, training)
-        yield row(PPMD, TRAINING, text, training)
+        yield row(zstd(training), TRAINING)
+        yield row(XZ, TRAINING, training)
+        yield row(PPMD, TRAINING, training)
     else:
         yield skip(f"after {TRAINING}", f"it has more than {MOST_BYTES} bytes")
 

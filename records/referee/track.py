@@ -3,8 +3,8 @@
     python -m records track new records/track_NAME --dataset TinyStories_sp1024 --operations 1e13 \\
         --budget-bytes 500000                                        write the track.json of a new track
     python -m records track fill records/track_10min_16mb            write the nulls of its track.json
-    python -m records track yardsticks records/track_floppy          measure compressors and print the rows
-    python -m records track yardsticks records/track_floppy --write  and keep them for the board
+    python -m records track compressors records/track_floppy          measure compressors and print the rows
+    python -m records track compressors records/track_floppy --write  and keep them for the board
 
 `new` takes a text that is here, and all other rules from another track. `fill` reads all shards and
 tokenizers of the track that are here. What track.json says already stays as it is, and must be what they say.
@@ -14,7 +14,6 @@ import copy
 import hashlib
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -44,24 +43,6 @@ def main() -> None:
 # --- what track.json says of a dataset --------------------------------------------------------------------
 
 
-def text_sha256(paths: Iterable[Path], tokenizer: shards.Tokenizer) -> str:
-    """sha256 over the sha256 of each document, decoded one by one: the text may be larger than the memory."""
-    total = hashlib.sha256()
-    for _, tokens in shards.documents(paths, tokenizer.bos_id):
-        text = decode(tokenizer.processor, tokens)
-        total.update(hashlib.sha256(text.documents[0]).digest())
-    return total.hexdigest()
-
-
-def headers_sha256(paths: Iterable[Path]) -> str:
-    """Of the shards' headers, as a log has it."""
-    total = hashlib.sha256()
-    for path in paths:
-        with open(path, "rb") as file:
-            total.update(file.read(shards.HEADER_BYTES))
-    return total.hexdigest()
-
-
 def read_facts(data: Path, dataset: str, tokenizer_name: str) -> tuple[dict, dict]:
     """A dataset's facts by their names in track.json: of the text, and of its tokens.
 
@@ -77,16 +58,24 @@ def read_facts(data: Path, dataset: str, tokenizer_name: str) -> tuple[dict, dic
     shards.raise_failed(check.verify_set(folder, headers, whole=True))
     tokens = shards.read_split(folder, "val")
     text = decode(tokenizer.processor, tokens)
+    logged = hashlib.sha256()  # of the training shards' headers
+    for path in train:
+        with open(path, "rb") as file:
+            logged.update(file.read(shards.HEADER_BYTES))
+    documents = hashlib.sha256()  # one by one: the training text may be larger than the memory
+    for _, part in shards.documents(train, tokenizer.bos_id):
+        document = decode(tokenizer.processor, part).documents[0]
+        documents.update(hashlib.sha256(document).digest())
     of_text = {
         "val_sha256": text.sha256,
-        "train_sha256": text_sha256(train, tokenizer),
+        "train_sha256": documents.hexdigest(),
         "val_bytes": text.bytes,
     }
     of_tokens = {
         "tokenizer_sha256": tokenizer.sha256.hex(),
         "val_tokens": len(tokens) - 1,  # all but the first are scored
         "logged_val_sha256": sha256(tokens),
-        "logged_train_sha256": headers_sha256(train),
+        "logged_train_sha256": logged.hexdigest(),
     }
     return of_text, of_tokens
 
@@ -166,18 +155,17 @@ def fill(folder: Path, data: Path) -> int:
     track = load_track(folder)
     rules = copy.deepcopy(track.rules)
     dataset = rules["dataset"]
-    read = 0
+    here = []
     for vocabulary in dataset["vocabularies"]:
-        name = vocabulary["name"]
-        place = data / "datasets" / name
-        if not any(place.glob("*.bin")):
-            say(f"{name}: left as it is, since {place} holds no shards")
-            continue
-        of_text, of_tokens = read_facts(data, name, vocabulary["tokenizer"])
-        put(dataset, of_text, place)
-        put(vocabulary, of_tokens, place)
-        read += 1
-    if not read:
+        place = data / "datasets" / vocabulary["name"]
+        if any(place.glob("*.bin")):
+            here.append(place)
+            of_text, of_tokens = read_facts(data, place.name, vocabulary["tokenizer"])
+            put(dataset, of_text, place)
+            put(vocabulary, of_tokens, place)
+        else:
+            say(f"{place.name}: left as it is, since {place} holds no shards")
+    if not here:
         raise DataError(f"{data}: holds the shards of no dataset of the track; --data names the folder")
     path = track.folder / TRACK
     if rules == track.rules:
@@ -188,7 +176,7 @@ def fill(folder: Path, data: Path) -> int:
     return 0
 
 
-# --- yardsticks -------------------------------------------------------------------------------------------
+# --- compressors ------------------------------------------------------------------------------------------
 
 
 @main.command()
@@ -196,7 +184,7 @@ def fill(folder: Path, data: Path) -> int:
 @of_data
 @click.option("--dataset", help="one of the track's  [default: its first]")
 @click.option("--write", is_flag=True, help=f"keep the rows in the track's {YARDSTICKS}")
-def yardsticks(folder: Path, data: Path, dataset: str | None, write: bool) -> int:
+def compressors(folder: Path, data: Path, dataset: str | None, write: bool) -> int:
     """Measure what well-known compressors need for the validation text."""
     track = load_track(folder).using(dataset)
     text = validation_text(track, data)
@@ -208,7 +196,7 @@ def yardsticks(folder: Path, data: Path, dataset: str | None, write: bool) -> in
             rows.append(asdict(found))
     if not write:
         return 0
-    words = ["track", "yardsticks", track.folder, "--dataset", track.dataset["name"], "--write"]
+    words = ["track", "compressors", track.folder, "--dataset", track.dataset["name"], "--write"]
     value = {
         "written": f"by a program: {shell('python', '-m', 'records', *words)}",
         "val_sha256": text.sha256,

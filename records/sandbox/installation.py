@@ -53,7 +53,7 @@ Files = dict[str, Path | bytes | str]
 
 
 def add(files: Files, path: Path) -> Path:
-    """Add a file under its own name, and the links on the way; of a folder the links. Give where they lead."""
+    """Add a file and the links on the way to it, of a folder the links alone; where they lead."""
     for part in (*reversed(path.parents), path):
         if part.is_symlink():
             target = files[str(part)] = os.readlink(part)

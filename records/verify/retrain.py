@@ -34,7 +34,7 @@ from records.archive.submission import ClaimedRun, cpuinfo, parse_run, this_mach
 from records.archive.tracks import Track, tokenizer_path
 from records.referee.scoring import Result, referee
 from records.referee.text import Text
-from records.sandbox.inside import room
+from records.sandbox.inside import training
 from records.sandbox.jobs import processor_speed
 from records.sandbox.limits import Limits, Watchdog
 from records.sandbox.predictor import Mode, on_this_machine, watched
@@ -179,13 +179,13 @@ def run_room(record: Record, data: Path, given: dict[str, str], lacking: int | N
         files=MOST_LEFT,
     )
     mode = Mode(track["device"], hidden=(data / "datasets",))
-    files = {f"/room/{path.name}": path for path in (record.path / SCRIPT, Path(room.__file__))}
+    files = {f"/room/{path.name}": path for path in (record.path / SCRIPT, Path(training.__file__))}
     given_files = room_files(record, data)
     if lacking is not None:
         given_files |= fewer_documents(given_files, lacking)
     files |= {f"/room/{name}": source for name, source in given_files.items()}
     files["/etc/hosts"] = HOSTS
-    python = [os.path.abspath(sys.executable), "-I", "-B", "/room/room.py"]
+    python = [os.path.abspath(sys.executable), "-I", "-B", "/room/training.py"]
     words = [*python, json.dumps(given), str(track.devices)]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with on_this_machine(sees_text=False):

@@ -11,7 +11,10 @@ from data.files import read_bytes, sha256
 
 CHANGES = "records/referee/CHANGES.md"
 JUDGES = {"records/verify/judging.py", "records/verify/claims.py"}  # whose imports decide, too
-INSIDE = {"records/sandbox/inside/worker.py", "records/sandbox/inside/room.py"}  # which run by their paths
+INSIDE = {
+    "records/sandbox/inside/worker.py",
+    "records/sandbox/inside/training.py",
+}  # which run by their paths
 SCHEMA = "records/schema.json"
 
 

@@ -195,7 +195,7 @@ def test_the_digest_changes_with_what_decides_and_with_nothing_else(tmp_path):
         file.write("\n# more\n")
     assert version.sources_digest(tmp_path) == first
     found = {first}
-    for name in ("records/verify/judging.py", "records/sandbox/inside/room.py", "records/schema.json"):
+    for name in ("records/verify/judging.py", "records/sandbox/inside/training.py", "records/schema.json"):
         with open(tmp_path / name, "a") as file:
             file.write("\n")
         found.add(version.sources_digest(tmp_path))

@@ -1,13 +1,10 @@
-"""What a script can neither be paid for nor take: the price of its answers, the kernel's limits, the sandbox.
+"""What a script cannot take: memory, seconds and tasks by the kernel's limits, the machine beside another.
 
 Each dishonest script here had its way once. The honest ones beside them pass.
 """
 
-import ast
 import contextlib
-import errno
 import fcntl
-import math
 import os
 import select
 import shutil
@@ -16,31 +13,15 @@ import subprocess
 import sys
 import tempfile
 import time
-import venv
 from dataclasses import replace
 from types import SimpleNamespace
-from unittest.mock import Mock
 
-import numpy as np
 import pytest
 
 from data.files import scratch_folder
 from records.archive.submission import ClaimedRun
-from records.referee import coder, scoring
-from records.referee.text import Text
-from records.sandbox import (
-    MachineFull,
-    NoSandbox,
-    bubblewrap,
-    cgroups,
-    filesystem,
-    installation,
-    jobs,
-    limits,
-    predictor,
-)
+from records.sandbox import NoSandbox, cgroups, jobs, predictor
 from records.sandbox.limits import Limits
-from records.sandbox.predictor import Mode, watched
 from records.verify import retrain
 from tests.kit import helpers, record_kit
 from tests.kit.data_kit import call
@@ -56,41 +37,9 @@ def stand(tmp_path_factory):
     return Stand(tmp_path_factory.mktemp("limits"))
 
 
-# --- price ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size", [0, 1e3, 1e6, 1e17, -3e38, 3e38])
-def test_a_price_is_that_of_exact_arithmetic(size):
-    """Beside large logits too, where a small loss is left of two large numbers.
-
-    Who answers the same large number for every token pays the vocabulary's logarithm.
-    """
-    rng = np.random.default_rng(2)
-    logits = (rng.normal(size=(400, 50)) + size).astype(np.float32)
-    ids = rng.integers(0, 50, 400)
-    charge = coder.Charge(ids, writing=True)
-    charge(logits, np.arange(400))
-    shifted = logits.astype(np.longdouble) - logits.max(1, keepdims=True)
-    exact = np.log(np.exp(shifted).sum(1)) - shifted[np.arange(400), ids]
-    assert charge.nats == pytest.approx(exact.astype(float), rel=1e-13, abs=1e-13)
-    assert len(charge.payload()) >= exact.sum() / math.log(2) / 8 - 4
-    if abs(size) > 1e16:
-        assert charge.nats == pytest.approx(np.full(400, math.log(50)), rel=1e-15)
-
-
-def test_bits_that_the_nats_do_not_explain_are_charged():
-    text = Text([b"x" * 1000], np.zeros(401, np.int64))
-    nats = np.full(401, 2.0)
-    honest = scoring.Result(None, text, 4, 50, nats, bytes(289), 1.0, 1.0)  # 802 nats are 144.6 bytes
-    assert honest.most_payload == pytest.approx(144.63 * 1.001 + 8, abs=0.1)
-    assert honest.charged == pytest.approx(8 * 289 * math.log(2)) and honest.bpb == pytest.approx(2.312)
-    for size in (0, 145, 150):  # no proof, and proofs of the usual size: the score is the same
-        assert replace(honest, payload=bytes(size)).charged == nats.sum()
-
-
 # --- limits by the kernel ---------------------------------------------------------------------------------
 
-SMALL = Limits(memory=512 << 20, processor=60, seconds=60)
+SMALL = Limits(memory=512 << 20, tasks=40, processor=60, seconds=60)
 CHILDREN = """
 import os, signal, time
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -116,34 +65,45 @@ def test_children_whose_end_nobody_waits_for_are_counted():
     assert watchdog.seconds > 40 * 0.03 and watchdog.kind.startswith("cgroup")
 
 
-HOARDS = {  # memory that is in no process's account
-    "memory files": """
-import os
+TAKES = {  # the verdict, and code; the memory is in no process's account
+    "memory files": (
+        ("memory", "holds 512 MiB, at most 512 are allowed"),
+        """
 files = [os.memfd_create(str(i)) for i in range(8)]
 for file in files:
     for _ in range(16):
         os.write(file, bytes(1 << 24))
-print("alive with 2 GiB")
 """,
-    "page tables": """
-import mmap
+    ),
+    "page tables": (
+        ("memory", "holds 512 MiB, at most 512 are allowed"),
+        """
+spaces = []
 for _ in range(8):
-    room = mmap.mmap(-1, 64 << 30, flags=mmap.MAP_PRIVATE | 0x4000, prot=mmap.PROT_READ)
+    spaces.append(mmap.mmap(-1, 64 << 30, flags=mmap.MAP_PRIVATE | 0x4000, prot=mmap.PROT_READ))
     for place in range(0, 64 << 30, 2 << 20):
-        room[place]
-    globals().setdefault("rooms", []).append(room)
-print("alive with 1 GiB")
+        spaces[-1][place]
 """,
+    ),
+    "tasks": (
+        ("tasks", "has 41 processes and threads, at most 40 are allowed"),
+        """
+for _ in range(60):
+    if os.fork() == 0:
+        time.sleep(9)
+""",
+    ),
 }
 
 
 @sandboxed
 @bounded
-@pytest.mark.parametrize("kind", HOARDS)
-def test_memory_that_no_process_holds_is_bounded(kind):
-    with ended(HOARDS[kind], limits=SMALL) as watchdog:
+@pytest.mark.parametrize("kind", TAKES)
+def test_memory_that_no_process_holds_and_tasks_are_bounded(kind):
+    verdict, code = TAKES[kind]
+    with ended(f"import mmap, os, time\n{code}\nprint('alive')", limits=SMALL) as watchdog:
         assert watchdog.process.returncode and b"alive" not in watchdog.tail
-    assert watchdog.verdict == ("memory", "holds 512 MiB, at most 512 are allowed")
+    assert watchdog.verdict == verdict
 
 
 @sandboxed
@@ -178,12 +138,16 @@ def test_threads_of_a_machine_with_128_cores_are_allowed():
     assert run(THREADS, limits=Limits(processor=60, seconds=60)) == "601 400.0"
 
 
-@sandboxed
-@bounded
-def test_tasks_are_bounded_by_the_kernel():
-    code = "import os, time\nfor _ in range(60):\n    if os.fork() == 0:\n        time.sleep(9)\n"
-    with ended(code, limits=replace(SMALL, tasks=40)) as watchdog:
-        assert watchdog.verdict[0] == "tasks" and "at most 40 are allowed" in watchdog.verdict[1]
+# --- cgroups ----------------------------------------------------------------------------------------------
+
+
+def killed(code: str, **environment: str) -> list[str]:
+    """What a referee prints before it is killed."""
+    words = [sys.executable, "-c", f"import os\n{code}\n    os.kill(os.getpid(), 9)"]
+    env = os.environ | environment
+    done = subprocess.run(words, capture_output=True, text=True, cwd=helpers.ROOT, env=env)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    return done.stdout.split()
 
 
 @bounded
@@ -198,32 +162,17 @@ def test_a_group_goes_with_its_sandbox_and_after_a_killed_referee():
         group.remove()
         assert process.wait() == -signal.SIGKILL
     assert not any(folder.exists() for folder in group.folders)
-    words = "import os, sys\nfrom records.sandbox import cgroups\n"
-    words += "print(*cgroups.make(1 << 28, 40).folders, flush=True)\nos.kill(os.getpid(), 9)"
-    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, cwd=helpers.ROOT)
-    left = done.stdout.split()
-    assert done.returncode == -signal.SIGKILL and (not left or os.path.exists(left[0]))
+    code = "from records.sandbox import cgroups\nif group := cgroups.make(1 << 28, 40):\n"
+    left = killed(code + "    print(*group.folders, flush=True)")
+    assert not left or os.path.exists(left[0])
     cgroups.clean()
     assert not any(map(os.path.exists, left))
 
 
-KILLED = """
-import os
-from data.files import scratch_folder
-
-with scratch_folder() as folder:
-    (folder / "deep").mkdir()
-    print(folder, flush=True)
-    os.kill(os.getpid(), 9)
-"""
-
-
 def test_the_next_referee_removes_the_folders_that_a_killed_one_left(tmp_path, monkeypatch):
-    env = os.environ | {"TMPDIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED], capture_output=True, text=True, cwd=helpers.ROOT, env=env
-    )
-    assert done.returncode == -signal.SIGKILL and [*map(str, tmp_path.iterdir())] == done.stdout.split()
+    code = "from data.files import scratch_folder\nwith scratch_folder() as folder:\n"
+    left = killed(code + "    (folder / 'deep').mkdir()\n    print(folder, flush=True)", TMPDIR=str(tmp_path))
+    assert [*map(str, tmp_path.iterdir())] == left
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with scratch_folder() as first, scratch_folder() as second:
         assert {*tmp_path.iterdir()} == {first, second}, "those of the living stay"
@@ -232,19 +181,22 @@ def test_the_next_referee_removes_the_folders_that_a_killed_one_left(tmp_path, m
 
 def test_the_files_of_version_2_are_read_and_written(tmp_path):
     """As a kernel of that version has them; few machines have both versions."""
-    group = cgroups.Group(cgroups.V2, tmp_path, tmp_path, tmp_path)
-    group.bound(1 << 28, 40)
-    assert (tmp_path / "memory.max").read_text() == str(1 << 28)
-    assert (tmp_path / "pids.max").read_text() == "40" and (tmp_path / "memory.swap.max").read_text() == "0"
     files = {
         "cpu.stat": "usage_usec 2500000\nuser_usec 2000000\nsystem_usec 500000\n",
+        "memory.max": "max\n",
+        "memory.swap.max": "max\n",
         "memory.events": "low 0\nhigh 0\nmax 7\noom 1\noom_kill 1\noom_group_kill 0\n",
         "memory.peak": "268435456\n",
+        "pids.max": "max\n",
         "pids.current": "3\n",
         "pids.events": "max 2\n",
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
+    group = cgroups.Group(cgroups.V2, [tmp_path])
+    group.bound(1 << 28, 40)
+    bounds = {name: (tmp_path / name).read_text() for name in files if name.endswith(".max")}
+    assert bounds == {"memory.max": str(1 << 28), "memory.swap.max": "0", "pids.max": "40"}
     assert group.usage() == cgroups.Usage(2.5, 1 << 28, 3, killed=True, refused=2)
     scope = cgroups.Scope()
     scope.make(1 << 28, 40)
@@ -252,85 +204,6 @@ def test_the_files_of_version_2_are_read_and_written(tmp_path):
     assert words[:2] == ["systemd-run", "--scope"] and words[-1] == "--"
     assert {"--property=MemoryMax=268435456", "--property=TasksMax=40"} < set(words)
     assert ("--user" in words) == (os.geteuid() != 0)
-
-
-@sandboxed
-def test_a_full_machine_says_nothing_of_a_record(stand, tmp_path, monkeypatch):
-    slow = "import time\ntime.sleep(1)\n"  # so that the watchdog looks before it ends
-    job = stand.job(stand.foreign(tmp_path / "honest", slow))
-
-    class Full:
-        available = 1 << 20
-
-    with monkeypatch.context() as patch:
-        patch.setattr(limits.psutil, "virtual_memory", Full)
-        with pytest.raises(MachineFull, match="machine is out of memory: make room"):
-            stand.judge(job)
-    monkeypatch.setattr(filesystem, "copy", Mock(side_effect=OSError(errno.ENOSPC, "")))
-    with pytest.raises(MachineFull, match="has no memory for a sandbox's files: make room"):
-        stand.judge(job)
-
-
-@pytest.mark.slow
-@sandboxed
-def test_a_result_says_who_counted(stand, tmp_path, monkeypatch):
-    job = stand.job(stand.foreign(tmp_path / "honest"))
-    if cgroups.find() is not None:
-        assert stand.judge(job)[0].limits.startswith("cgroup v")
-    monkeypatch.setattr(cgroups, "find", lambda: None)
-    result, checks = stand.judge(job)
-    assert result.limits == "watchdog" and result.seconds > 0 and not record_kit.failed(checks)
-
-
-# --- what the sandbox shows -------------------------------------------------------------------------------
-
-LISTS = """
-import os, sys
-print(sorted(os.listdir(sys.argv[1])))
-"""
-
-
-@sandboxed
-def test_a_virtual_environment_in_the_repository_shows_neither_shards_nor_repository(tmp_path, monkeypatch):
-    """As `python -m venv .` makes it."""
-    root = tmp_path / "repository"
-    shard = root / "data/datasets/demo/demo_val_000000.bin"
-    shard.parent.mkdir(parents=True)
-    shard.write_bytes(b"text")
-    (root / "train_gpt.py").touch()
-    venv.create(root, symlinks=True)
-    for path in (tmp_path, *tmp_path.parents):  # another user looks at it
-        if path.stat().st_uid == os.getuid() and path != path.parent:
-            path.chmod(path.stat().st_mode | 0o055)
-    monkeypatch.setattr(sys, "prefix", str(root))
-    monkeypatch.setattr(sys, "executable", str(root / "bin/python"))
-    monkeypatch.setattr(bubblewrap, "REPO", root)
-    python = [str(root / "bin/python"), "-I", "-c", LISTS, str(root)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    monkeypatch.setattr(predictor, "installation", installation.installation.__wrapped__)
-    with watched(python, {}, [], Mode(), SMALL, **pipes) as watchdog:
-        watchdog.process.wait(timeout=30)
-        time.sleep(0.3)
-    said = watchdog.tail.decode()
-    listed = said.partition("]")[0] + "]"
-    assert set(ast.literal_eval(listed)) <= {"bin", "lib", "lib64", "include", "pyvenv.cfg"}, said
-    assert {"bin", "pyvenv.cfg"} <= set(ast.literal_eval(listed)), said
-
-
-def test_a_file_that_would_show_data_is_refused(stand, tmp_path):
-    dataset = stand.data / "datasets"
-    val = next(dataset.rglob("*_val_*.bin"))
-    train = next(dataset.rglob("*_train_*.bin"))
-    link = tmp_path / "a_train_000000.bin"
-    link.symlink_to(val)
-    (tmp_path / "text").symlink_to(second := stand.data / "second.jsonl")
-    hidden = stand.job(stand.foreign(tmp_path / "job")).mode.hidden
-    assert set(hidden) == {dataset, second}
-
-    bubblewrap.check_given({"/x": train, "/y": b"bytes", "/z": helpers.ROOT / "train_gpt.py"}, hidden)
-    for outside in (val, link, second, tmp_path / "text", helpers.ROOT / "data/datasets/new/x"):
-        with pytest.raises(NoSandbox, match=f"would show {outside}, which is data, so it"):
-            bubblewrap.check_given({"/x": outside}, hidden)
 
 
 # --- one machine ------------------------------------------------------------------------------------------
@@ -355,24 +228,24 @@ def living(kind: str):
         process.stdin.close()
 
 
-@pytest.mark.parametrize("kinds", ["room room", "room text", "text room", "text text"])
+@pytest.mark.parametrize("kinds", ["training training", "training text", "text training", "text text"])
 def test_a_sandbox_that_sees_a_text_lives_alone(kinds):
     first, second = kinds.split()
     with living(first) as one:
         assert one.stdout.readline() == "lives\n"
         with living(second) as other:
-            if kinds != "room room":
+            if "text" in kinds:
                 assert other.stderr.readline().startswith("another record runs on this machine: waiting")
                 assert not select.select([other.stdout], [], [], 0.3)[0]
                 one.stdin.close()
             assert other.stdout.readline() == "lives\n"
 
 
-def is_free(shared: bool) -> bool:
-    """Whether another sandbox could live here now."""
+def is_free(kind: int) -> bool:
+    """Whether another sandbox could live here now, with a lock of this kind."""
     lock = os.open(predictor.lock_folder(), os.O_RDONLY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_NB | (fcntl.LOCK_SH if shared else fcntl.LOCK_EX))
+        fcntl.flock(lock, fcntl.LOCK_NB | kind)
         return True
     except BlockingIOError:
         return False
@@ -380,27 +253,42 @@ def is_free(shared: bool) -> bool:
         os.close(lock)
 
 
-def test_scoring_takes_the_machine_and_a_room_shares_it(stand, tmp_path, monkeypatch):
+def test_scoring_takes_the_machine_and_training_shares_it(stand, tmp_path, monkeypatch):
     monkeypatch.setattr(predictor, "LOCKS", tmp_path)
     seen = []
 
     def look(*args, **options):
-        seen.append((is_free(shared=True), is_free(shared=False)))
+        seen.append((is_free(fcntl.LOCK_SH), is_free(fcntl.LOCK_EX)))
         raise NoSandbox
 
-    monkeypatch.setattr(jobs, "watched", look)
-    monkeypatch.setattr(retrain, "watched", look)
-    job = stand.job(stand.foreign(tmp_path / "foreign"))
+    for module in (jobs, retrain):
+        monkeypatch.setattr(module, "watched", look)
+    job = stand.job(stand.record())
     with pytest.raises(NoSandbox), job.predictor():
         pass
-    record = SimpleNamespace(track=job.track, path=tmp_path / "foreign")
+    record = SimpleNamespace(track=job.track, path=job.script.parent)
     monkeypatch.setattr(retrain, "room_files", lambda record, data: {})
     with pytest.raises(NoSandbox), retrain.run_room(record, stand.data, {}):
         pass
-    assert seen == [(False, False), (True, False)] and is_free(shared=False)
+    assert seen == [(False, False), (True, False)] and is_free(fcntl.LOCK_EX)
 
 
-# --- the folder -------------------------------------------------------------------------------------------
+def test_all_users_of_a_machine_take_one_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr(predictor, "LOCKS", tmp_path)
+    before = os.umask(0o077)
+    try:
+        folder = predictor.lock_folder()
+    finally:
+        os.umask(before)
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    assert predictor.lock_folder() == folder and folder.stat().st_mode & 0o777 == 0o755
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
+    with pytest.raises(NoSandbox, match="is no folder, expected the one that all sandboxes lock"):
+        predictor.lock_folder()
+
+
+# --- a submission -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -431,8 +319,6 @@ def test_the_number_of_seeds_has_a_limit(folder):
     said = call("records", "verify", folder, "--static", code=1)
     assert "FAIL folder: more than 183 files, expected those of 60 seeds at most\nSKIP papers: " in said
 
-
-# --- numbers of a log -------------------------------------------------------------------------------------
 
 STEPS = r"""
 import resource

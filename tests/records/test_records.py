@@ -586,7 +586,7 @@ def test_the_room_has_the_training_text_and_nothing_else(author, tmp_path):
         assert done.code == 0, done
         found, given = json.loads((done.work / "seen.json").read_text())
     shards = {f"/room/data/{path.name}" for path in author.corpus.data_path.glob("*_train_*.bin")}
-    own = {f"/room/{name}" for name in ("train_gpt.py", "room.py", "tokenizer.model")}
+    own = {f"/room/{name}" for name in ("train_gpt.py", "training.py", "tokenizer.model")}
     assert set(found) == shards | own
     assert given == {"SEED": "2", "MATRIX_LR": None, "DTYPE": "float32", "DATA_PATH": "/room/data"}
 

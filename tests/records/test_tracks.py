@@ -57,7 +57,7 @@ def text_of(corpus, split):
 def written(kit):
     """What the command said, and what it wrote."""
     root, _ = kit
-    said = call("records", "track", "yardsticks", *arguments(root, "--write"))
+    said = call("records", "track", "compressors", *arguments(root, "--write"))
     return said, json.loads((root / "records/track_tiny/yardsticks.json").read_text())
 
 
@@ -357,7 +357,7 @@ def test_a_compressor_that_loses_something_is_an_error():
 
 def test_the_file_tells_its_command_and_its_texts(kit, written):
     said, value = written
-    assert "python -m records track yardsticks" in value["written"] and "--write" in value["written"]
+    assert "python -m records track compressors" in value["written"] and "--write" in value["written"]
     assert value["val_sha256"] == load_track(kit[0] / "records/track_tiny").dataset["val_sha256"]
     sizes = [len(text_of(kit[1], split)) for split in ("val", "train")]
     assert [value["val_bytes"], value["train_bytes"]] == sizes
@@ -369,7 +369,7 @@ def test_what_cannot_be_measured_is_skipped(kit, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     for most in (10, len(text_of(kit[1], "train")) - 1):  # tokens, bytes
         monkeypatch.setattr(compressors, "MOST_BYTES", most)
-        said = call("records", "track", "yardsticks", *arguments(kit[0]))
+        said = call("records", "track", "compressors", *arguments(kit[0]))
         assert "SKIP zpaq -m5: is not installed: apt-get install zpaq\n" in said
         assert f"SKIP after the training text: it has more than {most} bytes\n" in said
         assert said.count("bits per byte") == 6
@@ -377,7 +377,7 @@ def test_what_cannot_be_measured_is_skipped(kit, monkeypatch):
 
 def test_a_wrong_track_or_text_is_reported(kit, track):
     def refused(*words, code=3):
-        line = one_line(call("records", "track", "yardsticks", *words, code=code))
+        line = one_line(call("records", "track", "compressors", *words, code=code))
         assert not list(track.parent.rglob("*.partial"))
         return line
 
@@ -388,7 +388,7 @@ def test_a_wrong_track_or_text_is_reported(kit, track):
     for name, words in (("train_sha256", "training text has sha256"), ("val_sha256", "validation text has")):
         edit_json(track / "track.json", lambda rules, name=name: rules["dataset"].update({name: "ab" * 32}))
         assert words in refused(track, *options)
-    one_line(call("records", "track", "yardsticks", code=2))
+    one_line(call("records", "track", "compressors", code=2))
 
 
 # --- the board --------------------------------------------------------------------------------------------
@@ -400,12 +400,12 @@ def test_the_board_shows_them(track, written):
     call("records", "board", *root)
     call("records", "board", *root, "--check")
     text = (track.parent / "README.md").read_text()
-    assert "python -m records track yardsticks records/track_tiny --write" in text
+    assert "python -m records track compressors records/track_tiny --write" in text
     for row in written[1]["rows"]:
         assert f"| {row['after']} | {row['bytes']:,} | {row['bits_per_byte']:.4f} |\n" in text
     (track / "yardsticks.json").unlink()
     call("records", "board", *root)
-    assert "yardsticks" not in (track.parent / "README.md").read_text()
+    assert "track compressors" not in (track.parent / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -421,5 +421,5 @@ def test_the_board_refuses_those_of_another_text_and_damaged_ones(track, change,
     edit_json(track / "yardsticks.json", lambda kept: kept.update(change))
     before = (track.parent / "README.md").read_bytes()
     line = one_line(call("records", "board", "--records", track.parent, code=3))
-    assert message in line and "python -m records track yardsticks" in line
+    assert message in line and "python -m records track compressors" in line
     assert (track.parent / "README.md").read_bytes() == before

