@@ -19,6 +19,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from data import corpus
+from data.command import DataError
 from records.archive.tracks import load_track
 from records.sandbox import bubblewrap, filesystem, installation, predictor
 from records.sandbox.installation import Files, beside, bytecode, compiled
@@ -240,8 +242,11 @@ def test_neither_counters_of_the_machine_are_shown_nor_sources_of_python():
 
 
 @pytest.mark.slow
-def test_few_sources_are_left_where_torch_is_needed():
-    """The figures of records/sandbox/README.md, on the floppy's track."""
+def test_few_sources_are_left_where_torch_is_needed_and_none_that_is_scored():
+    """The figures of records/sandbox/README.md, on the floppy's track.
+
+    Names and strings of a module stand in its bytecode; only training text may be there in this form.
+    """
     imports = load_track(helpers.ROOT / "records/track_floppy")["imports"]
     files = installation.installation(tuple(imports), "cpu")
     sizes = {place: path.stat().st_size for place, path in files.items() if isinstance(path, Path)}
@@ -249,6 +254,14 @@ def test_few_sources_are_left_where_torch_is_needed():
     print(len(files), "files,", sum(sizes.values()), "bytes, of sources", sum(sources.values()))
     assert all("/site-packages/torch/" in place for place in sources)
     assert sum(sources.values()) < 6e6 and sum(sizes.values()) < 1e9
+    modules = {place.partition("-packages/")[2] for place in files if place.endswith(".py")}
+    assert len(modules) > 500
+    for split in ("val", "second"):
+        try:
+            found = {name for name, _ in corpus.demo_documents(split)}
+        except DataError as error:
+            pytest.skip(str(error))
+        assert len(found) >= 60 and not found & modules, sorted(found & modules)[:5]
 
 
 def test_bytecode_has_neither_docstrings_nor_lines_and_does_the_same():
