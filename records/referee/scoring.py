@@ -84,17 +84,13 @@ class Result:
     def bpb(self) -> float:
         return self.charged / LN2 / max(self.text.bytes, 1)
 
-    @property
-    def loss(self) -> float:
-        """Nats per token."""
-        return self.charged / max(len(self.nats) - 1, 1)
-
     def __str__(self) -> str:
+        scored = len(self.nats) - 1
         rows = {
-            "val_loss": f"{self.loss:.8f}",
+            "val_loss": f"{self.charged / max(scored, 1):.8f}",
             "val_bpb": f"{self.bpb:.8f}",
             "val_bytes": self.text.bytes,
-            "val_tokens": len(self.nats) - 1,
+            "val_tokens": scored,
             "rows": self.rows,
             "processor_seconds": f"{self.seconds:.1f}",
             "seconds": f"{self.wall:.1f}",

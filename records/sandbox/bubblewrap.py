@@ -44,7 +44,9 @@ def complaint(path: str) -> str:
             code = process.wait()
     except (OSError, NoSandbox) as error:
         return str(error)
-    return said or f"exit status {code}" if code else ""
+    if code == 0:
+        return ""
+    return said or f"exit status {code}"
 
 
 @functools.cache

@@ -45,15 +45,17 @@ SIZE = 400  # of the tiny vocabulary
 NAME = b"12345678"  # of a record, in a compressed file
 ANSWER = worker.RESPONSE.pack(worker.MAGIC, 0, 1 << 60, 1 << 60, b"")
 ATTACKER = """
-import ctypes, mmap, os, pickle, signal, socket, threading, time
+import contextlib, ctypes, mmap, os, pickle, signal, socket, threading, time
 links = {}
 for fd in range(3, 99):
     if os.path.lexists(f"/proc/self/fd/{fd}"):
         links[fd] = os.readlink(f"/proc/self/fd/{fd}")
 memory = next(fd for fd, link in links.items() if "memfd" in link)
 pipe = max(fd for fd, link in links.items() if "pipe" in link)
-def answers(found):
-    Bigram.step = lambda self, ids: found(self.table[ids])
+def answers(change):
+    Bigram.step = lambda self, ids: change(self.table[ids])
+def claims(name, value):
+    setattr(Bigram, name, property(lambda self: value, lambda self, own: None))
 """
 
 
@@ -158,7 +160,7 @@ def test_a_record_may_learn_from_what_it_has_paid_for(stand):
 
 
 class Fed:
-    """Notes what it is fed; its logits depend on all that it was fed before."""
+    """Notes what it is fed and what it answers, which depends on all that it was fed before."""
 
     vocab_size = 30
 
@@ -166,19 +168,21 @@ class Fed:
         self.scale = scale
 
     def start(self, rows: int) -> np.ndarray:
-        self.fed = []
         self.rows = rows
-        return self.logits()
+        self.fed, self.answers = [], []
+        return self.answer()
 
     def step(self, ids: np.ndarray) -> np.ndarray:
         assert ids.shape == (self.rows,) and ids.dtype == np.int64
         self.fed.append(ids.copy())
-        return self.logits()
+        return self.answer()
 
-    def logits(self) -> np.ndarray:
+    def answer(self) -> np.ndarray:
         known = sum((at + 1) * int(ids.sum()) for at, ids in enumerate(self.fed))
         rng = np.random.default_rng([known, len(self.fed)])
-        return (rng.normal(size=(self.rows, self.vocab_size)) * self.scale).astype(np.float32)
+        logits = (rng.normal(size=(self.rows, self.vocab_size)) * self.scale).astype(np.float32)
+        self.answers.append(logits.astype(np.float64))
+        return logits
 
 
 @given(
@@ -188,21 +192,18 @@ def test_every_token_is_charged_once_and_fed_afterwards(total, rows, scale):
     rows = min(rows, total)
     tokens = np.random.default_rng(total).integers(0, 30, total)
     starts = coder.stream_starts(total, rows)
-    assert [len(part) for part in np.array_split(tokens, rows)] == np.diff(starts).tolist()
     predictor = Fed(scale)
     charge = coder.Charge(tokens, writing=True)
     assert np.array_equal(coder.code(predictor, starts, tokens[0], charge), tokens)
-    again = Fed(scale)
-    nats = np.zeros(total)
-    for at in range(starts[1]):
-        logits = (again.step(predictor.fed[at - 1]) if at else again.start(rows)).astype(np.float64)
-        logits -= np.logaddexp.reduce(logits, 1, keepdims=True)
-        for row, start in enumerate(starts[:-1]):
-            if start + at < starts[row + 1]:
-                nats[start + at] = -logits[row, tokens[start + at]]
-                assert at == starts[1] - 1 or predictor.fed[at][row] == tokens[start + at]
-            elif at < starts[1] - 1:
-                assert predictor.fed[at][row] == 0
+    streams = np.array_split(tokens, rows)
+    lengths = [len(stream) for stream in streams]
+    assert np.diff(starts).tolist() == lengths
+    expected = np.array([np.pad(stream, (0, lengths[0] - len(stream))) for stream in streams])
+    assert np.array_equal(np.reshape(predictor.fed, (-1, rows)).T, expected[:, :-1])
+    logits = np.stack(predictor.answers, 1)
+    logits -= np.logaddexp.reduce(logits, 2, keepdims=True)
+    paid = -np.take_along_axis(logits, expected[:, :, None], 2)[:, :, 0]
+    nats = np.concatenate([row[:length] for row, length in zip(paid, lengths)])
     nats[0] = 0
     assert charge.nats == pytest.approx(nats, rel=1e-9, abs=1e-9)
     decoder = coder.Decoder(charge.payload())
@@ -265,7 +266,8 @@ def test_a_machine_gets_more_seconds_where_it_is_slower():
 
 # --- attacks ----------------------------------------------------------------------------------------------
 
-# Each: a name, what the one line of the report says, its limits where they are not HELD, and its code.
+# Each: a name, what the one line of the report says, its limits where they are not HELD, whether a watchdog
+# alone would miss it, and its code.
 HELD = {"memory": 1 << 30, "tasks": 40, "processor": 100, "seconds": 100, "output": 1 << 16, "files": 1 << 24}
 ATTACKS = r"""
 ### what is not there or not allowed | LookupError: 13 of 13 are refused
@@ -305,13 +307,14 @@ Bigram.start = lambda self, rows: [[0.0] * 400] * rows
 ### one row too few | the predictor gave shape \(15, 400\), expected \(16, 400\)
 answers(lambda found: found[1:])
 ### no rows | contract: the predictor has vocab_size 400 and rows 0, expected
-Bigram.rows = property(lambda self: 0, lambda self, value: None)
+claims("rows", 0)
 ### a vocabulary that fills the referee's memory | contract: the predictor has vocab_size 1000000000000 and
-Bigram.vocab_size = property(lambda self: 10 ** 12, lambda self, value: None)
+claims("vocab_size", 10 ** 12)
 ### answers that fill the referee's memory | contract: the predictor has vocab_size 65536 and rows 65536,
-Bigram.rows = Bigram.vocab_size = property(lambda self: 1 << 16, lambda self, value: None)
+claims("rows", 1 << 16)
+claims("vocab_size", 1 << 16)
 ### a vocabulary that is too small | contract: the predictor has vocab_size 4, the text has token
-Bigram.vocab_size = property(lambda self: 4, lambda self, value: None)
+claims("vocab_size", 4)
 ### memory that is cut | protocol: the record has cut the memory
 def step(found):
     os.ftruncate(memory, 100)
@@ -395,6 +398,21 @@ for i in range(8):
     if i > 1: break
 x = bytearray(b"x" * (900 << 20))
 time.sleep(9)
+### memory files | memory: the record holds 512 MiB, at most 512 are allowed | memory=536870912 | cgroups
+for file in [os.memfd_create(str(i)) for i in range(128)]:
+    os.write(file, bytes(1 << 24))
+### page tables | memory: the record holds 512 MiB, at most 512 are allowed | memory=536870912 | cgroups
+spaces = []
+for _ in range(8):
+    spaces.append(mmap.mmap(-1, 64 << 30, flags=mmap.MAP_PRIVATE | 0x4000, prot=mmap.PROT_READ))
+    for place in range(0, 64 << 30, 2 << 20):
+        spaces[-1][place]
+### tasks | tasks: the record has \d+ processes and threads, at most 40 are allowed | cgroups
+for _ in range(60):
+    with contextlib.suppress(BlockingIOError):
+        if os.fork():
+            continue
+    time.sleep(9)
 ### one huge file | OSError|died
 open("/tmp/x", "wb").write(bytes(1 << 25))
 ### garbage in the answer | protocol
@@ -414,8 +432,10 @@ def attacks() -> list:
     rows = []
     for row in ATTACKS.split("\n### ")[1:]:
         head, _, code = row.partition("\n")
-        name, words, *limits = head.split(" | ")
-        rows.append(pytest.param(code, words, limits, id=name, marks=slow if rows else ()))
+        name, words, *more = head.split(" | ")
+        limits = {name: int(value) for name, _, value in (one.partition("=") for one in more) if value}
+        marks = ([slow] if rows else []) + ([pytest.mark.cgroups] if "cgroups" in more else [])
+        rows.append(pytest.param(code, words, limits, id=name, marks=marks))
     return rows
 
 
@@ -432,8 +452,7 @@ def test_an_attack_is_held_and_reported_in_one_line(stand, tmp_path, code, words
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # of this test alone: others run beside it
     tasks = count_tasks()
     began = time.monotonic()
-    own = {name: int(value) for name, _, value in (limit.partition("=") for limit in limits)}
-    _, checks = stand.judge(stand.job(record, limits=HELD | own))
+    _, checks = stand.judge(stand.job(record, limits=HELD | limits))
     line = str(checks[-1])
     assert failed(checks) == {"sandbox"} and re.search(f"^FAIL sandbox: .*({words})", line), line
     assert line.isprintable() and len(line) < 5000
@@ -533,7 +552,6 @@ def test_a_record_that_computes_otherwise_the_second_time_has_no_proof(stand):
 
 
 HUNTER = """
-import errno
 import hashlib
 wanted, found, texts = set({hashes!r}), [], 0
 for place, folders, files in os.walk('/'):
