@@ -14,7 +14,7 @@ import jsonschema
 from data import command, shards
 from data.command import REPO, DataError, UsageError
 from data.files import growing_folder, read_bytes, read_json, sha256
-from records.archive.folders import SCRIPT
+from records.archive.runs import SCRIPT
 from records.archive.tracks import Track
 from records.referee.text import load_tokenizer
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from data.command import UsageError, say
 from data.files import read_bytes, sha256
-from records.archive.folders import SCRIPT
 from records.archive.intervals import pairs_interval
+from records.archive.runs import SCRIPT
 from records.campaign.arms import Arm, Dataset, script_of
 from records.campaign.runs import ArmRun
 

@@ -19,8 +19,7 @@ from typing import Any
 
 from data.command import DataError, say
 from data.files import read_bytes, read_json, scratch_folder, sha256, write_beside
-from records.archive.folders import SCRIPT
-from records.archive.submission import cpuinfo
+from records.archive.runs import SCRIPT, cpuinfo
 from records.campaign.arms import Arm, Dataset
 from records.campaign.runs import ArmRun, Endings, Share, end_with_parent
 from records.cluster.nodes import Lender, actor_here, connect, fetched, ray, value_of

@@ -29,7 +29,7 @@ from data import shards
 from data.command import REPO, DataError, UsageError, say, shell
 from data.door import Command, Number, on_signals
 from data.files import locked, write_whole
-from records.archive.folders import SCRIPT, run_artifact
+from records.archive.runs import SCRIPT, run_artifact
 from records.archive.tracks import DATA, RECORDS, Track, load_track
 from records.campaign import attempt, law, standings
 from records.campaign.arms import Arm, base_script, load_arms, load_dataset, read_campaign

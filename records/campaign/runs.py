@@ -14,8 +14,7 @@ from pathlib import Path
 
 from data.command import DataError, say
 from data.files import parse_json, read_bytes, read_json
-from records.archive.folders import SCRIPT
-from records.archive.submission import ClaimedRun
+from records.archive.runs import SCRIPT, ClaimedRun
 from records.campaign.arms import Arm
 
 # What runs see of our environment: settings of the shell must not change them.

@@ -1,11 +1,10 @@
-"""--ray: campaigns and verifications on Ray nodes that are processes of this machine.
+"""--ray: campaigns on Ray nodes that are processes of this machine.
 
 To begin a node takes seconds of a processor, so all tests share one cluster.
 """
 
 import dataclasses
 import json
-import shutil
 import signal
 import socket
 import sys
@@ -18,17 +17,14 @@ import pytest
 
 from data.command import DataError
 from data.files import sha256
-from records.archive.record import Record
-from records.archive.verdicts import read_verdicts
 from records.campaign import arms, runs
 from tests.kit import record_kit
 from tests.kit.campaign_kit import SMEAR, Place, rows_of, wait_until
-from tests.kit.data_kit import call, refused, start
+from tests.kit.data_kit import refused
 
 cluster_utils = pytest.importorskip("ray.cluster_utils", reason="ray is in tests/requirements.txt")
 from records.campaign import cluster  # noqa: E402, which needs it
 from records.cluster import nodes  # noqa: E402
-from records.verify import cluster as verify_cluster  # noqa: E402
 
 
 @pytest.fixture
@@ -80,50 +76,6 @@ def ray_nodes(tmp_path_factory) -> Iterator[RayNodes]:
         made = RayNodes(tmp_path_factory.mktemp("odd"))
         yield made
         made.cluster.shutdown()
-
-
-# --- verifications ----------------------------------------------------------------------------------------
-
-
-def verdicts_in(said: str) -> list[str]:
-    """PASS score, and so on, of all lines that say one."""
-    return [line.split(":")[0] for line in said.splitlines() if line.startswith(("PASS", "FAIL", "SKIP"))]
-
-
-def claim_more(submission: dict) -> None:
-    submission["scores"] = {seed: score - 0.001 for seed, score in submission["scores"].items()}
-
-
-@pytest.mark.slow
-@pytest.mark.sandbox
-def test_records_get_the_verdicts_of_one_machine_and_a_node_without_a_sandbox_is_refused(ray_nodes, tmp_path):
-    """Three records and three nodes: each node gets one, so the third is asked, too. Scores are false."""
-    author = record_kit.Author(tmp_path, script=record_kit.bigram(), imports=["numpy"])
-    record_kit.edit_json(author.folder / "submission.json", claim_more)
-    record_kit.reseal(author.folder)
-    copies = [author.track / f"2025-11-2{day}_Copy" for day in (2, 3)]
-    for copy in copies:
-        shutil.copytree(author.folder, copy)
-    words = ["--data", author.data, "--second", author.data / "second.jsonl", "--retrain", "any"]
-    options = record_kit.options_of(*words)
-    there = nodes.home_of(verify_cluster.kit_of(Record(author.folder), options).data)
-    shutil.rmtree(there, ignore_errors=True)
-    ray_nodes.have(ordinary=2)
-    more = [*ray_nodes.options[:2], "--write", "--by", "Ada"]
-    process = start("records", "verify", author.folder, *copies, *words, *more)
-    said, errors = process.communicate(timeout=300)
-    assert process.returncode == 1, said + errors
-    assert f"refused: node {ray_nodes.strange.node_id} (" in said
-    assert said.count(") has no bubblewrap (bwrap) that works\n") == said.count("refused: ") == 1
-    assert said.endswith("3 records, 3 checks failed\n")
-    kept = read_verdicts(author.track)
-    assert [its["failed"] for its in kept.values()] == 3 * [["score"]]
-    here = verdicts_in(call("records", "verify", author.folder, *words, code=1))
-    assert {"FAIL score", "PASS second-text", "PASS proof", "PASS retrained", "PASS work"} <= {*here}
-    assert verdicts_in(said) == 3 * here
-    assert sorted(path.name for path in there.rglob("*.bin")) == [
-        path.name for path in sorted(author.corpus.data_path.glob("*.bin"))
-    ], "the nodes fetched them"
 
 
 # --- campaigns --------------------------------------------------------------------------------------------
@@ -240,14 +192,11 @@ def test_a_node_takes_the_script_and_data_that_were_meant(place, monkeypatch, tm
         cluster.dataset_here(there, desk)
 
 
-@pytest.mark.parametrize("command", ["campaign", "verify"])
-def test_an_address_where_nothing_answers_is_one_line(place, command):
+def test_an_address_where_nothing_answers_is_one_line(place):
     place.write(narrow="settings = {WIDTH = 1}", seeds=[1])
 
     def said(address: str) -> str:
-        if command == "campaign":
-            return refused(place.run("--ray", address, code=2))
-        return refused(call("records", "verify", place.root, "--ray", address, code=2))
+        return refused(place.run("--ray", address, code=2))
 
     with socket.create_server(("127.0.0.1", 0)) as free:
         dead = f"127.0.0.1:{free.getsockname()[1]}"
@@ -264,11 +213,7 @@ def test_ray_is_for_those_who_ask_for_it(place, monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ray", None)  # an import of it fails
     monkeypatch.delitem(sys.modules, "records.cluster.nodes")
-    for room in ("campaign", "verify"):
-        monkeypatch.delitem(sys.modules, f"records.{room}.cluster")
-        monkeypatch.delattr(f"records.{room}.cluster")
+    monkeypatch.delitem(sys.modules, "records.campaign.cluster")
+    monkeypatch.delattr("records.campaign.cluster")
     assert "pip install 'ray[default]==" in refused(place.run("--ray", "auto", code=2))
-    assert "pip install 'ray[default]==" in refused(
-        call("records", "verify", place.root, "--ray", "auto", code=2)
-    )
     place.run()

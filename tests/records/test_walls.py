@@ -21,7 +21,7 @@ from records.sandbox import bubblewrap, filesystem, predictor
 from records.sandbox.installation import Files, bytecode, installation
 from records.sandbox.limits import Limits, Watchdog
 from records.sandbox.predictor import Mode, watched
-from records.verify.retrain import last_words
+from records.verify.training import last_words
 from tests.kit import helpers
 
 sandboxed = pytest.mark.sandbox
