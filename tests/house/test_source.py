@@ -111,7 +111,7 @@ PACKAGES = {
     "board": {"archive"},
     "compare": {"archive", "board"},
     "follow": {"archive"},
-    "campaign": {"archive", "sandbox", "referee", "cluster"},
+    "campaign": {"archive", "sandbox", "referee"},
 }
 
 
