@@ -109,21 +109,20 @@ class Try:
 
 
 def again_and_again(task: Try, ranks: int, disturb: Callable[[Try, int], Launch]) -> list[float]:
-    """A run is disturbed, resumed, disturbed ... until it is done; if that is too soon, another one is begun.
+    """A run is disturbed, resumed, disturbed ... so many times; if it is done too soon, another one is begun.
 
     The seconds are those to the first step of each.
     """
-    seconds, disturbed, copy = [], 0, 0
+    seconds, disturbed = [], 0
     while disturbed < task.count:
-        one = task.within(task.folder / str(copy))
-        first_step = disturb(one, ranks).first_step
+        first_step = disturb(task, ranks).first_step
         seconds += [first_step] if first_step else []
-        if is_done(one.run):  # perhaps between its last line and its end
-            one.check_end(ranks)
-            copy += 1
+        if is_done(task.run):  # perhaps between its last line and its end
+            task.check_end(ranks)
+            shutil.rmtree(task.run)
         else:
             disturbed += 1
-    return seconds if is_done(one.run) else seconds + one.resume(ranks)
+    return seconds + task.resume(ranks)
 
 
 def kill_once(task: Try, ranks: int) -> Launch:
