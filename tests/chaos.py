@@ -387,9 +387,8 @@ def other_world(task: Try) -> list[float]:
     assert newest_step(task.run) > 0, "no checkpoint"
     run = task.launch(behind, **EIGHT)
     run.need(0)
-    losses = [
-        [event["train_loss"] for event in end_of(each).steps] for each in (task.run, task.alone(**EIGHT))
-    ]
+    both = [helpers.events(folder, "step") for folder in (task.run, task.alone(**EIGHT))]
+    losses = [[event["train_loss"] for event in events] for events in both]
     assert np.allclose(*losses, rtol=1e-3), "losses differ by more than rounding"
     return [run.first_step]
 
