@@ -106,7 +106,6 @@ PACKAGES = {
     "sandbox": {"archive", "sandbox.inside"},
     "sandbox.inside": set(),
     "referee": {"archive", "sandbox"},
-    "cluster": set(),
     "verify": {"archive", "sandbox", "sandbox.inside", "referee"},
     "board": {"archive"},
     "compare": {"archive", "board"},
