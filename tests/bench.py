@@ -1,7 +1,6 @@
-"""Measure the trainer beside the machine's limit, in one process.
+"""Measure the trainer on a CPU beside the machine's limit, in one process.
 
     python -m tests.bench step                tokens/s of the whole optimizer step
-    python -m tests.bench step --reference    the same with torch's scaled_dot_product_attention
     python -m tests.bench step --against REV  the same of another commit, in turns, and the ratio
     python -m tests.bench eval                evaluation against training
     python -m tests.bench predictor           a text fed token by token against its evaluation in windows
@@ -9,15 +8,12 @@
     python -m tests.bench loader              reading batches, and what a step waits for it
     python -m tests.bench start               seconds from the command to the first step
     python -m tests.bench profile             shares of the step: products, attention, elementwise, other
-    python -m tests.bench profile --steps 10:15 --trace FILE    and what happens in steps 10 to 14, for
-                                              https://ui.perfetto.dev
+    python -m tests.bench profile --trace FILE    and when each happened, for https://ui.perfetto.dev
 
-Settings are taken from the environment, the rest is the shape of SHAPE; `step --preset-shape` takes that of
-PRESET. Prints one `key: value` a line. The machine's limit is measured in the same process before and after,
-and the larger one counts.
+Settings are taken from the environment, the rest is the shape of SHAPE; --preset-shape takes that of PRESET.
+Prints one `key: value` a line. The machine's limit is measured in the same process before and after, and the
+larger one counts.
 """
-
-from __future__ import annotations
 
 import argparse
 import dataclasses
@@ -39,7 +35,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from tests.kit import helpers
 
@@ -77,9 +72,16 @@ def all_seconds(call: Call, repeats: int) -> list[float]:
     return seconds
 
 
-def median_seconds(call: Call, repeats: int, warm: int = 2) -> float:
-    """Median seconds of a call, after some that do not count."""
-    return statistics.median(all_seconds(call, warm + repeats)[warm:])
+def median_seconds(call: Call, repeats: int) -> float:
+    """Median seconds of a call, after two that do not count."""
+    return statistics.median(all_seconds(call, 2 + repeats)[2:])
+
+
+def processor_seconds(call: Call) -> float:
+    """These other programs do not take away."""
+    began = time.process_time()
+    call()
+    return time.process_time() - began
 
 
 def peak_flops(side: int = 2048, dtype: torch.dtype | None = None) -> float:
@@ -118,19 +120,6 @@ def make_trainer(s: Any, script: ModuleType = train_gpt) -> tuple[Any, torch.Ten
     return trainer, torch.from_numpy(tokens)
 
 
-def plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: float) -> torch.Tensor:
-    """scaled_dot_product_attention, whatever the device."""
-    shape = q.shape
-    q, k, v = (x.transpose(1, 2) for x in (q.flatten(2, 3), k, v))
-    mask = None
-    if window < q.size(2):
-        places = torch.arange(q.size(2), device=q.device)
-        distance = places[:, None] - places
-        mask = (distance >= 0) & (distance < window)
-    out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=True)
-    return out.transpose(1, 2).reshape(shape)
-
-
 def step_call(trainer: Any, batch: torch.Tensor, script: ModuleType = train_gpt) -> Call:
     """A whole optimizer step; scripts until 2915aee are given its number alone."""
     step = 1
@@ -167,8 +156,6 @@ def feed(predictor: Any, rows: int, filled: int) -> None:
 
 def step(args: argparse.Namespace) -> dict[str, Any]:
     """Whole optimizer steps on random tokens: forward, backward, gradient sum, Muon and Adam."""
-    if args.reference:
-        train_gpt.attention = plain_attention
     s = settings(**{} if args.preset_shape else SHAPE)
     trainer, batch = make_trainer(s)
     call = step_call(trainer, batch)
@@ -176,13 +163,14 @@ def step(args: argparse.Namespace) -> dict[str, Any]:
     peaks = [peak_flops(dtype=trainer.machine.dtype)]
     seconds = all_seconds(call, args.repeats)
     peaks.append(peak_flops(dtype=trainer.machine.dtype))
-    rate, peak = s.train_batch_tokens / statistics.median(seconds), max(peaks)
+    median, peak = statistics.median(seconds), max(peaks)
+    rate = s.train_batch_tokens / median
     return {
         "figure": f"{rate / peak * 1e9:.2f} tokens/s per peak GFLOP/s",
-        "mfu": f"{rate / s.train_batch_tokens * step_flops(s) / peak:.1%}",
-        "step_ms_min_median_max": [round(f(seconds) * 1e3) for f in (min, statistics.median, max)],
+        "mfu": f"{step_flops(s) / median / peak:.1%}",
+        "step_ms_min_median_max": [round(each * 1e3) for each in (min(seconds), median, max(seconds))],
         "tokens_per_second": round(rate),
-        "peak_gflops_before_after": [round(p / 1e9) for p in peaks],
+        "peak_gflops_before_after": [round(each / 1e9) for each in peaks],
     }
 
 
@@ -207,37 +195,30 @@ def evaluation(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def predictor(args: argparse.Namespace) -> dict[str, Any]:
-    """The floppy's validation text fed token by token against its evaluation in windows, and the rate of
-    one stream alone. Measured in turns: one pass of the evaluation, then steps with the window filled more
-    or less. The quotient is of processor seconds, which other programs do not take away."""
+    """The floppy's validation text fed token by token against its evaluation in windows, in turns, and the
+    rate of one stream alone, while the window fills."""
     s = settings()
     trainer, _ = make_trainer(s)
     ids = evaluated(s)
     trainer.model.nll(ids)
-    many, one = STREAMS, 1
-    streams = {rows: started(train_gpt, s, rows) for rows in (many, one)}
-    fills = np.random.default_rng(0).permutation(6 * args.repeats) * s.eval_window // (6 * args.repeats)
-    spent = {"evaluation": 0.0, many: 0.0, one: 0.0}
-    for turn in fills.reshape(args.repeats, 6):
+    streams = {rows: started(train_gpt, s, rows) for rows in (STREAMS, 1)}
+    fills = np.linspace(0, s.eval_window - 1, 6, dtype=int).tolist()
+    spent = {"evaluation": 0.0, STREAMS: 0.0, 1: 0.0}
+    for _ in range(args.repeats):
         spent["evaluation"] += processor_seconds(lambda: trainer.model.nll(ids))
         for rows, each in streams.items():
-            for fill in turn.tolist():
+            for fill in fills:
                 spent[rows] += processor_seconds(functools.partial(feed, each, rows, fill))
     text = VAL_TOKENS * spent["evaluation"] / args.repeats / ids[:, 1:].size
-    fed = VAL_TOKENS * spent[many] / len(fills) / many
+    steps = args.repeats * len(fills)
+    fed = VAL_TOKENS * spent[STREAMS] / steps / STREAMS
     return {
         "figure": f"{fed / text:.2f} processor seconds, fed token by token / in windows",
-        "streams": many,
+        "streams": STREAMS,
         "fed_seconds": round(fed),
         "evaluation_seconds": round(text),
-        "one_stream_tokens_per_second": round(len(fills) / spent[one]),
+        "one_stream_tokens_per_second": round(steps / spent[1]),
     }
-
-
-def processor_seconds(call: Call) -> float:
-    began = time.process_time()
-    call()
-    return time.process_time() - began
 
 
 def export(args: argparse.Namespace) -> dict[str, Any]:
@@ -330,22 +311,19 @@ def profile(args: argparse.Namespace) -> dict[str, Any]:
     inductor.cpp.enable_kernel_profile = True
     trainer, batch = make_trainer(settings(**{} if args.preset_shape else SHAPE))
     call = step_call(trainer, batch)
-    all_seconds(call, args.steps[0] - 1)
+    all_seconds(call, 2)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as found:
-        for number in args.steps:
-            with torch.profiler.record_function(f"step {number}"):
-                call()
+        all_seconds(call, 3)
     if args.trace:
         found.export_chrome_trace(str(args.trace))
-    events = [event for event in found.key_averages() if not event.key.startswith("step ")]
     shares = dict.fromkeys(GROUPS, 0.0)
-    for event in events:
+    for event in found.key_averages():
         group = next(name for name, pattern in GROUPS.items() if re.match(pattern, event.key))
         shares[group] += event.self_cpu_time_total
     total = sum(shares.values())
     table = found.key_averages().table(sort_by="self_cpu_time_total", row_limit=10, max_name_column_width=50)
     return {
-        "step_ms": round(total / len(args.steps) / 1e3),
+        "step_ms": round(total / 3 / 1e3),
         **{name: f"{share / total:.1%}" for name, share in shares.items()},
         "costliest": f"\n{table}",
     }
@@ -395,14 +373,6 @@ def against(args: argparse.Namespace) -> dict[str, Any]:
 # --- main -------------------------------------------------------------------------------------------------
 
 
-def span(text: str) -> range:
-    """The type of --steps: FIRST:END, as Python has it."""
-    first, end = map(int, text.split(":"))
-    if not 0 < first < end:
-        raise ValueError
-    return range(first, end)
-
-
 WHAT = {
     "step": step,
     "eval": evaluation,
@@ -419,10 +389,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("what", choices=WHAT)
     parser.add_argument("--repeats", type=int, default=10, help="how often, for the median")
-    parser.add_argument("--reference", action="store_true", help="step: torch's attention")
     parser.add_argument("--preset-shape", action="store_true", help="step, profile: the shape of PRESET")
-    words = "profile: which ones, the end not among them; those before warm up (3:6)"
-    parser.add_argument("--steps", type=span, default=range(3, 6), metavar="FIRST:END", help=words)
     parser.add_argument("--trace", type=Path, metavar="FILE", help="profile: write what happened when")
     parser.add_argument("--against", metavar="REV", help="another commit to compare with")
     args = parser.parse_args()

@@ -2,7 +2,6 @@
 
     python -m tests.gpu peak         products and copies, the limits of all else
     python -m tests.gpu step         an optimizer step on random tokens
-    python -m tests.gpu step --profile    and its costliest kernels
     python -m tests.gpu predictor    a token of all streams, by number of streams and format
 
 Settings are taken from the environment, as in `SHORT_WINDOW=512 python -m tests.gpu step`. Times are medians.
@@ -18,7 +17,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 import train_gpt
 
@@ -41,7 +39,7 @@ def milliseconds(call: Callable, repeats: int = 12, warm: int = 3) -> float:
     return statistics.median(found)
 
 
-def peak(args: argparse.Namespace) -> None:
+def peak() -> None:
     side = 8192
     for dtype in (torch.bfloat16, torch.float32):
         a, b = torch.randn(2, side, side, device=GPU).to(dtype)
@@ -53,7 +51,7 @@ def peak(args: argparse.Namespace) -> None:
     print(f"copy: {speed:.0f} GB/s, read and written")
 
 
-def step(args: argparse.Namespace) -> None:
+def step() -> None:
     s = train_gpt.load_settings(os.environ, "10min_16mb")[0]
     machine = train_gpt.Machine(GPU, dtype=torch.bfloat16, compile=s.compile)
     trainer = train_gpt.Trainer(s, machine)
@@ -65,14 +63,9 @@ def step(args: argparse.Namespace) -> None:
     print(f"step: {found:.2f} ms, {s.train_batch_tokens / found / 1e3:.3f} million tokens a second")
     memory = torch.cuda.max_memory_allocated() >> 20
     print(f"products: {its.flops / found / 1e9:.0f} TFLOP/s, memory: {memory} MiB")
-    if args.profile:
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
-            one_step()
-            torch.cuda.synchronize()
-        print(trace.key_averages().table(sort_by="self_device_time_total", row_limit=20))
 
 
-def predictor(args: argparse.Namespace) -> None:
+def predictor() -> None:
     """With the window full, as it is but for the first tokens of each stream."""
     s = train_gpt.load_settings(os.environ, "10min_16mb")[0]
     torch.backends.cuda.enable_cudnn_sdp(False)  # as load_predictor does
@@ -99,11 +92,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     whats = {"peak": peak, "step": step, "predictor": predictor}
     parser.add_argument("what", choices=whats)
-    parser.add_argument("--profile", action="store_true", help="step: name the costliest kernels")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("tests.gpu: torch finds no GPU here; python -m tests.bench measures a CPU")
-    whats[args.what](args)
+    whats[args.what]()
 
 
 if __name__ == "__main__":

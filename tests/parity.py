@@ -10,8 +10,7 @@ float32, tokens uint16[steps, slots, slot tokens + 1], logits float64[rows, T, V
 grad/<parameter> float64 of step 0's mean loss, and, each float64[steps], losses (nats),
 grad_norms, lr_muls and momenta.
 
-Letters: B batch, T tokens (S when they are keys), D width, H heads, G key-value heads, R = H / G, K head
-width, V vocabulary.
+Letters: B batch, T tokens, D width, H heads, G key-value heads, R = H / G, K head width, V vocabulary.
 """
 
 import argparse
@@ -39,8 +38,8 @@ Weights = dict[str, Tensor]
 
 
 def norm(x: Tensor) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) over the last dimension (Zhang and Sennrich 2019)."""
-    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + NORM_EPS)
+    """Over the last dimension."""
+    return F.rms_norm(x, x.shape[-1:], eps=NORM_EPS)
 
 
 def rotate(x: Tensor, base: float) -> Tensor:
@@ -56,16 +55,12 @@ def rotate(x: Tensor, base: float) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
-    """Causal softmax attention, q [B, T, H, K], k and v [B, T, G, K]: head h reads key-value head h // R.
-
-    A position sees the last `window` ones, itself among them.
-    """
-    (T, H, K), G = q.shape[1:], k.shape[2]
-    k, v = (x.repeat_interleave(H // G, 2) for x in (k, v))
-    scores = torch.einsum("bthk,bshk->bhts", q, k) / K**0.5
-    distance = torch.arange(T)[:, None] - torch.arange(T)
-    scores = scores.where((distance >= 0) & (distance < window), -torch.inf)
-    return torch.einsum("bhts,bshk->bthk", scores.softmax(-1), v)
+    """Causal, q [B, T, H, K], k and v [B, T, G, K]; a position sees itself and the `window - 1` before it."""
+    position = torch.arange(q.shape[1])
+    distance = position[:, None] - position
+    seen = (distance >= 0) & (distance < window)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, seen, enable_gqa=True).transpose(1, 2)
 
 
 def remove_own_value(y: Tensor, v: Tensor) -> Tensor:

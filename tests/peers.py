@@ -1,16 +1,13 @@
-"""Tokens per second of the trainer beside others, side by side on one machine.
+"""Tokens per second of the trainer beside its recipe in plain PyTorch, side by side on one machine.
 
-    python -m tests.peers                          this script, its recipe in plain PyTorch, the MLX twin
-    python -m tests.peers --peer plain             one of these; the twin needs minutes for a step on a CPU
+    python -m tests.peers --rounds 6 --seconds 10
 
-Two of them train at the same time, each on a core of its own, and swap cores after every round. So whatever
-else the machine does, it does to both. The shape is that of tests/bench.py, and the environment sets others.
+The two train at the same time, each on a core of its own, and swap cores after every round. So whatever else
+the machine does, it does to both. The shape is that of tests/bench.py, and the environment sets others.
 "Plain" is the recipe of openai/parameter-golf's early records as most people would write it: nn.Module,
 autocast, scaled_dot_product_attention, torch.compile of the whole model, a loop over matrices for Muon, fused
 Adam. It begins with the script's own weights and must have the script's loss.
 """
-
-from __future__ import annotations
 
 import argparse
 import dataclasses
@@ -23,15 +20,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests import bench
-
-PEERS = ("script", "plain", "twin")
 
 
 class Block(nn.Module):
@@ -103,11 +97,10 @@ class Plain(nn.Module):
         self.skip_weight.copy_(weights["skip_weight"])
         for i, block in enumerate(self.blocks):
             sizes = [block.q.out_features, block.k.out_features, block.v.out_features]
-            q, k, v = weights["qkv"][i].split(sizes)
-            parts = {"q.weight": q, "k.weight": k, "v.weight": v}
-            parts |= {f"{name}.weight": weights[name][i] for name in ("attn_out", "mlp_up", "mlp_down")}
-            names = ("attn_scale", "mlp_scale", "mix_x", "mix_x0", "q_gain")
-            block.load_state_dict(parts | {name: weights[name][i] for name in names})
+            parts = dict(zip(("q", "k", "v"), weights["qkv"][i].split(sizes)))
+            for name, parameter in block.named_parameters():
+                own = name.removesuffix(".weight")
+                parameter.copy_(parts[own] if own in parts else weights[own][i])
 
 
 def newton_schulz(matrix: Tensor, dtype: torch.dtype) -> Tensor:
@@ -166,23 +159,10 @@ def script(s: Any) -> Callable[[], float]:
     return lambda: float(call()[0])
 
 
-def twin(s: Any) -> Callable[[], float]:
-    import train_gpt
-    import train_gpt_mlx
-
-    s = train_gpt.Settings(**dataclasses.asdict(s))  # bench's are of a module of its own
-    machine = train_gpt_mlx.open_machine(s)
-    machine.choose_dtype(s.dtype)
-    trainer = train_gpt_mlx.Trainer(s, machine)
-    tokens = np.random.default_rng(0).integers(0, s.vocab_size, (s.batch_slots, s.slot_tokens + 1))
-    step = next(train_gpt.Plan(s).steps())
-    return lambda: float(trainer.step(machine.tensor(tokens), step, 1.0)[0])
-
-
 def train(peer: str) -> None:
     """One of the two processes: a line in, a round of the seconds that it says, the tokens per second out."""
     s = bench.settings(**bench.SHAPE)
-    step = {"script": script, "plain": plain, "twin": twin}[peer](s)
+    step = {"script": script, "plain": plain}[peer](s)
     for _ in range(3):
         step()
     print("ready", flush=True)
@@ -194,13 +174,13 @@ def train(peer: str) -> None:
         print(json.dumps(steps * s.train_batch_tokens / (time.perf_counter() - began)), flush=True)
 
 
-def race(peers: list[str], rounds: int, seconds: float) -> list[list[float]]:
-    """Tokens per second of two peers, a row a round."""
+def race(rounds: int, seconds: float) -> list[list[float]]:
+    """Tokens per second of the script and of plain PyTorch, a row a round."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     runs = [
         subprocess.Popen([sys.executable, "-m", "tests.peers", "--train", peer], env=env, **pipes)
-        for peer in peers
+        for peer in ("script", "plain")
     ]
     rows = []
     cores = sorted(psutil.Process().cpu_affinity())[:2]
@@ -224,25 +204,21 @@ def race(peers: list[str], rounds: int, seconds: float) -> list[list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--peer", choices=PEERS[1:], action="append", help="this one alone")
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=15.0, help="of a round")
-    parser.add_argument("--train", choices=PEERS, help=argparse.SUPPRESS)
+    parser.add_argument("--train", choices=("script", "plain"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.train:
         return train(args.train)
     if not hasattr(os, "sched_setaffinity") or os.cpu_count() < 2:
         sys.exit("error: this machine gives no process a core of its own, expected Linux with two cores")
-    for other in args.peer or PEERS[1:]:
-        rows = race([PEERS[0], other], args.rounds, args.seconds)
-        mine, others = (statistics.median(column) for column in zip(*rows))
-        ratios = [a / b for a, b in rows]
-        low, middle, high = statistics.quantiles(ratios)
-        print(f"script: {mine:.0f} tokens/s, {other}: {others:.0f} tokens/s")
-        print(f"script / {other}: {middle:.2f} (quartiles {low:.2f} to {high:.2f} of {args.rounds} rounds)")
+    rows = race(args.rounds, args.seconds)
+    mine, others = (statistics.median(column) for column in zip(*rows))
+    low, middle, high = statistics.quantiles(script / plain for script, plain in rows)
+    print(f"script: {mine:.0f} tokens/s, plain: {others:.0f} tokens/s")
+    print(f"script / plain: {middle:.2f} (quartiles {low:.2f} to {high:.2f} of {args.rounds} rounds)")
 
 
 if __name__ == "__main__":

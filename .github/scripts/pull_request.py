@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from data.command import DataError, open_streams, printable
-from records.archive.folders import FOLDER
+from records.archive.record import FOLDER
 
 MAX_BYTES = 256 << 20  # of a record's files; three runs of a floppy have about 5 MB
 MAX_SUMMARY = 200_000  # characters of at most four bytes: GitHub takes 1 MiB

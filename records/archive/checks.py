@@ -1,6 +1,7 @@
 """The lines of a verification: PASS | FAIL | SKIP name: what was found, what was expected."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from data.command import UsageError, printable
@@ -41,8 +42,12 @@ def note(name: str, text: str) -> Check:
     return Check("NOTE", name, text)
 
 
+def of_seed(seed: int, lines: Iterable[Check]) -> Iterator[Check]:
+    """The same lines, which say whose they are."""
+    return (replace(line, text=f"seed {seed}: {line.text}") for line in lines)
+
+
 def equal(name: str, what: str, found: Any, expected: Any) -> Check:
-    """PASS if both are the same."""
     return check(name, found == expected, f"{what} {found}, expected {expected}")
 
 

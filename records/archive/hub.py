@@ -18,8 +18,7 @@ from data import hub
 from data.command import DataError, UsageError
 from data.files import file_sha256, locked, read_bytes, write_whole
 from data.hub import COMMIT, RemoteFile, Repo
-from records.archive.folders import FILES, FOLDER, MOST_FILES, most_bytes
-from records.archive.record import ArtifactAddress
+from records.archive.record import FILES, FOLDER, MOST_FILES, ArtifactAddress, most_bytes
 from records.archive.tracks import RECORDS, Track, load_track
 
 PLACE = re.compile(rf"(track_[a-z0-9_]+)/({FOLDER.pattern})/(?P<file>[^/]+)", re.ASCII)

@@ -3,6 +3,7 @@
 A run is named by its folder or by its metrics.jsonl. The folder of a record stands for the runs of all seeds.
 """
 
+import contextlib
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -14,9 +15,8 @@ import numpy as np
 from scipy.ndimage import median_filter
 
 from data.command import DataError
-from data.files import parse_json, read_bytes, read_json
-from records.archive.folders import read_metrics
-from records.archive.submission import ClaimedRun
+from data.files import read_bytes, read_json
+from records.archive.runs import ClaimedRun, parse_events, read_metrics
 
 STEADY_FROM = 10  # steps that caches, compilers and clocks take to settle; fewer where a run is short
 NEAR = 31  # steps around one that say how long a step takes then: machines change their speed within minutes
@@ -25,18 +25,16 @@ ONE_END = 5.0  # seconds within which a run ends its two logs
 LAST = 0.05  # part of the steps whose mean is the final training loss, ten steps at least
 FIELDS = ("train_loss", "train_seconds", "train_flops", "lr_mul", "grad_norm")
 NEEDED = ("train_loss", "train_seconds")
+VALIDATION = ("step", "val_loss", "val_bpb")
 
 
-def number(value) -> float:
-    """A number of metrics.jsonl, where numbers that are not finite are text. Raises ValueError."""
-    if isinstance(value, str) and value in ("nan", "inf", "-inf"):
-        return float(value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError
-    try:
-        return float(value)
-    except OverflowError:
-        raise ValueError from None
+def number(where: str, name: str, value: object) -> float:
+    """A number of metrics.jsonl, where numbers that are not finite are text. Raises DataError."""
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    if plain or value in ("nan", "inf", "-inf"):
+        with contextlib.suppress(OverflowError):
+            return float(value)
+    raise DataError(f"{where}: {name} is {str(value)!r:.40}, expected a number")
 
 
 def positive(value: float) -> float | None:
@@ -52,8 +50,6 @@ def count(value) -> int | None:
 
 @dataclass(frozen=True)
 class Metrics:
-    """One run."""
-
     name: str  # for people
     path: Path  # of its metrics
     table: dict[str, np.ndarray]  # FIELDS of the steps, float64[steps]; NaN where a step does not say
@@ -87,7 +83,6 @@ class Metrics:
 
     @property
     def stalled(self) -> list[dict]:
-        """The stalls, each with the run, the step and its seconds."""
         return [
             {"run": self.name, "step": int(at) + 1, "seconds": float(self.seconds[at])}
             for at in np.flatnonzero(self.stalls)
@@ -149,22 +144,15 @@ class Metrics:
 
     @property
     def seed(self) -> int | None:
-        """The run's seed; None if no file names it."""
-        for value in (self.final.get("seed"), self.config.get("settings", {}).get("seed")):
-            if isinstance(value, int):
-                return value
-        return None
+        seed = self.final.get("seed", self.config.get("settings", {}).get("seed"))
+        return seed if isinstance(seed, int) else None
 
     @cached_property
     def own_peak(self) -> float | None:
         """Operations a second of the machine's products, as the run measured them in its log at its start."""
-        rates = []
-        for line in self.log.split("\n"):
-            if line.startswith("device:"):  # device:cpu dtype:float32 ... bfloat16:9GFLOP/s float32:7GFLOP/s
-                words = dict(word.partition(":")[::2] for word in line.split())
-                rate = words.get(words.get("dtype"), "").removesuffix("GFLOP/s")
-                rates.append(1e9 * (count(rate) or 0))
-        return max(rates, default=0.0) or None
+        # device:cpu dtype:float32 ... bfloat16:9GFLOP/s float32:7GFLOP/s
+        line = r"^device:.* dtype:(\w+) .*\b\1:([1-9][0-9]{0,14})GFLOP/s"
+        return max((1e9 * int(rate) for _, rate in re.findall(line, self.log, re.MULTILINE)), default=None)
 
     @property
     def start_seconds(self) -> float | None:
@@ -176,15 +164,11 @@ class Metrics:
         if self.path.name != "metrics.jsonl" or self.logged("resumes") != 0:
             return None
         files = [self.path.with_name(name) for name in ("metrics.jsonl", "train.log", "config.json")]
-        if not all(file.exists() for file in files):
+        timed = self.logged("train_seconds"), self.logged("eval_seconds")
+        if not all(file.exists() for file in files) or None in timed:
             return None
         metrics, end, began = (file.stat().st_mtime for file in files)
-        if abs(metrics - end) > ONE_END:
-            return None
-        wall = end - began
-        timed = self.logged("train_seconds"), self.logged("eval_seconds")
-        left = wall - sum(timed) if None not in timed else -1.0
-        return left if left > 0 else None
+        return positive(end - began - sum(timed)) if abs(metrics - end) <= ONE_END else None
 
     @cached_property
     def environment(self) -> dict[str, str]:
@@ -201,7 +185,6 @@ class Metrics:
 
     @property
     def given(self) -> dict[str, str]:
-        """PRESET and the settings that the environment gave."""
         origins = self.config.get("origins", {})
         if origins:
             kept = {"PRESET", *(name.upper() for name, origin in origins.items() if origin != "preset")}
@@ -217,7 +200,6 @@ class Metrics:
 
     @property
     def settings(self) -> dict[str, str]:
-        """All settings, as the environment would give them."""
         return {name.upper(): written(value) for name, value in self.config.get("settings", {}).items()}
 
     @property
@@ -241,47 +223,36 @@ def written(value) -> str:
 
 # --- reading ----------------------------------------------------------------------------------------------
 
+LIVING = "if the run goes on, wait for its end or compare it with --unfinished"
 
-def read_lines(path: Path, living: bool) -> Iterator[tuple[str, dict]]:
-    """(where, event) for every line. `living`: a last line that is not whole yet is left out. DataError."""
+
+def read_events(path: Path, living: bool) -> Iterator[tuple[str, dict]]:
+    """(place, event) of each line. `living`: a last line that is not whole yet is left out. DataError."""
     blob = read_metrics(path)
     if not blob.strip():
         raise DataError(f"{path}: is empty, expected a line for every step; train_gpt.py writes them")
-    *lines, rest = blob.split(b"\n")
-    if rest and not living:
-        raise DataError(f"{path}:{len(lines) + 1}: the last line is cut off; {LIVING}")
-    for at, line in enumerate(lines, 1):
-        where = f"{path}:{at}"
-        try:
-            event = parse_json(line.decode())
-        except ValueError:
-            raise DataError(f"{where}: is no JSON, expected one object a line: {line[:40]!r}") from None
-        if not isinstance(event, dict) or not isinstance(event.get("event"), str):
-            raise DataError(
-                f'{where}: expected an object with "event", as train_gpt.py writes: {line[:40]!r}'
-            )
+    whole = blob[: blob.rfind(b"\n") + 1]
+    if len(whole) < len(blob) and not living:
+        count = whole.count(b"\n") + 1
+        raise DataError(f"{path}:{count}: the last line is cut off; {LIVING}")
+    for where, event in parse_events(whole, path):
+        if not isinstance(event.get("event"), str):
+            raise DataError(f'{where}: expected an object with "event", as train_gpt.py writes')
         yield where, event
-
-
-LIVING = "if the run goes on, wait for its end or compare it with --unfinished"
 
 
 def step_values(where: str, event: dict, before: list[float] | None, done: int) -> list[float]:
     """FIELDS of a step; `before`: those of the step before, number `done`. Raises DataError."""
-    if event.get("step") != done + 1:
-        found = event.get("step")
+    found = event.get("step")
+    if found != done + 1:
         twice = isinstance(found, int) and found <= done
         mend = "; a resume wrote steps again: keep the later ones only" if twice else ""
         after = f"after step {done}, expected step {done + 1}" if done else "first, expected step 1"
         raise DataError(f"{where}: step {found!r:.40} comes {after}{mend}")
-    values = []
-    for name in FIELDS:
-        try:
-            values.append(number(event[name]) if name in event or name in NEEDED else math.nan)
-        except KeyError:
-            raise DataError(f"{where}: a step without {name}, which every version logs") from None
-        except ValueError:
-            raise DataError(f"{where}: {name} is {str(event[name])[:40]!r}, expected a number") from None
+    for name in NEEDED:
+        if name not in event:
+            raise DataError(f"{where}: a step without {name}, which every version logs")
+    values = [number(where, name, event.get(name, "nan")) for name in FIELDS]
     clock = FIELDS.index("train_seconds")
     least = before[clock] if before else 0.0
     if not least <= values[clock] < math.inf:
@@ -291,20 +262,20 @@ def step_values(where: str, event: dict, before: list[float] | None, done: int) 
 
 def read_run(path: Path, name: str, log: Path, config: Path, living: bool = False) -> Metrics:
     """The run of one metrics file. `living`: it may lack its end. Raises DataError."""
-    rows, vals, final, where = [], [], {}, f"{path}"
-    for where, event in read_lines(path, living):
+    rows: list[list[float]] = []
+    vals: list[dict] = []
+    final: dict = {}
+    where = str(path)
+    for where, event in read_events(path, living):
         if final:
             raise DataError(f"{where}: {event['event']!r} comes after the run's end, expected one run a file")
         if event["event"] == "step":
             rows.append(step_values(where, event, rows[-1] if rows else None, len(rows)))
         elif event["event"] == "val":
-            try:
-                vals.append({key: number(event[key]) for key in ("step", "val_loss", "val_bpb")})
-                vals[-1]["partial"] = bool(event.get("partial"))
-            except (KeyError, ValueError):
-                raise DataError(
-                    f"{where}: expected numbers step, val_loss and val_bpb of a validation"
-                ) from None
+            if not event.keys() >= {*VALIDATION}:
+                raise DataError(f"{where}: expected numbers step, val_loss and val_bpb of a validation")
+            vals.append({key: number(where, key, event[key]) for key in VALIDATION})
+            vals[-1]["partial"] = bool(event.get("partial"))
         elif event["event"] == "final":
             final = event
     if not rows:
@@ -328,12 +299,7 @@ def referee_score(folder: Path, seed: str) -> float | None:
     scores = read_json(path).get("scores") if path.exists() else None
     if not isinstance(scores, dict) or seed not in scores:
         return None
-    try:
-        return number(scores[seed])
-    except ValueError:
-        raise DataError(
-            f"{path}: the score of seed {seed} is {scores[seed]!r:.40}, expected a number"
-        ) from None
+    return number(str(path), f"the score of seed {seed}", scores[seed])
 
 
 def find_runs(path: Path, living: bool = False) -> list[Metrics]:
@@ -348,15 +314,18 @@ def find_runs(path: Path, living: bool = False) -> list[Metrics]:
         raise DataError(
             f"{path}: {what}; name a run's folder such as logs/RUN, its metrics.jsonl or a record"
         )
-    runs = []
-    for file in files:
-        seed = re.fullmatch(r"metrics_seed(\d+)\.jsonl(\.gz)?", file.name)
-        alone = file.name not in ("metrics.jsonl", seed and file.name)
-        name = file.resolve().parent.name + (f" seed{seed[1]}" if seed else "")
-        log = file.with_name(f"train_seed{seed[1]}.log" if seed else "train.log")
-        config = file.with_name("config.json")
-        if alone:  # of a file by another name nobody knows which log is its own
-            name, log, config = file.stem, file.with_suffix(".log"), file.with_suffix(".config.json")
-        score = referee_score(file.parent, seed[1]) if seed else None
-        runs.append(replace(read_run(file, name, log, config, living), score=score))
-    return runs
+    return [find_run(file, living) for file in files]
+
+
+def find_run(file: Path, living: bool) -> Metrics:
+    """The run of a metrics file, whose name says which log is its own. Raises DataError."""
+    folder = file.resolve().parent.name
+    if seed := re.fullmatch(r"metrics_seed(\d+)\.jsonl(\.gz)?", file.name):
+        names = f"{folder} seed{seed[1]}", f"train_seed{seed[1]}.log", "config.json"
+    elif file.name == "metrics.jsonl":
+        names = folder, "train.log", "config.json"
+    else:
+        names = file.stem, f"{file.stem}.log", f"{file.stem}.config.json"
+    name, log, config = names
+    run = read_run(file, name, file.with_name(log), file.with_name(config), living)
+    return replace(run, score=referee_score(file.parent, seed[1]) if seed else None)

@@ -1,28 +1,37 @@
 """Which records of a track have a rank, and which one each had to beat: derived, not read from a submission.
 
-A rank rests on the scores that the judge found in its own rooms. What an earlier referee passed, with a seed
-that it trained again, stands with the scores of its submission. A record must beat the best one that has a
-rank among those before it; where that is disputed later, the next one takes its place, here as in the judge.
+A rank rests on the scores of what the judge trained. What an earlier referee passed, with a seed that it
+trained again, stands with the scores of its submission. A record must beat the incumbent: the best one that
+has a rank among those before it. Where that is disputed later, the next one takes its place, here as in the
+judge.
 """
 
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import zstandard
 
 from records.archive.checks import Check, check
-from records.archive.judgings import Draw, number_of, read_draws
 from records.archive.record import Record
 from records.archive.tracks import Track
-from records.archive.verdicts import RETRAINED, ROOMS, folder_sha256, read_verdicts
+from records.archive.verdicts import (
+    BESIDE,
+    RETRAINED,
+    Draw,
+    folder_sha256,
+    number_of,
+    read_draws,
+    read_verdicts,
+)
 
 PRICED = 3  # the number of the first referee whose rule prices new bytes and bounds luck
 # The least standard deviation of scores, over the track's least gain. On track_floppy it is 0.0023 bits per
 # byte: pooled over the five judgings of before number 3, that of the scores in verdicts.json is 0.00227.
 LEAST_SPREAD = 0.46
-RULE = {"gain", "machine"}  # checks that have another answer where another record stands before
+RULE = {"gain", "machine"}  # checks that have another answer where another record is the incumbent
 
 
 # --- the rule ---------------------------------------------------------------------------------------------
@@ -30,7 +39,7 @@ RULE = {"gain", "machine"}  # checks that have another answer where another reco
 
 @dataclass(frozen=True)
 class Gain:
-    """Bits per byte below a rival, and how sure that is."""
+    """Bits per byte below the incumbent, and how sure that is."""
 
     bpb: float
     p: float  # one-sided, Welch's
@@ -50,54 +59,76 @@ class Gain:
 
 
 @dataclass(frozen=True)
-class Rival:
-    """A record, and the scores by which it is compared with another."""
+class ScoredRecord:
+    """A record, and the scores of its seeds by which it is compared with another."""
 
     record: Record
-    scores: list[float]
-    machine: dict  # that they came from
+    seeds: dict[str, dict]  # of each what a verdict keeps: its score, once there is one, and more
+    machine: dict  # that the scores came from
     judging: int | None = 1  # its place among those of the folder; None: an earlier referee passed it
-    priced: bool = True  # by the rule that prices new bytes and bounds luck
+    referee: str | None = None  # its version; None: that of today
+    track: str = ""  # sha256 of the rules that it was judged by
 
     @property
     def name(self) -> str:
         return self.record.name
 
     @property
+    def scores(self) -> list[float]:
+        return [its["score"] for its in self.seeds.values() if "score" in its]
+
+    @property
+    def complete(self) -> bool:
+        return len(self.scores) == len(self.seeds)
+
+    @property
     def mean(self) -> float:
         return statistics.fmean(self.scores)
 
-    def gain_over(self, before: "Rival") -> Gain:
-        """What its scores gain over those of the record before it. Raises DataError."""
+    @property
+    def priced(self) -> bool:
+        """Whether the rule of its referee prices new bytes and bounds luck. The first had no number."""
+        if self.referee is None:
+            return True
+        number, plus, _ = self.referee.partition("+")
+        return bool(plus) and int(number) >= PRICED
+
+    def gain_over(self, incumbent: "ScoredRecord") -> Gain:
+        """Raises DataError."""
         track = self.record.track
         spread = LEAST_SPREAD * track["min_gain_bpb"] if self.priced else 0.0
-        new_bytes = count_new_bytes(self.record, before.record) if self.priced else 0
+        new_bytes = count_new_bytes(self.record, incumbent.record) if self.priced else 0
         text_bytes = track.dataset["val_bytes"] or min(self.record.values("val_bytes"))
         return Gain(
-            bpb=before.mean - self.mean,
-            p=p_below(self.scores, before.scores, spread),
+            bpb=incumbent.mean - self.mean,
+            p=p_below(self.scores, incumbent.scores, spread),
             least=track["min_gain_bpb"] + 8 * new_bytes / text_bytes,
             below=track["alpha"] / (self.judging or 1),
             new_bytes=new_bytes,
         )
 
-    def ranks_after(self, before: "Rival | None") -> bool:
-        """Whether it gains enough over the best record before it. An earlier referee has seen to that."""
-        return before is None or self.judging is None or self.gain_over(before).enough
+    def ranks_after(self, incumbent: "ScoredRecord | None") -> bool:
+        """Whether it gains enough. An earlier referee has seen to that."""
+        return incumbent is None or self.judging is None or self.gain_over(incumbent).enough
 
 
-def check_gain(its: Rival, before: Rival | None, by: str) -> Check:
-    """The track's rule. `before`: the best record before it; `by`: whose scores these are."""
-    if before is None:
+def claimed_scores(record: Record) -> dict[str, dict]:
+    """The submission's scores by seed, as a verdict would keep them."""
+    return {str(seed): {"score": score} for seed, score in record.scores.items()}
+
+
+def check_gain(its: ScoredRecord, incumbent: ScoredRecord | None, by: str) -> Check:
+    """The track's rule. `by`: whose scores these are."""
+    if incumbent is None:
         return check("gain", True, "no record stands before it, expected so or a gain over the best one")
-    gain = its.gain_over(before)
-    return check("gain", gain.enough, f"over {before.name}, by {by}: {gain}")
+    gain = its.gain_over(incumbent)
+    return check("gain", gain.enough, f"over {incumbent.name}, by {by}: {gain}")
 
 
 def count_new_bytes(record: Record, before: Record) -> int:
     """Bytes of what is new in a script, packed with the script before as dictionary, and of the settings.
 
-    A text of so many bits could be told in them, and no more. By zstandard, since the dictionaries of zlib
+    A text of so many bits could stand in them, and no more. By zstandard, since the dictionaries of zlib
     end after 32 KiB, a third of a script.
     """
     script = record.script
@@ -111,12 +142,6 @@ def count_new_bytes(record: Record, before: Record) -> int:
     )
     packed = zstandard.ZstdCompressor(dict_data=known, compression_params=window).compress(script)
     return len(packed) + len(record.settings)
-
-
-def is_priced(referee: str) -> bool:
-    """Whether the rule of a referee's version prices new bytes and bounds luck. The first had no number."""
-    number, plus, _ = referee.partition("+")
-    return bool(plus) and int(number) >= PRICED
 
 
 def p_below(new: list[float], old: list[float], least: float = 0.0) -> float:
@@ -140,17 +165,17 @@ def p_below(new: list[float], old: list[float], least: float = 0.0) -> float:
 # --- who stands -------------------------------------------------------------------------------------------
 
 
-def judged_scores(verdict: dict) -> list[float]:
-    """The scores of the judge's rooms; none where it was never judged."""
-    return [one["score"] for one in verdict.get("judged", {}).get("seeds", {}).values() if "score" in one]
+def judged_seeds(verdict: dict) -> dict[str, dict]:
+    """What a verdict keeps of each seed that the judge trained; nothing where it was never judged."""
+    return verdict.get("judged", {}).get("seeds", {})
 
 
-def judged_seeds(verdict: dict) -> tuple[int, ...]:
-    """The seeds of the judging that a verdict rests on; none where it rests on none."""
-    return tuple(map(int, verdict.get("judged", {}).get("seeds", {})))
+def number_of_judging(verdict: dict, name: str, draws: Sequence[Draw]) -> int:
+    """The place of the judging that a verdict rests on, among those of its folder."""
+    return number_of(draws, name, verdict["sha256"], tuple(map(int, judged_seeds(verdict))))
 
 
-def standing(record: Record, verdict: dict, draws: Sequence[Draw]) -> Rival | None:
+def standing(record: Record, verdict: dict, draws: Sequence[Draw]) -> ScoredRecord | None:
     """The record and the scores that count, if it passed, did not change, and nobody doubts it."""
     judged = verdict.get("verdict") == "ranked"
     earlier = verdict.get("verdict") == "pass" and RETRAINED in verdict
@@ -159,60 +184,51 @@ def standing(record: Record, verdict: dict, draws: Sequence[Draw]) -> Rival | No
     if record.submission.get("claim") == "none" or verdict["sha256"] != folder_sha256(record.path):
         return None
     if earlier:
-        return Rival(record, [*record.scores.values()], record.machine, None, priced=False)
-    number = number_of(draws, record.name, verdict["sha256"], judged_seeds(verdict))
+        return ScoredRecord(record, claimed_scores(record), record.machine, judging=None, referee="")
+    number = number_of_judging(verdict, record.name, draws)
     machine = verdict.get("machine", {})
-    return Rival(record, judged_scores(verdict), machine, number, is_priced(verdict.get("referee", "")))
+    return ScoredRecord(record, judged_seeds(verdict), machine, number, verdict.get("referee", ""))
 
 
-def best_before(track: Track, name: str) -> Rival | None:
-    """The best record with a rank among those before a folder's name. Raises DataError."""
+def folders_before(track: Track, name: str, verdicts: dict[str, dict], draws: Sequence[Draw]) -> list[Path]:
+    """The records before one, the first first: by day, and of one day by their first judgings.
+
+    What an earlier referee passed came before all judgings. What was never judged comes last, by name.
+    """
+    judged = list(dict.fromkeys(draw.folder for draw in draws))
+
+    def place(one: str) -> tuple[str, int, str]:
+        if verdicts.get(one, {}).get("verdict") in ("pass", "fail"):
+            return one[:10], -1, one
+        return one[:10], judged.index(one) if one in judged else len(judged), one
+
+    before = [folder for folder in track.records if place(folder.name) < place(name)]
+    return sorted(before, key=lambda folder: place(folder.name))
+
+
+def best_before(track: Track, name: str) -> ScoredRecord | None:
+    """The incumbent: the best record with a rank among those before a folder's name. Raises DataError."""
     verdicts = read_verdicts(track.folder)
     draws = read_draws(track.folder)
     best = None
-    for folder in (folder for folder in track.records if folder.name < name):
+    for folder in folders_before(track, name, verdicts, draws):
         its = standing(Record(folder), verdicts.get(folder.name, {}), draws)
         if its and its.ranks_after(best) and (best is None or its.mean < best.mean):
             best = its
     return best
 
 
-# --- what was judged --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What came out of a judging's rooms: all that a rank rests on, beside the script."""
-
-    seeds: dict[str, dict]  # of each what a verdict keeps
-    judging: int  # its place among those of the folder, each of which is paid for
-    referee: str  # its version, as the rooms were judged
-    track: str  # sha256 of the rules then
-    machine: dict[str, str]
-
-    @property
-    def scores(self) -> list[float]:
-        return [its["score"] for its in self.seeds.values() if "score" in its]
-
-    @property
-    def complete(self) -> bool:
-        return len(self.scores) == len(self.seeds)
-
-    def rival(self, record: Record) -> Rival:
-        return Rival(record, self.scores, self.machine, self.judging, is_priced(self.referee))
-
-
-def kept_evidence(record: Record) -> Evidence | None:
+def kept_scores(record: Record) -> ScoredRecord | None:
     """What a kept verdict says of the folder's last judging, if only the rule is left to be applied."""
     its = read_verdicts(record.track.folder).get(record.name, {})
-    its |= its.get(ROOMS, {})
+    its |= its.get(BESIDE, {})
     seeds = judged_seeds(its)
     draws = read_draws(record.track.folder)
     newest = [draw.seeds for draw in draws if draw.folder == record.name][-1:]
-    if not seeds or its["sha256"] != folder_sha256(record.path) or newest not in ([], [seeds]):
+    if not seeds or its["sha256"] != folder_sha256(record.path):
         return None
-    if {*its["failed"], *its.get("left", ())} - RULE:
+    if newest not in ([], [tuple(map(int, seeds))]) or {*its["failed"], *its.get("left", ())} - RULE:
         return None
-    number = number_of(draws, record.name, its["sha256"], seeds)
-    found = Evidence(its["judged"]["seeds"], number, its["referee"], its["track"], its["machine"])
+    number = number_of_judging(its, record.name, draws)
+    found = ScoredRecord(record, seeds, its["machine"], number, its["referee"], its["track"])
     return found if found.complete else None

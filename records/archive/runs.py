@@ -1,18 +1,190 @@
-"""A run's folder in logs/: what it was trained on, and, where no track has its text, rules of its own."""
+"""A run: its log and metrics, which are claims until they are verified; its machine; its folder in logs/."""
 
+import gzip
+import io
 import math
+import platform
+import re
 import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from data import shards
 from data.command import REPO, DataError, shell
-from data.files import file_sha256, parse_json, read_bytes, read_json
-from records.archive.folders import SCRIPT
+from data.files import file_sha256, parse_json, read_bytes, read_json, sha256
 from records.archive.tracks import RECORDS, Track, load_track
 
+SCRIPT = "train_gpt.py"  # what the referee loads
+ARTIFACT = "model.ptz"
+PACKED = ".gz"
+MAX_METRICS = 16 << 20  # bytes of a run's metrics, unpacked
 MAX_HEADER = 1 << 20  # bytes of an artifact, unpacked, in which its metadata must end
 SECONDS = 86_400  # of one scoring: no track limits them, but a model that hangs ends
+NUMBERS = {  # of a log's final block
+    **dict.fromkeys(("seed", "steps", "val_tokens", "val_bytes", "artifact_bytes", "train_flops"), int),
+    **dict.fromkeys(("val_bpb", "train_seconds"), float),
+}
+
+
+# --- log and metrics --------------------------------------------------------------------------------------
+
+
+def pack(data: bytes) -> bytes:
+    """The same bytes each time, so that a folder made again has the same digest."""
+    return gzip.compress(data, 9, mtime=0)
+
+
+def read_metrics(path: Path) -> bytes:
+    """The bytes of metrics, unpacked where the name ends with .gz. Raises DataError."""
+    blob = read_bytes(path)
+    if path.suffix != PACKED:
+        return blob
+    unpacker = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    try:
+        data = unpacker.decompress(blob, MAX_METRICS + 1)  # a thousandth of a file may hold them all
+    except zlib.error as error:
+        raise DataError(f"{path}: cannot be unpacked: {error}") from None
+    if len(data) > MAX_METRICS:
+        raise DataError(f"{path}: unpacks to more than {MAX_METRICS} bytes, which no run needs")
+    if not unpacker.eof or unpacker.unused_data:
+        raise DataError(
+            f"{path}: is no whole gzip file, or more than one; python -m records freeze packs one"
+        )
+    return data
+
+
+def parse_events(metrics: bytes, where: object) -> Iterator[tuple[str, dict]]:
+    """(place, object) of each line of a metrics.jsonl. Raises DataError."""
+    for at, line in enumerate(io.BytesIO(metrics), 1):
+        if line == b"\n":
+            continue
+        place = f"{where}:{at}"
+        try:
+            event = parse_json(line.decode())
+        except ValueError as error:
+            words = f"is no JSON, expected one object a line: {line[:40]!r} ({error})"
+            raise DataError(f"{place}: {words}") from None
+        if not isinstance(event, dict):
+            raise DataError(
+                f'{place}: expected an object with "event", as train_gpt.py writes: {line[:40]!r}'
+            )
+        yield place, event
+
+
+@dataclass(frozen=True)
+class ClaimedRun:
+    """One seed's log, parsed, and its metrics."""
+
+    name: str  # for messages
+    log: str
+    final: dict[str, str]  # the block after '---'
+    metrics: bytes = b""
+
+    @property
+    def events(self) -> Iterator[dict]:
+        """Parsed each time: they take forty times their text, which is too much for those of all seeds."""
+        return (event for _, event in parse_events(self.metrics, self.name))
+
+    def kind(self, event: str) -> list[dict]:
+        return [each for each in self.events if each.get("event") == event]
+
+    @property
+    def given(self) -> dict[str, str]:
+        """PRESET and the environment's settings: the log's first line, run:... preset:... NAME=value..."""
+        found = re.match(r"run:.*? preset:(\S+)(.*)", self.log)
+        if not found:
+            raise DataError(f"{self.name}: the log does not begin with run:... preset:...")
+        parts = re.split(r" ([A-Z][A-Z0-9_]*)=", found[2])
+        return {"PRESET": found[1], **dict(zip(parts[1::2], parts[2::2]))}
+
+    @property
+    def about(self) -> dict[str, str]:
+        """Machine, versions and hashes, from the log's line of name:value that ends with script_sha256."""
+        lines = self.log.split("\n")
+        found = [line for line in lines if " processor:" in line and " script_sha256:" in line]
+        if not found:
+            raise DataError(f"{self.name}: the log has no line ... processor:... script_sha256:...")
+        parts = re.split(r"(?:^| )([a-z][a-z0-9_]*):", found[0])
+        return dict(zip(parts[1::2], parts[2::2]))
+
+    def value(self, name: str) -> Any:
+        """A number, hash or word of the log's final block. Raises DataError."""
+        if name not in self.final:
+            raise DataError(f"{self.name}: no '{name}:' after the line ---")
+        text = self.final[name]
+        if name not in NUMBERS:
+            return text
+        try:
+            value = NUMBERS[name](text)
+            if math.isfinite(value) and re.fullmatch(r"[0-9][0-9.e+-]*", text):  # '1_0' is 10 for Python
+                return value
+        except (ValueError, OverflowError):
+            pass
+        raise DataError(f"{self.name}: '{name}: {text[:99]}', expected a number")
+
+    def seconds_before_last_step(self) -> float:
+        """Training seconds before the last step: a run may finish the step in which its time is up.
+
+        Raises DataError where they are no number, and what else a stranger's numbers lead to.
+        """
+        ends = [0.0, 0.0, *(step.get("train_seconds", 0.0) for step in self.kind("step"))]
+        seconds = self.value("train_seconds") - (ends[-1] - ends[-2])
+        if not math.isfinite(seconds):
+            raise DataError(f"{self.name}: train_seconds of the last steps are {ends[-2]} and {ends[-1]}")
+        return seconds
+
+
+def parse_run(name: str, log: bytes, metrics: bytes) -> ClaimedRun:
+    """Raises DataError."""
+    try:
+        text = log.decode()
+    except ValueError as error:
+        raise DataError(f"{name}: the log cannot be read: {error}") from None
+    for _ in parse_events(metrics, f"{name}: metrics"):
+        pass
+    body, mark, block = text.rpartition("\n---\n")
+    if not mark:
+        raise DataError(f"{name}: no finished run: the log has no line '---'")
+    lines = block.removesuffix("\n").split("\n")
+    rows = dict(line.split(": ", 1) for line in lines if re.fullmatch(r"[a-z0-9_]+: \S.*", line))
+    if len(rows) < len(lines) or "\n---\n" in body or not all(map(str.isprintable, lines)):
+        # a reader would believe the first of two values, a program the last
+        raise DataError(f"{name}: after the one line '---' expected lines 'name: value', each name once")
+    return ClaimedRun(name, body, rows, metrics)
+
+
+# --- the machine ------------------------------------------------------------------------------------------
+
+
+def cpuinfo(name: str) -> str:
+    """The first value of a line of /proc/cpuinfo, '' where there is none."""
+    path = Path("/proc/cpuinfo")
+    text = path.read_text(errors="replace") if path.exists() else ""
+    found = re.search(rf"^{name}\s*:\s*(.*)", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def this_machine() -> dict[str, str]:
+    """All that the bits of a score depend on here; `cpu` too, since clouds give many processors one name."""
+    import torch
+
+    kind = " ".join(cpuinfo(name) for name in ("cpu family", "model", "stepping", "flags", "Features"))
+    return {
+        "processor": cpuinfo("model name") or platform.processor(),
+        "cpu": sha256(kind.encode())[:16],
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "threads": str(torch.get_num_threads()),
+        "torch": torch.__version__,
+    }
+
+
+# --- the folder -------------------------------------------------------------------------------------------
+
+
+def run_artifact(folder: Path) -> Path:
+    return folder / ARTIFACT
 
 
 def is_run(folder: Path) -> bool:

@@ -8,7 +8,6 @@ from typing import Any
 
 from data.command import REPO, DataError, shell
 from data.files import read_json
-from records.archive.folders import record_folders
 
 RECORDS = REPO / "records"
 DATA = REPO / "data"
@@ -35,8 +34,6 @@ def schema_errors(value: dict, name: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Track:
-    """A track: its checked track.json, and which of its vocabularies is used."""
-
     folder: Path
     rules: dict
     vocabulary: dict
@@ -50,12 +47,10 @@ class Track:
 
     @property
     def records(self) -> list[Path]:
-        """Its records' folders, in order of date and name."""
         return [path for path in record_folders(self.folder.parent) if path.parent == self.folder]
 
     @property
     def dataset(self) -> dict:
-        """The track's text, with the vocabulary that is used."""
         return self.rules["dataset"] | self.vocabulary
 
     @property
@@ -80,6 +75,16 @@ class Track:
         return len(code) if self["code_bytes"] == "raw" else len(zlib.compress(code, 9))
 
 
+def record_folders(root: Path) -> list[Path]:
+    """All records of all tracks below `root`, in order of date and name."""
+    return sorted(
+        path
+        for track in sorted(root.glob("*/track.json"))
+        for path in track.parent.iterdir()
+        if path.is_dir() and not path.name.startswith(".") and path.name != "__pycache__"
+    )
+
+
 def load_track(folder: Path) -> Track:
     """The track of a folder that holds track.json, with its first vocabulary. Raises DataError."""
     path = folder / "track.json"
@@ -95,15 +100,15 @@ def tokenizer_path(track: Track, data: Path) -> Path:
     return data / "tokenizers" / track.dataset["tokenizer"]
 
 
-# --- yardsticks -------------------------------------------------------------------------------------------
+# --- reference compressors --------------------------------------------------------------------------------
 
 
-YARDSTICKS = "yardsticks.json"
-NOTHING, TRAINING = "nothing", "the training text"  # what a reader has before the text
+REFERENCE = "yardsticks.json"
+NOTHING, TRAINING = "nothing", "the training text"  # what a compressor has before the text
 
 
 @dataclass(frozen=True)
-class Yardstick:
+class ReferenceCompressor:
     """What a compressor needs for a track's validation text."""
 
     name: str
@@ -118,12 +123,12 @@ class Yardstick:
         return f"{words}: {self.bytes:,} bytes, {self.bits_per_byte:.4f} bits per byte"
 
 
-def read_yardsticks(track: Track) -> list[Yardstick]:
+def read_reference_compressors(track: Track) -> list[ReferenceCompressor]:
     """The rows of the track's yardsticks.json; [] without that file.
 
     Raises DataError if the file is damaged, or is of another text.
     """
-    path = track.folder / YARDSTICKS
+    path = track.folder / REFERENCE
     if not path.exists():
         return []
     kept = read_json(path)
@@ -132,12 +137,14 @@ def read_yardsticks(track: Track) -> list[Yardstick]:
     if expected not in (None, found):
         raise DataError(f"{path}: measured a text of sha256 {found}, the track's is {expected}: {mend}")
     try:
-        rows = [Yardstick(**value) for value in kept["rows"]]
+        rows = [ReferenceCompressor(**value) for value in kept["rows"]]
+        whole = all(
+            isinstance(getattr(row, field.name), field.type)
+            for row in rows
+            for field in fields(ReferenceCompressor)
+        )
     except (KeyError, TypeError):
-        rows = []
-    whole = all(
-        isinstance(getattr(one, field.name), field.type) for one in rows for field in fields(Yardstick)
-    )
-    if not rows or not whole:
+        whole = False
+    if not whole or not rows:
         raise DataError(f"{path}: 'rows' is no list of whole rows: {mend}")
     return rows

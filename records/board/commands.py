@@ -8,7 +8,7 @@ import click
 from data.command import DataError, say
 from data.door import Command
 from data.files import read_bytes, write_whole
-from records.archive.tracks import RECORDS, Track, load_track, read_yardsticks
+from records.archive.tracks import RECORDS, Track, load_track, read_reference_compressors
 from records.board.entries import load_entries
 from records.board.tables import compressors, tables
 
@@ -23,7 +23,8 @@ def write_tables(readme: Path, tracks: list[Track], check: bool) -> int:
     """The exit code: 1 if `check` found that they are not up to date."""
     old = read_bytes(readme).decode()
     board = "\n".join(
-        tables(track, load_entries(track)) + compressors(track, read_yardsticks(track)) for track in tracks
+        tables(track, load_entries(track)) + compressors(track, read_reference_compressors(track))
+        for track in tracks
     )
     new, count = re.subn(BOARD, lambda found: found[1] + board + found[2], old, flags=re.DOTALL)
     if not count:

@@ -6,11 +6,10 @@ from functools import cached_property
 from pathlib import Path
 
 from data.command import DataError
-from records.archive.judgings import Draw, number_of, read_draws
-from records.archive.ranks import Rival, best_before, judged_scores, judged_seeds, standing
+from records.archive.ranks import ScoredRecord, best_before, judged_seeds, number_of_judging, standing
 from records.archive.record import Record
 from records.archive.tracks import Track, schema_errors
-from records.archive.verdicts import FAILED, PASSED, folder_sha256, read_verdicts
+from records.archive.verdicts import FAILED, PASSED, Draw, folder_sha256, read_draws, read_verdicts
 
 BEST = 10  # records that the README shows, beside those on the path to the best one
 KINDS = {  # an entry is one of these; in words
@@ -22,14 +21,14 @@ KINDS = {  # an entry is one of these; in words
 }
 STATES = {
     "ranked": "judged",
-    "holds": "holds",
+    "verified": "verified",
     "fails": "failed",
-    "not judged": "not judged",
+    "unverified": "unverified",
     "pass": "passed",  # this and the next: by earlier referees
     "fail": "failed",
-    "papers": "papers only",
+    "checked": "checked",
     "stale": "changed since",
-    "none": "not verified",
+    "none": "never verified",
 }
 
 
@@ -90,7 +89,7 @@ class Entry:
         return f"{self.mean:.4f}" + (f" ± {self.half:.4f}" if len(self.scores) > 1 else "")
 
     @cached_property
-    def incumbent(self) -> Rival | None:
+    def incumbent(self) -> ScoredRecord | None:
         """The best record before it."""
         return best_before(self.record.track, self.record.name)
 
@@ -126,8 +125,9 @@ class Entry:
     @property
     def scores(self) -> list[float]:
         """Those of the judge's sandboxes where it was judged, else the submission's."""
-        judged = judged_scores(self.verdict) if self.state in PASSED else []
-        return judged or [*self.record.scores.values()]
+        judged = judged_seeds(self.verdict).values() if self.state in PASSED else ()
+        scores = [its["score"] for its in judged if "score" in its]
+        return scores or [*self.record.scores.values()]
 
     @property
     def mean(self) -> float:
@@ -153,7 +153,7 @@ class Entry:
         text += self.words_of_the_judge
         if its.get("disputed"):
             text += f": {its['disputed']}"
-        if self.state in ("holds", "pass") and "retrained" in its:
+        if self.state in ("verified", "pass") and "retrained" in its:
             again = its["retrained"]
             what = again["what"].removesuffix(", expected so")  # a check's words for "as it should"
             text += f"; retrained on {again['date']} by {again['by']} ({again['processor']}): {what}"
@@ -172,7 +172,7 @@ class Entry:
             text += f"; seeds {', '.join(its['seeds'])} on {self.verdict['machine']['processor']}"
         total = sum(draw.is_of(self.name, self.sha256) for draw in self.draws)
         if its:
-            number = number_of(self.draws, self.name, self.verdict["sha256"], judged_seeds(self.verdict))
+            number = number_of_judging(self.verdict, self.name, self.draws)
             text += f"; judging {number} of {max(number, total)} of this folder"
         elif total:
             text += f"; judgings without a verdict: {total}"

@@ -4,7 +4,7 @@ from functools import partial
 
 import altair as alt
 
-from records.archive.tracks import TRAINING, Yardstick
+from records.archive.tracks import TRAINING, ReferenceCompressor
 from records.board.entries import Entry
 from records.board.look import PAGE, Look, finished
 
@@ -25,7 +25,7 @@ def points(entries: list[Entry]) -> list[dict]:
     return found
 
 
-def rule_rows(compressors: list[Yardstick], near: float) -> list[dict]:
+def rule_rows(compressors: list[ReferenceCompressor], near: float) -> list[dict]:
     """The lines, the highest first. Names that would lie nearer than `near` stand at the highest of them.
 
     Compressors that were given the training text have a + behind their names.
@@ -44,7 +44,9 @@ def rule_rows(compressors: list[Yardstick], near: float) -> list[dict]:
     return rows
 
 
-def draw_ladder(records: list[dict], compressors: list[Yardstick], look: Look, **size: int | str) -> dict:
+def draw_ladder(
+    records: list[dict], compressors: list[ReferenceCompressor], look: Look, **size: int | str
+) -> dict:
     """The chart in Vega-Lite. `records`: points; those of a page also have what it says of them."""
     values = [one["mean"] for one in records] + [one.bits_per_byte for one in compressors]
     room = max(0.02, 0.08 * (max(values) - min(values)))

@@ -11,7 +11,7 @@ import numpy as np
 from data.command import DataError
 from data.files import read_json, sha256
 from records.archive.metrics import Metrics, find_runs
-from records.archive.tracks import NOTHING, Track, Yardstick, read_yardsticks
+from records.archive.tracks import NOTHING, ReferenceCompressor, Track, read_reference_compressors
 from records.board.entries import Entry, best_and_path, load_entries
 from records.board.ladder import draw_ladder, points
 from records.board.look import MANY, OTHER, PICTURE, finished
@@ -48,7 +48,7 @@ def pictures(track: Track) -> dict[str, Picture]:
     if not entries:
         raise DataError(f"{track.folder}: holds no record to draw")
     title = "Bits per byte of the floppy track's records and of compressors"
-    drawn = {"ladder.svg": Picture(title, ladder_of_best(entries, read_yardsticks(track)))}
+    drawn = {"ladder.svg": Picture(title, ladder_of_best(entries, read_reference_compressors(track)))}
     title = "Train loss of the baseline and of the best record"
     drawn["curves.svg"] = Picture(title, two_curves(entries))
     if (path := track.folder.parent / FIT).exists():
@@ -57,7 +57,7 @@ def pictures(track: Track) -> dict[str, Picture]:
     return drawn
 
 
-def ladder_of_best(entries: list[Entry], compressors: list[Yardstick]) -> dict:
+def ladder_of_best(entries: list[Entry], compressors: list[ReferenceCompressor]) -> dict:
     """The best records and the path to them, and compressors that saw nothing before."""
     drawn = [entry for entry in entries if entry.kind not in ("small", "disputed")]
     alone = [one for one in compressors if one.after == NOTHING]

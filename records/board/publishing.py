@@ -12,12 +12,11 @@ from data.command import DataError, printable, say
 from data.door import Command
 from data.files import file_sha256
 from data.hub import CARD, Repo, RepoContents
-from records.archive.folders import FILES, FOLDER, SCRIPT
 from records.archive.hub import TOKENIZERS, fetch_artifact
-from records.archive.judgings import read_draws
-from records.archive.record import Record
+from records.archive.record import FILES, FOLDER, Record
+from records.archive.runs import SCRIPT
 from records.archive.tracks import DATA, tokenizer_path
-from records.archive.verdicts import PASSED, read_verdicts
+from records.archive.verdicts import PASSED, read_draws, read_verdicts
 from records.board.entries import Entry, whole_record
 from records.board.tables import cell, limits
 

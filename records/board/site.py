@@ -12,10 +12,10 @@ from urllib.parse import quote
 
 from data.command import DataError
 from data.files import read_bytes, write_whole
-from records.archive.folders import SCRIPT
 from records.archive.metrics import find_runs
 from records.archive.record import Record
-from records.archive.tracks import Track, Yardstick, read_yardsticks
+from records.archive.runs import SCRIPT
+from records.archive.tracks import ReferenceCompressor, Track, read_reference_compressors
 from records.board.curves import Curves, curves_of
 from records.board.documents import PROGRAM, markdown, program, render
 from records.board.entries import KINDS, Entry, load_entries
@@ -114,11 +114,11 @@ def board_rows(entries: list[Entry]) -> list[list]:
     return rows
 
 
-def compressor_rows(rows: list[Yardstick]) -> list[list[str]]:
+def compressor_rows(rows: list[ReferenceCompressor]) -> list[list[str]]:
     return [[row.name, row.settings, row.after, f"{row.bytes:,}", f"{row.bits_per_byte:.4f}"] for row in rows]
 
 
-def ladder(entries: list[Entry], compressors: list[Yardstick]) -> dict:
+def ladder(entries: list[Entry], compressors: list[ReferenceCompressor]) -> dict:
     """All records, whose points say what they are and lead to their pages."""
     said = []
     for point, entry in zip(points(entries), sorted(entries, key=lambda one: one.name)):
@@ -132,7 +132,7 @@ def write_site(folder: Path, tracks: list[Track]) -> int:
     charts, sections, files = {}, [], {PROGRAM: program().encode()}
     for track in sorted(tracks, key=lambda one: not one.records):  # those without a record last
         entries = load_entries(track)
-        compressors = read_yardsticks(track)
+        compressors = read_reference_compressors(track)
         chart = re.sub(r"\W", "-", f"{track.name}-ladder")
         section = {"chart": chart, "title": track["title"], "facts": words_of_track(track)}
         section |= {"rows": board_rows(entries), "compressors": compressor_rows(compressors)}

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from data.command import shell
-from records.archive.judgings import read_draws
-from records.archive.tracks import Track, Yardstick
+from records.archive.tracks import ReferenceCompressor, Track
+from records.archive.verdicts import read_draws
 from records.board.entries import Entry, best_and_path
 
 ESCAPED = {sign: "\\" + sign for sign in "\\`*_[]|#!"} | {"<": "&lt;", ">": "&gt;"}
@@ -71,7 +71,7 @@ def tables(track: Track, entries: list[Entry]) -> str:
     return head + ("".join(sections) or "No record yet.\n")
 
 
-def compressors(track: Track, rows: list[Yardstick]) -> str:
+def compressors(track: Track, rows: list[ReferenceCompressor]) -> str:
     """What stands below a track's records: sizes to compare a record with. Empty without rows."""
     if not rows:
         return ""

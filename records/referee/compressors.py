@@ -25,7 +25,7 @@ import zstandard
 from data import shards
 from data.command import DataError
 from records.archive.checks import Check, skip
-from records.archive.tracks import NOTHING, TRAINING, Track, Yardstick, tokenizer_path
+from records.archive.tracks import NOTHING, TRAINING, ReferenceCompressor, Track, tokenizer_path
 from records.referee.text import Text, decode, load_tokenizer
 
 MOST_BYTES = 64 << 20  # of training text: xz -9 looks back so far, no further
@@ -121,13 +121,13 @@ def cost(compressor: Compressor, text: bytes, before: bytes = b"") -> int:
     return len(packed) - (len(compressor.pack(before)) if before else 0)
 
 
-def measure(text: bytes, training: bytes) -> Iterator[Yardstick | Check]:
+def measure(text: bytes, training: bytes) -> Iterator[ReferenceCompressor | Check]:
     """A row for each compressor, or why it is skipped. Without `training`, only rows after nothing."""
 
-    def row(compressor: Compressor, after: str = NOTHING, before: bytes = b"") -> Yardstick:
+    def row(compressor: Compressor, after: str = NOTHING, before: bytes = b"") -> ReferenceCompressor:
         size = cost(compressor, text, before)
         words = (compressor.name, compressor.version, compressor.settings, after)
-        return Yardstick(*words, size, round(8 * size / len(text), 6))
+        return ReferenceCompressor(*words, size, round(8 * size / len(text), 6))
 
     yield from map(row, (ZLIB, BZIP2, BROTLI, zstd(), XZ, PPMD))
     if shutil.which("zpaq"):

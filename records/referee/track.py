@@ -23,7 +23,7 @@ from data import check, shards
 from data.command import DataError, UsageError, say, shell
 from data.door import Commands, Number
 from data.files import sha256, write_whole
-from records.archive.tracks import DATA, RECORDS, YARDSTICKS, Yardstick, load_track
+from records.archive.tracks import DATA, RECORDS, REFERENCE, ReferenceCompressor, load_track
 from records.referee.compressors import measure, training_text
 from records.referee.text import decode, validation_text
 
@@ -183,7 +183,7 @@ def fill(folder: Path, data: Path) -> int:
 @click.argument("folder", type=Path, metavar="TRACK_FOLDER")
 @of_data
 @click.option("--dataset", help="one of the track's  [default: its first]")
-@click.option("--write", is_flag=True, help=f"keep the rows in the track's {YARDSTICKS}")
+@click.option("--write", is_flag=True, help=f"keep the rows in the track's {REFERENCE}")
 def compressors(folder: Path, data: Path, dataset: str | None, write: bool) -> int:
     """Measure what well-known compressors need for the validation text."""
     track = load_track(folder).using(dataset)
@@ -192,7 +192,7 @@ def compressors(folder: Path, data: Path, dataset: str | None, write: bool) -> i
     rows = []
     for found in measure(b"".join(text.documents), b"".join(training.documents if training else [])):
         say(str(found))
-        if isinstance(found, Yardstick):
+        if isinstance(found, ReferenceCompressor):
             rows.append(asdict(found))
     if not write:
         return 0
@@ -205,6 +205,6 @@ def compressors(folder: Path, data: Path, dataset: str | None, write: bool) -> i
         "train_bytes": training and training.bytes,
         "rows": rows,
     }
-    write_json(track.folder / YARDSTICKS, value)
-    say(f"{track.folder / YARDSTICKS}: written; python -m records board shows it")
+    write_json(track.folder / REFERENCE, value)
+    say(f"{track.folder / REFERENCE}: written; python -m records board shows it")
     return 0

@@ -16,8 +16,15 @@ import numpy as np
 from data import corpus
 from data.command import REPO, DataError, warn_once
 from data.files import parse_json, read_bytes, scratch_folder, sha256
-from records.archive.folders import SCRIPT, run_artifact
-from records.archive.runs import configuration, is_run, named_dataset, named_tokenizer, own_track
+from records.archive.runs import (
+    SCRIPT,
+    configuration,
+    is_run,
+    named_dataset,
+    named_tokenizer,
+    own_track,
+    run_artifact,
+)
 from records.archive.tracks import DATA, RECORDS, Track, load_track, tokenizer_path
 from records.sandbox import SandboxError
 from records.sandbox.inside import worker

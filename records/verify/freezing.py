@@ -13,10 +13,17 @@ import numpy as np
 
 from data.command import DataError, UsageError
 from data.files import growing_folder, read_bytes, sha256
-from records.archive.folders import PACKED, SCRIPT, is_address, pack, run_artifact
-from records.archive.record import Record
-from records.archive.runs import named_dataset
-from records.archive.submission import ClaimedRun, parse_run, this_machine
+from records.archive.record import Record, is_address
+from records.archive.runs import (
+    PACKED,
+    SCRIPT,
+    ClaimedRun,
+    named_dataset,
+    pack,
+    parse_run,
+    run_artifact,
+    this_machine,
+)
 from records.archive.tracks import load_track
 from records.referee.scoring import Result, referee
 from records.referee.text import validation_text
@@ -27,22 +34,41 @@ from records.verify.papers import OF_THE_RUNS, PAPERS, check_papers
 
 @dataclass(frozen=True)
 class FreezeOptions:
-    """What is frozen, and what its author says of it, as the command's help has it."""
-
     runs: tuple[Path, ...]
     track: str
     name: str
-    author: str
-    what: str
-    why: str
-    claim: str
     day: str
     script: Path
     artifacts: str | None
-    plain: bool
     records: Path
     data: Path
     trust: bool
+
+
+def freeze(args: FreezeOptions, words: dict[str, str]) -> Path:
+    """Write the folder; it appears whole or not at all. Raises UsageError, DataError.
+
+    `words`: what its author says of it, by the names in submission.json.
+    """
+    runs = {source: load_run(source) for source in args.runs}
+    by_logs = {run.value("seed"): run.value("val_bpb") for run in runs.values()}
+    if len(by_logs) < len(runs):
+        raise UsageError(f"{len(runs)} runs of the seeds {sorted(by_logs)}, expected one run of each")
+    track = load_track(args.records / args.track)
+    if args.artifacts and not is_address(args.artifacts):
+        raise UsageError(f"--artifacts {args.artifacts}: expected hub:user/name")
+    about = {"format": "bytegolf record", "version": 2, "dataset": named_dataset(args.runs[0]), **words}
+    about["scored_on"] = this_machine()
+    target = track.folder / f"{args.day}_{args.name}"
+    with growing_folder(target) as folder:
+        copy_files(folder, runs, args.script, track["artifact_below"])
+        # before the referee takes its minutes
+        write_words(folder, target.name, about | {"scores": by_logs}, OF_THE_RUNS)
+        scores = {run.value("seed"): score(folder, source, args) for source, run in runs.items()}
+        if args.artifacts:
+            about["artifacts"] = address_artifacts(folder, runs, target, args.artifacts)
+        write_words(folder, target.name, about | {"scores": scores}, PAPERS)
+    return target
 
 
 def load_run(source: Path) -> ClaimedRun:
@@ -54,23 +80,17 @@ def load_run(source: Path) -> ClaimedRun:
     return found
 
 
-def copy_files(folder: Path, runs: dict[Path, ClaimedRun], args: FreezeOptions, most: int) -> None:
-    """Script, and of every run log, metrics and an artifact of less than `most` bytes."""
-    script = read_bytes(args.script)
+def copy_files(folder: Path, runs: dict[Path, ClaimedRun], path: Path, most: int) -> None:
+    """Script, and of every run log, metrics and an artifact of less than `most` bytes. Raises UsageError."""
+    script = read_bytes(path)
     (folder / SCRIPT).write_bytes(script)
     for source, found in runs.items():
         if found.value("script_sha256") != sha256(script):
-            raise UsageError(
-                f"{source}: ran another script than {args.script}; --script names the file as it ran"
-            )
+            raise UsageError(f"{source}: ran another script than {path}; --script names the file as it ran")
         seed = found.value("seed")
         (folder / f"train_seed{seed}.log").write_bytes(read_bytes(source / "train.log"))
-        metrics = read_bytes(source / "metrics.jsonl")
-        name = f"metrics_seed{seed}.jsonl"
-        if args.plain:
-            (folder / name).write_bytes(metrics)
-        else:
-            (folder / (name + PACKED)).write_bytes(pack(metrics))
+        metrics = pack(read_bytes(source / "metrics.jsonl"))
+        (folder / f"metrics_seed{seed}.jsonl{PACKED}").write_bytes(metrics)
         artifact = read_bytes(run_artifact(source))
         if len(artifact) < most:
             (folder / f"model_seed{seed}.ptz").write_bytes(artifact)
@@ -90,8 +110,35 @@ def score(folder: Path, source: Path, args: FreezeOptions) -> float:
     return round(first.bpb, 8)
 
 
+def address_artifacts(folder: Path, runs: dict[Path, ClaimedRun], target: Path, address: str) -> dict:
+    """Put all artifacts on the hub and keep that of the first seed; what submission.json says of the rest."""
+    from records.archive.hub import publish_artifacts  # which loads the hub's client
+
+    found = {run.value("seed"): run_artifact(source) for source, run in runs.items()}
+    at = publish_artifacts(address, f"{target.parent.name}/{target.name}", found)
+    named = {}
+    for seed, path in sorted(found.items()):
+        here = folder / f"model_seed{seed}.ptz"
+        if seed != min(found) or not here.exists():  # a large one is not there
+            here.unlink(missing_ok=True)
+            blob = read_bytes(path)
+            named[seed] = {"at": at, "sha256": sha256(blob), "bytes": len(blob)}
+    return named
+
+
+def write_words(folder: Path, name: str, submission: dict, checks: list[Callable]) -> None:
+    """Write submission.json and README.md. Raises UsageError where a check fails then."""
+    text = json.dumps(submission, indent=1, ensure_ascii=False)
+    (folder / "submission.json").write_text(f"{text}\n", encoding="utf-8")
+    record = Record(folder, name)
+    page = readme(record, submission["what_changed"], submission["why"])
+    (folder / "README.md").write_text(page, encoding="utf-8")
+    for line in check_papers(record, checks):
+        if line.verdict == "FAIL":
+            raise UsageError(f"nothing was frozen, since verify would say: {line}")
+
+
 def readme(record: Record, what: str, why: str) -> str:
-    """The record's README, with a table to fill in."""
     rows = "".join(
         f"| {seed} | {record.scores[seed]:.8f} | {run.value('val_bpb'):.8f} | {run.value('steps'):,} |\n"
         for seed, run in record.runs.items()
@@ -117,68 +164,3 @@ One change taken away at a time, the same seeds. Fill in what you measured; dele
 | (nothing: the record) | {record.mean:.4f} | 0 | {len(record.scores)} |
 |  |  |  |  |
 """
-
-
-def write_words(record: Record, words: dict, scores: dict[int, float]) -> Record:
-    """Write submission.json and README.md; the record with these."""
-    text = json.dumps(words | {"scores": scores}, indent=1, ensure_ascii=False)
-    (record.path / "submission.json").write_text(f"{text}\n", encoding="utf-8")
-    record = Record(record.path, record.frozen_as)
-    (record.path / "README.md").write_text(
-        readme(record, words["what_changed"], words["why"]), encoding="utf-8"
-    )
-    return record
-
-
-def address_artifacts(folder: Path, runs: dict[Path, ClaimedRun], target: Path, address: str) -> dict:
-    """Put all artifacts on the hub and keep that of the first seed; what submission.json says of the rest."""
-    from records.archive.hub import publish_artifacts  # which loads the hub's client
-
-    found = {run.value("seed"): run_artifact(source) for source, run in runs.items()}
-    at = publish_artifacts(address, f"{target.parent.name}/{target.name}", found)
-    named = {}
-    for seed, path in sorted(found.items()):
-        here = folder / f"model_seed{seed}.ptz"
-        if seed != min(found) or not here.exists():  # a large one is not there
-            here.unlink(missing_ok=True)
-            blob = read_bytes(path)
-            named[seed] = {"at": at, "sha256": sha256(blob), "bytes": len(blob)}
-    return named
-
-
-def refuse(record: Record, checks: list[Callable]) -> None:
-    """Raises UsageError if a check fails."""
-    for line in check_papers(record, checks):
-        if line.verdict == "FAIL":
-            raise UsageError(f"nothing was frozen, since verify would say: {line}")
-
-
-def freeze(args: FreezeOptions) -> Path:
-    """Write the folder; it appears whole or not at all. Raises UsageError, DataError."""
-    runs = {source: load_run(source) for source in args.runs}
-    by_logs = {run.value("seed"): run.value("val_bpb") for run in runs.values()}
-    if len(by_logs) < len(runs):
-        raise UsageError(f"{len(runs)} runs of the seeds {sorted(by_logs)}, expected one run of each")
-    track = load_track(args.records / args.track)
-    if args.artifacts and not is_address(args.artifacts):
-        raise UsageError(f"--artifacts {args.artifacts}: expected hub:user/name")
-    words = {
-        "format": "bytegolf record",
-        "version": 2,
-        "dataset": named_dataset(args.runs[0]),
-        "author": args.author,
-        "claim": args.claim,
-        "what_changed": args.what,
-        "why": args.why,
-        "scored_on": this_machine(),
-    }
-    target = track.folder / f"{args.day}_{args.name}"
-    with growing_folder(target) as folder:
-        copy_files(folder, runs, args, track["artifact_below"])
-        record = Record(folder, target.name)
-        refuse(write_words(record, words, by_logs), OF_THE_RUNS)  # before the referee takes its minutes
-        scores = {run.value("seed"): score(folder, source, args) for source, run in runs.items()}
-        if args.artifacts:
-            words["artifacts"] = address_artifacts(folder, runs, target, args.artifacts)
-        refuse(write_words(record, words, scores), PAPERS)
-    return target

@@ -3,63 +3,63 @@
 1. The folder's digest is taken, and its papers are checked.
 2. As many seeds as the track asks for are drawn from the system's randomness, and recorded in the track's
    folder before any of them is trained. So every try is counted, and nobody draws again until lucky.
-3. Each seed is trained in a sealed room. The training text of each room lacks other documents, drawn by its
-   seed, so that no script makes its seeds alike. All rooms come before the referee decodes the text or runs
-   a predictor.
-4. The rooms' artifacts are scored and proven, and their scores are held against the judged scores of the best
-   record before it.
+3. Each seed is trained in a sandbox. Each training lacks other documents of the text, drawn by its seed, so
+   that no script makes its seeds alike. All come before the referee decodes the text or runs a predictor.
+4. Their artifacts are scored and proven, and the scores are held against the judged scores of the incumbent,
+   the best record before this one.
 
 Nothing that a submitter wrote but the script, and the settings that it ran with, enters a rank. Logs and
 artifacts are claims: whether their scores lie where the judged ones do is reported, and decides nothing.
 
 A judging goes on where it was stopped, a seed at a time. Several processes that share repository and work
-folder, on one machine or on several, take a seed each. On one machine rooms may live at once, since none of
-them sees the text. A sandbox that does lives alone, whoever started it.
+folder, on one machine or on several, take a seed each. On one machine several may train at once, since none
+of them sees the text. A sandbox that does lives alone, whoever started it.
 
-Where another record before it stands later, the rule is applied once more to the scores that the verdict
+Where another record is the incumbent later, the rule is applied once more to the scores that the verdict
 keeps.
 """
 
 import contextlib
-import fcntl
+import itertools
 import json
 import secrets
-import statistics
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from data.command import DataError
-from data.files import read_json, sha256, write_whole
-from records.archive.checks import Check, VerifierError, check, note, skip
-from records.archive.judgings import Draw, number_of, read_draws, record_draw
-from records.archive.ranks import Evidence, Rival, best_before, check_gain, kept_evidence
+from data.command import DataError, UsageError
+from data.files import file_sha256, locked, read_json, write_whole
+from records.archive.checks import Check, VerifierError, check, note, of_seed, skip
+from records.archive.ranks import ScoredRecord, best_before, check_gain, kept_scores
 from records.archive.record import Record
-from records.archive.submission import this_machine
+from records.archive.runs import ARTIFACT, this_machine
 from records.archive.tracks import DATA, Track
 from records.archive.verdicts import (
     NOTHING,
     ON_PAPERS,
-    ON_ROOMS,
+    ON_TRAINING,
+    Draw,
     Finding,
     folder_sha256,
+    number_of,
     number_of_referee,
+    read_draws,
+    record_draw,
     today,
     track_sha256,
 )
 from records.referee.scoring import Result, referee
 from records.referee.text import Text, validation_text
 from records.sandbox import cgroups
-from records.sandbox.jobs import PredictorJob, find_job
-from records.verify.papers import check_papers
-from records.verify.retrain import ARTIFACT, check_work, need_devices, room_files, train
-from records.verify.version import referee_version
+from records.sandbox.jobs import find_job
+from records.verify.papers import check_papers, check_seconds
+from records.verify.training import check_ended, check_work, need_devices, train, training_files
 
 SEEDS = 1 << 31  # numbers that a seed is drawn from
 KIND = ("processor", "gpu")  # of a machine, where seconds count
-KEPT = (  # what a verdict keeps of a room
+KEPT = (  # what a verdict keeps of a training
     "artifact_sha256",
     "artifact_bytes",
     "train_flops",
@@ -72,14 +72,13 @@ KEPT = (  # what a verdict keeps of a room
 
 @dataclass(frozen=True)
 class JudgeOptions:
-    """What the judge does, as the command's help has it."""
-
     work: Path  # folder of all judgings
     data: Path = DATA
     second: Path | None = None
     again: bool = False
     write: bool = False
     by: str = "unknown"
+    referee: str = ""  # its version
 
 
 # --- what a judging keeps ---------------------------------------------------------------------------------
@@ -92,6 +91,7 @@ class Judging:
     record: Record
     home: Path  # of all judgings of the folder
     draw: Draw
+    referee: str  # of now
 
     @property
     def folder(self) -> Path:
@@ -102,13 +102,9 @@ class Judging:
         return self.draw.seeds
 
     @property
-    def track(self) -> Track:
-        return self.record.track
-
-    @property
     def obstacle(self) -> str:
         """Why it cannot go on; empty where it can."""
-        now = versions(self.record)
+        now = versions(self.record, self.referee)
         if now["sha256"] != self.draw.sha256:
             return "the folder has changed"
         if now["track"] != self.draw.track:
@@ -121,63 +117,72 @@ class Judging:
         return self.folder / f"seed{seed}"
 
     def read(self, seed: int, name: str) -> dict | None:
-        """`room` or `score` of a seed; None where it is not there yet."""
+        """What came of a seed's training (`room`) or of its score; None where it is not there yet."""
         path = self.place(seed) / f"{name}.json"
         return read_json(path) if path.exists() else None
 
     def write(self, seed: int, name: str, value: dict) -> None:
+        """Raises VerifierError if the folder is another than the one whose digest was taken."""
+        self.check_unchanged()
         text = json.dumps(value, indent=1)
         write_whole(self.place(seed) / f"{name}.json", f"{text}\n".encode())
 
-    @property
-    def failed_in_room(self) -> bool:
-        rooms = [self.read(seed, "room") for seed in self.seeds]
-        return any(room and (room["code"] or room["wrong"]) for room in rooms)
-
-    @property
-    def finished(self) -> bool:
-        return self.failed_in_room or all(self.read(seed, "score") for seed in self.seeds)
-
     def check_unchanged(self) -> None:
-        """Raises VerifierError if the folder is another than the one whose digest was taken."""
         if folder_sha256(self.record.path) != self.draw.sha256:
             raise VerifierError(f"{self.record.path}: has changed while it was judged; judge it --again")
 
-    def evidence(self) -> Evidence:
-        """What came of it so far."""
-        draws = read_draws(self.track.folder)
+    @property
+    def failed_in_training(self) -> bool:
+        trained = [self.read(seed, "room") for seed in self.seeds]
+        return any(its and (its["code"] or its["wrong"]) for its in trained)
+
+    @property
+    def finished(self) -> bool:
+        return self.failed_in_training or all(self.read(seed, "score") for seed in self.seeds)
+
+    def in_turn(self) -> Iterator[int]:
+        """Each seed, while no other process has it: the free ones first, then the others in turn."""
+        left = [*self.seeds]
+        for refusal in ("another process has it", ""):
+            for seed in [*left]:
+                self.place(seed).mkdir(exist_ok=True)
+                with contextlib.suppress(UsageError), locked(self.place(seed), file="lock", refusal=refusal):
+                    left.remove(seed)
+                    yield seed
+
+    def scored(self) -> ScoredRecord:
+        """What came of it so far, as a verdict keeps it."""
+        seeds = {}
+        for seed in self.seeds:
+            trained = self.read(seed, "room") or {}
+            score = self.read(seed, "score") or {}
+            its = {name: trained[name] for name in KEPT if name in trained}
+            its["room_processor_seconds"] = trained.get("processor_seconds")
+            if "score" in score:
+                its |= {"score": score["score"], "eval_processor_seconds": score["processor_seconds"]}
+            seeds[str(seed)] = its
+        draws = read_draws(self.record.home)
         number = number_of(draws, self.record.name, self.draw.sha256, self.seeds)
-        seeds = {str(seed): self.found(seed) for seed in self.seeds}
-        return Evidence(seeds, number, self.draw.referee, self.draw.track, this_machine())
-
-    def found(self, seed: int) -> dict:
-        """What a verdict keeps of a seed."""
-        room = self.read(seed, "room") or {}
-        score = self.read(seed, "score") or {}
-        its = {name: room[name] for name in KEPT if name in room}
-        its["room_processor_seconds"] = room.get("processor_seconds")
-        if "score" in score:
-            its |= {"score": score["score"], "eval_processor_seconds": score["processor_seconds"]}
-        return its
+        return ScoredRecord(self.record, seeds, this_machine(), number, self.draw.referee, self.draw.track)
 
 
-def versions(record: Record) -> dict[str, str]:
-    """The digests of folder and track, and the referee's version, as they are now."""
+def versions(record: Record, referee: str) -> dict[str, str]:
     track = track_sha256(record.track.folder)
-    return {"sha256": folder_sha256(record.path), "track": track, "referee": referee_version()}
+    return {"sha256": folder_sha256(record.path), "track": track, "referee": referee}
 
 
-def draw_seeds(record: Record, earlier: list[Draw], by: str) -> Draw:
+def draw_seeds(record: Record, earlier: list[Draw], args: JudgeOptions) -> Draw:
     """As many seeds as the track asks for, none of which the submission or an earlier judging used."""
     wanted = record.track["seeds"]
     taken = {*record.runs, *wanted, *(seed for draw in earlier for seed in draw.seeds)}
-    seeds = []
+    seeds: list[int] = []
     while len(seeds) < len(wanted):
         seed = secrets.randbelow(SEEDS)
         if seed not in taken:
             seeds.append(seed)
             taken.add(seed)
-    return Draw(record.name, date=today(), by=by, seeds=tuple(seeds), **versions(record))
+    now = versions(record, args.referee)
+    return Draw(record.name, date=today(), by=args.by, seeds=tuple(seeds), **now)
 
 
 def open_judging(record: Record, args: JudgeOptions) -> Judging:
@@ -189,115 +194,78 @@ def open_judging(record: Record, args: JudgeOptions) -> Judging:
     """
     home = args.work / f"{record.track.name}_{record.name}"
     place = record.track.folder if args.write else home
-    with claimed(home, wait=True):
+    home.mkdir(parents=True, exist_ok=True)
+    with locked(home, file="lock"):
         earlier = [draw for draw in read_draws(place) if draw.folder == record.name]
         if earlier:
-            last = Judging(record, home, earlier[-1])
+            last = Judging(record, home, earlier[-1], args.referee)
             if last.obstacle and not args.again:
                 words = f"its judging of {last.draw.date} cannot go on: {last.obstacle}"
                 raise VerifierError(f"{record.path}: {words}; --again draws other seeds, and is counted")
             if not last.obstacle and not (args.again and last.finished):
                 return last
-        judging = Judging(record, home, draw_seeds(record, earlier, args.by))
+        judging = Judging(record, home, draw_seeds(record, earlier, args), args.referee)
         judging.folder.mkdir()
         record_draw(place, judging.draw)
         return judging
 
 
-# --- rooms ------------------------------------------------------------------------------------------------
+# --- training ---------------------------------------------------------------------------------------------
 
 
-def need_everything(record: Record, data: Path, second: Path | None) -> None:
-    """Raises VerifierError where something of ours is missing. No text is decoded: rooms come first."""
-    track = record.track
-    need_devices(track)
-    room_files(record, data)
-    folder = data / "datasets" / track.dataset["name"]
-    missing = [str(second)] if second and not second.exists() else []
+def need_everything(record: Record, args: JudgeOptions) -> None:
+    """Raises VerifierError where something of ours is missing. No text is decoded: training comes first."""
+    need_devices(record.track)
+    training_files(record, args.data)
+    folder = args.data / "datasets" / record.track.dataset["name"]
+    missing = [str(args.second)] if args.second and not args.second.exists() else []
     if not any(folder.glob("*_val_*.bin")):
         missing.append(f"{folder}/*_val_*.bin")
-    if track.dataset["second"] == "file" and second is None:
+    if record.track.dataset["second"] == "file" and args.second is None:
         missing.append("the second text, which --second names")
     if missing:
         raise VerifierError(f"{record.path}: cannot be judged here, for want of {', '.join(missing)}")
 
 
 def train_seed(judging: Judging, seed: int, data: Path) -> dict:
-    """Train a seed in a room that lacks other documents; what came of it. Raises NoSandbox, VerifierError."""
-    room = train(judging.record, seed, data, judging.place(seed), lacking=seed)
-    judging.write(seed, "room", room)
-    return room
-
-
-def of_seed(seed: int, lines: Iterable[Check]) -> Iterator[Check]:
-    """The same lines, which say whose they are."""
-    return (replace(line, text=f"seed {seed}: {line.text}") for line in lines)
-
-
-def check_room(record: Record, room: dict) -> Iterator[Check]:
-    """The track's limits, of a run that we watched."""
-    track = record.track
-    good = not room["code"] and not room["wrong"]
-    reason = "" if good else f": {room['wrong'] or room['said']}"
-    took = f"{room['seconds']} s, {room['processor_seconds']} of processors"
-    yield check("room", good, f"{took}, exit code {room['code']}, expected 0{reason}")
-    if not good:
-        return
-    size = room["artifact_bytes"] + record.code_bytes
-    most = track["budget_bytes"]
-    yield check("bytes", size <= most, f"{size} bytes, expected {most} at most")
-    seconds, most = room["train_seconds"], track["train_seconds"]
-    text = f"{seconds:.1f} s and the step under way, expected {most:g} s at most"
-    yield check("train-seconds", seconds <= most, text)
-    yield from check_work(track, room)
+    """Train a seed, without the documents that it draws; what came of it. Raises NoSandbox, VerifierError."""
+    judging.check_unchanged()
+    found = train(judging.record, seed, data, judging.place(seed), lacking=seed)
+    judging.write(seed, "room", found)
+    return found
 
 
 def train_all(judging: Judging, data: Path) -> Iterator[Check]:
-    """Each seed in a room. One that fails is the last. Raises NoSandbox, VerifierError."""
-    for seed in in_turn(judging):
-        room = judging.read(seed, "room")
-        if room is None:
-            judging.check_unchanged()
-            room = train_seed(judging, seed, data)
-        yield from of_seed(seed, check_room(judging.record, room))
-        if room["code"] or room["wrong"]:
+    """Each seed. One that fails is the last. Raises NoSandbox, VerifierError."""
+    for seed in judging.in_turn():
+        found = judging.read(seed, "room") or train_seed(judging, seed, data)
+        yield from of_seed(seed, check_trained(judging.record, found))
+        if found["code"] or found["wrong"]:
             return
 
 
-def in_turn(judging: Judging) -> Iterator[int]:
-    """Each seed, while it is ours: the free ones first, then each of the others once its process is done."""
-    left = [*judging.seeds]
-    for wait in (False, True):
-        for seed in [*left]:
-            with claimed(judging.place(seed), wait) as mine:
-                if mine:
-                    left.remove(seed)
-                    yield seed
-
-
-@contextlib.contextmanager
-def claimed(folder: Path, wait: bool) -> Iterator[bool]:
-    """Whether nobody else works in a folder now; it is ours until the block ends, or this process does.
-
-    `wait`: until that is so.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+def check_trained(record: Record, found: dict) -> Iterator[Check]:
+    track = record.track
+    ended = check_ended("training", found)
+    yield ended
+    if ended.verdict == "PASS":
+        size = found["artifact_bytes"] + record.code_bytes
+        most = track["budget_bytes"]
+        yield check("bytes", size <= most, f"{size} bytes, expected {most} at most")
+        yield check_seconds(track, found["train_seconds"])
+        yield from check_work(track, found)
 
 
 # --- scores -----------------------------------------------------------------------------------------------
 
 
 def score_seed(judging: Judging, seed: int, text: Text, args: JudgeOptions) -> dict:
-    """Score and prove a room's artifact. Raises NoSandbox, DataError."""
-    job = job_of(judging, seed, args)
-    found = {}
+    """Score and prove what a seed's training gave. Raises NoSandbox, VerifierError, DataError."""
+    artifact = judging.place(seed) / ARTIFACT
+    if file_sha256(artifact).hex() != judging.read(seed, "room")["artifact_sha256"]:
+        raise VerifierError(f"{artifact}: is not what the training gave; remove {artifact.parent}")
+    job = find_job(judging.record.path, artifact=artifact, data=args.data, second=args.second)
+    found: dict = {}
     lines = []
     for line in referee(job, text, True, np.random.default_rng()):
         if isinstance(line, Result):
@@ -309,36 +277,25 @@ def score_seed(judging: Judging, seed: int, text: Text, args: JudgeOptions) -> d
             }
         else:
             lines.append([line.verdict, line.name, line.text])
-    judging.check_unchanged()
     found["lines"] = lines
     judging.write(seed, "score", found)
     return found
 
 
-def job_of(judging: Judging, seed: int, args: JudgeOptions) -> PredictorJob:
-    """How the referee runs the artifact of a room."""
-    artifact = judging.place(seed) / ARTIFACT
-    room = judging.read(seed, "room")
-    if sha256(artifact.read_bytes()) != room["artifact_sha256"]:
-        raise VerifierError(f"{artifact}: is not what came out of the room; remove {artifact.parent}")
-    return find_job(judging.record.path, artifact=artifact, data=args.data, second=args.second)
-
-
 def score_all(judging: Judging, args: JudgeOptions) -> Iterator[Check]:
-    """Each room's artifact. Raises NoSandbox, VerifierError, DataError."""
+    """Each seed's artifact. Raises NoSandbox, VerifierError, DataError."""
     text = None
-    for seed in in_turn(judging):
+    for seed in judging.in_turn():
         found = judging.read(seed, "score")
         if found is None or any(line[:2] == ["SKIP", "eval-time"] for line in found["lines"]):
-            text = text or validation_text(judging.track, args.data)
+            text = text or validation_text(judging.record.track, args.data)
             found = score_seed(judging, seed, text, args)
-        yield from of_seed(seed, check_scored(judging.track, found))
+        yield from of_seed(seed, check_scored(judging.record.track, found))
 
 
 def check_scored(track: Track, found: dict) -> Iterator[Check]:
-    """The referee's lines on a room's artifact."""
     if "score" in found:
-        yield check("score", True, f"{found['score']:.8f} bits per byte of the room's artifact")
+        yield check("score", True, f"{found['score']:.8f} bits per byte of the new artifact")
     for verdict, name, text in found["lines"]:
         if (verdict, name) != ("SKIP", "second-text") or track.dataset["second"] is not None:
             yield Check(verdict, name, text)
@@ -359,96 +316,88 @@ def compare_claims(record: Record, scores: list[float]) -> Check:
     )
 
 
-def check_rank(record: Record, found: Evidence, before: Rival | None) -> Check:
-    """The track's rule, over the best record before it that stands now."""
-    if record.field("claim") == "none":
+def check_rank(its: ScoredRecord, incumbent: ScoredRecord | None) -> Check:
+    """The track's rule, over the incumbent of now."""
+    if its.record.field("claim") == "none":
         return note("gain", "claims nothing")
-    if before and not record.track.counts_flops:
-        machine, theirs = ({name: one.get(name) for name in KIND} for one in (found.machine, before.machine))
+    if incumbent and not its.record.track.counts_flops:
+        machine, theirs = ({name: one.machine.get(name) for name in KIND} for one in (its, incumbent))
         if machine != theirs:
-            text = f"seconds count, and {before.name} was judged on {theirs}, this one on {machine}"
+            text = f"seconds count, and {incumbent.name} was judged on {theirs}, this one on {machine}"
             return skip("machine", text)
-    return check_gain(found.rival(record), before, "the judged scores of both")
+    return check_gain(its, incumbent, "the judged scores of both")
 
 
-def kept_fields(record: Record, found: Evidence, before: Rival | None) -> dict:
-    """What the verdict keeps of a judging."""
-    judged = {"seeds": found.seeds, "mean": statistics.fmean(found.scores) if found.scores else None}
-    if found.complete and before and record.field("claim") != "none":
-        gain = found.rival(record).gain_over(before)
-        judged |= {"beats": before.name, "gain": gain.bpb, "least": gain.least, "p": gain.p}
-        judged["alpha"] = gain.below
-    return {"judged": judged, "referee": found.referee, "track": found.track, "machine": found.machine}
-
-
-class Judge:
-    """One command's judging of a folder: its lines as they come, then `finding`."""
-
-    def __init__(self, path: Path, args: JudgeOptions):
-        self.record = Record(path)
-        self.args = args
-        self.said: list[Check] = []
-        self.evidence: Evidence | None = None
-        self.rival: Rival | None = None
-        self.finding: Finding | None = None
-
-    def lines(self) -> Iterator[Check]:
-        """Raises NoSandbox, VerifierError: then there is no verdict."""
-        for step in (check_papers(self.record), self.judge()):
-            for line in step:
-                self.said.append(line)
-                yield line
-            if self.texts("FAIL"):
-                break
-        self.finding = self.conclude()
-
-    def texts(self, verdict: str) -> dict[str, str]:
-        """What was said with a verdict, by the names of the checks."""
-        return {line.name: line.text for line in self.said if line.verdict == verdict}
-
-    def judge(self) -> Iterator[Check]:
-        """Rooms and scores, or what a verdict kept of them, and the rule."""
-        if not self.args.again:
-            self.evidence = kept_evidence(self.record)
-        if self.evidence:
-            seeds = ", ".join(self.evidence.seeds)
-            yield note("judging", f"seeds {seeds} were judged already: nothing is trained again")
-        elif cgroups.find() is None:
-            yield skip("limits", "no cgroups bound a room here, so it could hide seconds and memory")
-            return
+def judge(path: Path, args: JudgeOptions) -> Iterator[Check | Finding]:
+    """The lines of one folder, then the verdict. Raises NoSandbox, VerifierError: then there is none."""
+    record = Record(path)
+    said: list[Check] = []
+    scored = None
+    for line in itertools.chain(check_papers(record), check_judged(record, args, said)):
+        if isinstance(line, ScoredRecord):
+            scored = line
         else:
-            yield from self.train_and_score()
-        self.rival = best_before(self.record.track, self.record.name)
-        if self.evidence.complete:
-            yield compare_claims(self.record, self.evidence.scores)
-            yield check_rank(self.record, self.evidence, self.rival)
+            said.append(line)
+            yield line
+    yield conclude(record, said, scored)
 
-    def train_and_score(self) -> Iterator[Check]:
-        """Rooms and scores."""
-        need_everything(self.record, self.args.data, self.args.second)
-        judging = open_judging(self.record, self.args)
-        kind = "judging" if self.args.write else "a trial, of which no verdict is kept: judging"
-        number = judging.evidence().judging
+
+def check_judged(record: Record, args: JudgeOptions, said: list[Check]) -> Iterator[Check | ScoredRecord]:
+    """Training and scores, or what a verdict kept of them, and the rule. `said`: of the papers."""
+    if any(line.verdict == "FAIL" for line in said):
+        return
+    scored = None if args.again else kept_scores(record)
+    if scored:
+        seeds = ", ".join(scored.seeds)
+        yield note("judging", f"seeds {seeds} were judged already: nothing is trained again")
+    elif cgroups.find() is None:
+        yield skip("limits", "no cgroups bound a script here, so it could hide seconds and memory")
+        return
+    else:
+        need_everything(record, args)
+        judging = open_judging(record, args)
+        kind = "judging" if args.write else "a trial, of which no verdict is kept: judging"
+        number = judging.scored().judging
         yield note("judging", f"{kind} {number} of this folder, seeds {[*judging.seeds]}; {judging.folder}")
-        yield from train_all(judging, self.args.data)
-        if not judging.failed_in_room:
+        yield from train_all(judging, args.data)
+        if not judging.failed_in_training:
             try:
-                yield from score_all(judging, self.args)
+                yield from score_all(judging, args)
             except DataError as error:
                 raise VerifierError(str(error)) from None
-        self.evidence = judging.evidence()
+        scored = judging.scored()
+    yield scored
+    if scored.complete:
+        yield compare_claims(record, scored.scores)
+        yield check_rank(scored, best_before(record.track, record.name))
 
-    def conclude(self) -> Finding:
-        """The verdict on what the lines say. Whatever is missing makes it `not judged`."""
-        failed = [*self.texts("FAIL")]
-        left = self.texts("SKIP")
-        left.pop("gain", None)  # of papers that claim nothing
-        if self.evidence is None:
-            return Finding("fails", ON_PAPERS, failed) if failed else Finding("not judged", NOTHING, [], left)
-        more = kept_fields(self.record, self.evidence, self.rival)
-        if failed:
-            return Finding("fails", ON_ROOMS, failed, left, more)
-        if left:
-            return Finding("not judged", NOTHING, [], left, more)
-        claims_nothing = self.record.field("claim") == "none"
-        return Finding("holds" if claims_nothing else "ranked", ON_ROOMS, [], {}, more)
+
+def conclude(record: Record, said: list[Check], scored: ScoredRecord | None) -> Finding:
+    """The verdict on what the lines say. Whatever is missing makes it `unverified`."""
+    failed = list(dict.fromkeys(line.name for line in said if line.verdict == "FAIL"))
+    left = {line.name: line.text for line in said if line.verdict == "SKIP"}
+    left.pop("gain", None)  # of papers that claim nothing
+    if scored is None:
+        return Finding("fails", ON_PAPERS, failed) if failed else Finding("unverified", NOTHING, [], left)
+    more = kept_fields(record, scored)
+    if failed:
+        return Finding("fails", ON_TRAINING, failed, left, more)
+    if left:
+        return Finding("unverified", NOTHING, [], left, more)
+    claims_nothing = record.field("claim") == "none"
+    return Finding("verified" if claims_nothing else "ranked", ON_TRAINING, [], {}, more)
+
+
+def kept_fields(record: Record, scored: ScoredRecord) -> dict:
+    judged = {"seeds": scored.seeds, "mean": scored.mean if scored.scores else None}
+    incumbent = best_before(record.track, record.name)
+    if scored.complete and incumbent and record.field("claim") != "none":
+        gain = scored.gain_over(incumbent)
+        judged |= {"beats": incumbent.name, "gain": gain.bpb, "least": gain.least, "p": gain.p}
+        judged["alpha"] = gain.below
+    return {
+        "judged": judged,
+        "referee": scored.referee,
+        "track": scored.track,
+        "machine": scored.machine,
+    }

@@ -1,37 +1,55 @@
-"""The checks of a record's papers: everything that can be checked without running anything of it."""
+"""The checks of a record's papers: everything that can be checked without running anything of it.
 
+`style` helps people who read the script. It does not protect the score, because Python has ways round each of
+its rules. The sandbox protects it: it holds no data, no network and no packages but those of the track. The
+limit on the script's size bounds how much text a script can contain, and none of it should look like data.
+"""
+
+import ast
 import datetime
+import io
 import itertools
 import re
+import sys
+import tokenize
+import unicodedata
+import zlib
 from collections.abc import Callable, Iterator
 
 from data.command import REPO, UsageError, shell
 from data.files import read_bytes, sha256
 from records.archive.checks import Check, check, equal, none_wrong, skip
-from records.archive.folders import FILES, FOLDER, MAX_SEEDS, MOST_FILES, SCRIPT, most_bytes, seed_of
-from records.archive.judgings import read_draws
-from records.archive.ranks import Rival, best_before, check_gain, standing
-from records.archive.record import OF_ONE_RUN, Record
-from records.archive.submission import ClaimedRun
-from records.archive.tracks import load_track, schema_errors
-from records.archive.verdicts import PASSED, folder_sha256, read_verdicts
-from records.verify.source import check_source
+from records.archive.ranks import ScoredRecord, best_before, check_gain, claimed_scores, standing
+from records.archive.record import (
+    FILES,
+    FOLDER,
+    MAX_SEEDS,
+    MOST_FILES,
+    OF_ONE_RUN,
+    Record,
+    most_bytes,
+    seed_of,
+)
+from records.archive.runs import SCRIPT, ClaimedRun
+from records.archive.tracks import Track, load_track, schema_errors
+from records.archive.verdicts import PASSED, folder_sha256, read_draws, read_verdicts
 
 MAX_SETTINGS = 256  # bytes; 2026-11-22_Par has 230
+MAX_CODE = 48 << 10  # bytes of a script at zlib level 9; a text that was learned by heart needs more
+PART = 4096  # bytes of a script
+MAX_DENSITY = 0.55  # what a part compresses to: programs 0.47, base64 0.76, hex 0.57
 
 
 # --- the folder -------------------------------------------------------------------------------------------
 
 
 def check_folder(record: Record) -> Iterator[Check]:
-    """The folder has the files of a record and no others, each a plain file of a reasonable size."""
-    track = load_track(record.home)  # record.track would read submission.json
+    budget = load_track(record.home)["budget_bytes"]  # record.track would read submission.json
     wrong = [] if FOLDER.fullmatch(record.name) else [f"the name {record.name!r}"]
     paths = sorted(itertools.islice(record.path.iterdir(), MOST_FILES + 1))
     if len(paths) > MOST_FILES:
-        yield check(
-            "folder", False, f"more than {MOST_FILES} files, expected those of {MAX_SEEDS} seeds at most"
-        )
+        text = f"more than {MOST_FILES} files, expected those of {MAX_SEEDS} seeds at most"
+        yield check("folder", False, text)
         return
     for path in paths:
         size = path.lstat().st_size
@@ -39,64 +57,96 @@ def check_folder(record: Record) -> Iterator[Check]:
             wrong.append(f"{path.name!r} has no place in a record")
         elif path.is_symlink() or not path.is_file():
             wrong.append(f"{path.name} is no plain file")
-        elif size > most_bytes(path, track["budget_bytes"]):
+        elif size > most_bytes(path, budget):
             wrong.append(f"{path.name} has {size} bytes")
-    names = {path.name for path in paths}
+    names = sorted(path.name for path in paths)
     wrong += [f"{name} is missing" for name in ("README.md", "submission.json", SCRIPT) if name not in names]
-    wrong += incomplete_seeds(names)
-    yield none_wrong("folder", wrong, "the files of a record and no others")
-
-
-def incomplete_seeds(names: set[str]) -> Iterator[str]:
-    """Seeds that lack a log, metrics or an artifact."""
     logs, metrics, models = (
-        [seed_of(name) for name in sorted(names) if re.match(rf"{start}_seed\d", name)]
+        [seed_of(name) for name in names if re.match(rf"{start}_seed\d", name)]
         for start in ("train", "metrics", "model")
     )
     if sorted(logs) != sorted(metrics) or not set(models) <= set(logs) or len(set(models)) < len(models):
-        yield f"logs of seeds {logs}, metrics of {metrics}, models of {models}"
-
-
-def check_submission(record: Record) -> Iterator[Check]:
-    """submission.json by itself and beside logs and README. The referee checks the scores later."""
-    yield none_wrong("schema", schema_errors(record.submission, "submission"), "by records/schema.json")
-    yield equal("dataset", "trained and scored on", record.field("dataset"), record.track.dataset["name"])
-    yield equal("scores", "of seeds", sorted(record.scores), sorted(record.runs))
-    mean = f"{record.mean:.4f}"
-    there = mean in read_bytes(record.path / "README.md").decode(errors="replace")
-    yield check("readme", there, f"README.md has {'' if there else 'not '}the mean {mean}, expected it")
-    above = {seed: record.scores[seed] - run.value("val_bpb") for seed, run in record.runs.items()}
-    worst = max(above, key=above.get)
-    most = record.track["log_tolerance_bpb"]
-    text = f"seed {worst} scores {above[worst]:+.4f} from its log, expected {most:+g} at most"
-    yield check("log-agrees", above[worst] <= most, text)
+        wrong.append(f"logs of seeds {logs}, metrics of {metrics}, models of {models}")
+    yield none_wrong("folder", wrong, "the files of a record and no others")
 
 
 def check_date(record: Record) -> Iterator[Check]:
     """The date is not in the future, and not before that of a record that has passed already.
 
-    Records are ordered by the names of their folders. With a false date a record would not have to beat all
-    that came before it, or later records would have to beat it too early. A folder may stay where it is once
-    its date has passed, but only with the files that this verdict names.
+    With a false date a record would not have to beat all that came before it, or later records would have to
+    beat it too early. A folder may stay where it is once its date has passed, but only with the files that
+    this verdict names.
     """
-    name = record.name
-    text = name[:10]
+    day = record.name[:10]
     try:
-        future = datetime.date.fromisoformat(text) > datetime.date.today() + datetime.timedelta(days=1)
+        future = datetime.date.fromisoformat(day) > datetime.date.today() + datetime.timedelta(days=1)
     except ValueError:
-        yield check("date", False, f"{text!r} is no date, expected one of the calendar")
+        yield check("date", False, f"{day!r} is no date, expected one of the calendar")
         return
-    wrong = [f"{text} lies in the future"] if future else []
+    wrong = [f"{day} lies in the future"] if future else []
     verdicts = read_verdicts(record.track.folder)
-    later = [other for other, its in verdicts.items() if other > name and its["verdict"] in PASSED]
-    its = verdicts.get(name, {})
+    later = [other for other, its in verdicts.items() if other[:10] > day and its["verdict"] in PASSED]
+    its = verdicts.get(record.name, {})
     same = its.get("sha256") == folder_sha256(record.path)
     known = same and not {"folder", "date"} & {*its["failed"]}  # of a bad folder no date is checked
     if later and not known:
-        wrong.append(
-            f"the folder's name comes before {max(later)}, which passed already: date it a day later"
-        )
-    yield none_wrong("date", wrong, f"{text}, not in the future and before no record that passed already")
+        wrong.append(f"its day is before that of {max(later)}, which passed already: date it as late")
+    yield none_wrong("date", wrong, f"{day}, not in the future and before no record that passed already")
+
+
+# --- the script -------------------------------------------------------------------------------------------
+
+
+def data_in(script: bytes) -> Iterator[str]:
+    """Parts of the script that compress so little that they must be data."""
+    for start in range(0, len(script) - PART + 1, PART // 2):
+        density = len(zlib.compress(script[start : start + PART], 9)) / PART
+        if density > MAX_DENSITY:
+            line = script.count(b"\n", 0, start) + 1
+            yield f"line {line} on compresses to {density:.0%}, programs to {MAX_DENSITY:.0%} at most"
+            return
+
+
+def unreadable(script: bytes) -> Iterator[str]:
+    """Why a person cannot see what Python runs: encoding, invisible characters. Raises SyntaxError."""
+    encoding = tokenize.detect_encoding(io.BytesIO(script).readline)[0]
+    if encoding != "utf-8":
+        yield f"declares the encoding {encoding}, expected utf-8"
+        return
+    odd = sorted({c for c in script.decode() if unicodedata.category(c) in ("Cc", "Cf")} - set("\t\n\r\f"))
+    if odd:
+        yield f"holds the invisible character U+{ord(odd[0]):04X}, expected none"
+
+
+def foreign_imports(tree: ast.Module, allowed: set[str]) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules = ["." if node.level else node.module]
+        else:
+            continue
+        for module in modules:
+            if module.split(".")[0] not in allowed:
+                yield f"line {node.lineno} imports {module}, which the track does not list"
+
+
+def check_source(script: bytes, track: Track) -> Iterator[Check]:
+    """`compiles`: this Python reads the script and finds load_predictor. `style`: people can read it."""
+    try:
+        tree = ast.parse(script)
+        odd = [*unreadable(script), *data_in(script)]
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        python = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        yield check("compiles", False, f"{error}, expected Python {python}")
+        return
+    there = any(getattr(node, "name", "") == "load_predictor" for node in tree.body)
+    yield check("compiles", there, f"load_predictor is {'' if there else 'not '}defined, expected so")
+    odd += foreign_imports(tree, {*track["imports"], *sys.stdlib_module_names, "__future__"})
+    size = len(zlib.compress(script, 9))
+    if size > MAX_CODE:
+        odd.append(f"compresses to {size} bytes, expected {MAX_CODE} at most")
+    yield none_wrong("style", odd, "no data, no invisible characters, no imports but the track's")
 
 
 def check_script(record: Record) -> Iterator[Check]:
@@ -138,7 +188,6 @@ def check_logs(record: Record) -> Iterator[Check]:
 
 
 def wrong_end(run: ClaimedRun) -> Iterator[str]:
-    """Where the end of a run's metrics disagrees with its log."""
     events = [*run.events]
     finals = [event for event in events if event.get("event") == "final"]
     last = {key: str(value) for key, value in (finals[0] if finals else {}).items() if key != "event"}
@@ -171,20 +220,26 @@ def wrong_steps(run: ClaimedRun) -> Iterator[str]:
 # --- limits -----------------------------------------------------------------------------------------------
 
 
+def check_seconds(track: Track, seconds: float) -> Check:
+    most = track["train_seconds"]
+    text = f"{seconds:.1f} s and the step under way, expected {most:g} s at most"
+    return check("train-seconds", seconds <= most, text)
+
+
+def check_flops(track: Track, flops: int) -> Check:
+    most = track["train_flops"]
+    return check("train-flops", flops <= most, f"{flops:.6g} operations, expected {most:g} at most")
+
+
 def check_limits(record: Record) -> Iterator[Check]:
-    """Bytes, seconds and operations of every seed."""
     track = record.track
-    text = f"{record.total_bytes} bytes: {track.code_size(record.script)} of code ({track['code_bytes']}), "
-    text += f"{len(record.settings)} of settings; "
+    code = f"{track.code_size(record.script)} of code ({track['code_bytes']})"
+    text = f"{record.total_bytes} bytes: {code}, {len(record.settings)} of settings; "
     text += f"expected {track['budget_bytes']} at most"
     yield check("bytes", record.total_bytes <= track["budget_bytes"], text)
-    worst = max(run.seconds_before_last_step() for run in record.runs.values())
-    text = f"{worst:.1f} s and the step under way, expected {track['train_seconds']:g} s at most"
-    yield check("train-seconds", worst <= track["train_seconds"], text)
+    yield check_seconds(track, max(run.seconds_before_last_step() for run in record.runs.values()))
     if track.counts_flops:
-        worst = max(record.values("train_flops"))
-        text = f"{worst:.6g} operations, expected {track['train_flops']:g} at most"
-        yield check("train-flops", worst <= track["train_flops"], text)
+        yield check_flops(track, max(record.values("train_flops")))
     stopped = [run.name for run in record.runs.values() if "partial" in " ".join(run.final.values())]
     yield check("whole", not stopped, f"runs with a partial validation: {stopped}, expected none")
 
@@ -212,9 +267,8 @@ def check_artifact(record: Record) -> Iterator[Check]:
         blob = read_bytes(path) if path else None
         named = record.addresses.get(seed)
         if named and (named.sha256, named.bytes) != logged:
-            wrong.append(
-                f"seed {seed}: {named.at} for {named.sha256}, {named.bytes} bytes; the log says {logged}"
-            )
+            its = f"{named.at} for {named.sha256}, {named.bytes} bytes"
+            wrong.append(f"seed {seed}: {its}; the log says {logged}")
         elif not named and blob is None and logged[1] < record.track["artifact_below"]:
             wrong.append(f"model_seed{seed}.ptz is missing, and submission.json names no address")
         elif blob is not None and (sha256(blob), len(blob)) != logged:
@@ -224,25 +278,49 @@ def check_artifact(record: Record) -> Iterator[Check]:
     yield none_wrong("artifact", wrong, good)
 
 
-# --- claims -----------------------------------------------------------------------------------------------
+# --- the submission ---------------------------------------------------------------------------------------
+
+
+def check_submission(record: Record) -> Iterator[Check]:
+    """submission.json by itself and beside logs and README. The referee checks the scores later."""
+    yield none_wrong("schema", schema_errors(record.submission, "submission"), "by records/schema.json")
+    yield equal("dataset", "trained and scored on", record.field("dataset"), record.track.dataset["name"])
+    yield equal("scores", "of seeds", sorted(record.scores), sorted(record.runs))
+    mean = f"{record.mean:.4f}"
+    there = mean in read_bytes(record.path / "README.md").decode(errors="replace")
+    yield check("readme", there, f"README.md has {'' if there else 'not '}the mean {mean}, expected it")
+    above = {seed: record.scores[seed] - run.value("val_bpb") for seed, run in record.runs.items()}
+    worst = max(above, key=above.get)
+    most = record.track["log_tolerance_bpb"]
+    text = f"seed {worst} scores {above[worst]:+.4f} from its log, expected {most:+g} at most"
+    yield check("log-agrees", above[worst] <= most, text)
+
+
+def check_lineage(record: Record) -> Iterator[Check]:
+    """The record that it was built on is one of the track."""
+    if "built_on" not in record.submission:
+        return
+    named = record.submission["built_on"]
+    others = {path.name for path in record.track.records} - {record.name}
+    there = "is" if named in others else "is not"
+    yield check("built-on", named in others, f"{named} {there} another record of the track, expected so")
 
 
 def check_claim(record: Record) -> Iterator[Check]:
-    """The gain that the submission claims over the best record before it, which is derived.
+    """The gain that the submission claims over the incumbent, which is derived.
 
     One that has a rank already is held to the rule by which it got it.
     """
     if record.field("claim") == "none":
         yield skip("gain", "claims nothing")
         return
-    old = best_before(record.track, record.name)
-    if old and not record.track.counts_flops:  # seconds of one machine are not those of another
-        yield equal("machine", "ran on", record.machine, old.record.machine)
+    incumbent = best_before(record.track, record.name)
+    if incumbent and not record.track.counts_flops:  # seconds of one machine are not those of another
+        yield equal("machine", "ran on", record.machine, incumbent.record.machine)
     folder = record.track.folder
     ranked = standing(record, read_verdicts(folder).get(record.name, {}), read_draws(folder))
-    priced = ranked is None or ranked.priced
-    its = Rival(record, [*record.scores.values()], {}, priced=priced)
-    yield check_gain(its, old, "its own scores")
+    its = ScoredRecord(record, claimed_scores(record), {}, referee=ranked.referee if ranked else None)
+    yield check_gain(its, incumbent, "its own scores")
 
 
 OF_THE_RUNS = [
@@ -255,7 +333,7 @@ OF_THE_RUNS = [
     check_seeds,
     check_artifact,
 ]
-PAPERS = [*OF_THE_RUNS, check_submission, check_claim]
+PAPERS = [*OF_THE_RUNS, check_submission, check_lineage, check_claim]
 
 
 def check_papers(record: Record, checks: list[Callable] = PAPERS) -> Iterator[Check]:

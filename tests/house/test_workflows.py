@@ -49,6 +49,7 @@ class Forge:
         self.root = root
         self.base = root / "base"
         self.fork = root / "fork"
+        self.runner = root / "runner"
         for name in ("records", "data"):
             skipped = shutil.ignore_patterns("track_*", "datasets", "tokenizers", "__pycache__", ".*")
             shutil.copytree(helpers.ROOT / name, self.base / name, ignore=skipped)
@@ -65,10 +66,6 @@ class Forge:
         for clone in (self.fork, self.runner):
             self.git(root, "clone", "--quiet", self.base, clone)
 
-    @property
-    def runner(self) -> Path:
-        return self.root / "runner"
-
     def reset(self) -> "Forge":
         """As it was at first, for the next pull request."""
         for folder in (self.base, self.fork):
@@ -84,46 +81,39 @@ class Forge:
     def git(self, folder: Path, *words: object) -> str:
         who = {f"GIT_{role}_{key}": "a@b" for role in ("AUTHOR", "COMMITTER") for key in ("NAME", "EMAIL")}
         env = os.environ | who | {"GIT_CONFIG_GLOBAL": os.devnull}
-        command = ["git", *map(str, words)]
-        return subprocess.run(
-            command, cwd=folder, env=env, check=True, text=True, stdout=subprocess.PIPE
-        ).stdout
+        options = {"cwd": folder, "env": env, "check": True, "text": True, "stdout": subprocess.PIPE}
+        return subprocess.run(["git", *map(str, words)], **options).stdout
 
     def commit(self, folder: Path) -> str:
         self.git(folder, "add", "--all")
         self.git(folder, "commit", "--quiet", "--allow-empty", "--message", "change")
         return self.git(folder, "rev-parse", "HEAD").strip()
 
-    def pull(self, change) -> str:
-        """The commit of a pull request that does `change` to a fork's folder."""
+    def judge(self, change, data: Path | None = None, label: str = "false") -> Verdict:
+        """What the workflow's steps say of a pull request that does `change` to the fork's folder."""
         change(self.fork)
         head = self.commit(self.fork)
         self.git(self.fork, "push", "--quiet", "origin", "+HEAD:refs/pull/1/head")
-        return head
-
-    def judge(self, change, data: Path | None = None, label: str = "false") -> Verdict:
-        """What the workflow's steps say of a pull request."""
-        head = self.pull(change)
         self.git(self.runner, "fetch", "--quiet", "origin", "main")
         self.go_back(self.runner, "FETCH_HEAD")
         if data:
             shutil.copytree(data, self.runner / "data", dirs_exist_ok=True)
-        files = {"GITHUB_STEP_SUMMARY": self.root / "summary", "GITHUB_OUTPUT": self.root / "output"}
-        done = self.step("find", HEAD=head, **files)
-        folder = read(self.root / "output").removeprefix("folder=").rstrip("\n")
+        done = self.step("find", HEAD=head)
+        folder = self.read("output").removeprefix("folder=").rstrip("\n")
         if folder:
             assert done.returncode == 0
-            done = self.step("judge", FOLDER=folder, JUDGE=label, **files)
-        return Verdict(done.returncode, done.stdout, read(self.root / "summary"), folder)
+            done = self.step("judge", FOLDER=folder, JUDGE=label)
+        return Verdict(done.returncode, done.stdout, self.read("summary"), folder)
 
     def step(self, name: str, **env: object) -> subprocess.CompletedProcess:
-        env = helpers.clean_environment(**env, PYTHONPATH=".", GIT_CONFIG_GLOBAL=os.devnull)
+        files = {"GITHUB_STEP_SUMMARY": self.root / "summary", "GITHUB_OUTPUT": self.root / "output"}
+        env = helpers.clean_environment(**env, **files, PYTHONPATH=".", GIT_CONFIG_GLOBAL=os.devnull)
         command = [sys.executable, SCRIPT, name]
         return subprocess.run(command, cwd=self.runner, env=env, text=True, capture_output=True, timeout=900)
 
-
-def read(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.exists() else ""
+    def read(self, name: str) -> str:
+        path = self.root / name
+        return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 def add_record(root: Path, folder: str = NEW, readme: str = "good\n") -> None:
@@ -131,6 +121,18 @@ def add_record(root: Path, folder: str = NEW, readme: str = "good\n") -> None:
     (root / folder / "README.md").write_text(readme)
     (root / folder / "model_seed1337.ptz").write_bytes(bytes(range(256)))
     (root / folder / "train_gpt.py").write_bytes(b"raise SystemExit('runs')\r\n")
+
+
+def also(path: str, text: str = "more\n", record: str = NEW):
+    """A record, if it is named, and another file."""
+
+    def change(root):
+        if record:
+            add_record(root, record)
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+
+    return change
 
 
 @pytest.fixture(scope="session")
@@ -147,6 +149,10 @@ def hub(forge):
 
 
 def test_one_new_record_is_verified_as_it_was_sent(hub):
+    """What the base branch did since is not the pull request's."""
+    (hub.base / OLD / "README.md").write_text("mended\n")
+    add_record(hub.base, "records/track_floppy/2026-01-03_Other")
+    hub.commit(hub.base)
     verdict = hub.judge(add_record)
     assert (verdict.code, verdict.folder) == (0, NEW)
     names = ["README.md", "model_seed1337.ptz", "train_gpt.py"]
@@ -156,63 +162,30 @@ def test_one_new_record_is_verified_as_it_was_sent(hub):
         assert (hub.runner / NEW / name).read_bytes() == (hub.fork / NEW / name).read_bytes()
 
 
-def evaluated(expression: str, **event: object) -> object:
-    """What an expression of GitHub's is, by an event of a pull request."""
-    names = {"github.event.label.name": "label", "github.event.action": "action", "github.run_id": "run_id"}
-    for name, ours in {**names, "&&": "and", "||": "or"}.items():
-        expression = expression.replace(name, ours)
-    return eval(expression, {}, event)
-
-
-def test_no_other_label_ends_a_judging_or_begins_one():
-    """Runs of one group end each other."""
-    group = re.search(r"group: record-.*?-\$\{\{ (.*) \}\}", WORKFLOW)[1]
-    condition = re.search(r"^    if: (.*)", WORKFLOW, re.MULTILINE)[1]
-    for label, judges in (("judge", True), ("question", False)):
-        event = {"action": "labeled", "label": label, "run_id": 7}
-        assert evaluated(condition, **event) == judges
-        assert (evaluated(group, **event) == "judge") == judges
-    pushed = {"action": "synchronize", "label": None, "run_id": 8}
-    assert evaluated(condition, **pushed) and evaluated(group, **pushed) == "judge"
-
-
-def test_a_label_has_it_judged_once_it_is_verified(hub):
-    verdict = hub.judge(add_record, label="true")
-    assert verdict.code == 0 and verdict.summary.count(f"{[NEW]} ") == 2
-    assert " So does the judge's trial.\n" in verdict.summary.split("```")[0]
-
-
-def test_a_failed_verification_or_trial_fails_the_job(hub):
-    verdict = hub.judge(lambda root: add_record(root, readme="bad for judge"))
-    assert verdict.code == 0, "nobody gave it the label"
-    verdict = hub.reset().judge(lambda root: add_record(root, readme="bad for judge"), label="true")
-    assert verdict.code == 1 and verdict.summary.split("\n")[0].endswith(" The judge's trial does not.")
-    verdict = hub.reset().judge(lambda root: add_record(root, readme="bad for verify"), label="true")
-    assert verdict.code == 1 and verdict.summary.startswith(f"`{NEW}` fails.\n")
-
-
-def test_what_the_base_branch_did_since_is_not_the_pull_requests(hub):
-    (hub.base / OLD / "README.md").write_text("mended\n")
-    add_record(hub.base, "records/track_floppy/2026-01-03_Other")
-    hub.commit(hub.base)
-    assert hub.judge(add_record).code == 0
-
-
-def fork_of_a_campaign(root: Path) -> None:
-    path = root / "records/campaigns/forks/idea.patch"
-    path.parent.mkdir(parents=True)
-    path.write_text("more")
+@pytest.mark.parametrize(
+    "readme, label, code, words",
+    [
+        ("good", "true", 0, "scored here. So does the judge's trial."),
+        ("bad for judge", "false", 0, "could not be scored here."),  # nobody gave it the label
+        ("bad for judge", "true", 1, " The judge's trial does not."),
+        ("bad for verify", "true", 1, f"`{NEW}` fails."),
+    ],
+)
+def test_a_label_has_it_judged_once_it_is_verified(hub, readme, label, code, words):
+    verdict = hub.judge(lambda root: add_record(root, readme=f"{readme}\n"), label=label)
+    assert verdict.code == code and verdict.summary.split("\n")[0].endswith(words)
+    assert verdict.summary.count(f"{[NEW]} ") == 1 + (label == "true" and "verify" not in readme)
 
 
 @pytest.mark.parametrize(
     "change",
     [
         lambda root: None,
-        lambda root: (root / "README.md").write_text("more"),
-        lambda root: (root / "records/sandbox/inside/worker.py").write_text("more"),
-        fork_of_a_campaign,
+        also("README.md", record=""),
+        also("records/sandbox/inside/worker.py", record=""),
+        also("records/campaigns/forks/idea.patch", record=""),
     ],
-    ids=["none", "code", "code in a room", "a campaign's fork"],
+    ids=["none", "code", "code in a sandbox", "a campaign's fork"],
 )
 def test_a_pull_request_without_a_record_is_let_through(hub, change):
     verdict = hub.judge(change)
@@ -221,11 +194,8 @@ def test_a_pull_request_without_a_record_is_let_through(hub, change):
 
 def test_a_stranger_words_stay_words(hub):
     """They end no block of the summary, begin no line of it, and command GitHub's runner nothing."""
-    words = (
-        "```\n</pre><img src=x>\n`````\n::set-output name=a::b\n##[add-mask]a\nPASS\x1b[2J\u202eFAIL\n"
-        + "x" * 3_000_000
-    )
-    verdict = hub.judge(lambda root: add_record(root, readme=words))
+    words = "```\n</pre><img src=x>\n`````\n::set-output name=a::b\n##[add-mask]a\nPASS\x1b[2J\u202eFAIL\n"
+    verdict = hub.judge(lambda root: add_record(root, readme=words + "x" * 3_000_000))
     assert len(verdict.summary.encode()) < 1 << 20
     head, block = verdict.summary.split("``````text\n")
     assert block.endswith("\n``````\n") and "``````" not in block[:-8] and head.startswith(f"`{NEW}` passes")
@@ -235,27 +205,22 @@ def test_a_stranger_words_stay_words(hub):
     assert lines[-1] == f"::{token}::" and lines.index("::set-output name=a::b") > 0
 
 
-# --- what is refused --------------------------------------------------------------------------------------
-
-
-def also(path: str, text: str = "more\n"):
-    """A record, and a change of another file."""
-
+def test_odd_names_of_files_reach_the_verifier_alone(hub):
     def change(root):
         add_record(root)
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(text)
+        for name in (b"a b", b"\xff", "é".encode(), b"a\nfolder=data", b"-rf", b"$(id)"):
+            Path(os.fsdecode(os.path.join(os.fsencode(root / NEW), name))).write_text("x")
 
-    return change
+    verdict = hub.judge(change)
+    assert (verdict.code, verdict.folder) == (0, NEW) and "'$(id)', '-rf'" in verdict.summary
+
+
+# --- what is refused --------------------------------------------------------------------------------------
 
 
 def link(root):
     add_record(root)
     (root / NEW / "train_seed1337.log").symlink_to("/etc/passwd")
-
-
-def link_in_place(root):
-    (root / NEW).symlink_to("2026-01-01_Old")
 
 
 def track_becomes_a_link(root):
@@ -269,24 +234,20 @@ def submodule(root):
     subprocess.run(["git", "clone", "--quiet", ".", f"{NEW}/module"], cwd=root, check=True)
 
 
-def rename_old(root):
-    (root / OLD).rename(root / NEW)
-
-
 CHANGES = {
-    "a file in a room beside it": (also("records/sandbox/inside/worker.py"), "nothing else"),
+    "a file in a sandbox beside it": (also("records/sandbox/inside/worker.py"), "nothing else"),
     "two records": (lambda root: [add_record(root), add_record(root, NEW + "2")], "nothing else"),
     "workflow": (also(".github/workflows/record.yml"), "nothing else"),
     "a package in the way": (also("numpy.py"), "nothing else"),
     "verdicts": (also("records/track_floppy/verdicts.json", "{}"), "nothing else"),
     "old record changed": (lambda root: (root / OLD / "README.md").write_text("x"), "git says M 100644"),
-    "old record grows": (lambda root: (root / OLD / "more").write_text("x"), "expected a new folder"),
+    "old record grows": (also(f"{OLD}/more", record=""), "expected a new folder"),
     "old record gone": (lambda root: shutil.rmtree(root / OLD), "git says D 000000"),
     "old record's mode": (lambda root: (root / OLD / "README.md").chmod(0o755), "git says M 100755"),
     "new and old": (also(f"{OLD}/README.md"), "git says M 100644"),
-    "old record renamed": (rename_old, "D 000000"),
+    "old record renamed": (lambda root: (root / OLD).rename(root / NEW), "D 000000"),
     "link": (link, "git says A 120000"),
-    "link in place of the folder": (link_in_place, "expected one new folder"),
+    "link in place of the folder": (lambda root: (root / NEW).symlink_to(OLD), "expected one new folder"),
     "track becomes a link": (track_becomes_a_link, "nothing else"),
     "submodule": (submodule, "git says A 160000"),
     "folder in the folder": (also(f"{NEW}/more/README.md"), "nothing else"),
@@ -310,16 +271,6 @@ def test_anything_but_one_new_folder_of_plain_files_is_refused(hub, change):
     assert hub.git(hub.runner, "status", "--short") == ""
 
 
-def test_odd_names_of_files_reach_the_verifier_alone(hub):
-    def change(root):
-        add_record(root)
-        for name in (b"a b", b"\xff", "é".encode(), b"a\nfolder=data", b"-rf", b"$(id)"):
-            Path(os.fsdecode(os.path.join(os.fsencode(root / NEW), name))).write_text("x")
-
-    verdict = hub.judge(change)
-    assert (verdict.code, verdict.folder) == (0, NEW) and "'$(id)', '-rf'" in verdict.summary
-
-
 def test_a_conflict_with_the_base_branch_is_reported(hub):
     (hub.base / "README.md").write_text("one")
     hub.commit(hub.base)
@@ -335,6 +286,26 @@ def test_more_bytes_than_a_record_needs_are_not_unpacked(hub):
 
 
 # --- the workflows ----------------------------------------------------------------------------------------
+
+
+def evaluated(expression: str, **event: object) -> object:
+    """What an expression of GitHub's is, by an event of a pull request."""
+    names = {"github.event.label.name": "label", "github.event.action": "action", "github.run_id": "run_id"}
+    for name, ours in {**names, "&&": "and", "||": "or"}.items():
+        expression = expression.replace(name, ours)
+    return eval(expression, {}, event)
+
+
+def test_no_other_label_ends_a_judging_or_begins_one():
+    """Runs of one group end each other."""
+    group = re.search(r"group: record-.*?-\$\{\{ (.*) \}\}", WORKFLOW)[1]
+    condition = re.search(r"^    if: (.*)", WORKFLOW, re.MULTILINE)[1]
+    for label, judges in (("judge", True), ("question", False)):
+        event = {"action": "labeled", "label": label, "run_id": 7}
+        assert evaluated(condition, **event) == judges
+        assert (evaluated(group, **event) == "judge") == judges
+    pushed = {"action": "synchronize", "label": None, "run_id": 8}
+    assert evaluated(condition, **pushed) and evaluated(group, **pushed) == "judge"
 
 
 def test_github_takes_every_workflow():

@@ -1,5 +1,6 @@
 """What the tests of campaigns share: a tiny track with a campaign, and a stand-in for train_gpt.py."""
 
+import difflib
 import json
 import subprocess
 import time
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from records.campaign import arms
+from records.campaign import variants
 from tests.kit import helpers, record_kit
 from tests.kit.data_kit import call, start
 
@@ -62,14 +63,7 @@ def main():
 if __name__ == "__main__":
     sys.exit(main())
 """
-PATCH = """--- a/train_gpt.py
-+++ b/train_gpt.py
-@@ -59,3 +59,3 @@
-     bpb = float(env["WIDTH"]) + int(env["SEED"]) / 1000
--    final = {"val_bpb": f"{bpb:.8f}", "artifact_bytes": 5, "steps": 10, "budget": "ok"}
-+    final = {"val_bpb": f"{bpb + 1:.8f}", "artifact_bytes": 5, "steps": 10, "budget": "ok"}
-     final["train_flops"] = int(env["MAX_FLOPS"])
-"""
+NARROW = "settings = {WIDTH = 1}"
 SMEAR = f'patches = ["{helpers.ROOT / "tests/ideas/smear_gate.patch"}"]'
 
 
@@ -78,19 +72,15 @@ def idea(gains: list[float]) -> str:
     return STAND_IN.replace('float(env["WIDTH"])', f'1 - {gains}[int(env["SEED"]) - 1337]')
 
 
-def git(folder: Path, *words: str) -> str:
-    me = ["-c", "user.name=me", "-c", "user.email=me@here"]
-    return subprocess.check_output(["git", *me, *words], cwd=folder, text=True)
-
-
 def committed(folder: Path, script: str) -> str:
     """The commit of a repository in which train_gpt.py is this script."""
     folder.mkdir(exist_ok=True)
     (folder / "train_gpt.py").write_text(script)
-    git(folder, "init", "-q")
-    git(folder, "add", "train_gpt.py")
-    git(folder, "commit", "-q", "--allow-empty", "-m", "base")
-    return git(folder, "rev-parse", "HEAD").strip()
+    git = ["git", "-c", "user.name=me", "-c", "user.email=me@here"]
+    commit = ["commit", "-q", "--allow-empty", "-m", "base"]
+    for words in (["init", "-q"], ["add", "train_gpt.py"], commit):
+        subprocess.run([*git, *words], cwd=folder, check=True)
+    return subprocess.check_output([*git, "rev-parse", "HEAD"], cwd=folder, text=True).strip()
 
 
 class Place:
@@ -102,11 +92,14 @@ class Place:
         self.script = root / "stand_in.py"
         self.script.write_text(STAND_IN)
         self.patch = root / "more.patch"
-        self.patch.write_text(PATCH)
+        worse = STAND_IN.replace("{bpb:.8f}", "{bpb + 1:.8f}").splitlines(True)
+        names = "a/train_gpt.py", "b/train_gpt.py"
+        self.patch.write_text("".join(difflib.unified_diff(STAND_IN.splitlines(True), worse, *names)))
+        self.more = f'{NARROW}\npatches = ["{self.patch}"]'  # a variant whose scores are higher by one
         self.corpus = record_kit.make_data(root / "data")
         record_kit.make_track(root / "records/track_tiny", self.corpus)
         self.manifest("tiny_sp400", val_sha256="ab" * 32)
-        self.write(narrow="settings = {WIDTH = 1}", wide="settings = {WIDTH = 2.5}")
+        self.write(narrow=NARROW, wide="settings = {WIDTH = 2.5}")
 
     @property
     def home(self) -> Path:
@@ -121,48 +114,44 @@ class Place:
         facts |= {"tokenizer": tokenizer, "val_sha256": val_sha256}
         (folder / "manifest.json").write_text(json.dumps(facts))
 
-    def write(self, head: str = "", base: str = "narrow", seeds=(1, 2), **arms: str) -> None:
+    def write(self, head: str = "", base: str = "narrow", seeds=(1, 2), **texts: str) -> None:
         lines = ['track = "track_tiny"', 'dataset = "tiny_sp400"', f'base = "{base}"', f"seeds = {[*seeds]}"]
-        lines += [head, *(f"[arms.{name}]\n{text}" for name, text in arms.items())]
+        lines += [head, *(f"[arms.{name}]\n{text}" for name, text in texts.items())]
         self.file.write_text("\n".join(lines))
 
-    def write_real(self, base: str, **arms_of: str) -> dict[str, str]:
+    def write_real(self, base: str, **texts: str) -> dict[str, str]:
         """A campaign of the real script with one seed; the settings of all of its runs."""
-        shared = helpers.pairs(helpers.TINY) | {
-            "ITERATIONS": "200",
-            "CKPT_SECONDS": "0.05",
-            "TRAIN_LOG_EVERY": "1",
-        }
-        shared = {name: value for name, value in shared.items() if name not in arms.OURS}
-        head = "[settings]\n" + "\n".join(f'{name} = "{value}"' for name, value in shared.items())
+        shared = helpers.tiny_env(ITERATIONS=200, CKPT_SECONDS=0.05, TRAIN_LOG_EVERY=1)
+        shared = {name: value for name, value in shared.items() if name not in variants.OURS}
         self.script = helpers.SCRIPT
-        self.write(head, base=base, seeds=[1], **arms_of)
+        lines = [f'{name} = "{value}"' for name, value in shared.items()]
+        self.write("\n".join(["[settings]", *lines]), base=base, seeds=[1], **texts)
         return shared
 
     @property
+    def places(self) -> list:
+        folders = {"data": "data", "records": "records", "logs": "campaigns"}
+        return [word for name, folder in folders.items() for word in (f"--{name}", self.root / folder)]
+
+    @property
     def options(self) -> list:
-        places = {"script": self.script, "data": self.root / "data", "records": self.root / "records"}
-        places["logs"] = self.root / "campaigns"
-        return [self.file, *(word for name, path in places.items() for word in (f"--{name}", path))]
+        return [self.file, "--script", self.script, *self.places]
 
     def run(self, *more: object, code: int = 0) -> str:
         return call("records", "sweep", *self.options, *more, code=code)
 
+    def start(self, *more: object, **options) -> subprocess.Popen:
+        return start("records", "sweep", *self.options, *more, **options)
+
     def try_idea(self, script: str, *more: object, code: int = 0) -> str:
-        """Try a script in the folder beside HEAD's, of a repository of its own."""
+        """Try a script beside HEAD's, in a repository of its own."""
         repository = self.root / "repository"
         committed(repository, idea([0] * 9))
         (repository / "train_gpt.py").write_text(script)
-        places = {"--script": repository / "train_gpt.py", "--data": self.root / "data"}
-        places |= {"--records": self.root / "records", "--logs": self.root / "campaigns"}
-        words = [word for place in places.items() for word in place]
-        tiny = ("--track", "track_tiny", "--dataset", "tiny_sp400")
+        words = ["--script", repository / "train_gpt.py", "--track", "track_tiny", "--dataset", "tiny_sp400"]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(arms, "REPO", repository)
-            return call("records", "sweep", "--try", *tiny, *words, *more, code=code)
-
-    def start(self, *more: object, **options) -> subprocess.Popen:
-        return start("records", "sweep", *self.options, *more, **options)
+            patch.setattr(variants, "REPO", repository)
+            return call("records", "sweep", "--try", *words, *self.places, *more, code=code)
 
     def attempts(self, arm: str, seed: int, budget: str = "1") -> list[str]:
         return (self.home / budget / arm / f"logs/{seed}/attempts").read_text().splitlines()

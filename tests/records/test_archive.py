@@ -5,24 +5,21 @@ import os
 import re
 import shutil
 import tracemalloc
-from pathlib import Path
 
 import pytest
 
 from data.command import REPO, DataError, UsageError
 from data.files import parse_json
-from records.archive import folders, verdicts
+from records.archive import runs, verdicts
 from records.archive.checks import check
 from records.archive.metrics import find_runs
-from records.archive.record import Record
-from records.archive.submission import read_runs
+from records.archive.record import Record, metrics_path, read_runs
 from records.archive.verdicts import NEEDED, folder_sha256, read_verdicts, still_holds, write_verdict
 from records.verify import papers, version
 from tests.kit.metrics_kit import write_run
 from tests.kit.record_kit import edit
 
 NOW = "7+now"  # a referee
-PASSED = [check(name, True, "x") for name in NEEDED]
 
 
 # --- metrics ----------------------------------------------------------------------------------------------
@@ -32,8 +29,8 @@ def test_packed_metrics_are_read_as_the_plain_ones(tmp_path):
     run = write_run(tmp_path / "run")
     data = (run / "metrics.jsonl").read_bytes()
     (whole,) = find_runs(run)
-    packed = folders.pack(data)
-    assert len(packed) < 0.4 * len(data) and packed == folders.pack(data)
+    packed = runs.pack(data)
+    assert len(packed) < 0.4 * len(data) and packed == runs.pack(data)
     record = tmp_path / "record"
     record.mkdir()
     (record / "metrics_seed1.jsonl.gz").write_bytes(packed)
@@ -42,8 +39,8 @@ def test_packed_metrics_are_read_as_the_plain_ones(tmp_path):
     assert [one.name, other.name] == ["record seed1", "record seed2"]
     assert one.final == other.final == whole.final and one.steps == whole.steps
     assert find_runs(record / "metrics_seed1.jsonl.gz")[0].final == whole.final
-    assert folders.read_metrics(folders.metrics_path(record, 1)) == data
-    assert folders.metrics_path(record, 2).name == "metrics_seed2.jsonl"
+    assert runs.read_metrics(metrics_path(record, 1)) == data
+    assert metrics_path(record, 2).name == "metrics_seed2.jsonl"
 
 
 @pytest.mark.parametrize(
@@ -61,39 +58,35 @@ def test_packed_metrics_are_read_as_the_plain_ones(tmp_path):
 def test_odd_packed_metrics_are_refused_in_one_line(tmp_path, make, words):
     path = tmp_path / "metrics_seed1.jsonl.gz"
     path.write_bytes(make(b'{"event": "step"}\n' * 100))
-    for read in (folders.read_metrics, find_runs):
+    for read in (runs.read_metrics, find_runs):
         with pytest.raises(DataError, match=words) as caught:
             read(path)
         assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
-def write_seeds(folder: Path, count: int, metrics: bytes) -> None:
-    """Logs and packed metrics, as far as reading them cares."""
-    packed = folders.pack(metrics)
-    for seed in range(count):
-        (folder / f"train_seed{seed}.log").write_text("run:x preset:y\n---\nsteps: 1\n")
-        (folder / f"metrics_seed{seed}.jsonl.gz").write_bytes(packed)
-
-
 def test_the_logs_and_metrics_of_a_record_are_bounded_together(tmp_path):
-    write_seeds(tmp_path, 4, b'{"event": "%s"}' % (b"x" * (15 << 20)))
-    assert len(read_runs(tmp_path)) == 4
-    write_seeds(tmp_path, 5, b'{"event": "%s"}' % (b"x" * (15 << 20)))
-    with pytest.raises(DataError, match="logs and metrics have more than 67108864 bytes, unpacked"):
-        read_runs(tmp_path)
+    """And their events are never in memory together: an object of one key takes forty times its text."""
 
+    def write_seeds(count, packed):
+        for seed in range(count):
+            (tmp_path / f"train_seed{seed}.log").write_text("run:x preset:y\n---\nsteps: 1\n")
+            (tmp_path / f"metrics_seed{seed}.jsonl.gz").write_bytes(packed)
 
-def test_events_of_all_seeds_are_never_in_memory_together(tmp_path):
-    """An object of one key takes forty times its text."""
     metrics = b'{"":0}\n' * 50_000
-    write_seeds(tmp_path, 3, metrics)
+    write_seeds(3, runs.pack(metrics))
     tracemalloc.start()
     try:
-        runs = read_runs(tmp_path)
+        found = read_runs(tmp_path)
         kept, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert len([*runs[0].events]) == 50_000 and kept < most < 6 * len(metrics)
+    assert len([*found[0].events]) == 50_000 and kept < most < 6 * len(metrics)
+    packed = runs.pack(b'{"event": "%s"}' % (b"x" * (15 << 20)))
+    write_seeds(4, packed)
+    assert len(read_runs(tmp_path)) == 4
+    write_seeds(5, packed)
+    with pytest.raises(DataError, match="logs and metrics have more than 67108864 bytes, unpacked"):
+        read_runs(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["1e999", "-1e999", "NaN", '{"train_seconds": [1e999]}'])
@@ -127,22 +120,26 @@ def test_a_folder_is_read_once_until_it_changes(record, monkeypatch):
     assert folder_sha256(record) != digest
 
 
+def verdict(old, new):
+    return lambda record: edit(record.parent / "verdicts.json", (old, new))
+
+
 @pytest.mark.parametrize(
     "change",
     [
         lambda record: edit(record / "train_gpt.py", ("code", "more code")),
         lambda record: (record / "model_seed1.ptz").write_bytes(b"new"),
         lambda record: edit(record.parent / "track.json", ("{}", "{ }")),
-        lambda record: edit(record.parent / "verdicts.json", ('"referee": "7+now"', '"referee": "6+now"')),
-        lambda record: edit(record.parent / "verdicts.json", ('"referee": "7+now",', "")),
-        lambda record: edit(record.parent / "verdicts.json", ('"7+now"', '"0436ae4228b43b6a"')),
+        verdict('"referee": "7+now"', '"referee": "6+now"'),
+        verdict('"referee": "7+now",', ""),
+        verdict('"7+now"', '"0436ae4228b43b6a"'),
         lambda record: write_verdict(record, [check("score", False, "x")], "Ada", NOW),
         lambda record: (record.parent / "verdicts.json").unlink(),
     ],
     ids=["script", "artifact", "track", "referee", "none of it", "older", "failed", "none"],
 )
 def test_a_verdict_holds_until_something_that_decided_it_changes(record, change):
-    write_verdict(record, PASSED, "Ada", NOW)
+    write_verdict(record, [check(name, True, "x") for name in NEEDED], "Ada", NOW)
     assert still_holds(record, NOW) == read_verdicts(record.parent)[record.name]["date"]
     edit(record / "README.md", ("words", "other words"))
     assert still_holds(record, "7+later"), "the number decides"
@@ -156,7 +153,7 @@ def test_a_verdict_holds_until_something_that_decided_it_changes(record, change)
 
 
 # Files that a score and a verdict rest on: whoever trusts them has to read these. May fall, not rise.
-SCORE_FILES, VERDICT_FILES = 9, 35
+SCORE_FILES, VERDICT_FILES = 7, 28
 
 
 def test_what_a_score_and_a_verdict_rest_on_grows_no_more():
@@ -191,24 +188,25 @@ def test_the_digest_changes_with_what_decides_and_with_nothing_else(tmp_path):
         shutil.copytree(REPO / name, tmp_path / name, ignore=odd)
     first = version.sources_digest(tmp_path)
     assert first == version.sources_digest()
-    with open(tmp_path / "records/board/tables.py", "a") as file:
-        file.write("\n# more\n")
-    assert version.sources_digest(tmp_path) == first
-    found = {first}
-    for name in ("records/verify/judging.py", "records/sandbox/inside/training.py", "records/schema.json"):
-        with open(tmp_path / name, "a") as file:
-            file.write("\n")
-        found.add(version.sources_digest(tmp_path))
+    late = "\n\ndef late():\n    from records.verify import rules\n"
     (tmp_path / "records/verify/rules.py").write_text("")
-    with open(tmp_path / "records/verify/papers.py", "a") as file:
-        file.write("\n\ndef late():\n    from records.verify import rules\n")
+    for name, text, changes in (
+        ("records/board/tables.py", "\n", 0),
+        ("records/verify/judging.py", "\n", 1),
+        ("records/sandbox/inside/training.py", "\n", 1),
+        ("records/schema.json", "\n", 1),
+        ("records/verify/papers.py", late, 1),
+    ):
+        before = version.sources_digest(tmp_path)
+        with open(tmp_path / name, "a") as file:
+            file.write(text)
+        assert (version.sources_digest(tmp_path) != before) == changes, name
     assert "records/verify/rules.py" in version.sources_of(version.JUDGES, tmp_path)
-    assert len({*found, version.sources_digest(tmp_path)}) == 5
 
 
-def test_a_package_that_is_missing_is_no_verdict_on_a_record():
+def test_a_package_that_is_missing_is_no_verdict_on_a_record(tmp_path):
     def check_claim(_):
         raise ModuleNotFoundError("No module named 'scipy'", name="scipy")
 
     with pytest.raises(UsageError, match="not checked, scipy is not installed: pip install -r"):
-        list(papers.guarded(check_claim, Record(Path("x"))))
+        list(papers.guarded(check_claim, Record(tmp_path)))

@@ -15,9 +15,9 @@ import pytest
 import scipy.stats
 
 from records.board import pictures
-from records.campaign import arms, standings
+from records.campaign import report, variants
 from tests.kit import helpers, record_kit
-from tests.kit.campaign_kit import PATCH, SMEAR, STAND_IN, Place, committed, idea, rows_of, wait_until
+from tests.kit.campaign_kit import NARROW, SMEAR, STAND_IN, Place, committed, idea, rows_of, wait_until
 from tests.kit.data_kit import refused
 
 
@@ -29,15 +29,19 @@ def place(tmp_path) -> Place:
 # --- running ----------------------------------------------------------------------------------------------
 
 
-def test_every_arm_and_seed_is_run_once_and_reported(place, monkeypatch):
+def test_every_variant_and_seed_is_run_once_and_reported(place, monkeypatch):
     monkeypatch.setenv("WIDTH", "77")
     monkeypatch.setenv("PACE", "9")  # of the shell, so none of the runs' business
+    place.write(narrow=NARROW, wide="settings = {WIDTH = 1.0005}", seeds=[1, 2, 3])
     said = place.run("--cores", 2, "--budget", 0.5)
-    assert "wide 2: 2.5020 bits per byte" in said
+    assert "wide 2: 1.0025 bits per byte" in said
     head, narrow, wide = rows_of(said)
-    assert " | ".join(head) == standings.ARMS
-    assert narrow == ["narrow", "2 of 2", "1.0015", "0.0007", "-", "-", "-", "5", "10", "5e+11"]
-    assert wide[:6] == ["wide", "2 of 2", "2.5015", "0.0007", "+1.5000", "0.0000"]
+    assert " | ".join(head) == report.VARIANTS
+    assert narrow == ["narrow", "3 of 3", "1.0020", "0.0010", "-", "-", "-", "5", "10", "5e+11"]
+    scores = np.array([1.001, 1.002, 1.003])
+    welch = scipy.stats.ttest_ind(scores + 0.0005, scores, equal_var=False, alternative="less")
+    paired = ["+0.0005", "0.0000", f"{welch.pvalue:.2g}"]
+    assert wide[:7] == ["wide", "3 of 3", "1.0025", "0.0010", *paired]
     assert rows_of(place.run("--budget", 0.5)) == [head, narrow, wide]
     (names,) = place.attempts("wide", 2, "0.5")
     expected = {"SEED", "RUN_ID", "MAX_FLOPS", "WIDTH", "PRESET", "DATA_PATH", "TOKENIZER_PATH", "VOCAB_SIZE"}
@@ -45,18 +49,18 @@ def test_every_arm_and_seed_is_run_once_and_reported(place, monkeypatch):
     assert expected <= set(names.split()) <= expected | {"PATH", "HOME", "OMP_NUM_THREADS", "LC_CTYPE"}
 
 
-def test_a_patch_counts_and_a_changed_arm_is_refused(place):
-    both = f'settings = {{WIDTH = 1}}\npatches = ["{place.patch}"]'
-    place.write(narrow="settings = {WIDTH = 1}", more=both)
+def test_a_patch_counts_and_a_changed_variant_is_refused(place):
+    place.write(narrow=NARROW, more=place.more)
+    patch = place.patch.read_text()
     assert rows_of(place.run())[2][:5] == ["more", "2 of 2", "2.0015", "0.0007", "+1.0000"]
-    place.write(narrow="settings = {WIDTH = 3}", more=both)
+    place.write(narrow="settings = {WIDTH = 3}", more=place.more)
     line = refused(place.run(code=3))
     assert line.endswith(f"/narrow: made with other settings; rm -r {place.home}/1/narrow to run it anew")
     assert "other settings" in refused(place.run("--report", code=3))
-    place.write(narrow="settings = {WIDTH = 1}", more=both)
-    place.patch.write_text(PATCH.replace("bpb + 1", "bpb + 2"))
+    place.write(narrow=NARROW, more=place.more)
+    place.patch.write_text(patch.replace("bpb + 1", "bpb + 2"))
     assert "more: made with other patches and script" in refused(place.run(code=3))
-    place.patch.write_text(PATCH)
+    place.patch.write_text(patch)
     place.script.write_text(STAND_IN + "\n")
     assert "narrow: made with other script" in refused(place.run(code=3))
     assert "2.0015" in place.run("--report"), "what was run can still be read"
@@ -80,72 +84,79 @@ def test_a_signal_stops_gently_and_the_same_command_goes_on(place, number):
     assert len(place.attempts("narrow", 1)) == 2
 
 
-def test_a_killed_run_is_reported_and_goes_on(place):
-    place.write(narrow="settings = {WIDTH = 1}", wide="settings = {WIDTH = 2, FAIL = 1}")
-    said = place.run(code=1)
-    assert "wide 1: exit code 17: no finite numbers\n" in said
+def test_a_failed_run_is_reported_and_tried_again(place):
+    place.write(narrow=NARROW, wide="settings = {WIDTH = 2, FAIL = 1}")
+    for _ in range(2):
+        said = place.run(code=1)
+        assert "wide 1: exit code 17: no finite numbers\n" in said
     assert [row[:2] for row in rows_of(said)[1:]] == [["narrow", "2 of 2"], ["wide", "1 of 2"]]
     assert rows_of(said)[2][3:7] == ["-", "+1.0000", "-", "-"]
-    assert "wide 1: exit code 17" in place.run(code=1)
-    assert len(place.attempts("wide", 1)) == 2
-    assert len(place.attempts("wide", 2)) == 1
+    assert [len(place.attempts("wide", seed)) for seed in (1, 2)] == [2, 1]
+
+
+def test_a_campaign_of_a_commit_begins_from_its_script(place, monkeypatch):
+    """The stand-in as it was committed, while --script names what has become of it since."""
+    commit = committed(place.root, STAND_IN)
+    monkeypatch.setattr(variants, "REPO", place.root)
+    place.script.write_text("raise SystemExit(1)")
+
+    def run(commit: str, code: int = 0) -> str:
+        place.write(f'commit = "{commit}"', narrow=NARROW, more=place.more, seeds=[1])
+        return place.run(code=code)
+
+    assert [row[2] for row in rows_of(run(commit[:7]))[1:]] == ["1.0010", "2.0010"]
+    assert "2.0010" in run(commit), "the same variants"
+    assert "commit 0123456: git shows no train_gpt.py of it" in refused(run("0123456", code=2))
+    assert "commit: 'HEAD' does not match" in refused(run("HEAD", code=2))
+    monkeypatch.setenv("PATH", "")
+    assert "commit 0123456: there is no git here" in refused(run("0123456", code=2))
 
 
 # --- what is refused --------------------------------------------------------------------------------------
 
-TWICE = 'settings = {WIDTH = 1}\npatches = ["more.patch", "more.patch"]'
+TWICE = NARROW + '\npatches = ["more.patch", "more.patch"]'
 
 
 @pytest.mark.parametrize(
-    "change, line",
+    "code, line, change",
     [
-        ({"narrow": "setings = {WIDTH = 1}"}, "arms: narrow: Additional properties are not allowed"),
-        ({"narrow": "settings = {SEED = 1}"}, "settings hold SEED, which the campaign sets"),
-        ({"narrow": "settings = {HEIGHT = 1}"}, "arm narrow: HEIGHT is no setting of its script"),
-        ({"narrow": 'patches = ["no.patch"]'}, "no.patch: cannot be read"),
+        (2, "arms: narrow: Additional properties are not allowed", {"narrow": "setings = {WIDTH = 1}"}),
+        (2, "settings hold SEED, which the campaign sets", {"narrow": "settings = {SEED = 1}"}),
+        (2, "variant narrow: HEIGHT is no setting of its script", {"narrow": "settings = {HEIGHT = 1}"}),
+        (3, "no.patch: cannot be read", {"narrow": 'patches = ["no.patch"]'}),
+        (2, "more.patch: does not apply to the script and the patches before it: patch", {"narrow": TWICE}),
+        (3, "gone: holds no manifest.json", {"narrow": 'dataset = "gone"'}),
+        (2, "base is 'broad', expected one of narrow", {"narrow": "", "base": "broad"}),
+        (2, "seeds: [] should be non-empty", {"narrow": "", "seeds": []}),
+        (2, "is no TOML", {"narrow": "", "head": "x = "}),
         (
-            {"narrow": TWICE},
-            "more.patch: does not apply to the script and the patches before it: patch failed",
+            3,
+            "other_sp400: its validation text is not that of",
+            {"narrow": "", "wide": 'dataset = "other_sp400"'},
         ),
-        ({"narrow": 'dataset = "gone"'}, "gone: holds no manifest.json"),
-        ({"narrow": "", "base": "broad"}, "base is 'broad', expected one of narrow"),
-        ({"narrow": "", "seeds": []}, "seeds: [] should be non-empty"),
-        ({"narrow": "", "head": "x = "}, "is no TOML"),
     ],
 )
-def test_a_bad_file_is_one_line_and_runs_nothing(place, monkeypatch, change, line):
-    monkeypatch.setattr(arms, "REPO", place.root)  # where patches are
+def test_a_bad_file_is_one_line_and_runs_nothing(place, monkeypatch, code, line, change):
+    monkeypatch.setattr(variants, "REPO", place.root)  # where patches are
+    place.manifest("other_sp400", "cd" * 32)
     place.write(**change)
-    code = 3 if "no.patch" in line or "gone" in line else 2
     assert line in refused(place.run(code=code))
     assert not list(place.home.glob("*/*"))
 
 
-def test_the_validation_text_is_refused(place):
-    rules = json.loads((place.root / "records/track_tiny/track.json").read_text())
-    place.manifest("tiny_sp400", rules["dataset"]["val_sha256"])
-    line = refused(place.run(code=3))
-    assert "tiny_sp400: holds the validation text of track_tiny, expected another" in line
-    assert "python -m data prepare development" in line
-    place.manifest("tiny_sp400", "ab" * 32)
-    place.manifest("other_sp400", "cd" * 32)
-    place.write(narrow="", wide='dataset = "other_sp400"')
-    assert "other_sp400: its validation text is not that of" in refused(place.run(code=3))
-
-
-def test_a_track_of_seconds_and_a_silly_budget(place):
+def test_what_gives_no_scores_is_refused(place):
+    place.script.write_text(STAND_IN.replace("{bpb:.8f}", "{bpb:.8f} partial"))
+    assert "scored on a part of the text" in refused(place.run(code=3))
+    assert "0.0 is not in the range x>0" in refused(place.run("--budget", 0, code=2))
     path = place.root / "records/track_tiny/track.json"
     rules = json.loads(path.read_text())
+    place.manifest("tiny_sp400", rules["dataset"]["val_sha256"])
+    line = "tiny_sp400: holds the validation text of track_tiny, expected another one; python -m data prepare"
+    assert line in refused(place.run(code=3))
+    assert line in refused(place.try_idea(idea(GAINS), code=3))
     del rules["train_flops"]
     path.write_text(json.dumps(rules))
     assert "track_tiny counts no operations" in refused(place.run(code=2))
-    assert "0.0 is not in the range x>0" in refused(place.run("--budget", 0, code=2))
-
-
-def test_a_part_of_the_text_is_no_score(place):
-    place.write(narrow="settings = {WIDTH = 1}", seeds=[1])
-    place.script.write_text(STAND_IN.replace("{bpb:.8f}", "{bpb:.8f} partial"))
-    assert "scored on a part of the text" in refused(place.run(code=3))
 
 
 # --- a script tried beside HEAD's -------------------------------------------------------------------------
@@ -153,35 +164,27 @@ def test_a_part_of_the_text_is_no_score(place):
 GAINS = [0.011, 0.009, 0.010, 0.012, 0.008, 0.010, 0.009, 0.011]
 
 
-def lines_of(said: str, *words: str) -> list[str]:
-    return [line for line in said.splitlines() if all(word in line for word in words)]
-
-
 def test_a_gain_is_kept_and_a_loss_discarded_as_soon_as_that_is_known(place):
     said = place.try_idea(idea(GAINS))
-    *_, last = said.splitlines()
-    found = re.fullmatch(r"verdict: keep difference:-0.0100 low:(\S+) high:(\S+)", last)
+    found = re.fullmatch(r"verdict: keep difference:-0.0100 low:(\S+) high:(\S+)", said.splitlines()[-1])
     assert float(found[1]) < -0.01 < float(found[2]) < 0
-    assert len(lines_of(said, "bits per byte")) == 6, "three pairs were enough"
-    found = place.try_idea(idea([-gain for gain in GAINS]), "--json", code=1)
-    value = json.loads(found.splitlines()[-1])
+    assert said.count("bits per byte\n") == 6, "three pairs were enough"
+    said = place.try_idea(idea([-gain for gain in GAINS]), "--json", code=1)
+    value = json.loads(said.splitlines()[-1])
     assert value["verdict"] == "discard" and value["low"] > 0 and value["pairs"] == 3
-    assert len(lines_of(found, "bits per byte")) == 3, "HEAD's runs serve both"
+    assert said.count("bits per byte\n") == 3, "HEAD's runs serve both"
+    fat = idea(GAINS).replace('"budget": "ok"', '"budget": "over"')
+    assert "over its budget of bytes" in place.try_idea(fat, code=1)
 
 
 def test_noise_is_no_verdict_and_the_same_program_no_gain(place):
     noise = [0.02, -0.03, 0.01, -0.01, 0.04, -0.02, 0.0, 0.01]
     said = place.try_idea(idea(noise), "--pairs", 5, code=2)
-    assert lines_of(said, "verdict: unknown difference:") == said.splitlines()[-1:]
-    assert len(lines_of(said, "bits per byte")) == 10
+    assert said.splitlines()[-1].startswith("verdict: unknown difference:")
+    assert said.count("verdict: ") == 1 and said.count("bits per byte\n") == 10
     assert "low:-inf high:+inf" in said, "two pairs say nothing"
     said = place.try_idea(idea([0] * 9) + "# a comment\n", "--pairs", 5, code=1)
     assert said.splitlines()[-1] == "verdict: discard difference:+0.0000 low:+0.0000 high:+0.0000"
-
-
-def test_what_is_over_the_budget_of_bytes_is_discarded(place):
-    fat = idea(GAINS).replace('"budget": "ok"', '"budget": "over"')
-    assert "over its budget of bytes" in place.try_idea(fat, code=1)
 
 
 def test_a_try_without_a_verdict_is_refused_in_a_line(place):
@@ -189,9 +192,6 @@ def test_a_try_without_a_verdict_is_refused_in_a_line(place):
     broken = idea(GAINS).replace('env.get("FAIL") == env["SEED"]', "True")
     said = place.try_idea(broken, code=3)
     assert "exit code 17: no finite numbers" in said and "no verdict" in refused(said)
-    rules = json.loads((place.root / "records/track_tiny/track.json").read_text())
-    place.manifest("tiny_sp400", rules["dataset"]["val_sha256"])
-    assert "holds the validation text" in refused(place.try_idea(idea(GAINS), code=3))
     assert "expected FILE, or --try" in refused(place.run("--try", code=2))
 
 
@@ -200,7 +200,7 @@ def test_a_try_without_a_verdict_is_refused_in_a_line(place):
 
 @pytest.mark.slow
 def test_scores_in_streams_are_made_once(place):
-    place.write(narrow="settings = {WIDTH = 1}", seeds=[1])
+    place.write(narrow=NARROW, seeds=[1])
     said = place.run("--score")
     uniform = (len(place.corpus.tokens["val"]) - 1) * np.log2(400) / place.corpus.val_bytes()
     assert f"narrow 1: {uniform:.4f} bits per byte in streams" in said
@@ -210,37 +210,24 @@ def test_scores_in_streams_are_made_once(place):
     assert rows_of(place.run("--report"))[1][2] == "1.0010"
 
 
-def test_differences_are_paired_and_p_is_welchs():
-    base = {1: 1.50, 2: 1.60, 3: 1.71, 4: 1.58}
-    mine = {1: 1.49, 3: 1.65, 2: 1.55}
-    pairs = [1.49 - 1.50, 1.55 - 1.60, 1.65 - 1.71]
-    welch = scipy.stats.ttest_ind([*mine.values()], [*base.values()], equal_var=False, alternative="less")
-    difference = [f"{np.mean(pairs):+.4f}", f"{np.std(pairs, ddof=1):.4f}"]
-    assert standings.against(mine, base) == [*difference, f"{welch.pvalue:.2g}"]
-    assert standings.against(base, base) == ["-", "-", "-"]
-    assert standings.against({5: 1.0}, base) == ["-", "-", "-"]
-    assert standings.against({1: 1.0}, base) == ["-0.5000", "-", "-"]
-
-
 @pytest.mark.slow
 def test_smaller_budgets_are_held_against_the_largest(place):
-    """At a quarter of the operations two of four arms change places; e was another arm then."""
-    widths = {"a": 1, "b": 2, "c": 3, "d": 4}
-    flat = {name: f"settings = {{WIDTH = {width}}}" for name, width in widths.items()}
-    place.write(base="a", seeds=[1], **flat, e="settings = {WIDTH = 9}")
-    place.run("--budget", 0.25)
-    for name, bpb in (("a", 2.5), ("b", 2.0)):  # as if they had done worse and better
-        path = place.home / f"0.25/{name}/logs/1/metrics.jsonl"
-        path.write_text(path.read_text().replace(f'"{widths[name]}.00100000"', f'"{bpb}"'))
-    place.write(base="a", seeds=[1], **flat, e="settings = {WIDTH = 0.5}")
-    said = place.run()
+    """At a quarter of the operations two of four variants change places; e was another one then."""
+    small = {"a": 2.5, "b": 2, "c": 3, "d": 4, "e": 9}
+    large = {"a": 1, "b": 2, "c": 3, "d": 4, "e": 0.5}
+    for budget, e in ((0.25, small["e"]), (1, large["e"])):
+        rows = {name: f"settings = {{WIDTH = {large[name]}}}" for name in "abcd"}
+        place.write(base="a", seeds=[1], **rows, e=f"settings = {{WIDTH = {e}}}")
+        said = place.run("--budget", budget)
+        path = place.home / "0.25/a/logs/1/metrics.jsonl"  # as if it had done worse
+        path.write_text(path.read_text().replace('"1.00100000"', f'"{small["a"]}"'))
     head, row = rows_of(said)[-2:]
-    assert " | ".join(head) == standings.BUDGETS
+    assert " | ".join(head) == report.BUDGETS
     by_hand = 1 - 6 * (1 + 1) / (4 * 15)
     assert row == ["0.25", "4", f"{by_hand:.2f}", "b", "2 of 4"]
 
 
-def test_settings_grow_with_the_operations_and_the_law_is_that_of_the_scores(place):
+def test_settings_grow_with_the_operations_and_the_fit_is_that_of_the_scores(place):
     """Scores are WIDTH, a power of the budget; the gain of `half` is half of the base's score."""
     rule = "scale.WIDTH = {{value = {}, power = {}, multiple = 1}}"
     widths = {"whole": (10000, -0.25), "half": (5000, -0.25), "rising": (50000, 0.05)}
@@ -248,21 +235,22 @@ def test_settings_grow_with_the_operations_and_the_law_is_that_of_the_scores(pla
     budgets = [0.01, 0.03, 0.1, 0.3, 1]
     for budget in budgets:
         place.run("--budget", budget)
-    rows = rows_of(place.run("--law"))
+    rows = rows_of(place.run("--scaling"))
     falls = {row[0]: row[2] for row in rows if row[3].startswith("0.01")}
     assert falls == {name: f"{1 - 10**power:.1%} ± 0.0%" for name, (_, power) in widths.items()}
     gains = {row[0]: row[3] for row in rows if row[3] in ("grows", "holds", "fades")}
     assert gains == {"half": "fades", "rising": "fades"}
-    written = json.loads(place.file.with_suffix(".json").read_text())
+    path = place.file.with_suffix(".json")
+    written = json.loads(path.read_text())
     assert written["arms"]["half"]["scores"]["0.01"] == {"1": round(5000 * 10**0.5) + 0.001}
-    shutil.rmtree(place.home / "0.03")  # runs that lie on another machine
-    place.run("--law")
-    assert json.loads(place.file.with_suffix(".json").read_text()) == written
-    place.file.with_suffix(".json").write_text('{"arms": {"half": {}}}')
-    assert "no law" in refused(place.run("--law", code=3))
     drawn = pictures.scaling_fit(written)["datasets"]["means"]
     flops = [row["flops"] for row in drawn if row["name"] == "half"]
     assert flops == [written["flops"] * share for share in budgets]
+    shutil.rmtree(place.home / "0.03")  # runs that lie on another machine
+    place.run("--law")  # its name until it was --scaling
+    assert json.loads(path.read_text()) == written
+    path.write_text('{"arms": {"half": {}}}')
+    assert "no scaling fit" in refused(place.run("--scaling", code=3))
 
 
 # --- the script itself ------------------------------------------------------------------------------------
@@ -270,7 +258,7 @@ def test_settings_grow_with_the_operations_and_the_law_is_that_of_the_scores(pla
 
 @pytest.mark.slow
 def test_the_real_script_killed_with_its_campaign_ends_as_if_undisturbed(place):
-    """Two arms, one of them patched; SIGKILL to the whole group in the middle."""
+    """Two variants, one of them patched; SIGKILL to the whole group in the middle."""
     shared = place.write_real(plain="", smear=SMEAR, base="plain")
     process = place.start("--cores", 2, start_new_session=True)
     logs = place.home / "1/plain/logs/1"
@@ -279,7 +267,7 @@ def test_the_real_script_killed_with_its_campaign_ends_as_if_undisturbed(place):
     process.communicate()
     said = place.run("--cores", 2, "--score")
     assert [row[1] for row in rows_of(said)[1:]] == ["1 of 1", "1 of 1"]
-    final = json.loads((logs / "metrics.jsonl").read_text().splitlines()[-1])
+    (final,) = helpers.events(logs, "final")
     assert final["resumes"] == 1
     env = place.corpus.env(**shared, SEED=1, RUN_ID="alone", MAX_FLOPS=record_kit.MOST_FLOPS)
     alone = helpers.run_script(place.root / "alone", env)
@@ -287,25 +275,6 @@ def test_the_real_script_killed_with_its_campaign_ends_as_if_undisturbed(place):
     score = json.loads((logs / "score.json").read_text())["val_bpb"]
     first_tokens = 256 * np.log2(400) / place.corpus.val_bytes()  # of its streams, guessed from nothing
     assert 0 < score - float(final["val_bpb"]) < first_tokens
-
-
-def test_a_campaign_of_a_commit_begins_from_its_script(place, monkeypatch):
-    """The stand-in as it was committed, while --script names what has become of it since."""
-    commit = committed(place.root, STAND_IN)
-    monkeypatch.setattr(arms, "REPO", place.root)
-    place.script.write_text("raise SystemExit(1)")
-    both = {"narrow": "settings = {WIDTH = 1}"}
-    both["more"] = f'settings = {{WIDTH = 1}}\npatches = ["{place.patch}"]'
-    place.write(f'commit = "{commit[:7]}"', **both, seeds=[1])
-    assert [row[2] for row in rows_of(place.run())[1:]] == ["1.0010", "2.0010"]
-    place.write(f'commit = "{commit}"', **both, seeds=[1])
-    assert "2.0010" in place.run(), "the same arms"
-    place.write('commit = "0123456"', **both, seeds=[1])
-    assert "commit 0123456: git shows no train_gpt.py of it" in refused(place.run(code=2))
-    monkeypatch.setenv("PATH", "")
-    assert "commit 0123456: there is no git here" in refused(place.run(code=2))
-    place.write('commit = "HEAD"', **both, seeds=[1])
-    assert "commit: 'HEAD' does not match" in refused(place.run(code=2))
 
 
 # --- the campaigns of the repository ----------------------------------------------------------------------
@@ -317,25 +286,20 @@ CAMPAIGNS = helpers.ROOT / "records/campaigns"
 @pytest.mark.parametrize("path", sorted(CAMPAIGNS.glob("*.toml")), ids=lambda path: path.stem)
 def test_the_campaigns_of_the_repository_can_begin(path):
     """All patches apply to the script that their campaign begins from, and it knows all settings."""
-    value = arms.read_campaign(path)
+    value = variants.read_campaign(path)
     if commit := value.get("commit"):
         there = subprocess.run(["git", "cat-file", "-e", commit], cwd=helpers.ROOT, capture_output=True)
         if there.returncode:
             pytest.skip(f"this clone does not reach back to {commit}")
-    base = arms.base_script(value, helpers.SCRIPT)
-    for arm in value["arms"].values():
-        script = arms.patched(base, arms.patches_of(value, arm))
+    base = variants.base_script(value, helpers.SCRIPT)
+    for variant in value["arms"].values():
+        script = variants.patched(base, variants.patches_of(value, variant))
         compile(script, "train_gpt.py", "exec")
-        for name in value.get("settings", {}) | arm.get("settings", {}):
+        for name in value.get("settings", {}) | variant.get("settings", {}):
             assert f"\n    {name.lower()}: ".encode() in script
 
 
 def test_every_patch_belongs_to_a_campaign():
-    used = {
-        patch
-        for path in CAMPAIGNS.glob("*.toml")
-        for value in [arms.read_campaign(path)]
-        for arm in value["arms"].values()
-        for patch in arms.patches_of(value, arm)
-    }
-    assert set(CAMPAIGNS.rglob("*.patch")) <= used
+    text = "".join(path.read_text() for path in CAMPAIGNS.glob("*.toml"))
+    patches = [str(path.relative_to(helpers.ROOT)) for path in CAMPAIGNS.rglob("*.patch")]
+    assert not [patch for patch in patches if f'"{patch}"' not in text]

@@ -1,34 +1,24 @@
-"""--ray: campaigns and verifications on Ray nodes that are processes of this machine.
+"""--ray: campaigns on Ray nodes that are processes of this machine."""
 
-To begin a node takes seconds of a processor, so all tests share one cluster.
-"""
-
-import dataclasses
 import json
-import shutil
 import signal
 import socket
 import sys
 import time
-import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from data.command import DataError
 from data.files import sha256
-from records.archive.record import Record
-from records.archive.verdicts import read_verdicts
-from records.campaign import arms, runs
-from tests.kit import record_kit
-from tests.kit.campaign_kit import SMEAR, Place, rows_of, wait_until
-from tests.kit.data_kit import call, refused, start
+from records.campaign import variants
+from tests.kit import helpers
+from tests.kit.campaign_kit import NARROW, SMEAR, Place, rows_of, wait_until
+from tests.kit.data_kit import refused
 
 cluster_utils = pytest.importorskip("ray.cluster_utils", reason="ray is in tests/requirements.txt")
 from records.campaign import cluster  # noqa: E402, which needs it
-from records.cluster import nodes  # noqa: E402
-from records.verify import cluster as verify_cluster  # noqa: E402
 
 
 @pytest.fixture
@@ -36,168 +26,102 @@ def place(tmp_path) -> Place:
     return Place(tmp_path)
 
 
-class RayNodes:
-    """A head, and nodes of one thread. The strange one has another torch, and a bwrap that does not work."""
+@pytest.fixture
+def begin(monkeypatch) -> Iterator[Callable]:
+    """Begins a cluster whose head has so many threads; it ends with the test."""
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")  # nothing but these processes is spoken to
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # not 15: beside other tests it would starve
+    begun = []
 
-    def __init__(self, root: Path):
-        torch = root / "torch-9.9.9.dist-info"
-        torch.mkdir()
-        (torch / "METADATA").write_text("Name: torch\nVersion: 9.9.9\n")
-        self.odd = record_kit.without_sandbox(root)
-        self.begin()
+    def begin(num_cpus: int = 0):
+        begun.append(cluster_utils.Cluster())
+        plain = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
+        begun[-1].add_node(num_cpus=num_cpus, **plain)
+        return begun[-1]
 
-    def begin(self, **head: int) -> None:
-        """A head that runs nothing, unless it is given a thread."""
-        head = {"num_cpus": 0, **head}
-        self.cluster = cluster_utils.Cluster()
-        self.cluster.add_node(include_dashboard=False, include_log_monitor=False, no_monitor=True, **head)
-        self.ordinary = []
-        self.strange = None
-
-    def have(self, ordinary: int) -> None:
-        """So many ordinary nodes, and the strange one."""
-        while len(self.ordinary) < ordinary:
-            self.ordinary.append(self.cluster.add_node(num_cpus=1))
-        while len(self.ordinary) > ordinary:
-            self.kill(self.ordinary[-1])
-        if self.strange is None:
-            self.strange = self.cluster.add_node(num_cpus=1, env_vars=self.odd)
-
-    def kill(self, node) -> None:
-        self.cluster.remove_node(node, allow_graceful=False)
-        self.ordinary.remove(node)
-
-    @property
-    def options(self) -> list:
-        return ["--ray", self.cluster.address, "--keep-every", 0.2]
+    yield begin
+    for each in begun:
+        each.shutdown()
 
 
-@pytest.fixture(scope="module")
-def ray_nodes(tmp_path_factory) -> Iterator[RayNodes]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")  # nothing but these processes is spoken to
-        patch.setenv("RAY_worker_niceness", "0")  # not 15: beside other tests it would starve
-        made = RayNodes(tmp_path_factory.mktemp("odd"))
-        yield made
-        made.cluster.shutdown()
-
-
-# --- verifications ----------------------------------------------------------------------------------------
-
-
-def verdicts_in(said: str) -> list[str]:
-    """PASS score, and so on, of all lines that say one."""
-    return [line.split(":")[0] for line in said.splitlines() if line.startswith(("PASS", "FAIL", "SKIP"))]
-
-
-def claim_more(submission: dict) -> None:
-    submission["scores"] = {seed: score - 0.001 for seed, score in submission["scores"].items()}
-
-
-@pytest.mark.slow
-@pytest.mark.sandbox
-def test_records_get_the_verdicts_of_one_machine_and_a_node_without_a_sandbox_is_refused(ray_nodes, tmp_path):
-    """Three records and three nodes: each node gets one, so the third is asked, too. Scores are false."""
-    author = record_kit.Author(tmp_path, script=record_kit.bigram(), imports=["numpy"])
-    record_kit.edit_json(author.folder / "submission.json", claim_more)
-    record_kit.reseal(author.folder)
-    copies = [author.track / f"2025-11-2{day}_Copy" for day in (2, 3)]
-    for copy in copies:
-        shutil.copytree(author.folder, copy)
-    words = ["--data", author.data, "--second", author.data / "second.jsonl", "--retrain", "any"]
-    options = record_kit.options_of(*words)
-    there = nodes.home_of(verify_cluster.kit_of(Record(author.folder), options).data)
-    shutil.rmtree(there, ignore_errors=True)
-    ray_nodes.have(ordinary=2)
-    more = [*ray_nodes.options[:2], "--write", "--by", "Ada"]
-    process = start("records", "verify", author.folder, *copies, *words, *more)
-    said, errors = process.communicate(timeout=300)
-    assert process.returncode == 1, said + errors
-    assert f"refused: node {ray_nodes.strange.node_id} (" in said
-    assert said.count(") has no bubblewrap (bwrap) that works\n") == said.count("refused: ") == 1
-    assert said.endswith("3 records, 3 checks failed\n")
-    kept = read_verdicts(author.track)
-    assert [its["failed"] for its in kept.values()] == 3 * [["score"]]
-    here = verdicts_in(call("records", "verify", author.folder, *words, code=1))
-    assert {"FAIL score", "PASS second-text", "PASS proof", "PASS retrained", "PASS work"} <= {*here}
-    assert verdicts_in(said) == 3 * here
-    assert sorted(path.name for path in there.rglob("*.bin")) == [
-        path.name for path in sorted(author.corpus.data_path.glob("*.bin"))
-    ], "the nodes fetched them"
+def options(nodes) -> list:
+    return ["--ray", nodes.address, "--keep-every", 0.2]
 
 
 # --- campaigns --------------------------------------------------------------------------------------------
 
 
-def final_of(folder: Path) -> dict:
-    """The final event of a run, without what may differ between two runs that did the same."""
-    final = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
-    assert final["event"] == "final"
-    return {name: final[name] for name in ("val_bpb", "state_sha256", "artifact_sha256")}
-
-
 @pytest.mark.slow
-def test_a_node_killed_in_the_middle_changes_no_bit_of_the_results(place, ray_nodes):
+def test_a_node_killed_in_the_middle_changes_no_bit_of_the_results(place, begin):
     place.write_real(smear=SMEAR, base="smear")
     logs = place.home / "1/smear/logs/1"
-    ray_nodes.have(ordinary=2)
-    process = place.start(*ray_nodes.options)
+
+    def final() -> dict:
+        """Its final event, without what may differ between two runs that did the same."""
+        (found,) = helpers.events(logs, "final")
+        return {name: found[name] for name in ("val_bpb", "state_sha256", "artifact_sha256")}
+
+    nodes = begin()
+    both = {node.node_id: node for node in (nodes.add_node(num_cpus=1), nodes.add_node(num_cpus=1))}
+    process = place.start(*options(nodes))
     wait_until(lambda: list(logs.glob("checkpoint/*.ckpt")))  # one came back
     first = json.loads((place.home / "1/smear/places_1.jsonl").read_text())["node"]
-    (mine,) = [node for node in ray_nodes.ordinary if node.node_id == first]
-    ray_nodes.kill(mine)
+    nodes.remove_node(both.pop(first), allow_graceful=False)
     said, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     (row,) = [row for row in rows_of(said) if row[0] == "smear 1" and len(row) == 3]
-    assert [words[-8:] for words in row[1].split(", ")] == [first[:8], ray_nodes.ordinary[0].node_id[:8]]
-    assert json.loads((logs / "metrics.jsonl").read_text().splitlines()[-1])["resumes"] == 1
-    there = final_of(logs)
+    assert [words[-8:] for words in row[1].split(", ")] == [first[:8], *(node[:8] for node in both)]
+    assert helpers.events(logs, "final")[0]["resumes"] == 1
+    there = final()
     place.home.rename(place.root / "there")
     place.run("--cores", 1)
-    assert there == final_of(logs)
+    assert there == final()
 
 
 @pytest.mark.slow
 def test_a_command_that_was_stopped_or_lost_its_head_goes_on_and_a_strange_node_is_refused(
-    place, ray_nodes, tmp_path
+    place, begin, tmp_path
 ):
     """A run that waits keeps the ordinary node busy, so the next one is for the strange node."""
     go = tmp_path / "go"
     place.write(narrow=f'settings = {{WIDTH = 1, WAIT_FOR = "{go}"}}', seeds=[1, 2, 3])
-    arm = place.home / "1/narrow"
-    metrics = [arm / f"logs/{seed}/metrics.jsonl" for seed in (1, 2, 3)]
+    home = place.home / "1/narrow"
+    metrics = [home / f"logs/{seed}/metrics.jsonl" for seed in (1, 2, 3)]
 
     def begun() -> int:
         """Attempts of all runs so far."""
-        return sum(path.read_text().count("\n") for path in arm.glob("places_*.jsonl"))
+        return sum(path.read_text().count("\n") for path in home.glob("places_*.jsonl"))
 
     def waiting() -> list[Path]:
         return [path for path in metrics if path.exists() and path.read_text().count("\n") == 5]
 
-    ray_nodes.have(ordinary=1)
-    process = place.start(*ray_nodes.options)
+    torch = tmp_path / "odd/torch-9.9.9.dist-info"
+    torch.mkdir(parents=True)
+    (torch / "METADATA").write_text("Name: torch\nVersion: 9.9.9\n")
+    nodes = begin()
+    nodes.add_node(num_cpus=1)
+    strange = nodes.add_node(num_cpus=1, env_vars={"PYTHONPATH": str(torch.parent)})
+    process = place.start(*options(nodes))
     line = next(line for line in process.stdout if line.startswith("refused: "))  # Ray speaks of killed nodes
-    assert line.startswith(f"refused: node {ray_nodes.strange.node_id} (")
+    assert line.startswith(f"refused: node {strange.node_id} (")
     assert ") has torch 9.9.9, expected " in line
     wait_until(waiting)
     process.send_signal(signal.SIGTERM)
-    told = cluster.ATTEMPTS * cluster.PATIENCE  # an interrupt may be lost: seconds in which it is told again
-    _, errors = process.communicate(timeout=told + 60)
+    _, errors = process.communicate(timeout=cluster.ATTEMPTS * cluster.PATIENCE + 60)
     assert (process.returncode, errors.count("stopped; the same command goes on")) == (16, 1), errors
     (first,) = waiting()
     before = first.read_text()
     assert begun() == 1
 
-    process = place.start(*ray_nodes.options)
+    process = place.start(*options(nodes))
     wait_until(lambda: begun() == 2)
-    ray_nodes.cluster.shutdown()
+    nodes.shutdown()
     process.communicate(timeout=100)
     assert process.returncode != 0
     assert first.read_text() == before
 
-    ray_nodes.begin(num_cpus=1)
     go.touch()
-    process = place.start(*ray_nodes.options)
+    process = place.start(*options(begin(num_cpus=1)))
     said, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     assert rows_of(said)[1][:3] == ["narrow", "3 of 3", "1.0020"]
@@ -208,67 +132,49 @@ def test_a_command_that_was_stopped_or_lost_its_head_goes_on_and_a_strange_node_
 # --- without nodes ----------------------------------------------------------------------------------------
 
 
-def test_a_node_takes_the_script_and_data_that_were_meant(place, monkeypatch, tmp_path):
-    script = place.script.read_bytes()
-    kit = cluster.ArmKit(None, script, cluster.facts_of(script), runs.Share(1), 1)
-    assert cluster.unlike(kit) == ""
-    assert "a script of sha256 " in cluster.unlike(dataclasses.replace(kit, script=script + b" "))
-
+def test_a_node_fetches_a_dataset_once_and_takes_the_bytes_that_were_meant(place, monkeypatch, tmp_path):
     tokenizer = place.corpus.tokenizer_path
     paths = sorted(place.corpus.data_path.glob("*.bin"))
-    named = {"file": str(tokenizer), "sha256": sha256(tokenizer.read_bytes())}
     files = [{"name": path.name, "sha256": sha256(path.read_bytes())} for path in paths]
-    there = arms.Dataset(place.corpus.data_path, {"tokenizer": named, "files": files})
+    named = {"file": str(tokenizer), "sha256": sha256(tokenizer.read_bytes())}
+    there = variants.Dataset(place.corpus.data_path, {"tokenizer": named, "files": files})
     asked = []
 
-    def lend(path: Path) -> list[bytes]:
+    def fetch(path: Path) -> bytes:
         asked.append(path)
-        return [path.read_bytes()]
+        return path.read_bytes()
 
-    desk = types.SimpleNamespace(lend=types.SimpleNamespace(remote=lend))
-    monkeypatch.setattr(nodes, "value_of", lambda value: value)
-    monkeypatch.setattr(nodes, "CACHE", tmp_path / "cache")
-    here = cluster.dataset_here(there, desk)
+    monkeypatch.setattr(cluster, "CACHE", tmp_path / "cache")
+    here = cluster.dataset_here(there, fetch)
     assert here.settings["VOCAB_SIZE"] == there.settings["VOCAB_SIZE"]
-    assert [path.read_bytes() for path in sorted(here.folder.glob("*.bin"))] == [
-        path.read_bytes() for path in paths
-    ]
-    assert cluster.dataset_here(there, desk) == here
+    assert [(here.folder / path.name).read_bytes() for path in paths] == [path.read_bytes() for path in paths]
+    assert cluster.dataset_here(there, fetch) == here
     assert asked == [tokenizer, *paths], "once"
     files[0]["sha256"] = "ab" * 32
     with pytest.raises(DataError, match="is not the file that was meant"):
-        cluster.dataset_here(there, desk)
+        cluster.dataset_here(there, fetch)
 
 
-@pytest.mark.parametrize("command", ["campaign", "verify"])
-def test_an_address_where_nothing_answers_is_one_line(place, command):
-    place.write(narrow="settings = {WIDTH = 1}", seeds=[1])
-
-    def said(address: str) -> str:
-        if command == "campaign":
-            return refused(place.run("--ray", address, code=2))
-        return refused(call("records", "verify", place.root, "--ray", address, code=2))
-
+def test_an_address_where_nothing_answers_is_one_line(place):
+    place.write(narrow=NARROW, seeds=[1])
     with socket.create_server(("127.0.0.1", 0)) as free:
         dead = f"127.0.0.1:{free.getsockname()[1]}"
     began = time.monotonic()
-    assert f"--ray {dead}: no head answers there: " in said(dead)
+    for address, line in (
+        (dead, f"--ray {dead}: no head answers there: "),
+        ("nowhere", "--ray nowhere: is no address"),
+        ("ray://127.0.0.1:10001", "use ray job submit"),
+    ):
+        assert line in refused(place.run("--ray", address, code=2))
     assert time.monotonic() - began < 15
-    assert "--ray nowhere: is no address" in said("nowhere")
-    assert "use ray job submit" in said("ray://127.0.0.1:10001")
 
 
 def test_ray_is_for_those_who_ask_for_it(place, monkeypatch):
-    place.write(narrow="settings = {WIDTH = 1}", seeds=[1])
+    place.write(narrow=NARROW, seeds=[1])
     for name in [name for name in sys.modules if name.split(".")[0] == "ray"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ray", None)  # an import of it fails
-    monkeypatch.delitem(sys.modules, "records.cluster.nodes")
-    for room in ("campaign", "verify"):
-        monkeypatch.delitem(sys.modules, f"records.{room}.cluster")
-        monkeypatch.delattr(f"records.{room}.cluster")
+    monkeypatch.delitem(sys.modules, "records.campaign.cluster")
+    monkeypatch.delattr("records.campaign.cluster")
     assert "pip install 'ray[default]==" in refused(place.run("--ray", "auto", code=2))
-    assert "pip install 'ray[default]==" in refused(
-        call("records", "verify", place.root, "--ray", "auto", code=2)
-    )
     place.run()

@@ -29,14 +29,14 @@ def judged(author):
 
 @sandboxed
 def test_a_script_of_one_s_own_is_frozen_and_trained_again(author, judged):
-    """Its metrics were packed, and the room gives the artifact back bit for bit."""
+    """Its metrics were packed, and the training gives the artifact back bit for bit."""
     assert sorted(path.suffix for path in author.folder.glob("metrics*")) == [".gz"] * 2
     assert "PASS retrained: seed 2: the artifact came back bit for bit" in judged
     assert "PASS work: " in judged and "PASS train-flops: " in judged
     assert judged.count("PASS proof: ") == 2 and all(
         f"PASS score: seed {seed}: " in judged for seed in (1, 2)
     )
-    assert author.kept["verdict"] == "holds" and author.kept["retrained"]["by"] == "Ada"
+    assert author.kept["verdict"] == "verified" and author.kept["retrained"]["by"] == "Ada"
     assert author.kept["referee"] == referee_version()
 
 
@@ -67,7 +67,7 @@ def test_all_leaves_what_passed_and_judges_what_has_changed(author, judged, monk
 
 # --- honest scripts that are unlike ours ------------------------------------------------------------------
 
-THREADS = (  # of Python, in the room and in the predictor
+THREADS = (  # of Python, in training and in the predictor
     ("import time\n", "import threading\nimport time\nfrom concurrent.futures import ThreadPoolExecutor\n"),
     (
         "        self.vocab_size = len(counts)\n",

@@ -18,10 +18,10 @@ from types import SimpleNamespace
 import pytest
 
 from data.files import scratch_folder
-from records.archive.submission import ClaimedRun
+from records.archive.runs import ClaimedRun
 from records.sandbox import NoSandbox, cgroups, jobs, predictor
 from records.sandbox.limits import Limits
-from records.verify import retrain
+from records.verify import training
 from tests.kit import helpers, record_kit
 from tests.kit.data_kit import call
 from tests.records.test_referee import Stand
@@ -219,14 +219,14 @@ def test_scoring_takes_the_machine_and_training_shares_it(stand, tmp_path, monke
         seen.append((is_free(fcntl.LOCK_SH), is_free(fcntl.LOCK_EX)))
         raise NoSandbox
 
-    for module in (jobs, retrain):
+    for module in (jobs, training):
         monkeypatch.setattr(module, "watched", look)
     job = stand.job(stand.record())
     with pytest.raises(NoSandbox), job.predictor():
         pass
     record = SimpleNamespace(track=job.track, path=job.script.parent)
-    monkeypatch.setattr(retrain, "room_files", lambda record, data: {})
-    with pytest.raises(NoSandbox), retrain.run_room(record, stand.data, {}):
+    monkeypatch.setattr(training, "sandbox_files", lambda *_: {})
+    with pytest.raises(NoSandbox), training.training_sandbox(record, stand.data, {}):
         pass
     assert seen == [(False, False), (True, False)] and is_free(fcntl.LOCK_EX)
 
@@ -280,7 +280,7 @@ def test_the_number_of_seeds_has_a_limit(folder):
 
 STEPS = r"""
 import resource
-from records.archive.submission import parse_run
+from records.archive.runs import parse_run
 from records.verify.papers import wrong_steps
 
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
@@ -297,7 +297,7 @@ def test_a_log_of_three_billion_steps_takes_no_memory():
 
 @pytest.mark.parametrize("threads", ["0", "²", "9" * 5000, "1"])
 def test_threads_of_a_log_that_this_machine_has_not_are_left_out(threads):
-    log = f"run:x preset:y\n processor:{retrain.cpuinfo('model name')} threads:{threads} script_sha256:x"
+    log = f"run:x preset:y\n processor:{training.cpuinfo('model name')} threads:{threads} script_sha256:x"
     record = SimpleNamespace(runs={1: ClaimedRun("run", log, {}, b"")}, track={"device": "cpu"})
-    given = retrain.settings(record, 1)
+    given = training.settings(record, 1)
     assert given.get("OMP_NUM_THREADS") == ("1" if threads == "1" else None)

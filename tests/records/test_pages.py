@@ -13,7 +13,7 @@ import pytest
 
 from records.__main__ import main as records
 from records.archive.metrics import find_runs
-from records.archive.tracks import NOTHING, TRAINING, Yardstick, load_track
+from records.archive.tracks import NOTHING, TRAINING, ReferenceCompressor, load_track
 from records.archive.verdicts import folder_sha256
 from records.board import curves, documents, entries, ladder, pictures, site, tables
 from tests.kit.helpers import ROOT
@@ -177,7 +177,7 @@ def test_a_record_that_is_built_on_another_is_held_against_that(built_on, before
 
 def test_names_of_compressors_that_lie_near_stand_together():
     scores = {"c": (NOTHING, 0.5), "a": (NOTHING, 1.0), "b": (TRAINING, 0.99)}
-    rows = [Yardstick(name, "", "", after, 1, bpb) for name, (after, bpb) in scores.items()]
+    rows = [ReferenceCompressor(name, "", "", after, 1, bpb) for name, (after, bpb) in scores.items()]
     found = ladder.rule_rows(rows, 0.05)
     assert [(row["bpb"], row["words"]) for row in found] == [(1.0, "a, b+"), (0.99, ""), (0.5, "c")]
 

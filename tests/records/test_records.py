@@ -1,13 +1,6 @@
 """Records: freezing, verifying, the board; and tampered copies of a good record, each failed by its check.
 
 The record is made by real runs of the real script; test_referee.py has what happens in the sandbox.
-
-What a submission.json can no longer say, because it follows from the logs, the files and the folder's place:
-
-    best-seed mean, spread hidden            both are computed from the scores of all seeds
-    fewer code bytes, faster than it was     both come from the files: their size, the logs' clock
-    other hardware, versions, settings       the logs have them, and nothing else has
-    another name, date, track                the folder's name and place are the only ones
 """
 
 import datetime
@@ -26,18 +19,18 @@ import pytest
 from data.command import REPO, DataError
 from data.files import sha256
 from records.__main__ import main as records
-from records.archive import submission, verdicts
+from records.archive import verdicts
 from records.archive.checks import check
-from records.archive.folders import pack, record_folders
-from records.archive.judgings import Draw, record_draw
-from records.archive.record import Record
-from records.archive.tracks import load_track
+from records.archive.record import Record, read_runs
+from records.archive.runs import pack
+from records.archive.tracks import load_track, record_folders
+from records.archive.verdicts import Draw, record_draw
 from records.referee.scoring import score_record
 from records.referee.text import validation_text
 from records.sandbox import cgroups, installation, predictor
 from records.sandbox.jobs import find_job
-from records.verify import retrain
-from records.verify.source import check_source
+from records.verify import claims, training
+from records.verify.papers import check_source
 from tests.house.test_workflows import Forge
 from tests.kit import helpers, record_kit
 from tests.kit.data_kit import call, refused
@@ -72,7 +65,7 @@ def author(tmp_path_factory):
 
 @slow
 def test_a_good_record_passes_every_check_on_paper(author):
-    checks = author.checks(author.folder, "--static")
+    checks = author.checks(author.folder, static=True)
     assert failed(checks) == set(), "\n".join(map(str, checks))
     assert len(checks) >= 20 and len({line.name for line in checks}) == len(checks)
     assert all(re.fullmatch(r"(PASS|SKIP) [a-z0-9-]+: .+", str(line)) for line in checks)
@@ -90,14 +83,15 @@ def test_a_good_record_passes_in_the_sandbox(author):
 def test_the_numbers_are_those_of_the_logs(author):
     record = Record(author.folder)
     for seed in SEEDS:
-        log = (author.root / f"logs/run{seed}/train.log").read_text()
-        val_bpb = float(re.search(r"\n---\n(?:.*\n)*val_bpb: (.*)\n", log)[1])
-        assert record.scores[seed] == pytest.approx(val_bpb, abs=0.2)  # by the referee, in short streams
+        folder = author.root / f"logs/run{seed}"
+        for name, frozen in zip(("train.log", "metrics.jsonl", "model.ptz"), files_of(author.folder, seed)):
+            assert frozen.read_bytes() == (folder / name).read_bytes()
+        assert record.scores[seed] == pytest.approx(record.runs[seed].value("val_bpb"), abs=0.2)
     assert record.mean == pytest.approx(sum(record.scores.values()) / 3, abs=1e-8)
     assert f"{record.mean:.4f} bits per byte" in (author.folder / "README.md").read_text()
     largest = max(path.stat().st_size for path in author.folder.glob("model_seed*.ptz"))
     assert record.total_bytes == largest + record.track.code_size(record.script) + len(record.settings)
-    assert (author.folder / "train_gpt.py").read_bytes() == author.script.read_bytes()
+    assert record.script == author.script.read_bytes()
     whole = {"README.md", "submission.json", "train_gpt.py"}
     whole |= {path.name for seed in SEEDS for path in files_of(author.folder, seed)}
     assert {path.name for path in author.folder.iterdir()} == whole
@@ -106,16 +100,16 @@ def test_the_numbers_are_those_of_the_logs(author):
 # --- tampered copies --------------------------------------------------------------------------------------
 
 
-def change(folder, *keys):
-    """An edit of submission.json: change(folder, key, key, ..., value) sets the last."""
+def change(*keys):
+    """change(key, key, ..., value) sets the last of these in submission.json."""
     *keys, last, value = keys
 
-    def apply(v):
+    def apply(submission):
         for key in keys:
-            v = v[key]
-        v[last] = value
+            submission = submission[key]
+        submission[last] = value
 
-    edit_json(folder / "submission.json", apply)
+    return lambda folder: edit_json(folder / "submission.json", apply)
 
 
 def log(old, new, seeds=(2,)):
@@ -123,29 +117,17 @@ def log(old, new, seeds=(2,)):
     return lambda folder: [edit(folder / f"train_seed{seed}.log", (old, new)) for seed in seeds]
 
 
-def raw(name, old, new):
-    """Replace bytes in a file once."""
-
-    def apply(folder):
-        data = (folder / name).read_bytes()
-        assert old in data
-        (folder / name).write_bytes(data.replace(old, new, 1))
-
-    return apply
-
-
 def more_metrics(text):
     """Append to seed 2's metrics."""
-    return lambda folder: (folder / "metrics_seed2.jsonl").open("a").write(text)
+    return lambda folder: (folder / METRICS).open("a").write(text)
 
 
 def steps(edit_event):
     """Change each event of seed 2's metrics, or leave it out."""
 
     def apply(folder):
-        path = folder / "metrics_seed2.jsonl"
-        events = map(edit_event, map(json.loads, path.read_text().splitlines()))
-        path.write_text("".join(json.dumps(event) + "\n" for event in events if event))
+        events = map(edit_event, map(json.loads, (folder / METRICS).read_text().splitlines()))
+        (folder / METRICS).write_text("".join(json.dumps(event) + "\n" for event in events if event))
 
     return apply
 
@@ -171,14 +153,17 @@ def every(name, value):
     return sealed(lambda folder: [log_value(folder, seed, name, value) for seed in SEEDS])
 
 
+def link(name, target):
+    return lambda folder: (folder / name).symlink_to(target)
+
+
+def redated(date):
+    return lambda folder: folder.rename(folder.with_name(f"{date}_Good"))
+
+
 def files_of(folder, seed):
     names = (f"train_seed{seed}.log", f"metrics_seed{seed}.jsonl", f"model_seed{seed}.ptz")
     return [folder / name for name in names]
-
-
-def drop_seed(folder, seed=3):
-    for path in files_of(folder, seed):
-        path.unlink()
 
 
 def other_seed(folder):
@@ -187,7 +172,6 @@ def other_seed(folder):
         old.rename(new)
     log("SEED=3", "SEED=9", (9,))(folder)
     log_value(folder, 9, "seed", 9)
-    reseal(folder)
 
 
 def copied_seed(folder):
@@ -197,7 +181,6 @@ def copied_seed(folder):
             shutil.copy(old, new)
         log("SEED=1", f"SEED={seed}", (seed,))(folder)
         log_value(folder, seed, "seed", seed)
-    reseal(folder)
 
 
 def swapped_logs(folder):
@@ -208,28 +191,26 @@ def swapped_logs(folder):
 
 
 def padded_artifact(folder):
-    """As many bytes as the budget leaves, and one more; sealed again."""
+    """As many bytes as the budget leaves, and one more."""
     path = folder / ARTIFACT
     track = load_track(folder.parent)
-    room = track["budget_bytes"] - track.code_size((folder / "train_gpt.py").read_bytes())
-    path.write_bytes(path.read_bytes().ljust(room + 1, b"\0"))
-    log_value(folder, 1, "artifact_bytes", room + 1)
+    size = track["budget_bytes"] - track.code_size((folder / "train_gpt.py").read_bytes()) + 1
+    path.write_bytes(path.read_bytes().ljust(size, b"\0"))
+    log_value(folder, 1, "artifact_bytes", size)
     log_value(folder, 1, "artifact_sha256", sha256(path.read_bytes()))
-    reseal(folder)
 
 
 def triple_byte_pieces(folder):
     """The script's table counts byte pieces as three: more bytes, fewer bits for each."""
-    for seed, run in submission.read_runs(folder).items():
+    for seed, run in read_runs(folder).items():
         more = int(run.value("val_bytes") * 1.3)
         log_value(folder, seed, "val_bpb", f"{run.value('val_bpb') * run.value('val_bytes') / more:.8f}")
         log_value(folder, seed, "val_bytes", more)
-    reseal(folder)
 
 
 def fewer_bits(folder):
     """The same, with the count of bytes left as it should be."""
-    for seed, run in submission.read_runs(folder).items():
+    for seed, run in read_runs(folder).items():
         log_value(folder, seed, "val_bpb", f"{run.value('val_bpb') * 0.8:.8f}")
 
 
@@ -254,10 +235,6 @@ def other_machine(folder):
     beside((1.3, 1.3, 1.3), change_it=log(" processor:", " processor:Slow ", SEEDS))(folder)
 
 
-def redated(date):
-    return lambda folder: folder.rename(folder.with_name(f"{date}_Good"))
-
-
 def one_slow_step(folder):
     """A pause in the middle does not make the ten minutes longer; the step under way at the end may."""
     log_value(folder, 2, "train_seconds", 75.0)
@@ -266,7 +243,7 @@ def one_slow_step(folder):
         late = event["event"] == "step" and event["step"] > 10
         return event | ({"train_seconds": event["train_seconds"] + 50} if late else {})
 
-    sealed(steps(later))(folder)
+    steps(later)(folder)
 
 
 def more_flops(folder):
@@ -277,28 +254,28 @@ def more_flops(folder):
     def spent(event):
         return event | ({"train_flops": event["step"] * most // 6} if event["event"] == "step" else {})
 
-    sealed(steps(spent))(folder)
-
-
-def link_to(name, target):
-    return lambda folder: (folder / name).symlink_to(target)
+    steps(spent)(folder)
 
 
 def linked_log(folder):
-    (folder / "train_seed1.log").rename(folder.parent / "log")
-    (folder / "train_seed1.log").symlink_to(folder.parent / "log")
+    (folder / LOG).rename(folder.parent / "log")
+    (folder / LOG).symlink_to(folder.parent / "log")
 
 
 def metrics_twice(folder):
-    metrics = (folder / "metrics_seed2.jsonl").read_bytes()
-    (folder / "metrics_seed2.jsonl.gz").write_bytes(pack(metrics.replace(b"loss", b"gain")))
+    metrics = (folder / METRICS).read_bytes()
+    (folder / f"{METRICS}.gz").write_bytes(pack(metrics.replace(b"loss", b"gain")))
 
 
 def unquantized(folder):
     """A score before rounding, as older scripts log it, that no validation gave."""
     log("\nval_bpb: ", "\nval_bpb_unquantized: 0.10000000\nval_bpb: ")(folder)
     more = {"val_bpb_unquantized": "0.10000000"}
-    sealed(steps(lambda event: event | (more if event["event"] == "final" else {})))(folder)
+    steps(lambda event: event | (more if event["event"] == "final" else {}))(folder)
+
+
+def without_contract(folder):
+    edit(folder / "train_gpt.py", ("def load_predictor", "def load_it"))
 
 
 def hidden_code(folder):
@@ -307,12 +284,10 @@ def hidden_code(folder):
 
 
 NOISE = "".join(random.Random(1).choices(string.ascii_letters + string.digits, k=45000))
-
-
 BY_HEART = "".join(f"\nT = '{NOISE[i : i + 30]}'  {'# words of a text' * 4}" for i in range(0, 45000, 30))
 NEXT_WEEK = (datetime.date.today() + datetime.timedelta(9)).isoformat()
-LOG = "train_seed2.log"
-END = b"\n---\n"
+LOG, METRICS = "train_seed2.log", "metrics_seed2.jsonl"
+END = "\n---\n"
 TAMPERED = {
     # the folder
     "weights beside the artifact": (lambda f: (f / "extra.bin").write_bytes(bytes(9)), "folder"),
@@ -320,9 +295,9 @@ TAMPERED = {
     "a link to a file elsewhere": (linked_log, "folder"),
     "a log too many": (lambda f: shutil.copy(f / LOG, f / "train_seed7.log"), "folder"),
     "no README": (lambda f: (f / "README.md").unlink(), "folder"),
-    "weights in a log": (raw(LOG, END, b"\n" + b"0" * (5 << 20) + END), "folder"),
+    "weights in a log": (log(END, "\n" + "0" * (5 << 20) + END), "folder"),
     "a pipe": (lambda f: os.mkfifo(f / "train_seed4.log"), "folder"),
-    "a link to a file without end": (link_to("train_seed4.log", "/dev/zero"), "folder"),
+    "a link to a file without end": (link("train_seed4.log", "/dev/zero"), "folder"),
     "metrics twice, once packed": (metrics_twice, "folder"),
     "one seed under two names": (lambda f: shutil.copy(f / LOG, f / "train_seed02.log"), "folder"),
     "one artifact under two names": (
@@ -334,46 +309,43 @@ TAMPERED = {
     "a date to come": (redated(NEXT_WEEK), "date"),
     "dated before what passed already": (beside((0.5, 0.5, 0.5), "2025-11-22_Old"), "date"),
     # the submission
-    "no author": (lambda f: change(f, "author", ""), "schema"),
-    "a field of its own": (lambda f: change(f, "rank", 1), "schema"),
+    "no author": (change("author", ""), "schema"),
+    "a field of its own": (change("rank", 1), "schema"),
     "submission is no JSON": (lambda f: (f / "submission.json").write_text("{"), "submission"),
     "submission too deep": (lambda f: (f / "submission.json").write_text("[" * 100000), "submission"),
-    "one score polished": (lambda f: change(f, "scores", "2", 0.5), "readme"),
-    "a score of a seed that was not run": (lambda f: change(f, "scores", "9", 0.5), "scores"),
-    "a score that is no number": (lambda f: change(f, "scores", "2", "good"), "schema"),
-    "a score that the log knows nothing of": (
-        sealed(lambda f: change(f, "scores", "2", 3.5)),
-        "log-agrees",
-    ),
-    "a seed without a score": (
-        lambda f: edit_json(f / "submission.json", lambda v: v["scores"].pop("2")),
-        "scores",
-    ),
-    "another vocabulary of the track": (lambda f: change(f, "dataset", "tiny_sp260"), "tokenizer-sha256"),
-    "a vocabulary that the track has not": (lambda f: change(f, "dataset", "tiny_sp9"), "dataset"),
+    "one score polished": (change("scores", "2", 0.5), "readme"),
+    "a score of a seed that was not run": (change("scores", "9", 0.5), "scores"),
+    "a score that is no number": (change("scores", "2", "good"), "schema"),
+    "a score that the log knows nothing of": (sealed(change("scores", "2", 3.5)), "log-agrees"),
+    "a seed without a score": (change("scores", {"1": 2.0, "3": 2.0}), "scores"),
+    "another vocabulary of the track": (change("dataset", "tiny_sp260"), "tokenizer-sha256"),
+    "a vocabulary that the track has not": (change("dataset", "tiny_sp9"), "dataset"),
     "settings that hold a text": (log("ITERATIONS=", f"NOTE={'x' * 2000} ITERATIONS=", SEEDS), "settings"),
     "settings that are no ASCII": (log("ITERATIONS=", "NOTE=\N{SNOWMAN} ITERATIONS=", SEEDS), "settings"),
     "other settings for one seed": (log(" ITERATIONS=12", " ITERATIONS=99"), "settings"),
     "a setting concealed in one log": (log(" ITERATIONS=12", ""), "settings"),
     "no settings": (log("run:", "ran:"), "logs"),
-    "a second verdict in a field": (lambda f: change(f, "claim", "x\nPASS score: fine"), "schema"),
+    "a second verdict in a field": (change("claim", "x\nPASS score: fine"), "schema"),
     "README with another score": (lambda f: (f / "README.md").write_text("0.1234 bits per byte"), "readme"),
+    "built on a record that is not there": (change("built_on", "2025-11-20_Gone"), "built-on"),
+    "built on itself": (change("built_on", NAME), "built-on"),
+    "an idea from a whole page": (change("idea_from", "x" * 201), "schema"),
     # logs
     "edited log": (log("\nval_bpb: ", "\nval_bpb: 0"), "logs"),
     "steps left out": (steps(lambda e: e if e.get("step") != 7 else None), "logs"),
     "a clock that runs backwards": (at_step(9, train_seconds=0.0), "logs"),
     "no validation at the end": (
-        steps(lambda e: e if (e["event"], e.get("step")) != ("val", 12) else None),
+        steps(lambda e: e if e["event"] != "val" or e["step"] < 12 else None),
         "logs",
     ),
-    "unquantized score made up": (unquantized, "logs"),
-    "log without an end": (log("\n---\n", "\n"), "hashes"),
+    "unquantized score made up": (sealed(unquantized), "logs"),
+    "log without an end": (log(END, "\n"), "hashes"),
     "log with nan": (log("\nval_loss: ", "\nval_loss: nan"), "logs"),
-    "two ends": (raw(LOG, END, END + b"val_bpb: 1.0" + END), "logs"),
-    "one value twice": (raw(LOG, END, END + b"val_bpb: 1.0\n"), "logs"),
-    "NUL in a log": (raw(LOG, b"preset: smoke", b"preset: sm\0oke"), "logs"),
+    "two ends": (log(END, f"{END}val_bpb: 1.0{END}"), "logs"),
+    "one value twice": (log(END, f"{END}val_bpb: 1.0\n"), "logs"),
+    "NUL in a log": (log("preset: smoke", "preset: sm\0oke"), "logs"),
     "events after the end": (more_metrics('{"event": "note"}\n'), "logs"),
-    "one key twice": (raw("metrics_seed2.jsonl", b'{"event"', b'{"event": "x", "event"'), "logs"),
+    "one key twice": (lambda f: edit(f / METRICS, ('{"event"', '{"event": "x", "event"')), "logs"),
     "a loss that is not a number": (at_step(11, train_loss=float("nan")), "logs"),
     "JSON too deep": (more_metrics("[" * 100000), "logs"),
     "bits of nothing": (every("val_bpb", "0.00000000"), "log-agrees"),
@@ -382,10 +354,7 @@ TAMPERED = {
     # script
     "script with one more space": (lambda f: (f / "train_gpt.py").open("a").write(" "), "script-sha256"),
     "script that does not compile": (append("\ndef (:\n"), "compiles"),
-    "script without the contract": (
-        sealed(lambda f: edit(f / "train_gpt.py", ("def load_predictor", "def load_it"))),
-        "compiles",
-    ),
+    "script without the contract": (sealed(without_contract), "compiles"),
     "import of what is not listed": (append("\nimport scipy\n"), "style"),
     "import within a function": (append("\ndef _f():\n    from requests import get\n"), "style"),
     "an encoding that hides code": (sealed(hidden_code), "style"),
@@ -394,12 +363,12 @@ TAMPERED = {
     "weights in comments": (append("\n" + re.sub("(.{90})", r"# \1\n", NOISE[:6000])), "style"),
     "a text by heart, well spread": (append(BY_HEART), "style"),
     # limits and data
-    "artifact with one more byte than the budget": (padded_artifact, "bytes"),
+    "artifact with one more byte than the budget": (sealed(padded_artifact), "bytes"),
     "artifact of another run": (lambda f: (f / ARTIFACT).write_bytes(b"x"), "artifact"),
     "no artifact": (lambda f: (f / ARTIFACT).unlink(), "artifact"),
     "trained too long": (every("train_seconds", 75.0), "train-seconds"),
-    "one long step in the middle": (one_slow_step, "train-seconds"),
-    "more operations than the track allows": (more_flops, "train-flops"),
+    "one long step in the middle": (sealed(one_slow_step), "train-seconds"),
+    "more operations than the track allows": (sealed(more_flops), "train-flops"),
     "fewer operations in the end": (every("train_flops", 999), "logs"),
     "operations that grow less": (at_step(9, train_flops=7), "logs"),
     "wrong val split": (every("val_sha256", "ab" * 32), "val-sha256"),
@@ -407,21 +376,21 @@ TAMPERED = {
     "other tokenizer": (every("tokenizer_sha256", "ab" * 32), "tokenizer-sha256"),
     "tokens left out": (every("val_tokens", 100), "val-tokens"),
     "partial validation": (lambda f: log_value(f, 2, "val_bpb", "1.00000000 partial"), "whole"),
-    "byte pieces counted as three": (triple_byte_pieces, "val-bytes"),
+    "byte pieces counted as three": (sealed(triple_byte_pieces), "val-bytes"),
     "fewer bits than the nats": (fewer_bits, "log-agrees"),
     # seeds and claims
-    "a seed left out": (sealed(drop_seed), "seeds"),
-    "another seed instead": (other_seed, "seeds"),
-    "one run three times": (copied_seed, "seed-runs"),
+    "a seed left out": (sealed(lambda f: [path.unlink() for path in files_of(f, 3)]), "seeds"),
+    "another seed instead": (sealed(other_seed), "seeds"),
+    "one run three times": (sealed(copied_seed), "seed-runs"),
     "does not beat the best": (beside((0.5, 0.5, 0.5)), "gain"),
     "gain below the least": (beside((1.0005, 1.0005, 1.0005)), "gain"),
     "gain by luck": (beside((0.9, 1.0, 1.4)), "gain"),
     "another machine than the record before": (other_machine, "machine"),
 }
-
-
 # One sin, one line: else a reader cannot see what is wrong. Other checks may fail beside these:
-LONELY = "style seeds val-sha256 gain folder schema settings train-seconds train-flops machine log-agrees"
+LONELY = (
+    "style seeds val-sha256 gain folder schema settings train-seconds train-flops machine log-agrees built-on"
+)
 IN_COMPANY = {
     "a log too many",
     "a link to a file without end",
@@ -439,7 +408,7 @@ def test_a_tampered_record_is_failed_by_its_check(author, tmp_path, kind):
     folder = author.copy(tmp_path)
     tamper, name = TAMPERED[kind]
     moved = tamper(folder)
-    checks = author.checks(moved if isinstance(moved, Path) and moved.is_dir() else folder, "--static")
+    checks = author.checks(moved if isinstance(moved, Path) and moved.is_dir() else folder, static=True)
     assert name in failed(checks), "\n".join(map(str, checks))
     if name in LONELY.split() and kind not in IN_COMPANY:
         assert failed(checks) == {name}
@@ -449,49 +418,20 @@ def test_a_tampered_record_is_failed_by_its_check(author, tmp_path, kind):
 
 # --- training again ---------------------------------------------------------------------------------------
 
-SPY = """
-import json, os, pathlib, socket, sys
 
-def load_predictor(artifact, device):
-    pass
-
-if __name__ == "__main__":
-    found = [str(path) for root in ("/room", "/tmp", "/home", "/root", "/work", "/data", "/mnt")
-             for path in pathlib.Path(root).rglob("*") if path.is_file()
-             and not str(path).startswith((os.path.realpath(sys.prefix), sys.base_prefix))]
-    try:
-        socket.create_connection(("1.1.1.1", 53), 1)
-        found.append("network")
-    except OSError:
-        pass
-    try:
-        open(__file__, "a")
-        found.append("its own script")
-    except OSError:
-        pass
-    given = {name: os.environ.get(name) for name in ("SEED", "MATRIX_LR", "DTYPE", "DATA_PATH")}
-    json.dump([found, given], open("seen.json", "w"))
-"""
-
-
-def train_again(author, folder, seed=2):
-    """The lines of retrain."""
+def lines_of_retraining(author, folder) -> dict:
+    """Of seed 2, by name."""
     record = Record(folder)
     text = validation_text(record.track, author.data)
-    lines = retrain.retrain(record, seed, author.data, job_in(folder, author), text)
+    lines = claims.retrain(record, 2, text, claims.VerifyOptions(author.data))
     return {line.name: line for line in lines}
-
-
-def job_in(folder, author):
-    """How the referee scores an artifact with a record's script."""
-    return lambda path: find_job(folder, artifact=path, data=author.data)
 
 
 @slow
 @sandboxed
 def test_a_seed_that_is_trained_again_comes_back_bit_for_bit(author, tmp_path):
     folder = author.copy(tmp_path)
-    lines = train_again(author, folder)
+    lines = lines_of_retraining(author, folder)
     assert {name: line.verdict for name, line in lines.items()} == dict.fromkeys(
         ("retrain", "retrained", "train-flops", "work"), "PASS"
     ), lines
@@ -506,34 +446,20 @@ def test_a_seed_that_is_trained_again_comes_back_bit_for_bit(author, tmp_path):
 @slow
 @sandboxed
 @pytest.mark.cgroups
-def test_the_judge_trains_the_real_script_and_ranks_it(author, tmp_path):
-    """The preset smoke on a copy of the floppy's track: fresh seeds are drawn."""
+def test_the_judge_trains_the_real_script_and_ranks_it(author, tmp_path, monkeypatch):
+    """The preset smoke on a copy of the floppy's track: fresh seeds are drawn. It shows how far each is."""
     folder = author.copy(tmp_path)
     edit_json(folder.parent / "track.json", lambda rules: rules.update(seeds=[1, 2]))  # of three runs
-    old = author.copy(tmp_path, "2025-11-20_Old")
-    scale_scores(old, 2)
-    reseal(old)
-    passed_earlier(old)
-    words = [
-        folder,
-        "--data",
-        author.data,
-        "--second",
-        author.data / "second.jsonl",
-        "--work",
-        tmp_path / "judge",
-    ]
-    said = call("records", "judge", *words, "--write", "--by", "Ada")
+    beside((2, 2, 2))(folder)
+    monkeypatch.setattr(training, "QUIET", 0.5)
+    words = [folder, "--data", author.data, "--second", author.data / "second.jsonl"]
+    said = call("records", "judge", *words, "--work", tmp_path / "judge", "--write", "--by", "Ada")
     assert "\nverdict: ranked\n" in said, said
     its = verdicts.read_verdicts(folder.parent)[NAME]
-    assert its["judged"]["beats"] == old.name and len(its["judged"]["seeds"]) == 2
-
-
-def hide_compilers(monkeypatch) -> None:
-    """No sandbox has one from now on."""
-    programs = [name for name in installation.PROGRAMS if name not in installation.COMPILERS]
-    monkeypatch.setattr(installation, "PROGRAMS", programs)
-    monkeypatch.setattr(predictor, "installation", installation.installation.__wrapped__)
+    assert its["judged"]["beats"] == "2025-11-20_Old" and len(its["judged"]["seeds"]) == 2
+    for seed in its["judged"]["seeds"]:
+        assert re.search(rf"^seed {seed} trains: \d+ s", said, re.MULTILINE), said
+    assert re.search(r"^seed \d+ trains: \d+ s step:\d+/12$", said, re.MULTILINE), said
 
 
 @slow
@@ -541,17 +467,19 @@ def hide_compilers(monkeypatch) -> None:
 def test_without_a_compiler_the_script_trains_and_scores_as_it_does_with_one(author, tmp_path, monkeypatch):
     """It was to be compiled, and runs eager: the artifact is that of COMPILE=0, bit for bit."""
     folder = author.copy(tmp_path)
-    edit(folder / "train_seed2.log", (" COMPILE=0", " COMPILE=1"))
-    hide_compilers(monkeypatch)
+    edit(folder / LOG, (" COMPILE=0", " COMPILE=1"))
+    programs = [name for name in installation.PROGRAMS if name not in installation.COMPILERS]
+    monkeypatch.setattr(installation, "PROGRAMS", programs)
+    monkeypatch.setattr(predictor, "installation", installation.installation.__wrapped__)
     record = Record(folder)
     artifact = tmp_path / "model.ptz"
-    with retrain.run_room(record, author.data, retrain.settings(record, 2)) as done:
-        assert done.code == 0, done
-        log = (done.work / retrain.RUN / "train.log").read_text()
-        shutil.copy(done.work / retrain.RUN / "model.ptz", artifact)
-    assert " COMPILE=1 " in log and " compile:0 " in log
+    with training.training_sandbox(record, author.data, training.settings(record, 2)) as ended:
+        assert ended.code == 0, ended
+        text = (ended.work / training.RUN / "train.log").read_text()
+        shutil.copy(ended.work / training.RUN / "model.ptz", artifact)
+    assert " COMPILE=1 " in text and " compile:0 " in text
     assert sha256(artifact.read_bytes()) == record.runs[2].value("artifact_sha256")
-    job = job_in(folder, author)(artifact)
+    job = find_job(folder, artifact=artifact, data=author.data)
     result = score_record(job, validation_text(record.track, author.data))
     assert result.bpb == pytest.approx(record.scores[2], abs=1e-8)
 
@@ -559,32 +487,54 @@ def test_without_a_compiler_the_script_trains_and_scores_as_it_does_with_one(aut
 @slow
 @sandboxed
 def test_an_artifact_that_knows_more_than_the_training_text_is_found(author, tmp_path):
-    """By its bits, and then by the score that only it has. Here the room gave the good record's artifact."""
+    """By its bits, and then by the score that only it has. Here training gave the good record's artifact."""
     folder = author.copy(tmp_path)
     text = validation_text(Record(folder).track, author.data)
+    artifact = author.folder / "model_seed2.ptz"
 
     def compare():
-        artifact = author.folder / "model_seed2.ptz"
-        return retrain.compare_artifact(Record(folder), 2, artifact, job_in(folder, author), text)
+        options = claims.VerifyOptions(author.data)
+        return claims.compare_artifact(Record(folder), 2, artifact, text, options)
 
     log_value(folder, 2, "artifact_sha256", "ab" * 32)
     assert "0.0000 from the record's" in compare().text
-    change(folder, "scores", "2", 0.3)
+    change("scores", "2", 0.3)(folder)
     line = compare()
     assert line.verdict == "FAIL" and "expected 0.2000 to 0.4000" in line.text
-    change(folder, "claim", "none")  # then it may lie wherever its seeds do
+    change("claim", "none")(folder)  # then it may lie wherever its seeds do
     assert compare().verdict == "PASS"
+
+
+SPY = """
+import json, os, pathlib, socket, sys
+
+found = [str(path) for root in ("/room", "/tmp", "/home", "/root", "/work", "/data", "/mnt")
+         for path in pathlib.Path(root).rglob("*") if path.is_file()
+         and not str(path).startswith((os.path.realpath(sys.prefix), sys.base_prefix))]
+try:
+    socket.create_connection(("1.1.1.1", 53), 1)
+    found.append("network")
+except OSError:
+    pass
+try:
+    open(__file__, "a")
+    found.append("its own script")
+except OSError:
+    pass
+given = {name: os.environ.get(name) for name in ("SEED", "MATRIX_LR", "DTYPE", "DATA_PATH")}
+json.dump([found, given], open("seen.json", "w"))
+"""
 
 
 @slow
 @sandboxed
-def test_the_room_has_the_training_text_and_nothing_else(author, tmp_path):
+def test_the_training_sandbox_has_the_training_text_and_nothing_else(author, tmp_path):
     folder = author.copy(tmp_path)
     (folder / "train_gpt.py").write_text(SPY)
     record = Record(folder)
-    with retrain.run_room(record, author.data, retrain.settings(record, 2)) as done:
-        assert done.code == 0, done
-        found, given = json.loads((done.work / "seen.json").read_text())
+    with training.training_sandbox(record, author.data, training.settings(record, 2)) as ended:
+        assert ended.code == 0, ended
+        found, given = json.loads((ended.work / "seen.json").read_text())
     shards = {f"/room/data/{path.name}" for path in author.corpus.data_path.glob("*_train_*.bin")}
     own = {f"/room/{name}" for name in ("train_gpt.py", "training.py", "tokenizer.model")}
     assert set(found) == shards | own
@@ -595,22 +545,23 @@ def test_the_room_has_the_training_text_and_nothing_else(author, tmp_path):
 @sandboxed
 def test_a_script_that_does_not_come_to_an_end_is_ended(author, tmp_path, monkeypatch):
     folder = author.copy(tmp_path)
-    monkeypatch.setattr(retrain, "SETUP_SECONDS", 2)
+    monkeypatch.setattr(training, "SETUP_SECONDS", 2)
     edit_json(folder.parent / "track.json", lambda v: v.update(train_seconds=1))
     (folder / "train_gpt.py").write_text("import time\ntime.sleep(99)\n")
-    lines = train_again(author, folder)
+    lines = lines_of_retraining(author, folder)
     assert list(lines) == ["retrain"] and "took longer than 3 seconds" in lines["retrain"].text
 
 
 def test_links_in_what_a_run_left_lead_nowhere(tmp_path):
     (tmp_path / "secret").write_text("x")
     (tmp_path / "work/logs").mkdir(parents=True)
-    (tmp_path / "work/logs/room").symlink_to(tmp_path)
-    (tmp_path / "work/link").symlink_to(tmp_path / "secret")
+    link("room", tmp_path)(tmp_path / "work/logs")
+    link("link", tmp_path / "secret")(tmp_path / "work")
+    link("circle", "circle")(tmp_path / "work")
     os.mkfifo(tmp_path / "work/pipe")
-    for name in ("logs/room/secret", "link", "pipe", "logs"):
+    for name in ("logs/room/secret", "link", "circle", "pipe", "logs", "none"):
         with pytest.raises(DataError, match="the run left"):
-            retrain.read_below(tmp_path / "work", Path(name), 99)
+            training.read_below(tmp_path / "work", Path(name), 99)
 
 
 # --- pull requests ----------------------------------------------------------------------------------------
@@ -637,23 +588,21 @@ def test_a_pull_request_with_a_good_record_passes(author, forge):
     passed = set(re.findall("^PASS ([a-z-]+):", verdict.summary, re.MULTILINE))
     assert {"score", "proof", "sandbox"} <= passed
     if cgroups.find() is None:
-        assert verdict.code == 1 and "verdict: not judged (limits: no cgroups" in verdict.summary
+        assert verdict.code == 1 and "verdict: unverified (limits: no cgroups" in verdict.summary
     else:
-        assert verdict.code == 0 and "verdict: ranked\n" in verdict.summary and "room" in passed, verdict.out
+        assert verdict.code == 0 and "verdict: ranked\n" in verdict.summary and "training" in passed
     assert not hub.git(hub.runner, "status", "--short", f"records/{TRACK}/judgings.jsonl")
 
 
 @slow
 @sandboxed
 def test_a_pull_request_with_a_forged_score_fails(author, forge):
-    hub = forge.reset()
-
-    def forge(root):
+    def forged(root):
         folder = author.copy(root / "records")
         scale_scores(folder, 0.9)
         reseal(folder)
 
-    verdict = hub.judge(forge, author.data)
+    verdict = forge.reset().judge(forged, author.data)
     found = re.search("^FAIL score: seed [123]: ", verdict.summary, re.MULTILINE)
     assert verdict.code == 1 and found, verdict.out
 
@@ -671,6 +620,9 @@ def test_freeze_refuses(author, tmp_path):
     assert "never overwritten" in refusal(*author.freeze_words())
     other = str(RECORDS / "__main__.py")
     assert "--script" in refusal(*author.freeze_words("--script", other, name="Other"))
+    assert "built-on: 2025-11-20_Gone is not another record" in refusal(
+        *author.freeze_words("--built-on", "2025-11-20_Gone", name="Other")
+    )
     away = tmp_path / "logs"
     for seed in SEEDS:
         shutil.copytree(author.root / f"logs/run{seed}", away / f"run{seed}")
@@ -692,7 +644,7 @@ def test_the_board_shows_what_was_verified(author, tmp_path):
     folder = author.copy(tmp_path)
     (tmp_path / "README.md").write_text("# Records\n<!-- board -->\nold\n<!-- /board -->\nend\n")
     other = author.copy(tmp_path, "2025-11-22_Bad")
-    change(other, "what_changed", "a | pipe\nand <b>markup</b>")
+    change("what_changed", "a | pipe\nand <b>markup</b>")(other)
     good = [check(name, True, "x") for name in verdicts.NEEDED]
     verdicts.write_verdict(folder, good, "Ada")
     verdicts.write_verdict(other, [check("seeds", False, "x")], "Ada")
@@ -705,21 +657,21 @@ def test_the_board_shows_what_was_verified(author, tmp_path):
     text = board()
     assert records(["board", "--records", str(tmp_path), "--check"]) == 0
     rows = [line for line in text.splitlines() if line.startswith("| ") and "[" in line]
-    mean = Record(folder).mean
     assert text.endswith("end\n") and "\nold\n" not in text and len(rows) == 2
-    assert rows[0].startswith(f"|  | [Good]({TRACK}/{NAME}/) | Eve |") and f"{mean:.4f} ± " in rows[0]
+    good_row = f"|  | [Good]({TRACK}/{NAME}/) | Eve | 2025-11-21 | {Record(folder).mean:.4f} ± "
+    assert rows[0].startswith(good_row)
     assert "Not judged yet" in text and "Disputed" in text
     assert all(words in rows[1] for words in ("failed, ", ": seeds", "a \\| pipe and &lt;b"))
     verdicts.write_verdict(folder, [*good, check("retrained", True, "x")], "Bob")
     text = board()
     assert "| 1 | [Good]" not in text and "by Bob (" in text, "a seed of its own gives no rank"
-    judged = {"judged": {"seeds": {"77": {"score": 1.25}, "78": {"score": 1.75}}}}
-    found = verdicts.Finding("ranked", verdicts.ON_ROOMS, more=judged)
+    judged = {"seeds": {"77": {"score": 1.25}, "78": {"score": 1.75}}}
+    found = verdicts.Finding("ranked", verdicts.ON_TRAINING, more={"judged": judged})
     assert verdicts.write_finding(folder, found, "Bob", "0123abcd")
     for name, seeds in ((NAME, (75, 76)), ("2025-11-20_Gone", (1, 2)), (NAME, (77, 78))):
         record_draw(tmp_path / TRACK, Draw(name, name, "t", "0123abcd", "2025-11-22", "Bob", seeds))
     text = board()
-    assert "| 1 | [Good]" in text and "| 1.5000 ± " in text, "the scores of the rooms"
+    assert "| 1 | [Good]" in text and "| 1.5000 ± " in text, "the scores of the judge"
     assert "by referee 0123abcd; seeds 77, 78 on " in text
     assert "; judging 2 of 2 of this folder" in text
     assert "; judgings so far: 3, of folders: 2\n" in text, "also of what is gone"
@@ -764,18 +716,11 @@ def test_the_script_of_today_keeps_the_rules_of_its_tracks(name, budget):
     assert failed(checks) == set(), checks
 
 
-def command(*args, **environment) -> subprocess.CompletedProcess:
-    """A tool as a process, from the repository's folder."""
-    words = [sys.executable, "-m", "records", *map(str, args)]
-    kept = helpers.clean_environment(**environment)
-    return subprocess.run(words, capture_output=True, encoding="utf-8", cwd=REPO, env=kept)
-
-
 def test_errors_are_one_line(tmp_path):
     (tmp_path / "track.json").write_text("[" * 100_000)
     (tmp_path / "naïve").mkdir()
     (tmp_path / "naïve/train_gpt.py").write_text("")
-    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0"}
+    ascii_only = helpers.clean_environment(LC_ALL="C", PYTHONUTF8="0")
     for args, code in (
         (("verify", tmp_path / "no"), 3),
         (("verify",), 2),
@@ -783,7 +728,8 @@ def test_errors_are_one_line(tmp_path):
         (("freeze", "logs/ü", "--track", "t", "--name", "a b"), 2),
         (("board", "--records", tmp_path), 3),
     ):
-        done = command(*args, **ascii_only)
+        words = [sys.executable, "-m", "records", *args]
+        done = subprocess.run(words, capture_output=True, encoding="utf-8", cwd=REPO, env=ascii_only)
         assert done.returncode == code and "Traceback" not in done.stderr and done.stderr.strip(), args
 
 

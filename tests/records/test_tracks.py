@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from data.command import DataError
 from records.archive.checks import VerifierError
 from records.archive.record import Record
-from records.archive.tracks import NOTHING, TRAINING, Yardstick, load_track
+from records.archive.tracks import NOTHING, TRAINING, ReferenceCompressor, load_track
 from records.archive.verdicts import read_verdicts
 from records.referee import compressors
-from records.verify import retrain
+from records.verify import training
 from tests.kit import data_kit, helpers, record_kit
 from tests.kit.data_kit import call
 from tests.kit.data_kit import refused as one_line
@@ -224,7 +224,7 @@ class Team:
         runs = [self.train(seed) for seed in range(PAIR)]
         words = ["--track", self.track.name, "--name", "Pair", "--author", "Ada", "--what", "x", "--why", "y"]
         places = ["--records", self.track.parent, "--data", self.data, "--script", self.script]
-        more = ["--date", "2025-11-21", "--plain"]
+        more = ["--date", "2025-11-21"]
         self.record = record_kit.frozen(*runs, *words, *places, *more)
 
     def train(self, seed):
@@ -254,15 +254,15 @@ def test_a_track_of_two_devices_judges_a_record_whose_artifacts_are_not_kept(tea
     said = call("records", "verify", record, "--data", team.data, "--write", "--by", "Ada")
     assert "SKIP score: no artifact is here" in said
     its = read_verdicts(record.parent)[record.name]
-    assert its["verdict"] == "papers" and its["left"].keys() == {"score"}
+    assert its["verdict"] == "checked" and its["left"].keys() == {"score"}
     logs = []
-    room_run = retrain.room_run
+    run_of = training.run_of
 
     def read_log(work):
-        logs.append(room_run(work))
+        logs.append(run_of(work))
         return logs[-1]
 
-    monkeypatch.setattr(retrain, "room_run", read_log)
+    monkeypatch.setattr(training, "run_of", read_log)
     words = [record, "--data", team.data, "--work", tmp_path / "judge", "--write", "--by", "Ada"]
     said = call("records", "judge", *words)
     assert "verdict: ranked" in said and "no record stands before it" in said, said
@@ -292,8 +292,8 @@ def test_a_seed_of_two_devices_comes_back_within_the_track_s_operations(team, tm
 @bounded
 def test_a_script_that_fails_in_a_room_of_two_devices_has_its_own_words_in_the_verdict(team, tmp_path):
     record = team.copy(tmp_path)
-    settings = retrain.settings(Record(record), 0) | {"ITERATIONS": "none"}
-    with retrain.run_room(Record(record), team.data, settings) as done:
+    settings = training.settings(Record(record), 0) | {"ITERATIONS": "none"}
+    with training.training_sandbox(Record(record), team.data, settings) as done:
         pass
     assert done.code == 1 and "train_gpt.py: ITERATIONS='none'" in done.said, done
 
@@ -302,7 +302,7 @@ def test_a_machine_with_fewer_gpus_than_the_track_s_trains_nothing(monkeypatch):
     track = load_track(helpers.ROOT / "records/track_10min_16mb")
     monkeypatch.setattr(Path, "glob", lambda path, pattern: iter(["/dev/nvidia0"]))
     with pytest.raises(VerifierError, match="trains on 8 CUDA GPUs, this machine has 1"):
-        retrain.need_devices(track)
+        training.need_devices(track)
 
 
 # --- sizes ------------------------------------------------------------------------------------------------
@@ -362,7 +362,7 @@ def test_the_file_tells_its_command_and_its_texts(kit, written):
     sizes = [len(text_of(kit[1], split)) for split in ("val", "train")]
     assert [value["val_bytes"], value["train_bytes"]] == sizes
     printed = [line for line in said.splitlines() if "bits per byte" in line]
-    assert printed == [str(Yardstick(**row)) for row in value["rows"]]
+    assert printed == [str(ReferenceCompressor(**row)) for row in value["rows"]]
 
 
 def test_what_cannot_be_measured_is_skipped(kit, monkeypatch):
@@ -414,7 +414,10 @@ def test_the_board_shows_them(track, written):
         ({"val_sha256": "ab" * 32}, "measured a text of sha256 abab"),
         ({"rows": []}, "'rows' is no list of whole rows"),
         ({"rows": [{"name": "zlib"}]}, "'rows' is no list of whole rows"),
-        ({"rows": [dict(zip(Yardstick.__annotations__, "abcdef"))]}, "'rows' is no list of whole rows"),
+        (
+            {"rows": [dict(zip(ReferenceCompressor.__annotations__, "abcdef"))]},
+            "'rows' is no list of whole rows",
+        ),
     ],
 )
 def test_the_board_refuses_those_of_another_text_and_damaged_ones(track, change, message):

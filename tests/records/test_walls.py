@@ -26,7 +26,7 @@ from records.sandbox import bubblewrap, filesystem, installation, predictor
 from records.sandbox.installation import Files, beside, bytecode, compiled
 from records.sandbox.limits import Limits, Watchdog
 from records.sandbox.predictor import Mode, watched
-from records.verify.retrain import last_words
+from records.verify.training import last_words
 from tests.kit import helpers
 
 sandboxed = pytest.mark.sandbox

@@ -2,7 +2,7 @@
 
     python training.py SETTINGS DEVICES    a process for each device
 
-SETTINGS is the script's environment as a JSON object. records/verify/retrain.py starts it.
+SETTINGS is the script's environment as a JSON object. records/verify/training.py starts it.
 """
 
 import json

@@ -1,1 +1,0 @@
-"""A Ray cluster: how commands reach its nodes, and what travels there."""

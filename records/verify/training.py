@@ -1,0 +1,272 @@
+"""The training sandbox: a record's script trains once more where it can see nothing but the training text.
+
+It holds the record's script, the training shards, the tokenizer, the packages of the track and a folder to
+write to. It holds no validation text, no artifact, no network and no other file. So the artifact that comes
+out of it was made from the script and the training text alone.
+
+A training is charged operations for its processor seconds, whatever spent them: numpy, C or torch. What its
+log says of them is not believed.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from data.command import QUIET, DataError, printable
+from data.files import sha256
+from data.shards import Tokenizer, without_some
+from records.archive.checks import Check, VerifierError, check, skip
+from records.archive.record import MAX_FILE, Record
+from records.archive.runs import ARTIFACT, SCRIPT, ClaimedRun, cpuinfo, parse_run, this_machine
+from records.archive.tracks import Track, tokenizer_path
+from records.sandbox.inside import training as program
+from records.sandbox.jobs import processor_speed
+from records.sandbox.limits import Limits, Watchdog
+from records.sandbox.predictor import Mode, on_this_machine, watched
+from records.verify.papers import check_flops
+
+RUN = Path("logs/room")  # the run's folder in the sandbox's /room/work
+SETUP_SECONDS = 600  # beside the track's: to start, compile and write the artifact
+# What a processor second is charged, over the products that a core makes in one. By its verdict the steps of
+# 2026-11-26_Windows-OwnValue, the preset with two changes, made 129.3 GFLOP where products made 154.3.
+WORK = 0.84
+SLACK = 1.5  # how much of the track's operations a training may be charged, its start included
+ONE_CORE = 64  # size of products that no library shares among threads, whose waiting takes processor seconds
+SPEED_EVERY = 60  # seconds
+MOST_LEFT = 1 << 30  # bytes that a run may leave in one file, and a quarter of those in all
+# beside our own errors, whatever numbers and names of a stranger lead to
+OF_THE_RECORD = (DataError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError)
+HEADER = 1024  # bytes of a shard before its tokens
+HOSTS = b"127.0.0.1 localhost sandbox\n"  # by which a script's processes find each other
+
+
+# --- what it is given -------------------------------------------------------------------------------------
+
+
+def settings(record: Record, seed: int) -> dict[str, str]:
+    """The script's environment: the settings of the record's run, and the paths in the sandbox."""
+    run = record.runs.get(seed) or next(iter(record.runs.values()))  # a fresh seed's are those of the others
+    native = record.track["device"] == "cuda" or {"avx512_bf16", "amx_bf16"} & set(cpuinfo("flags").split())
+    given = run.given | {
+        "DATA_PATH": "/room/data",
+        "TOKENIZER_PATH": "/room/tokenizer.model",
+        "SEED": str(seed),
+        "RUN_ID": RUN.name,
+        # a processor that must emulate bfloat16 would take days
+        "DTYPE": "bfloat16" if native and run.about.get("dtype") == "bfloat16" else "float32",
+    }
+    threads = run.about.get("threads")
+    alike = run.about.get("processor") == cpuinfo("model name")
+    if alike and threads in map(str, range(1, os.cpu_count() + 1)):
+        given["OMP_NUM_THREADS"] = threads  # bits depend on it
+    return given
+
+
+def need_devices(track: Track) -> None:
+    """Raises VerifierError where this machine has fewer GPUs than the track's."""
+    found = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    if track["device"] == "cuda" and found < track.devices:
+        raise VerifierError(f"{track.name} trains on {track.devices} CUDA GPUs, this machine has {found}")
+
+
+def training_files(record: Record, data: Path) -> dict[str, Path]:
+    """The training text and the tokenizer, by their names in the sandbox. Raises VerifierError."""
+    dataset = record.track.dataset
+    folder = data / "datasets" / dataset["name"]
+    shards = sorted(folder.glob("*_train_*.bin"))
+    headers = hashlib.sha256()
+    for path in shards:
+        with open(path, "rb") as file:
+            headers.update(file.read(HEADER))
+    if not shards or dataset["logged_train_sha256"] not in (None, headers.hexdigest()):
+        mend = "python -m data prepare demo makes the demo's"
+        raise VerifierError(f"{folder}: has not the track's training shards; {mend}")
+    tokenizer = tokenizer_path(record.track, data)
+    if not tokenizer.exists():
+        raise VerifierError(f"{tokenizer}: is missing, and no seed can be trained without it")
+    return {"tokenizer.model": tokenizer, **{f"data/{path.name}": path for path in shards}}
+
+
+def sandbox_files(record: Record, data: Path, lacking: int | None) -> dict[str, Path | bytes]:
+    """All that it holds, by path. `lacking`: the seed that draws the documents which the text lacks."""
+    given: dict[str, Path | bytes] = {**training_files(record, data)}
+    if lacking is not None:
+        tokenizer = Tokenizer(given["tokenizer.model"])
+        for name in [name for name in given if name.startswith("data/")]:
+            given[name] = without_some(given[name], tokenizer, lacking)
+    given |= {SCRIPT: record.path / SCRIPT, "training.py": Path(program.__file__)}
+    return {f"/room/{name}": source for name, source in given.items()} | {"/etc/hosts": HOSTS}
+
+
+# --- the process ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Training:
+    work: Path  # the folder that it wrote to
+    code: int
+    said: str  # the last of it, or what ended it
+    seconds: float
+    processor_seconds: float  # of all its cores
+    speeds: tuple[float, float, float]  # operations in a processor second of products: least, mean, greatest
+    limits: str  # who counted: "cgroup v1", "cgroup v2" or "watchdog"
+
+
+@contextlib.contextmanager
+def training_sandbox(
+    record: Record, data: Path, given: dict[str, str], lacking: int | None = None
+) -> Iterator[Training]:
+    """Run the record's script to its end; what it left can be read until the block ends.
+
+    `lacking`: the seed that draws the documents which its training text lacks; None: it lacks none.
+    Raises NoSandbox, VerifierError.
+    """
+    track = record.track
+    need_devices(track)
+    seconds = SETUP_SECONDS + track["train_seconds"]
+    limits = Limits(
+        memory=track.devices * Limits.memory,
+        tasks=track.devices * Limits.tasks,
+        processor=os.cpu_count() * seconds,
+        seconds=seconds,
+        output=16 << 20,
+        files=MOST_LEFT,
+    )
+    mode = Mode(track["device"], hidden=(data / "datasets",))
+    files = sandbox_files(record, data, lacking)
+    python = [os.path.abspath(sys.executable), "-I", "-B", "/room/training.py"]
+    words = [*python, json.dumps(given), str(track.devices)]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with on_this_machine(sees_text=False):
+        speeds = [processor_speed(ONE_CORE)]
+        with watched(words, files, track["imports"], mode, limits, **pipes) as watchdog:
+            for _ in waiting(watchdog, f"seed {given.get('SEED')} trains"):
+                if time.monotonic() - watchdog.began > len(speeds) * SPEED_EVERY:
+                    speeds.append(processor_speed(ONE_CORE))
+            watchdog.stop()
+            watchdog.check_machine()
+            wall = time.monotonic() - watchdog.began
+            speeds.append(processor_speed(ONE_CORE))
+            yield Training(
+                work=watchdog.space / "work",
+                code=watchdog.process.returncode or int(bool(watchdog.verdict)),
+                said=last_words(watchdog),
+                seconds=round(wall, 1),
+                processor_seconds=round(watchdog.seconds, 1),
+                speeds=(min(speeds), statistics.fmean(speeds), max(speeds)),
+                limits=watchdog.kind,
+            )
+
+
+def waiting(watchdog: Watchdog, what: str) -> Iterator[None]:
+    """Until the process ends, five times a second. Its seconds and its last step are shown on stderr.
+
+    A terminal has them in one line, a file in a line every QUIET seconds.
+    """
+    shown = 0.0
+    with tqdm(bar_format="{desc}", leave=False, disable=None) as bar:
+        while watchdog.process.poll() is None:
+            seconds = time.monotonic() - watchdog.began
+            steps = re.findall(rb"\bstep:[0-9/]+", watchdog.tail)
+            where = f"{what}: {seconds:.0f} s {steps[-1].decode() if steps else ''}".rstrip()
+            bar.set_description_str(where)
+            if bar.disable and seconds - shown >= QUIET:
+                shown = seconds
+                print(where, file=sys.stderr, flush=True)
+            yield
+            time.sleep(0.2)
+
+
+def last_words(watchdog: Watchdog) -> str:
+    """What ended a process, or what it said last, and whether it had no room for its files."""
+    said = watchdog.verdict[1] if watchdog.verdict else watchdog.tail.decode(errors="replace")[-300:]
+    space = os.statvfs(watchdog.space)
+    if not space.f_bavail or not space.f_favail:
+        size = space.f_blocks * space.f_frsize
+        said = f"all of its {size} bytes or {space.f_files} files are used: {said}"
+    return printable(said)
+
+
+# --- what it left -----------------------------------------------------------------------------------------
+
+
+def read_below(folder: Path, name: Path, most: int) -> bytes:
+    """A plain file of at most so many bytes that an ended process left, behind no link. Raises DataError."""
+    path = folder / name
+    if os.path.realpath(path) != os.path.join(os.path.realpath(folder), name) or not path.exists():
+        raise DataError(f"the run left no {name}")
+    if not path.is_file() or path.stat().st_size > most:
+        raise DataError(f"the run left a {name} that is no plain file of at most {most} bytes")
+    return path.read_bytes()
+
+
+def run_of(work: Path) -> ClaimedRun:
+    """What the run in the sandbox's folder says of itself. Raises DataError."""
+    log = read_below(work, RUN / "train.log", MAX_FILE[".log"])
+    metrics = read_below(work, RUN / "metrics.jsonl", MAX_FILE[".jsonl"])
+    return parse_run("the training", log, metrics)
+
+
+def train(record: Record, seed: int, data: Path, folder: Path, lacking: int | None = None) -> dict:
+    """Train a seed; what came of it, its artifact in `folder`. Raises NoSandbox, VerifierError."""
+    track = record.track
+    with training_sandbox(record, data, settings(record, seed), lacking) as ended:
+        found = asdict(ended) | {"wrong": "", "processor": this_machine()["processor"]}
+        del found["work"]
+        if ended.code:
+            return found
+        try:
+            blob = read_below(ended.work, RUN / ARTIFACT, track["budget_bytes"])
+            run = run_of(ended.work)
+            (folder / ARTIFACT).write_bytes(blob)
+            found |= {
+                "artifact_sha256": sha256(blob),
+                "artifact_bytes": len(blob),
+                "train_flops": run.value("train_flops") if track.counts_flops else None,
+                "train_seconds": run.seconds_before_last_step(),
+            }
+        except OF_THE_RECORD as error:
+            found["wrong"] = str(error)
+    return found
+
+
+def check_ended(name: str, found: dict) -> Check:
+    """Whether a training came to its end and left what it should."""
+    good = not found["code"] and not found["wrong"]
+    reason = "" if good else f": {found['wrong'] or found['said']}"
+    took = f"{found['seconds']} s, {found['processor_seconds']} of processors"
+    return check(name, good, f"{took}, exit code {found['code']}, expected 0{reason}")
+
+
+def check_work(track: Track, found: dict) -> Iterator[Check]:
+    """Operations as logged, and as charged for a training's processor seconds by this machine's speeds.
+
+    It fails if it was charged too much at the least of them, and passes if it was not at their mean. Nothing
+    is checked where the track limits no operations.
+    """
+    if not track.counts_flops:
+        return
+    yield check_flops(track, found["train_flops"])
+    processor = found["processor_seconds"]
+    limit = SLACK * track["train_flops"]
+    low, mean, high = found["speeds"]
+    charged = WORK * mean * processor
+    text = (
+        f"{charged:.4g} operations are charged for {processor:.1f} processor seconds, at {WORK} of products, "
+        f"{low / 1e9:.1f} to {high / 1e9:.1f} GFLOP/s, expected {limit:.4g} at most"
+    )
+    if charged > limit >= WORK * low * processor:
+        yield skip("work", f"{text}; the machine's speed varies too much to tell: again, when it is quiet")
+    else:
+        yield check("work", charged <= limit, text)
