@@ -120,7 +120,7 @@ def finished(job: Job, corpus_sha256: str | None) -> dict | None:
     except DataError as error:
         mend = shell("rm", "-r", job.target)
         raise DataError(f"{error}; {mend} and the same command makes it anew") from error
-    say(f"{job.target}: is whole, made by the same command")
+    say(f"{job.target}: is whole, made from the same documents")
     return manifest
 
 
@@ -245,7 +245,7 @@ def report(job: Job, manifest: dict) -> None:
             f"warning: a score depends on one document, which has more than {LARGE:.0%} of the validation "
             f"text: --val-max-bytes leaves large ones to training, {more}"
         )
-    say("To train on it:")
+    say("To train on it; with PRESET=minute before it, for a minute:")
     say(training_command(job.target, job.tokenizer, job.plan.vocab_size))
 
 

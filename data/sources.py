@@ -337,7 +337,7 @@ def checked(text: bytes, where: str, start: int = 0, mend: str = "") -> bytes | 
     except UnicodeDecodeError as error:
         return DataError(
             f"{where}: byte {start + error.start} is {text[error.start]:#04x}, expected UTF-8 "
-            f"({error.reason}); iconv -t UTF-8 converts other encodings"
+            f"({error.reason}); iconv -f LATIN1 -t UTF-8 FILE > NEW converts Latin-1"
         )
     return text
 

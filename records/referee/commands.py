@@ -15,14 +15,17 @@ from data import door
 from data.command import DataError, UsageError
 from data.files import read_bytes, write_whole
 from records.archive.checks import Check
+from records.archive.ranks import best_before
 from records.archive.record import is_address
 from records.archive.runs import is_own
-from records.archive.tracks import DATA
+from records.archive.tracks import DATA, NOTHING, Track, read_reference_compressors
 from records.referee import coder, scoring
 from records.referee.sample import sample as sampled
 from records.referee.text import load_tokenizer, validation_text
 from records.sandbox import NoSandbox, SandboxError, bubblewrap
 from records.sandbox.jobs import PredictorJob, find_job
+
+NEWEST = "9999-12-31"  # a name behind those of all records
 
 # --- a record ---------------------------------------------------------------------------------------------
 
@@ -94,14 +97,27 @@ def print_all(lines: Iterable) -> int:
     return 1 if failed else 0
 
 
+def beside(track: Track) -> Iterator[str]:
+    """What others need for the same text: well-known compressors, and the track's first place."""
+    rows = [row for row in read_reference_compressors(track) if row.after == NOTHING]
+    first = best_before(track, NEWEST) if rows else None
+    found = {row.name: row.bits_per_byte for row in rows} | ({first.name: first.mean} if first else {})
+    if found:
+        yield "beside: " + ", ".join(f"{name} {bpb:.4f}" for name, bpb in found.items())
+
+
 @click.command(cls=door.Command)
 @on_a_record
 @click.option("--second", type=Path, help="second text: a JSON string a line, one for a document")
 def score(**place: Any) -> int:
-    """Score the track's validation text and a second text. Exit code 1 if a check fails."""
+    """Score the track's validation text and a second text. Exit code 1 if a check fails.
+
+    The last line is what compressors and the track's first place need for the same text.
+    """
     with job_of(**place) as job:
         text = validation_text(job.track, place["data"])
-        return print_all(scoring.referee(job, text, False, np.random.default_rng()))
+        lines = scoring.referee(job, text, False, np.random.default_rng())
+        return print_all(itertools.chain(lines, beside(job.track)))
 
 
 SEED = click.IntRange(0)
