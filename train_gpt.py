@@ -1094,7 +1094,7 @@ def open_run(s: Settings, about: Facts, scripts: Facts) -> tuple[Path, Arrays, F
                 continue
             found = f"{name.upper()}={format_value(now)}: {folder} was begun with {format_value(was)}"
             if kind != "environment":
-                raise (DataError if kind == "sha256" else SettingError)(f"{found}; choose another RUN_ID")
+                raise (DataError if kind == "sha256" else SettingError)(f"{found}; give that or a new RUN_ID")
             notes.append(f"note: {found}, so other bits may follow")
     os.truncate(metrics, min(facts.get("metrics_bytes", 0), len(events)))  # steps again
     for name, blob in (scripts | {"config.json": json.dumps(about, indent=1).encode()}).items():

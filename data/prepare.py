@@ -234,7 +234,7 @@ def report(job: Job, manifest: dict) -> None:
     size = sum(shard["bytes"] for shard in val)
     largest = manifest["validation"]["largest_document"]
     say(f"validation text: the largest of {documents:,} documents has {largest:.1%} of the bytes")
-    more = "--val-docs and --val-fraction take more"
+    more = "--val-docs and --val-fraction take more; plain text gives more documents by --separator ''"
     if documents < FEW_DOCUMENTS or size < FEW_BYTES:
         say(
             f"warning: the validation text is small (documents: {documents}, bytes: {size}); below "

@@ -116,13 +116,16 @@ class ClaimedRun:
         text = self.final[name]
         if name not in NUMBERS:
             return text
+        part = " of the whole text: train with VAL_TOKENS_LIMIT=0" if text.endswith(" partial") else ""
+        wrong = DataError(f"{self.name}: '{name}: {text[:99]}', expected a number{part}")
         try:
             value = NUMBERS[name](text)
-            if math.isfinite(value) and re.fullmatch(r"[0-9][0-9.e+-]*", text):  # '1_0' is 10 for Python
-                return value
+            finite = math.isfinite(value)
         except (ValueError, OverflowError):
-            pass
-        raise DataError(f"{self.name}: '{name}: {text[:99]}', expected a number")
+            raise wrong from None
+        if not finite or not re.fullmatch(r"[0-9][0-9.e+-]*", text):  # '1_0' is 10 for Python
+            raise wrong
+        return value
 
     def seconds_before_last_step(self) -> float:
         """Training seconds before the last step: a run may finish the step in which its time is up.

@@ -16,7 +16,7 @@ from records.board.entries import Entry, best_and_path, load_entries
 from records.board.ladder import draw_ladder, points
 from records.board.look import MANY, OTHER, PICTURE, finished
 
-FIT = "campaigns/scaling.json"  # written by records sweep --law
+FIT = "campaigns/scaling.json"  # written by records sweep --scaling
 BASELINE = "Par"  # what every record has to beat
 SIZE = {"width": 620, "height": 260}  # pixels
 POINTS = 150  # of a curve's means

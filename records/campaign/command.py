@@ -155,6 +155,8 @@ def try_script(args: SimpleNamespace) -> int:
             say(f"pair {len(differences)} of {args.pairs} at most: {found}")
     if found.over:
         say("the artifact is over its budget of bytes, and HEAD's is not")
+    if not any(differences):
+        say(f"all pairs are alike: if PRESET={args.preset} sets what was edited, --preset names another")
     say(found.json() if args.as_json else f"verdict: {found.verdict} {found}")
     return CODES[found.verdict]
 

@@ -45,7 +45,8 @@ def mfu_among(runs: list[Metrics]) -> Callable[[Metrics], float | None]:
         return [run.environment.get(name) for name in MACHINE]
 
     def mfu(run: Metrics) -> float | None:
-        peaks = [one.own_peak for one in runs if one.own_peak and machine(one) == machine(run)]
+        alike = [one for one in runs if machine(one) == machine(run)]
+        peaks = [one.own_peak for one in alike if one.own_peak]
         ranks = count(run.environment.get("ranks")) or 1
         rate = over(run.flops_per_step, run.step_seconds)
         return over(rate and 100 * rate / ranks, max(peaks, default=None))
@@ -58,7 +59,8 @@ def measures(runs: list[Metrics]) -> list[Measure]:
     loss = {"unit": "nats", "form": ".4f", "good": -1, "judged": False}
     text = ("val_bytes", "tokenizer_sha256")
     noise = find_noise(runs)
-    bits = {"form": ".4f", "good": -1, "needs": ("val_bytes",), "noise": noise}
+    bits = {"form": ".4f", "good": -1, "noise": noise}
+    bits["needs"] = ("val_bytes",)
     ratio = {"relative": True, "noise": 0.05, "least": 0.01}
     # two runs of one program lie 5 % apart, or what their speed wandered within a run
     wander = max(run.wander for run in runs)

@@ -15,17 +15,15 @@ from data import door
 from data.command import DataError, UsageError
 from data.files import read_bytes, write_whole
 from records.archive.checks import Check
-from records.archive.ranks import best_before
 from records.archive.record import is_address
 from records.archive.runs import is_own
 from records.archive.tracks import DATA, NOTHING, Track, read_reference_compressors
+from records.archive.verdicts import read_verdicts
 from records.referee import coder, scoring
 from records.referee.sample import sample as sampled
 from records.referee.text import load_tokenizer, validation_text
 from records.sandbox import NoSandbox, SandboxError, bubblewrap
 from records.sandbox.jobs import PredictorJob, find_job
-
-NEWEST = "9999-12-31"  # a name behind those of all records
 
 # --- a record ---------------------------------------------------------------------------------------------
 
@@ -98,10 +96,13 @@ def print_all(lines: Iterable) -> int:
 
 
 def beside(track: Track) -> Iterator[str]:
-    """What others need for the same text: well-known compressors, and the track's first place."""
+    """What others need for the same text: well-known compressors, and the best record that was judged."""
     rows = [row for row in read_reference_compressors(track) if row.after == NOTHING]
-    first = best_before(track, NEWEST) if rows else None
-    found = {row.name: row.bits_per_byte for row in rows} | ({first.name: first.mean} if first else {})
+    found = {row.name: row.bits_per_byte for row in rows}
+    verdicts = read_verdicts(track.folder) if rows else {}
+    ranked = {name: its["judged"]["mean"] for name, its in verdicts.items() if its["verdict"] == "ranked"}
+    for name in sorted(ranked, key=ranked.get)[:1]:
+        found[name] = ranked[name]
     if found:
         yield "beside: " + ", ".join(f"{name} {bpb:.4f}" for name, bpb in found.items())
 
@@ -112,7 +113,7 @@ def beside(track: Track) -> Iterator[str]:
 def score(**place: Any) -> int:
     """Score the track's validation text and a second text. Exit code 1 if a check fails.
 
-    The last line is what compressors and the track's first place need for the same text.
+    The last line is what compressors and the best judged record need for the same text.
     """
     with job_of(**place) as job:
         text = validation_text(job.track, place["data"])

@@ -94,6 +94,8 @@ def copy_files(folder: Path, runs: dict[Path, ClaimedRun], path: Path, most: int
         artifact = read_bytes(run_artifact(source))
         if len(artifact) < most:
             (folder / f"model_seed{seed}.ptz").write_bytes(artifact)
+        else:
+            print(f"{source}: its artifact is left out, since the track's artifact_below is {most}")
 
 
 def score(folder: Path, source: Path, args: FreezeOptions) -> float:
