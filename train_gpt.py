@@ -19,7 +19,6 @@ import difflib
 import fcntl
 import functools
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -30,7 +29,7 @@ import time
 import timeit
 import types
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -210,7 +209,7 @@ def dataset_settings(folder: Path) -> Facts:
 def check_settings(s: Settings) -> None:
     """Refuse values that are possible alone but not together. Raises SettingError."""
     unit = s.batch_slots * s.train_seq_len
-    step = step_flops(s, s.train_seq_len, s.batch_slots)
+    step = step_flops(s)
     for name, valid, takes in (
         ("num_heads", s.model_dim % (2 * s.num_heads) == 0, f"a divisor of half of MODEL_DIM={s.model_dim}"),
         ("num_kv_heads", s.num_heads % s.num_kv_heads == 0, f"a divisor of NUM_HEADS={s.num_heads}"),
@@ -288,13 +287,9 @@ def draw(param: Param, seed: int) -> np.ndarray:
     return unit * np.float32(param.scale)
 
 
-class Step(NamedTuple):  # what one optimizer step consists of, and what was before it
+class Step(NamedTuple):  # what differs from one optimizer step to the next
     number: int  # from 0
-    seq_len: int  # tokens of a sequence; divides those of a slot
-    slots: int  # of the batch; the number of ranks divides it
-    slots_before: int
-    flops: int
-    progress: float  # from 0 to 1: the larger share of ITERATIONS and of MAX_FLOPS
+    lr_mul: float  # times the rate of each parameter
     momentum: float  # Muon's
 
 
@@ -303,38 +298,26 @@ class Plan:
 
     def __init__(self, s: Settings) -> None:
         self.s = s
-        # Until which share of the progress, seq_len, slots: a row for each shape of a step.
-        self.stages = [(1.0, s.train_seq_len, s.batch_slots)]
-        self.num_steps = sum(1 for _ in self.steps()) if s.max_flops else s.iterations
+        self.flops = step_flops(s)  # of each step
+        self.num_steps = s.iterations
+        if s.max_flops:
+            self.num_steps = min(s.iterations, int(s.max_flops // self.flops))
 
-    def steps(self) -> Iterator[Step]:
+    def step(self, number: int, elapsed: float = 0.0) -> Step:
+        """Its rate: a linear rise, constant, a linear fall to 0 over the last part of the run."""
         s = self.s
-        slots_before, flops_before = 0, 0
-        flops_of = functools.cache(functools.partial(step_flops, s))
-        for number in range(s.iterations):
-            progress = max(number / s.iterations, flops_before / (s.max_flops or math.inf))
-            seq_len, slots = next(shape for until, *shape in self.stages if progress < until or until == 1)
-            flops = flops_of(seq_len, slots)
-            if s.max_flops and flops_before + flops > s.max_flops:
-                break
-            risen = min(1.0, number / s.muon_momentum_warmup_steps) if s.muon_momentum_warmup_steps else 1.0
-            momentum = (1 - risen) * s.muon_momentum_warmup_start + risen * s.muon_momentum
-            yield Step(number, seq_len, slots, slots_before, flops, progress, momentum)
-            slots_before += slots
-            flops_before += flops
-
-    def lr_multiplier(self, step: Step, elapsed: float) -> float:
-        """Linear rise, constant, linear fall to 0 over the last part of the run."""
-        s = self.s
-        progress = max(step.progress, elapsed / (s.max_wallclock_seconds or math.inf))
+        clock = elapsed / (s.max_wallclock_seconds or math.inf)
+        progress = max(number / s.iterations, number * self.flops / (s.max_flops or math.inf), clock)
         # A share of the run, so a slow machine, too, has its full rate before the fall begins.
         part = s.warmdown_iters if s.warmdown_iters < 1 else s.warmdown_iters / s.iterations
-        rise = min(1.0, (step.number + 1) / max(s.lr_warmup_steps, 1))
+        rise = min(1.0, (number + 1) / max(s.lr_warmup_steps, 1))
         fall = min(1.0, max(0.0, 1.0 - progress) / part) if part else 1.0
-        return rise * fall
+        risen = min(1.0, number / s.muon_momentum_warmup_steps) if s.muon_momentum_warmup_steps else 1.0
+        momentum = (1 - risen) * s.muon_momentum_warmup_start + risen * s.muon_momentum
+        return Step(number, rise * fall, momentum)
 
 
-def step_flops(s: Settings, seq_len: int, slots: int) -> int:
+def step_flops(s: Settings) -> int:
     """Operations of a step: 2 m n k a product, forward, backward and of one optimizer."""
     # A weight is in three products of a token, a query with a key in six.
     weights = s.vocab_size * s.model_dim  # of the output matrix
@@ -347,11 +330,12 @@ def step_flops(s: Settings, seq_len: int, slots: int) -> int:
             products = 4 * short * short * long + 2 * short**3
             newton_schulz += s.num_layers * products
     # A block of queries meets its own keys, and those that its first query sees before it.
-    starts = np.arange(0, seq_len, query_block(s.num_heads // s.num_kv_heads))
-    sizes = np.diff(starts, append=seq_len)
+    starts = np.arange(0, s.train_seq_len, query_block(s.num_heads // s.num_kv_heads))
+    sizes = np.diff(starts, append=s.train_seq_len)
     pairs = sum(int(sizes @ (sizes + np.minimum(starts, window))) for window in s.windows)
-    sequence = 6 * weights * seq_len + 12 * s.model_dim * pairs
-    return int(slots * s.slot_tokens // seq_len) * sequence + s.muon_backend_steps * newton_schulz
+    sequence = 6 * weights * s.train_seq_len + 12 * s.model_dim * pairs
+    sequences = s.train_batch_tokens // s.train_seq_len
+    return int(sequences * sequence + s.muon_backend_steps * newton_schulz)
 
 
 # --- model: B batch, T tokens, D width, H heads, G kv heads, R = H / G, K head width, V vocab
@@ -366,7 +350,8 @@ Rope = tuple[Tensor, Tensor]
 def rms_norm(x: Tensor) -> Tensor:
     """x / sqrt(mean(x^2) + eps) over the last dimension, float32 (Zhang and Sennrich 2019)."""
     x = x.float()
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + NORM_EPS)
+    mean_square = x.square().mean(-1, keepdim=True)
+    return x * torch.rsqrt(mean_square + NORM_EPS)
 
 
 def rope_tables(s: Settings, device: torch.device, length: int) -> Rope:
@@ -382,14 +367,15 @@ def rope_tables(s: Settings, device: torch.device, length: int) -> Rope:
 def norm_and_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """RMS-normalise each head and turn its pairs, one of each half, by the position."""
     x = rms_norm(x)
-    swapped = x.view(*x.shape[:-1], 2, -1).flip(-2).flatten(-2)  # quicker than to cut and join
+    halves = torch.unflatten(x, -1, (2, -1))
+    swapped = halves.flip(-2).flatten(-2)  # quicker than to cut and join
     return x * cos + swapped * sin
 
 
 def attention(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, window: float) -> Tensor:
     """Causal softmax attention to the last `window` keys, scale 1 / sqrt(K): of q's shape."""
     # R queries share a key (Ainslie et al. 2023); windows are of Beltagy et al. 2020.
-    batch, tokens, _, heads_per_key, width = q_BTGRK.shape
+    _, tokens, _, heads_per_key, width = q_BTGRK.shape
     if q_BTGRK.device.type != "cuda" or q_BTGRK.dtype == torch.float32 or width % 8:
         return attention_by_blocks(q_BTGRK, k_BTGK, v_BTGK, window)
     if window >= tokens:
@@ -399,9 +385,9 @@ def attention(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, window: float) ->
     # FlashAttention 2 (Dao 2023). In torch 2.11 its heads share no keys: these are copied.
     from torch.nn.attention.varlen import varlen_attn  # here, for it takes a second to load
 
-    ends = torch.arange(0, (batch + 1) * tokens, tokens, dtype=torch.int32, device=q_BTGRK.device)
-    k, v = (x.flatten(0, 1).repeat_interleave(heads_per_key, dim=1) for x in (k_BTGK, v_BTGK))
     q = q_BTGRK.flatten(2, 3).flatten(0, 1)
+    k, v = (x.flatten(0, 1).repeat_interleave(heads_per_key, dim=1) for x in (k_BTGK, v_BTGK))
+    ends = torch.arange(0, len(q) + 1, tokens, dtype=torch.int32, device=q.device)
     y = varlen_attn(q, k, v, ends, ends, tokens, tokens, window_size=(int(window) - 1, 0))
     return y.view_as(q_BTGRK)  # type: ignore[union-attr]
 
@@ -426,7 +412,8 @@ def attention_by_blocks(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, window:
         queries = q_BGtRK.flatten(2, 3).flatten(0, 1)  # R heads as rows of one product
         keys = k_BGTK[:, :, begin:end].flatten(0, 1)
         values = v_BGTK[:, :, begin:end].flatten(0, 1)
-        scores = torch.bmm(queries, keys.mT).float().view(-1, *q_BGtRK.shape[2:4], end - begin)
+        scores = torch.bmm(queries, keys.mT).float()
+        scores = torch.unflatten(scores, 1, q_BGtRK.shape[2:4])
         scores = scores.where(seen_t1S, -math.inf).flatten(1, 2)
         largest = scores.detach().amax(-1, keepdim=True)
         weight = torch.exp2(scores - largest).to(values.dtype)
@@ -440,7 +427,8 @@ class Cache:
     """What one layer keeps of the tokens before: keys and values, a ring of T positions."""
 
     def __init__(self, s: Settings, rows: int, machine: Machine, window: float) -> None:
-        shape = (rows, s.num_kv_heads, int(min(window, s.eval_window)), s.head_dim)  # BGTK
+        length = int(min(window, s.eval_window))
+        shape = (rows, s.num_kv_heads, length, s.head_dim)  # BGTK
         self.keys = torch.empty(shape, dtype=machine.dtype, device=machine.device)
         self.values = torch.empty_like(self.keys)
         self.last_key: Tensor | None = None  # [B, 1, G, K] of the token before, unmixed
@@ -452,7 +440,8 @@ class Cache:
         self.keys[:, :, place] = k_BTGK[:, 0]
         self.values[:, :, place] = v_BTGK[:, 0]
         self.position += 1
-        keys, values = self.keys[:, :, : self.position], self.values[:, :, : self.position]
+        keys = self.keys[:, :, : self.position]
+        values = self.values[:, :, : self.position]
         return F.scaled_dot_product_attention(q_BTGRK[:, 0], keys, values)[:, None]
 
 
@@ -477,14 +466,16 @@ def remove_own_value(y_BTGRK: Tensor, v_BTGK: Tensor) -> Tensor:
 def attend(s: Settings, x: Tensor, rope: Rope, w: Weights, window: float, cache: Cache | None) -> Tensor:
     """The attention of a block, [B, T, D] in the compute dtype to the same."""
     cos, sin = rope
-    qkv = F.linear(x, w["qkv"]).view(*x.shape[:2], -1, s.head_dim)
-    q, k, v = torch.split(qkv, [s.num_heads, s.num_kv_heads, s.num_kv_heads], dim=2)
-    q = q.reshape(*x.shape[:2], s.num_kv_heads, -1, s.head_dim)  # Inductor needs G, R
+    heads = [s.num_heads, s.num_kv_heads, s.num_kv_heads]
+    qkv = torch.unflatten(F.linear(x, w["qkv"]), 2, (-1, s.head_dim))
+    q, k, v = torch.split(qkv, heads, dim=2)
+    q = torch.unflatten(q, 2, (s.num_kv_heads, -1))
     # Norms keep logits small (Henry et al. 2020); a gain for each head sharpens them.
     gain = w["q_gain"].view(s.num_kv_heads, -1, 1)
     q = norm_and_rotate(q, cos[:, None], sin[:, None]) * gain
     if "key_shift" in w:
-        k = kv_shift(k, w["key_shift"].view(s.num_kv_heads, -1), cache)
+        share = w["key_shift"].view(s.num_kv_heads, -1)
+        k = kv_shift(k, share, cache)
     k = norm_and_rotate(k, cos, sin)
     q, k = q.to(x.dtype), k.to(x.dtype)
     y = cache.attend(q, k, v) if cache else attention(q, k, v, window)
@@ -512,7 +503,8 @@ def block(s: Settings, x: Tensor, x0: Tensor, rope: Rope, w: Weights, window: fl
 
 def head_logits(x: Tensor, matrix: Tensor, softcap: float, dtype: torch.dtype) -> Tensor:
     """[..., D] -> float32[..., V]: norm, product in dtype, c tanh(z / c) (Gemma 2, 2024)."""
-    z = F.linear(rms_norm(x).to(dtype), matrix.to(dtype)).float()
+    x = rms_norm(x).to(dtype)
+    z = F.linear(x, matrix.to(dtype)).float()
     # tanh as m / (m + 2): torch's makes floppy's step 1.2 % slower (AMD EPYC, two cores).
     m = torch.expm1((z * (2 / softcap)).clamp(max=80.0))
     return softcap * (m / (m + 2))
@@ -560,7 +552,8 @@ class GPT:
         end = start + ids.size(1)
         cos, sin = self.positions(1 << end.bit_length())  # of few lengths: few tables
         rope = cos[start:end], sin[start:end]
-        x0 = rms_norm(F.embedding(ids, shared["tok_emb"])).to(self.machine.dtype)
+        embedded = F.embedding(ids, shared["tok_emb"])
+        x0 = rms_norm(embedded).to(self.machine.dtype)
         x = x0.view_as(x0)  # else the block is compiled once more, for x is x0
         half = len(layers) // 2
         outputs: list[Tensor] = []
@@ -569,7 +562,8 @@ class GPT:
                 # What the first half left, last in first out (Ronneberger et al. 2015).
                 skip = shared["skip_weight"][i - half] * outputs.pop()
                 x = (x + skip).to(x.dtype)
-            x = self.block(x, x0, rope, layer, window, caches[i] if caches else None)
+            cache = caches[i] if caches else None
+            x = self.block(x, x0, rope, layer, window, cache)
             if i < half:
                 outputs.append(x)
         return x, shared["tok_emb"]  # one matrix for input and output (Press and Wolf 2017)
@@ -616,7 +610,8 @@ class Optimizer:
         weights = model.flat.detach()
         zeros = torch.zeros_like(weights)
         matrices, rest = zeros[: self.num_matrix], zeros[self.num_matrix :]
-        self.state = {"weights": weights, "momentum": matrices, "moment1": rest, "moment2": rest.clone()}
+        self.state = {"weights": weights, "momentum": matrices}
+        self.state |= {"moment1": rest, "moment2": rest.clone()}
         rates = torch.tensor([param.lr for param in model.table])
         self.rates = rates.repeat_interleave(torch.tensor(model.sizes)).to(machine.device)
 
@@ -643,7 +638,7 @@ class Optimizer:
         return unbiased1 / (unbiased2.sqrt() + s.adam_eps), moment1, moment2
 
     @torch.no_grad()
-    def step(self, grad: Tensor, step: Step, lr_mul: float, finite: Tensor) -> None:
+    def step(self, grad: Tensor, step: Step, finite: Tensor) -> None:
         """Apply the update, unless a gradient was not finite: then nothing changes."""
         # Muon goes along Nesterov's momentum, orthogonalized (Jordan et al. 2024).
         matrix_grad, rest_grad = grad.tensor_split([self.num_matrix])
@@ -651,8 +646,9 @@ class Optimizer:
         direction = self.orthogonalize(matrix_grad.add(momentum, alpha=step.momentum))
         adam_update, moment1, moment2 = self.adam(rest_grad, step.number + 1)
         update = torch.cat([*direction, adam_update])
-        weights = self.state["weights"].addcmul(self.rates, update, value=-lr_mul)
-        for old, new in zip(self.state.values(), (weights, momentum, moment1, moment2)):
+        weights = self.state["weights"].addcmul(self.rates, update, value=-step.lr_mul)
+        new_state = weights, momentum, moment1, moment2
+        for old, new in zip(self.state.values(), new_state):
             torch.where(finite, new, old, out=old)
 
 
@@ -680,41 +676,39 @@ class Trainer:
         for name, tensor in self.optimizer.state.items():
             tensor.copy_(torch.from_numpy(arrays[name]))
 
-    def loss_and_gradient(self, batch: Tensor, seq_len: int) -> tuple[Tensor, Tensor]:
+    def loss_and_gradient(self, batch: Tensor) -> tuple[Tensor, Tensor]:
         """This rank's share of the mean loss of int64[n, slot_tokens + 1]; its gradient."""
         loss = torch.zeros((), device=self.machine.device)
         gradient = torch.zeros_like(self.model.flat)
         together = math.gcd(len(batch), max(1, MICRO_TOKENS // self.s.slot_tokens))
         for slots in torch.split(batch.to(self.machine.device), together):
-            ids = slots[:, :-1].reshape(-1, seq_len)
-            targets = slots[:, 1:].reshape(-1, seq_len)
+            ids = slots[:, :-1].reshape(-1, self.s.train_seq_len)
+            targets = slots[:, 1:].reshape(-1, self.s.train_seq_len)
             share = len(slots) / (len(batch) * self.machine.world)
             part = self.model.token_nll(ids, targets, self.machine.dtype).mean() * share
             gradient += torch.autograd.grad(part, self.model.flat)[0]
             loss += part.detach()
         return loss, gradient
 
-    def step(self, batch: Any, step: Step, lr_mul: float) -> tuple[Any, Any, Any]:
+    def step(self, batch: Any, step: Step) -> tuple[Any, Any, Any]:
         """One step on this rank's slots, int64[n, slot_tokens + 1]: loss, gradient norm, whether finite."""
-        loss, grad = self.loss_and_gradient(batch, step.seq_len)
+        loss, grad = self.loss_and_gradient(batch)
         for part in (loss, grad):
             self.machine.collective(dist.all_reduce, part, group=self.machine.reducers)
         grad_norm = grad.norm()
         finite = (loss + grad_norm).isfinite()  # if not on one rank, not in the sum
-        self.optimizer.step(grad, step, lr_mul, finite)
+        self.optimizer.step(grad, step, finite)
         return loss, grad_norm, finite
 
     def warm_up(self, plan: Plan) -> None:
-        """Compile and touch everything with dummy steps of every shape, then forget them."""
-        self.model.nll(np.zeros((self.s.eval_rows, self.s.eval_window + 1), np.int64))
-        step = next(plan.steps())
-        for _, seq_len, slots in plan.stages:
-            shape = (slots // self.machine.world, self.s.slot_tokens + 1)
-            batch = self.machine.tensor(np.zeros(shape, np.int64))
-            self.loss_and_gradient(batch, seq_len)
+        """Compile and touch everything with dummy steps, then forget them."""
+        s, slots = self.s, self.s.batch_slots // self.machine.world
+        self.model.nll(np.zeros((s.eval_rows, s.eval_window + 1), np.int64))
+        batch = self.machine.tensor(np.zeros((slots, s.slot_tokens + 1), np.int64))
+        self.loss_and_gradient(batch)
         self.machine.collective(dist.barrier, group=self.machine.patient)  # compiling may take long
-        for _ in range(self.s.warmup_steps):
-            self.step(batch, step._replace(seq_len=seq_len), 1.0)
+        for _ in range(s.warmup_steps):
+            self.step(batch, plan.step(0))
         self.reset()
 
     def sha256(self, *names: str) -> bytes:
@@ -734,8 +728,10 @@ def byte_table(tokenizer: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Bytes that a token adds, int64[vocab], after text, after control; which are control."""
     ids = range(tokenizer.vocab_size())
     control = np.array([tokenizer.is_control(i) for i in ids])
-    silent = control | [tokenizer.is_unknown(i) for i in ids]
-    first = np.array([len(text.encode()) for text in tokenizer.decode([[i] for i in ids])])
+    unknown = np.array([tokenizer.is_unknown(i) for i in ids])
+    silent = control | unknown
+    alone = tokenizer.decode([[i] for i in ids])
+    first = np.array([len(text.encode()) for text in alone])
     anchor = int(np.argmax(~silent & (first > 0)))  # text: after it no dummy prefix is dropped
     pairs = tokenizer.decode([[anchor, i] for i in ids])
     inner = np.array([len(text.encode()) for text in pairs]) - first[anchor]
@@ -748,17 +744,21 @@ def byte_table(tokenizer: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def bytes_of_tokens(tokenizer: Any, tokens: np.ndarray) -> np.ndarray:
     """Bytes of each token of a stream, int64[n]; documents begin after a control token."""
     inner, first, control = byte_table(tokenizer)
-    after_control = np.concatenate([[True], control[tokens[:-1]]])
+    after_control = np.ones(len(tokens), bool)
+    after_control[1:] = control[tokens[:-1]]
     return np.asarray(np.where(after_control, first[tokens], inner[tokens]))
 
 
 def evaluate(s: Settings, nll: Function, corpus: Corpus, run: Run, limit: int) -> Facts:
     """val_loss and val_bpb of the first `limit` tokens, 0: all, in windows side by side."""
-    tokens, machine = corpus.val_tokens[: limit or None], run.machine
-    rows, window, last, nats = s.eval_rows, s.eval_window, len(tokens) - 1, 0.0
-    for first in range(0, math.ceil(last / window), machine.world * rows):
-        starts = (first + machine.rank * rows + np.arange(rows)) * window
-        places = starts[:, None] + np.arange(window + 1)
+    machine, rows, window = run.machine, s.eval_rows, s.eval_window
+    tokens = corpus.val_tokens[: limit or None]
+    last = len(tokens) - 1
+    together = machine.world * rows * window  # tokens of a pass of all ranks
+    nats = 0.0
+    for start in range(0, last, together):
+        own = np.arange(machine.rank * rows, (machine.rank + 1) * rows)
+        places = start + own[:, None] * window + np.arange(window + 1)
         ids = tokens[np.minimum(places, last)].astype(np.int64)  # one shape: compiled once
         scored = places[:, 1:] <= last
         found = nll(ids)[scored].sum(dtype=np.float64)
@@ -767,9 +767,10 @@ def evaluate(s: Settings, nll: Function, corpus: Corpus, run: Run, limit: int) -
         nats += float(everyone[:, 0].sum())
         if everyone[:, 1].any():
             raise InterruptedError("stopped by a signal in an evaluation")
-        run.line(f"scored {min((first + machine.world * rows) * window, last)} of {last} tokens", 10)
+        run.line(f"scored {min(start + together, last)} of {last} tokens", pause=10)
     size = int(corpus.bytes_per_token[1 : len(tokens)].sum(dtype=np.int64))
-    facts = {"val_tokens": last, "val_bytes": size, "partial": len(tokens) < len(corpus.val_tokens)}
+    partial = len(tokens) < len(corpus.val_tokens)
+    facts = {"val_tokens": last, "val_bytes": size, "partial": partial}
     return facts | {"val_loss": nats / last, "val_bpb": nats / math.log(2) / max(size, 1)}
 
 
@@ -841,7 +842,8 @@ def decode_artifact(blob: bytes, path: Any) -> tuple[Facts, Arrays, str]:
 
 class Predictor:  # a model that is given one token after the other, in many streams at once
     def __init__(self, model: GPT) -> None:
-        self.model, self.s, self.vocab_size = model, model.s, model.s.vocab_size
+        self.model, self.s = model, model.s
+        self.vocab_size = model.s.vocab_size
         self.rows = 256 if model.machine.device.type == "cpu" else 1024  # streams
 
     def start(self, rows: int) -> np.ndarray:
@@ -854,7 +856,8 @@ class Predictor:  # a model that is given one token after the other, in many str
         """Next token of every stream, int64[rows] -> logits after it, float32[rows, V]."""
         column = torch.from_numpy(ids).to(self.model.machine.device)[:, None]
         x, head = self.model.trunk(column, self.caches)
-        return head_logits(x[:, -1], head, self.s.logit_softcap, torch.float32).cpu().numpy()
+        logits = head_logits(x[:, -1], head, self.s.logit_softcap, torch.float32)
+        return logits.cpu().numpy()
 
 
 def load_predictor(artifact: Path, device: str = "cpu") -> Predictor:
@@ -863,7 +866,8 @@ def load_predictor(artifact: Path, device: str = "cpu") -> Predictor:
     keep_freed_memory()
     torch.backends.cuda.enable_cudnn_sdp(False)  # which plans anew for each number of keys
     dtype = torch.float32 if device == "cpu" else torch.bfloat16  # float32: alike on all CPUs
-    trainer = Trainer(Settings(**settings), Machine(torch.device(device), dtype=dtype))
+    machine = Machine(torch.device(device), dtype=dtype)
+    trainer = Trainer(Settings(**settings), machine)
     trainer.load(weights)
     return Predictor(trainer.model)
 
@@ -924,7 +928,8 @@ class TokenStream:
             need(path, "file size", path.stat().st_size, size)
             need(path, "extension", header["extension"], 0x31464C47 if self.extended else 0)
             tokens = self.read(start, int(header["tokens"]))
-            need(path, "highest token", max(int(tokens.max()), s.vocab_size - 1), s.vocab_size - 1)
+            highest = max(int(tokens.max()), s.vocab_size - 1)
+            need(path, "highest token", highest, s.vocab_size - 1, "by VOCAB_SIZE, TOKENIZER_PATH")
             crc32 = zlib.crc32(tokens.data)
             if self.extended:
                 need(path, "index and split", header[["index", "split"]].item(), (index, split == "train"))
@@ -953,7 +958,7 @@ class BatchReader:
 
     def __init__(self, s: Settings, stream: TokenStream, machine: Machine, notes: list[str]) -> None:
         self.stream, self.machine = stream, machine
-        self.length = s.slot_tokens + 1  # the last is a target only
+        self.slots, self.length = s.batch_slots, s.slot_tokens + 1  # the last is a target only
         windows = np.arange(stream.total // self.length)
         if not len(windows):
             fits = 1 << max(0, (stream.total - 1).bit_length() - 1)
@@ -969,9 +974,9 @@ class BatchReader:
             notes.append(f"{found}; they are read, or all if that is below 10%")
         self.order = np.random.Generator(np.random.Philox(key=s.seed)).permutation(windows)
 
-    def read(self, step: Step) -> Any:
+    def read(self, step: int) -> Any:
         """This rank's slots of a step, int64[n, slot_tokens + 1] of the framework."""
-        numbers = step.slots_before + np.arange(self.machine.rank, step.slots, self.machine.world)
+        numbers = step * self.slots + np.arange(self.machine.rank, self.slots, self.machine.world)
         places = self.order[numbers % len(self.order)] * self.length
         rows = [self.stream.read(int(place), self.length) for place in places]
         return self.machine.tensor(np.stack(rows).astype(np.int64))
@@ -1010,7 +1015,8 @@ def load_corpus(s: Settings, with_train: bool = True) -> Corpus:
         spaceless = tokenizer.is_unknown(tokenizer.piece_to_id("\u2581"))
         need(s.tokenizer_path, "whether spaces have no piece", spaceless, False, "bytes cannot be counted")
         unknown = np.sum(tokens == tokenizer.unk_id())
-        notes.append(f"note: legacy shards: {total} bytes by decoding, {unknown} unknown tokens have none")
+        found = f"note: legacy shards do not name their tokenizer: {total} bytes by {s.tokenizer_path}"
+        notes.append(f"{found}, if that is it; {unknown} unknown tokens have none")
     elif val.headers["flags"][0] & 1:  # lossy tokenizer: the true bytes, spread
         sizes = np.diff(np.cumsum(sizes, dtype=np.int64) * stated // max(total, 1), prepend=0)
         notes.append(f"note: lossy tokenizer: {total} bytes decoded of {stated}")
@@ -1093,9 +1099,12 @@ def open_run(s: Settings, about: Facts, scripts: Facts) -> tuple[Path, Arrays, F
             if now == was or "free" in ROWS.get(name, ROWS["seed"]).metadata:
                 continue
             found = f"{name.upper()}={format_value(now)}: {folder} was begun with {format_value(was)}"
-            if kind != "environment":
-                raise (DataError if kind == "sha256" else SettingError)(f"{found}; give that or a new RUN_ID")
-            notes.append(f"note: {found}, so other bits may follow")
+            if kind == "environment":
+                notes.append(f"note: {found}, so other bits may follow")
+                continue
+            begun = " ".join(f"{key.upper()}={facts['settings'][key]}" for key in ("preset", "data_path"))
+            text = f"{found}, by {begun}; give that or a new RUN_ID"
+            raise DataError(text) if kind == "sha256" else SettingError(text)
     os.truncate(metrics, min(facts.get("metrics_bytes", 0), len(events)))  # steps again
     for name, blob in (scripts | {"config.json": json.dumps(about, indent=1).encode()}).items():
         write_whole(folder / name, blob)
@@ -1250,7 +1259,7 @@ def open_machine(s: Settings) -> Machine:
     defaults = {"WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": 0}  # torchrun sets them, and MASTER_ADDR
     given = os.environ if "MASTER_ADDR" in os.environ else {}
     world, rank, local = (int(given.get(name) or default) for name, default in defaults.items())
-    fits = [n for n in range(1, s.batch_slots + 1) if not any(slots % n for *_, slots in Plan(s).stages)]
+    fits = [n for n in range(1, s.batch_slots + 1) if s.batch_slots % n == 0]
     if world not in fits:
         raise SettingError(f"WORLD_SIZE={world}: by BATCH_SLOTS takes one of {', '.join(map(str, fits))}")
     cuda = s.device == "cuda" or (s.device == "auto" and torch.cuda.is_available())
@@ -1299,7 +1308,7 @@ def train(trainer: Trainer, corpus: Corpus, reader: BatchReader, run: Run, plan:
     saved = time.perf_counter()
     began = saved - counters.train_seconds  # evaluations move it: their seconds do not count
     signalled = False
-    for step in itertools.islice(plan.steps(), counters.steps, None):
+    for number in range(counters.steps, plan.num_steps):
         now = time.perf_counter()
         save_due = s.ckpt_seconds > 0 and now - saved >= s.ckpt_seconds
         everyone = machine.all_gather(now - began, save_due, len(machine.signals))
@@ -1307,20 +1316,20 @@ def train(trainer: Trainer, corpus: Corpus, reader: BatchReader, run: Run, plan:
         signalled = bool(everyone[:, 2].any())  # on any rank
         if signalled or 0 < s.max_wallclock_seconds <= elapsed:
             break
-        validation_due = step.number > 0 and s.val_loss_every > 0 and step.number % s.val_loss_every == 0
+        validation_due = number > 0 and s.val_loss_every > 0 and number % s.val_loss_every == 0
         if save_due or validation_due:
             machine.on_rank_0(lambda: run.save(trainer))
             if validation_due:
                 validate(trainer, corpus, run, s.val_batch_size + 1)
             saved = time.perf_counter()
             began += saved - now  # the clock stood still
-        lr_mul = plan.lr_multiplier(step, elapsed)
-        stats = trainer.step(reader.read(step), step, lr_mul)
-        counters.steps = step.number + 1
-        counters.tokens_seen += step.slots * s.slot_tokens
-        counters.train_flops += step.flops
+        step = plan.step(number, elapsed)
+        stats = trainer.step(reader.read(number), step)
+        counters.steps += 1
+        counters.tokens_seen += s.train_batch_tokens
+        counters.train_flops += plan.flops
         counters.train_seconds = time.perf_counter() - began
-        run.log_step(stats, lr_mul)
+        run.log_step(stats, step.lr_mul)
     machine.on_rank_0(lambda: run.save(trainer))
     if signalled:
         raise InterruptedError(f"stopped by a signal after step {counters.steps} of {plan.num_steps}")
@@ -1390,7 +1399,8 @@ def run_all(s: Settings, about: Facts, scripts: Facts, machine: Machine, make: F
     run.line(" ".join(f"{name}:{value}" for name, value in environment.items()))
     speed = f"{s.dtype}:{machine.peak_flops / 1e9:.0f}GFLOP/s"
     run.line(f"device:{machine.device} dtype:{s.dtype} compile:{machine.compile:d} {speed}")
-    run.line(f"train_tokens:{corpus.train.total} val_tokens:{len(corpus.val_tokens)}")
+    epochs = plan.num_steps * s.batch_slots / len(reader.order)
+    run.line(f"train_tokens:{corpus.train.total} val_tokens:{len(corpus.val_tokens)} epochs:{epochs:.1f}")
     run.line("\n".join([*dict.fromkeys(corpus.notes + notes), f"warming up: {s.warmup_steps} untimed steps"]))
     try:
         trainer.warm_up(plan)

@@ -289,7 +289,7 @@ class Optimizer:
         root = mx.sqrt(moment2 / unbias[1]) + s.adam_eps
         return [moment1 / unbias[0] / root, moment1, moment2]
 
-    def step(self, grad: mx.array, step: Step, lr_mul: float, finite: mx.array) -> None:
+    def step(self, grad: mx.array, step: Step, finite: mx.array) -> None:
         """Apply the update, unless a gradient was not finite: then nothing changes."""
         # Muon goes along Nesterov's momentum, orthogonalized (Jordan et al. 2024).
         matrix_grad, rest_grad = self.split(grad)
@@ -300,7 +300,7 @@ class Optimizer:
         moments = self.moments["moment1"], self.moments["moment2"]
         adam_update, moment1, moment2 = self.compiled_adam(rest_grad, *moments, unbias)
         update = mx.concatenate([*direction, adam_update])
-        new = {"weights": self.model.flat - lr_mul * self.rates * update}
+        new = {"weights": self.model.flat - step.lr_mul * self.rates * update}
         new |= {"momentum": momentum, "moment1": moment1, "moment2": moment2}
         kept = {name: mx.where(finite, new[name], old) for name, old in self.state.items()}
         self.model.flat = kept.pop("weights")
@@ -332,12 +332,12 @@ class Trainer(train_gpt.Trainer):
         flat = np.concatenate([weights[param.name].ravel() for param in self.model.table])
         self.model.flat = mx.array(flat)
 
-    def loss_and_gradient(self, batch: Any, seq_len: int) -> tuple[Any, Any]:
+    def loss_and_gradient(self, batch: Any) -> tuple[Any, Any]:
         """This rank's share of the mean loss of int64[n, slot_tokens + 1]; its gradient."""
         loss = mx.zeros(())
         gradient = mx.zeros_like(self.model.flat)
-        ids = batch[:, :-1].reshape(-1, seq_len)
-        targets = batch[:, 1:].reshape(-1, seq_len)
+        ids = batch[:, :-1].reshape(-1, self.s.train_seq_len)
+        targets = batch[:, 1:].reshape(-1, self.s.train_seq_len)
         for part, wanted in zip(in_passes(ids), in_passes(targets)):
             nats, slope = self.loss_and_slope(self.model.flat, part, wanted)
             share = part.size / (ids.size * self.machine.world)
@@ -346,13 +346,13 @@ class Trainer(train_gpt.Trainer):
             evaluate_soon(loss, gradient)  # else all passes would wait in memory for the last one
         return loss, gradient
 
-    def step(self, batch: Any, step: Step, lr_mul: float) -> tuple[Any, Any, Any]:
+    def step(self, batch: Any, step: Step) -> tuple[Any, Any, Any]:
         """One optimizer step on this rank's slots, int64[n, slot_tokens + 1]."""
-        loss, grad = self.loss_and_gradient(batch, step.seq_len)
+        loss, grad = self.loss_and_gradient(batch)
         loss, grad = self.machine.all_sum(loss), self.machine.all_sum(grad)
         grad_norm = mx.linalg.norm(grad)
         finite = mx.isfinite(loss + grad_norm)  # if not on one rank, not in the sum
-        self.optimizer.step(grad, step, lr_mul, finite)
+        self.optimizer.step(grad, step, finite)
         evaluate_soon(loss, grad_norm, finite, *self.optimizer.state.values())
         return loss, grad_norm, finite
 

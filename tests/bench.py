@@ -19,6 +19,7 @@ import argparse
 import dataclasses
 import functools
 import importlib.util
+import itertools
 import math
 import os
 import re
@@ -121,15 +122,15 @@ def make_trainer(s: Any, script: ModuleType = train_gpt) -> tuple[Any, torch.Ten
 
 
 def step_call(trainer: Any, batch: torch.Tensor, script: ModuleType = train_gpt) -> Call:
-    """A whole optimizer step; scripts until 2915aee are given its number alone."""
-    step = 1
+    """A whole optimizer step; scripts until 7c7c01c were given the rate beside it."""
     if callable(getattr(script.Plan, "steps", None)):
         step = next(script.Plan(trainer.s).steps())._replace(number=1)
-    return functools.partial(trainer.step, batch, step, 1.0)
+        return functools.partial(trainer.step, batch, step, 1.0)
+    return functools.partial(trainer.step, batch, script.Plan(trainer.s).step(1))
 
 
 def step_flops(s: Any) -> int:
-    return train_gpt.step_flops(s, s.train_seq_len, s.batch_slots)
+    return train_gpt.step_flops(s)
 
 
 def evaluated(s: Any) -> np.ndarray:
@@ -249,7 +250,7 @@ def loader(args: argparse.Namespace) -> dict[str, Any]:
         def seconds(world: int) -> float:
             machine = train_gpt.Machine(torch.device("cpu"), world=world)
             reader = train_gpt.BatchReader(s, stream, machine, [])
-            steps = train_gpt.Plan(s).steps()
+            steps = itertools.count()
             return median_seconds(lambda: reader.read(next(steps)), 100)
 
         alone, of_eight = seconds(1), seconds(8)

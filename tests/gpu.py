@@ -57,12 +57,12 @@ def step() -> None:
     trainer = train_gpt.Trainer(s, machine)
     tokens = np.random.default_rng(0).integers(0, s.vocab_size, (s.batch_slots, s.slot_tokens + 1))
     batch = machine.tensor(tokens)
-    its = next(train_gpt.Plan(s).steps())
-    one_step = functools.partial(trainer.step, batch, its, 0.1)
+    plan = train_gpt.Plan(s)
+    one_step = functools.partial(trainer.step, batch, plan.step(0))
     found = milliseconds(one_step)
     print(f"step: {found:.2f} ms, {s.train_batch_tokens / found / 1e3:.3f} million tokens a second")
     memory = torch.cuda.max_memory_allocated() >> 20
-    print(f"products: {its.flops / found / 1e9:.0f} TFLOP/s, memory: {memory} MiB")
+    print(f"products: {plan.flops / found / 1e9:.0f} TFLOP/s, memory: {memory} MiB")
 
 
 def predictor() -> None:

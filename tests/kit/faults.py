@@ -61,9 +61,7 @@ def sleep(place: str) -> None:
             time.sleep(float(fault["seconds"]))
 
 
-def step(
-    trainer: train_gpt.Trainer, batch: torch.Tensor, its: train_gpt.Step, lr_mul: float
-) -> tuple[Any, Any, Any]:
+def step(trainer: train_gpt.Trainer, batch: torch.Tensor, its: train_gpt.Step) -> tuple[Any, Any, Any]:
     """Trainer.step after what happens before it."""
     now["step"] = its.number + 1
     sleep("step")
@@ -78,7 +76,7 @@ def step(
         os.kill(os.getpid(), signal.SIGKILL)
     for _ in due("stop"):
         os.kill(os.getpid(), signal.SIGSTOP)
-    return real_step(trainer, batch, its, lr_mul)
+    return real_step(trainer, batch, its)
 
 
 def init(trainer: train_gpt.Trainer, *args: Any) -> None:
@@ -86,9 +84,9 @@ def init(trainer: train_gpt.Trainer, *args: Any) -> None:
     real_init(trainer, *args)
     real_gradient = trainer.loss_and_gradient
 
-    def gradient(batch: torch.Tensor, seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def gradient(batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         sleep("gradient")
-        loss, grad = real_gradient(batch, seq_len)
+        loss, grad = real_gradient(batch)
         for fault in due(*NUMBERS):
             spoilt = trainer.model.views(grad)[fault["part"]] if "part" in fault else loss
             spoilt.view(-1)[-1] = NUMBERS[fault["kind"]]

@@ -132,7 +132,7 @@ def test_a_fork_learns_counts_its_operations_and_its_artifact_scores_the_same_ag
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["cooldown_average", "normuon", "sequence_schedule"])
+@pytest.mark.parametrize("name", ["cooldown_average", "normuon"])
 def test_more_state_and_another_plan_survive_a_resume(forks, tmp_path, name):
     fork = forks(name)
     kept = sorted(fork.run.folder.glob("checkpoint/*.ckpt"))[0]
@@ -226,27 +226,6 @@ def test_learning_while_scored_pays_on_a_foreign_text_and_is_forgotten(forks, co
     fixed = nats_of_steps(predictor, ids)
     assert learned[:, :2] == pytest.approx(fixed[:, :2], abs=1e-6), "nothing was learned yet"
     assert learned.mean() < 0.95 * fixed.mean()
-
-
-def tokens_read(module: ModuleType, s) -> np.ndarray:
-    """All slots of a run, in order: int64[n, slot_tokens + 1]."""
-    reader = module.BatchReader(s, module.load_corpus(s).train, module.Machine(torch.device("cpu")), [])
-    return np.concatenate([reader.read(step) for step in module.Plan(s).steps()])
-
-
-@pytest.mark.slow
-def test_a_schedule_of_sequences_reads_the_same_tokens_at_fewer_operations(forks, base_run):
-    """No token is skipped or seen twice where the sequences grow."""
-    fork = forks("sequence_schedule")
-    s = fork.settings()
-    steps = list(fork.module.Plan(s).steps())
-    assert [step.seq_len for step in steps] == [8] * 14 + [32] * 6
-    base, _ = train_gpt.load_settings(fork.env, "smoke")
-    assert np.array_equal(tokens_read(fork.module, s), tokens_read(train_gpt, base))
-    assert fork.run.losses()[5] != base_run.losses()[5]
-    counted = np.diff([event["train_flops"] for event in fork.run.events("step")], prepend=0)
-    assert counted.tolist() == [step.flops for step in steps]
-    assert steps[0].flops < steps[-1].flops and int(fork.run.final["train_flops"]) == counted.sum()
 
 
 @pytest.mark.slow

@@ -43,8 +43,8 @@ class Adapter:
     def __init__(self, script, text: str, start: dict[str, np.ndarray] | None = None, compile: bool = False):
         env = helpers.tiny_env(**helpers.pairs(text), DEVICE="cpu", COMPILE=int(compile))
         self.s, _ = train_gpt.load_settings(env, "smoke")
-        self.plan = train_gpt.Plan(self.s)
-        self.steps = list(self.plan.steps())
+        plan = train_gpt.Plan(self.s)
+        self.steps = [plan.step(number) for number in range(plan.num_steps)]
         self.logits_of = LOGITS_OF[script.__name__]
         self.trainer = script.Trainer(self.s, script.open_machine(self.s))
         if start is not None:
@@ -63,13 +63,13 @@ class Adapter:
         shape = (self.s.batch_slots, self.s.slot_tokens + 1)
         return np.random.default_rng(seed).integers(0, self.s.vocab_size, shape)
 
-    def step(self, slots: np.ndarray, number: int, multiplier: float = 1.0) -> tuple[float, float, float]:
+    def step(self, slots: np.ndarray, number: int) -> tuple[float, float, float]:
         """One optimizer step: loss, gradient norm, whether finite."""
-        return tuple(map(float, self.trainer.step(self.batch(slots), self.steps[number], multiplier)))
+        return tuple(map(float, self.trainer.step(self.batch(slots), self.steps[number])))
 
     def gradient(self, slots: np.ndarray) -> tuple[float, dict[str, np.ndarray]]:
         """Loss and gradient by name."""
-        loss, flat = self.trainer.loss_and_gradient(self.batch(slots), self.s.train_seq_len)
+        loss, flat = self.trainer.loss_and_gradient(self.batch(slots))
         views = self.trainer.model.views(flat)
         return float(loss), {name: self.trainer.machine.numpy(view) for name, view in views.items()}
 
@@ -146,10 +146,9 @@ def test_logits_loss_and_gradients_are_the_golden_ones(script, case):
 
 def assert_ten_steps(adapter: Adapter, case: Case) -> None:
     """Loss and gradient norm before each update: the weights, moments and schedules of all updates before."""
-    multipliers = [adapter.plan.lr_multiplier(step, 0.0) for step in adapter.steps]
-    assert multipliers == pytest.approx(case["lr_muls"], rel=1e-12)
+    assert [step.lr_mul for step in adapter.steps] == pytest.approx(case["lr_muls"], rel=1e-12)
     assert [step.momentum for step in adapter.steps] == pytest.approx(case["momenta"], rel=1e-12)
-    found = [adapter.step(case["tokens"][n], n, multipliers[n]) for n in range(parity.STEPS)]
+    found = [adapter.step(case["tokens"][n], n) for n in range(parity.STEPS)]
     losses, norms, finite = np.array(found).T
     assert finite.all()
     assert losses == pytest.approx(case["losses"], rel=STEP_LOSSES)
@@ -180,7 +179,7 @@ def test_a_step_without_finite_numbers_changes_nothing(script, place, value, mon
     first, second, third, *_ = case["tokens"]
     adapter.step(first, 0)
     before = adapter.state()
-    loss, gradient = adapter.trainer.loss_and_gradient(adapter.batch(second), adapter.s.train_seq_len)
+    loss, gradient = adapter.trainer.loss_and_gradient(adapter.batch(second))
     if place is None:
         loss = loss * value
     else:

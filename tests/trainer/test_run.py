@@ -24,7 +24,7 @@ from tests.trainer.test_model import nats_of_steps
 NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here: other presets and numbers")
 STEP_LINE = r"step:(\d+)/20 train_loss:\d+\.\d{4} time:\d+s left:\d+s tok_s:\d+ mfu:\d+%"
 VAL_LINE = r"(step:\d+/\d+|artifact) val_loss:\d+\.\d{4} val_bpb:\d+\.\d{4}( partial)? time:\d+s"
-TINY_FLOPS = next(train_gpt.Plan(train_gpt.load_settings(helpers.tiny_env(), "smoke")[0]).steps()).flops
+TINY_FLOPS = train_gpt.step_flops(train_gpt.load_settings(helpers.tiny_env(), "smoke")[0])
 BASE = {"ITERATIONS": 20, "VAL_LOSS_EVERY": 10, "TRAIN_LOG_EVERY": 5}
 
 
