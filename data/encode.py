@@ -1,6 +1,7 @@
 """From documents to tokens: a tokenizer is trained, documents are encoded and written as shards."""
 
 import io
+import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator
@@ -96,6 +97,7 @@ def sentences(texts: list[str], vocab_size: int) -> Iterator[str]:
 
 # --- encoding --------------------------------------------------------------------------------------------
 
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS
 RUNNING_BYTES = MAX_DOCUMENT  # being encoded at a time; this bounds the memory, whatever the threads
 SAMPLED = 32  # one training document in so many is decoded again and compared
 
@@ -113,9 +115,8 @@ def encode(
     tokenizer: shards.Tokenizer,
     compare_every: int,
     lossy_ok: bool,
-    workers: int,
 ) -> Iterator[Encoded]:
-    """The documents in order, encoded in `workers` threads. Raises DataError where text would be lost.
+    """The documents in order, encoded in threads. Raises DataError where text would be lost.
 
     One in `compare_every` is decoded again, and each whose tokens have other bytes than it. Its content
     decides which one, so that a resumed run compares the same.
@@ -123,7 +124,7 @@ def encode(
     processor = tokenizer.processor
     for batch in batches(documents, RUNNING_BYTES):
         texts = [text for _, text in batch]
-        encoded = processor.encode(texts, add_bos=True, num_threads=workers, return_type="numpy")
+        encoded = processor.encode(texts, add_bos=True, num_threads=CORES, return_type="numpy")
         for (name, text), ids in zip(batch, encoded):
             tokens = ids.astype(np.uint16)
             lossy = False
@@ -156,9 +157,7 @@ def batches(documents: Iterable[Document], most: int) -> Iterator[list[Document]
         yield batch
 
 
-def write_split(
-    split: int, plan: Plan, workers: int, corpus: Corpus, tokenizer: shards.Tokenizer, folder: Path
-) -> None:
+def write_split(split: int, plan: Plan, corpus: Corpus, tokenizer: shards.Tokenizer, folder: Path) -> None:
     """Write the shards of one split that `folder` does not hold yet. A shard holds whole documents only."""
     name = SPLIT_NAMES[split]
     whole = [shards.read_header(path) for path in shards.by_split(folder.iterdir())[split]]
@@ -177,7 +176,7 @@ def write_split(
     total = corpus.text_bytes[name]
     say(f"encoding {name}: {total:,} bytes")
     with progress(f"encode {name}", total, sum(shard.text_bytes for shard in whole)) as bar:
-        for document in encode(todo, tokenizer, compare_every, plan.lossy_ok, workers):
+        for document in encode(todo, tokenizer, compare_every, plan.lossy_ok):
             if writer and writer.header.tokens + len(document.tokens) > plan.shard_tokens:
                 writer.close()
                 header = replace(header, index=header.index + 1)

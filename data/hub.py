@@ -191,20 +191,20 @@ def fetch(repo: Repo, commit: str, file: RemoteFile, stage: Path | None = None) 
     with one_line(file.path, repo, commit):
         found = hf_hub_download(repo.id, file.path, repo_type=repo.kind, revision=commit, local_dir=stage)
     path = Path(found)
-    if problem := damage(path, file, thorough=True):
+    if problem := damage(path, file):
         path.resolve().unlink()  # else the client would take it for whole
         raise DataError(f"{file.path}: {problem}: {GO_ON}; if this stays, tell the owner of {repo.id}")
     return path
 
 
-def damage(path: Path, file: RemoteFile, thorough: bool) -> str:
-    """What is wrong with `path`, "" if nothing. Only `thorough` compares checksums."""
+def damage(path: Path, file: RemoteFile) -> str:
+    """What is wrong with `path`, "" if nothing."""
     if not path.is_file():
         return "absent"
     size = path.stat().st_size
     if size != file.size:
         return f"{size} bytes, expected {file.size}"
-    if not thorough or not file.etag:
+    if not file.etag:
         return ""
     start = hashlib.sha256() if len(file.etag) == 64 else hashlib.sha1(b"blob %d\0" % size)
     with open(path, "rb") as stream:
@@ -258,7 +258,7 @@ def publish(there: RepoContents, sources: dict[str, Path], message: str) -> tupl
 
     def differs(path: str) -> bool:
         file = there.listing.get(path)
-        return file is None or not file.etag or bool(damage(sources[path], file, thorough=True))
+        return file is None or not file.etag or bool(damage(sources[path], file))
 
     changed = list(filter(differs, sources))
     if not changed:

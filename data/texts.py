@@ -47,7 +47,7 @@ def choose(paths: list[str], split: str, subset: str, named: str) -> list[str]:
     inside = [path for path in sorted(paths) if subset == "." or PurePosixPath(path).is_relative_to(subset)]
     if not inside:
         raise UsageError(f"{named}: holds no --subset {subset!r}, expected one of {folders_of(paths)}")
-    kinds = {path: reader(Path(path), ()) for path in inside if PurePosixPath(path).name not in BESIDE}
+    kinds = {path: reader(Path(path)) for path in inside if PurePosixPath(path).name not in BESIDE}
     kind = next((kind for kind in KINDS if kind in kinds.values()), None)
     if kind is None:
         raise DataError(
