@@ -98,8 +98,8 @@ def usable(documents: Iterable[Read], plan: Plan, skip_bad: bool, dropped: Count
             if len(bad) == 10:
                 break
     if bad:
-        names = ", ".join(name for name, _ in bad)
-        raise DataError(f"{bad[0][1]}; --skip-bad leaves such documents out, of which the first are {names}")
+        others = f", as {', '.join(name for name, _ in bad[1:])}" if bad[1:] else ""
+        raise DataError(f"{bad[0][1]}; --skip-bad leaves such documents out{others}")
 
 
 def spool(documents: Iterable[Read], plan: Plan, path: Path, skip_bad: bool = False) -> None:

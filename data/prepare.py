@@ -233,24 +233,19 @@ OPTIONS = [  # of all commands
     click.Option(["--shard-tokens"], **COUNT, default=Plan.shard_tokens, help="of a shard, at most"),
     click.Option(["--vocab-size"], **COUNT, help="260 (bytes) to 65536  [default: 1024, or the tokenizer's]"),
 ]
-MODEL_TYPE = click.Option(
-    ["--model-type"], type=click.Choice(["bpe", "unigram"]), help="of the tokenizer  [default: bpe]"
-)
+MODEL_TYPE = click.Option(["--model-type"], type=click.Choice(["bpe", "unigram"]), help="[default: bpe]")
 TEXT_OPTIONS = [  # of texts, of one's own and of the hub
     *OPTIONS,
     MODEL_TYPE,
     click.Option(["--val-fraction"], **FRACTION, help=f"of documents  [default: {Plan.val_fraction}]"),
     click.Option(["--val-docs"], **COUNT, help="validation documents, by hash, in place of --val-fraction"),
-    click.Option(
-        ["--val-max-bytes"], **COUNT, default=Plan.val_max_bytes, help="larger documents only train"
-    ),
+    click.Option(["--val-max-bytes"], **COUNT, default=Plan.val_max_bytes, help="larger ones only train"),
     click.Option(["--lossy-ok"], is_flag=True, help="accept loss of text; the headers say so"),
     click.Option(["--tokenizer"], type=Path, metavar="FILE", help="take this SentencePiece model"),
+    click.Option(["--skip-bad"], is_flag=True, help="leave out what cannot be used, and count it"),
+    click.Option(["--separator"], metavar="LINE", help="between documents of plain text; '' for empty lines"),
     click.Option(
-        ["--skip-bad"], is_flag=True, help="leave out what cannot be used; names the first, counts all"
-    ),
-    click.Option(
-        ["--separator"], metavar="LINE", help="between documents in plain text; '' for an empty line"
+        ["--field", "--column"], default="", help="of JSON and parquet  [default: text, or the only string]"
     ),
 ]
 
@@ -340,42 +335,31 @@ def development(root: Path, **fields: Any) -> Job:
 @main.command(params=[*TEXT_OPTIONS])
 @click.argument("paths", nargs=-1, required=True, type=Path, metavar="PATH...")
 @click.option("--name", required=True, help="of the dataset: data/datasets/NAME_sp1024")
-@click.option("--field", default="text", help="of JSON and parquet")
 def text(paths: tuple[Path, ...], field: str, separator: str | None, **options: Any) -> Job:
     """Your own text: files, and folders of them, in all formats that data/README.md names."""
     return text_job(Source(find_files(paths), field, separator), **options)
 
 
-HUB_OPTIONS = [
-    click.Argument(["address"], metavar="hub:OWNER/NAME"),
-    click.Option(["--name"], help="of the dataset here  [default: NAME, or NAME-SUBSET]"),
-    click.Option(
-        ["--split"], type=click.Choice([*texts.SPLITS]), default="train", help="of the dataset there"
-    ),
-    click.Option(["--subset"], metavar="PATH", help="a folder or a file of the repo; . for all folders"),
-    click.Option(["--files", "most"], **COUNT, help="only the first N files"),
-    click.Option(
-        ["--field", "--column"], help="of JSON and parquet  [default: text, or the only one of strings]"
-    ),
-]
-
-
-@main.command("hub", params=[*HUB_OPTIONS, *TEXT_OPTIONS])
+@main.command("hub", params=[click.Argument(["address"], metavar="hub:OWNER/NAME"), *TEXT_OPTIONS])
+@click.option("--name", help="of the dataset here  [default: NAME, or NAME-SUBSET]")
+@click.option(
+    "--subset", default="", metavar="PATH", help="a folder or a file of the repo; . for all folders"
+)
+@click.option("--files", "most", **COUNT, help="only the first N files")
 def hub_text(
     address: str,
     name: str | None,
-    split: str,
-    subset: str | None,
+    subset: str,
     most: int | None,
-    field: str | None,
+    field: str,
     separator: str | None,
     **options: Any,
 ) -> Job:
     """A dataset of text from the Hugging Face hub, at main or at the commit after @."""
     repo, revision = hub.read_address(address, "dataset")
-    name = name or "-".join([*PurePosixPath(repo.id).parts[1:], *PurePosixPath(subset or "").parts])
-    how = {"field": field or "", "separator": separator}
-    return text_job(texts.find_text(repo, revision, split, subset or "", most, **how), name, **options)
+    name = name or "-".join([*PurePosixPath(repo.id).parts[1:], *PurePosixPath(subset).parts])
+    source = texts.find_text(repo, revision, subset, most)
+    return text_job(replace(source, field=field, separator=separator), name, **options)
 
 
 if __name__ == "__main__":  # as pages of before 2026-11-26 have it

@@ -49,12 +49,7 @@ def index(folder: Path, manifest: dict) -> dict:
                 "name": folder.name,
                 "tokenizer_name": model.stem,
                 "path": f"datasets/{folder.name}",
-                "train_glob": "*_train_*.bin",
-                "val_glob": "*_val_*.bin",
                 "stats": {f"files_{split}": counts[split] for split in ("train", "val")},
-                "files": [
-                    {key: one[key] for key in ("name", "tokens", "sha256")} for one in manifest["files"]
-                ],
             }
         ],
         "tokenizers": [
@@ -62,7 +57,6 @@ def index(folder: Path, manifest: dict) -> dict:
                 "name": model.stem,
                 "vocab_size": tokenizer["vocab_size"],
                 "model_path": f"tokenizers/{model.name}",
-                "model_sha256": tokenizer["sha256"],
             }
         ],
     }
@@ -79,10 +73,9 @@ def card(folder: Path, manifest: dict, repo_id: str, license_id: str) -> str:
     for split in ("train", "val"):
         of_it = [file for file in manifest["files"] if file["split"] == split]
         sums = [f"{sum(file[key] for file in of_it):,}" for key in ("documents", "bytes", "tokens")]
-        digest = f"`{manifest[f'{split}_sha256']}`"
-        rows.append(f"| {' | '.join([split, str(len(of_it)), *sums, digest])} |")
+        rows.append(f"| {' | '.join([split, str(len(of_it)), *sums])} |")
     table = "\n".join(rows)
-    train = len([file for file in manifest["files"] if file["split"] == "train"])
+    train = sum(file["split"] == "train" for file in manifest["files"])
     options = ["--repo-id", repo_id, "--variant", folder.name, "--train-shards", train]
     fetching = shell("python", "-m", "data", "download", *options)
     return f"""---
@@ -94,8 +87,8 @@ def card(folder: Path, manifest: dict, repo_id: str, license_id: str) -> str:
 {LOSSY if manifest["lossy"] else ""}Token shards of a text, and the tokenizer that made them: \
 {tokenizer["vocab_size"]:,} pieces, {tokenizer["model_type"]}.
 
-| split | shards | documents | bytes of text | tokens | sha256 of the documents' sha256 |
-|---|---|---|---|---|---|
+| split | shards | documents | bytes of text | tokens |
+|---|---|---|---|---|
 {table}
 
 In a copy of the bytegolf repository this fetches shards and tokenizer and checks every one of them:

@@ -74,36 +74,16 @@ def pack(header: Header) -> bytes:
     return _EXTENDED.pack(MAGIC, VERSION, tokens, EXTENSION, EXTENSION_VERSION, *fields.values())
 
 
-REMAKE = "python -m data prepare text makes shards of its text"
-FOREIGN = {  # how files begin that people take for shards
-    struct.pack(">i", MAGIC): f"a shard in big-endian order: {REMAKE}",
-    struct.pack("<i", 20240801): f"a shard of llm.c for Llama 3, tokens of four bytes: {REMAKE}",
-    b"version https://git-lfs": "a pointer of git-lfs: git lfs pull fetches the shard",
-    b"\x93NUMPY": f"an array of numpy: {REMAKE}",
-    b"PAR1": "a parquet file: python -m data prepare text reads it",
-}
-
-
-def foreign(raw: bytes) -> str:
-    """What a file without our magic number seems to be, and what mends it."""
-    for start, what in FOREIGN.items():
-        if raw.startswith(start):
-            return what
-    if not any(raw):
-        return "zeros alone: make or fetch it again"
-    if not any(raw[2::4]) and not any(raw[3::4]):
-        return f"tokens of four bytes without a header, as Megatron writes them: {REMAKE}"
-    return f"perhaps tokens without a header, as nanoGPT writes them: {REMAKE}"
+NO_SHARD = "make or fetch it again, or make shards of its text: python -m data prepare text"
 
 
 def parse(raw: bytes, where: object) -> Header:
     """Read the first 1024 bytes of a shard; `where` names it in errors. Raises DataError."""
     if len(raw) < HEADER_BYTES:
-        known = f": {foreign(raw)}" if raw.startswith(tuple(FOREIGN)) else ""
-        raise DataError(f"{where}: header has {len(raw)} bytes, expected {HEADER_BYTES}{known}")
+        raise DataError(f"{where}: header has {len(raw)} bytes, expected {HEADER_BYTES}: {NO_SHARD}")
     magic, version, tokens, extension = _LEGACY.unpack_from(raw)
     if magic != MAGIC:
-        raise DataError(f"{where}: magic number is {magic}, expected {MAGIC}: {foreign(raw)}")
+        raise DataError(f"{where}: magic number is {magic}, expected {MAGIC}, no shard: {NO_SHARD}")
     expect(where, "format version", version, VERSION)
     if tokens < 1:
         raise DataError(f"{where}: header counts {tokens} tokens, expected 1 or more")

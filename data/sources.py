@@ -33,7 +33,7 @@ class Source:
     """
 
     paths: tuple[Path, ...]
-    field: str = "text"
+    field: str = ""
     separator: str | None = None
     origin: str = ""
     bring: Callable[[Path], Path] = Path

@@ -34,7 +34,6 @@ def of_python(*words: object, **options: object) -> subprocess.CompletedProcess[
     "words",
     [
         "data download --train-shards -1",
-        "data download --workers 0",
         "data download --repo-id a/b/c",
         "data download --variannt x",
         "data prepare demo --name x",
