@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from data import files, shards
+from data import files
 from data.command import DataError, UsageError, printable, say
 from data.sources import DEMO_SHA256, MAX_DOCUMENT, TRAIN_NAMES, Document, Read, demo_sources
 
@@ -47,13 +47,6 @@ class Plan:
                 f"--name is {self.name!r}, expected up to 100 letters, digits and . _ - without "
                 "the words train and val"
             )
-        if not (SPECIAL_PIECES < self.vocab_size <= shards.IDS or self.given_tokenizer):
-            raise UsageError(
-                f"--vocab-size is {self.vocab_size}, expected {SPECIAL_PIECES + 1} (every byte, "
-                f"three specials, the space) to {shards.IDS} (tokens are uint16)"
-            )
-        if self.shard_tokens > shards.MAX_TOKENS:
-            raise UsageError(f"--shard-tokens is {self.shard_tokens}, expected 1 to {shards.MAX_TOKENS}")
 
     @property
     def dataset(self) -> str:
@@ -124,7 +117,7 @@ def spool(documents: Iterable[Read], plan: Plan, path: Path, skip_bad: bool = Fa
             database.executemany("INSERT INTO dropped VALUES (?, ?)", dropped.items())
             database.commit()
         except sqlite3.OperationalError as error:  # it says that it could not write, and not why
-            raise OSError(errno.ENOSPC, str(error), str(path)) from error
+            raise OSError(errno.ENOSPC, f"cannot be written ({error})", str(path)) from error
     os.rename(partial, path)
 
 

@@ -24,8 +24,8 @@ import click
 
 from data import check, files, hub, shards, texts
 from data.command import REPO, DataError, UsageError, say, shell, training_command
-from data.corpus import DEMO_PLAN, Corpus, Plan, demo_documents, spool
-from data.door import Commands, Number, interrupt, on_signals
+from data.corpus import DEMO_PLAN, SPECIAL_PIECES, Corpus, Plan, demo_documents, spool
+from data.door import Commands, Number, on_signals
 from data.encode import train_tokenizer, write_split
 from data.shards import SPLIT_NAMES, TRAIN, VAL
 from data.sources import DEMO_SHA256, TRAIN_NAMES, Read, Source, demo_sources, find_files
@@ -230,8 +230,17 @@ COUNT = {"type": click.IntRange(1), "metavar": "N"}
 FRACTION = {"type": Number(0, 1, min_open=True, max_open=True), "metavar": "F"}
 OPTIONS = [  # of all commands
     click.Option(["--root"], type=Path, default=REPO, help="write into ROOT/data"),
-    click.Option(["--shard-tokens"], **COUNT, default=Plan.shard_tokens, help="of a shard, at most"),
-    click.Option(["--vocab-size"], **COUNT, help="260 (bytes) to 65536  [default: 1024, or the tokenizer's]"),
+    click.Option(
+        ["--shard-tokens"],
+        type=click.IntRange(1, shards.MAX_TOKENS),
+        default=Plan.shard_tokens,
+        help="of a shard, at most",
+    ),
+    click.Option(
+        ["--vocab-size"],
+        type=click.IntRange(SPECIAL_PIECES + 1, shards.IDS),
+        help="260: bytes  [default: 1024, or the tokenizer's]",
+    ),
 ]
 MODEL_TYPE = click.Option(["--model-type"], type=click.Choice(["bpe", "unigram"]), help="[default: bpe]")
 TEXT_OPTIONS = [  # of texts, of one's own and of the hub
@@ -296,7 +305,7 @@ def main() -> None:
 @main.result_callback()
 def carry_out(job: Job) -> int:
     """Prepare what a command below asks for; the exit code."""
-    on_signals(interrupt, signal.SIGINT)  # a shell ignores it for what runs with &
+    on_signals(signal.default_int_handler, signal.SIGINT)  # a shell ignores it for what runs with &
     try:
         report(job, prepare(job))
     except KeyboardInterrupt:

@@ -229,40 +229,29 @@ def read_split(folder: Path, split: str) -> np.ndarray:
 # --- writing ---------------------------------------------------------------------------------------------
 
 
-class ShardWriter:
-    """Write one shard as its documents come; it has its name only once it is whole.
+def write_shard(path: Path, header: Header, documents: Iterable[tuple[np.ndarray, int, bool]]) -> None:
+    """Write a shard as its documents come: uint16 [n] with BOS first, bytes of text, whether some is lost.
 
-    `header` holds what is known beforehand. All else is counted here.
+    `header` holds what is known beforehand, all else is counted. It has its name only once it is whole.
     """
-
-    def __init__(self, path: Path, header: Header):
-        self.path = path
-        self.header = replace(header, tokens=0, documents=0, text_bytes=0, max_id=0, crc32=0)
-        self.file = files.beside(path).open("wb")
-        self.file.write(bytes(HEADER_BYTES))
-
-    def add(self, tokens: np.ndarray, text_bytes: int, lossy: bool = False) -> None:
-        """Append one document: uint16 [n], BOS first, made from `text_bytes` bytes of text."""
-        payload = tokens.astype("<u2", copy=False).tobytes()
-        self.file.write(payload)
-        old = self.header
-        self.header = replace(
-            old,
-            tokens=old.tokens + len(tokens),
-            documents=old.documents + 1,
-            text_bytes=old.text_bytes + text_bytes,
-            max_id=max(old.max_id, int(tokens.max())),
-            crc32=zlib.crc32(payload, old.crc32),
-            flags=old.flags | (LOSSY if lossy else 0),
-        )
-
-    def close(self) -> None:
-        """Fill in the header and give the file its name."""
-        self.file.seek(0)
-        self.file.write(pack(self.header))
-        files.sync(self.file)
-        self.file.close()
-        os.replace(files.beside(self.path), self.path)
+    with files.beside(path).open("wb") as file:
+        file.write(bytes(HEADER_BYTES))
+        for tokens, text_bytes, lossy in documents:
+            payload = tokens.astype("<u2", copy=False).tobytes()
+            file.write(payload)
+            header = replace(
+                header,
+                tokens=header.tokens + len(tokens),
+                documents=header.documents + 1,
+                text_bytes=header.text_bytes + text_bytes,
+                max_id=max(header.max_id, int(tokens.max())),
+                crc32=zlib.crc32(payload, header.crc32),
+                flags=header.flags | (LOSSY if lossy else 0),
+            )
+        file.seek(0)
+        file.write(pack(header))
+        files.sync(file)
+    os.replace(files.beside(path), path)
 
 
 # --- tokenizer -------------------------------------------------------------------------------------------

@@ -66,15 +66,15 @@ def test_golden_bytes(tmp_path):
         0, 1024, 1, index=2, count=3, split=shards.VAL, tokenizer=of_file, corpus=of_corpus
     )
     path = tmp_path / "t_val_000002.bin"
-    writer = shards.ShardWriter(path, header)
-    writer.add(np.array([1, 300, 513], np.uint16), 5)
-    writer.add(np.array([1, 1015], np.uint16), 2**33)
-    assert not path.exists()
-    writer.close()
+    documents = [([1, 300, 513], 5, False), ([1, 1015], 2**33, False)]
+    shards.write_shard(
+        path, header, ((np.array(ids, np.uint16), size, lossy) for ids, size, lossy in documents)
+    )
     words = [20240520, 1, 5, 0x31464C47, 1, 1024, 1, 2, 1015, 5, 2, 0xCF32BE85, 2, 3, 0, 0]
     payload = bytes.fromhex("01002c0101020100f703")
     assert path.read_bytes() == struct.pack("<16I", *words) + of_file + of_corpus + bytes(896) + payload
-    assert shards.read_header(path) == writer.header
+    counted = {"tokens": 5, "documents": 2, "text_bytes": 2**33 + 5, "max_id": 1015, "crc32": 0xCF32BE85}
+    assert shards.read_header(path) == replace(header, **counted)
     assert shards.read_shard(path).tolist() == [1, 300, 513, 1, 1015]
     assert not list(tmp_path.glob("*.partial"))
 
