@@ -240,7 +240,8 @@ def texts_of(rows: Iterable[tuple[str, Any]], field: str) -> Iterator[Read]:
     """The text of each row. Its column, where no field is named, is found in the first one."""
     for where, row in rows:
         if not field and isinstance(row, dict):
-            field = column_of([name for name, value in row.items() if isinstance(value, str)], where)
+            strings = [name for name, value in row.items() if isinstance(value, str) or name == "text"]
+            field = column_of(strings, where)
         yield where, row if isinstance(row, DataError) else field_text(row, field, where)
 
 
@@ -251,9 +252,10 @@ def column_of(strings: list[str], where: object) -> str:
             f"{where}: has no column that is clearly the text, expected 'text' or only one of strings, and "
             f"has {', '.join(strings) or 'none'}; --field NAME chooses"
         )
-    found = "text" if "text" in strings else strings[0]
-    say(f"{where}: the text is in the column {found!r}")
-    return found
+    if "text" in strings:
+        return "text"
+    say(f"{where}: the text is in the column {strings[0]!r}")
+    return strings[0]
 
 
 def field_text(row: Any, field: str, where: str) -> bytes | DataError:

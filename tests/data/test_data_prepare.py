@@ -231,28 +231,35 @@ def test_tokenizer_never_sees_validation_text(tmp_path):
 
 @pytest.mark.slow
 def test_what_the_validation_text_is_worth_and_the_command_that_trains(tmp_path):
-    """A text is small, or one document decides the score, or all is well; in manifest and output."""
+    """Too much of the text, or small, or one document decides the score, or all is well."""
     rng = random.Random(3)
     texts = [rng.randbytes(1_000).hex() for _ in range(300)]
     longs = (f"{i} " + "y" * 30_000 for i in itertools.count())
     long = next(text for text in longs if sha(text.encode())[8] == 0)
+    root = tmp_path / "r o"
     for name, lines, count, line in (
         ("plain", texts, 60, "of 60 documents has 1.7% of the bytes"),
         ("small", texts, 1, "warning: the validation text is small (documents: 1, "),
         ("one", [*texts, long], 60, "warning: a score depends on one document, which has more than 5% "),
+        (
+            "most",
+            [*texts[:3], long],
+            1,
+            f"has {len(long):,} bytes, the training text 6,000: --val-docs 1 takes",
+        ),
     ):
-        root = tmp_path / "r o"
         said = make(root, write_jsonl(tmp_path / "t.jsonl", lines), "--val-docs", count, name=name)
         assert line in said and ("warning" in said) == (name != "plain")
         sizes = [len(text) for text in read_split(place(root, name), "val")[0]]
         found = manifest_of(place(root, name))["validation"]
         assert found["largest_document"] == round(max(sizes) / sum(sizes), 4)
-        assert shlex.split(said.splitlines()[-1])[:4] == [
-            "VOCAB_SIZE=260",
-            f"DATA_PATH={root}/data/datasets/{name}_sp260",
-            f"TOKENIZER_PATH={root}/data/tokenizers/{name}_260_bpe.model",
-            command.near(Path(sys.executable)),
-        ]
+    assert f"--val-max-bytes {len(long) // 2} leaves larger ones to training" in said
+    assert shlex.split(said.splitlines()[-1])[:4] == [
+        "VOCAB_SIZE=260",
+        f"DATA_PATH={root}/data/datasets/most_sp260",
+        f"TOKENIZER_PATH={root}/data/tokenizers/most_260_bpe.model",
+        command.near(Path(sys.executable)),
+    ]
 
 
 # --- lossless or refused ---------------------------------------------------------------------------------
@@ -366,24 +373,28 @@ def test_bad_files_are_named(tmp_path, name):
     assert {b"one", b"two", b"three"} <= set(read_all(place(tmp_path)))
 
 
-def test_a_file_that_is_alone_is_cut_and_no_single_document_is_validation(tmp_path):
+def test_few_files_are_cut_so_that_validation_has_a_part_of_them(tmp_path):
     """A book, a text without line ends, a short one: always the same text, and two documents or more."""
     rng = random.Random(4)
     book = "\n\n".join(text + str(rng.random()) for text in helpers.documents(900, 3))
     texts = {"book.md": book, "line.txt": book.replace("\n", " "), "short.txt": book[:2000]}
-    for name, text in texts.items():
-        (tmp_path / name).write_text(text, encoding="utf-8", newline="")
-        make(tmp_path, tmp_path / name, name=name)
-        assert len(read_split(place(tmp_path, name), "val")[0]) >= 2
-        found = list(sources.Source((tmp_path / name,)).documents())
-        assert b"".join(text for _, text in found).decode() == text and len(found) > 8
+    paths = [tmp_path / name for name in texts]
+    for path in paths:
+        path.write_text(texts[path.name], encoding="utf-8", newline="")
+        found = list(sources.Source((path,)).documents())
+        assert b"".join(text for _, text in found).decode() == texts[path.name] and len(found) > 8
         assert max(len(text) for _, text in found) <= 8192
-        assert set(read_all(place(tmp_path, name))) == {text for _, text in found}
-        assert found[1][0] == f"{tmp_path / name}:{1 + found[0][1].count(10)}", "its first line"
-    for number in (3, 10, 40):
-        file = write_jsonl(tmp_path / "t.jsonl", [f"document {n} of {number}" for n in range(number)])
-        make(tmp_path, file, name=f"n{number}")
-        assert len(read_split(place(tmp_path, f"n{number}"), "val")[0]) >= 2
+        assert found[1][0] == f"{path}:{1 + found[0][1].count(10)}", "its first line"
+        make(tmp_path, path, name=path.name)
+        assert set(read_all(place(tmp_path, path.name))) == {text for _, text in found}
+    make(tmp_path, paths[0], *paths[1:], name="three")
+    for name in ("three", *texts):
+        val, train = (read_split(place(tmp_path, name), split)[0] for split in ("val", "train"))
+        assert len(val) >= 2 and sum(map(len, val)) < 0.3 * sum(map(len, train))
+    assert "--separator 'XYZ' is no line of the text (documents: 3)" in make(
+        tmp_path, paths[0], *paths[1:], "--separator", "XYZ", name="x"
+    )
+    assert len(read_all(place(tmp_path, "x"))) == 3
 
 
 def test_what_a_folder_holds_is_read_listed_or_refused(tmp_path, monkeypatch):
@@ -503,33 +514,41 @@ def test_closed_and_broken_output(tmp_path):
 MOMENTS = ["dataset", "documents", "tokenizer.model", "dataset/t_val_*", "dataset/t_train_*3.bin"]
 
 
-def begun(line: list[object], root: Path, moment: str) -> subprocess.Popen:
-    """A run that has reached a moment, which is a pattern of files, or has ended."""
-    process = start("data", "prepare", *line, "--root", root)
-    while not list(root.glob(f"data/datasets/.spool*/*/{moment}")) and process.poll() is None:
-        time.sleep(0.002)
-    return process
-
-
 @pytest.mark.slow
-def test_kill_9_at_many_moments(tmp_path):
-    """Killed soon after each of the steps has begun, a run makes the same bytes in the end."""
+def test_whatever_stops_a_run_the_next_one_makes_the_same_bytes(tmp_path):
+    """Soon after each of the steps has begun; and a full disk, for which a limit on files stands in."""
     corpus = write_jsonl(tmp_path / "texts.jsonl", documents(500))
     line = words(tmp_path / "plain", corpus, "--vocab-size", 400, "--shard-tokens", 5_000, "--val-docs", 40)
     run(*line)
     expected = tree(tmp_path / "plain")
     rng = random.Random(20)
-    for attempt in range(2):
-        root = tmp_path / f"killed{attempt}"
+    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
+        root = tmp_path / number.name
         for moment in MOMENTS:
-            process = begun(line, root, moment)
+            process = start("data", "prepare", *line, "--root", root)
+            while not list(root.glob(f"data/datasets/.spool*/*/{moment}")) and process.poll() is None:
+                time.sleep(0.002)
             time.sleep(rng.uniform(0, 0.05))
-            process.kill()
-            process.communicate()
+            process.send_signal(number)
+            said = process.communicate()[1]
+            if moment == MOMENTS[0] and number != signal.SIGKILL:
+                assert process.returncode == 16 and "continues" in said
             if place(root, vocab=400).exists():
                 assert tree(root).items() >= expected.items()
         run(*line, "--root", root)
         assert tree(root) == expected
+    root = tmp_path / "full"
+
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
+
+    full = start("data", "prepare", *line, "--root", root, preexec_fn=limit, stdout=subprocess.DEVNULL)
+    said = refused(full.communicate()[1])
+    assert full.returncode == 3 and not place(root, vocab=400).exists()
+    assert "cannot be written" in said and "make room, then run the same command again" in said
+    run(*line, "--root", root)
+    assert tree(root) == expected
 
 
 def test_second_run_continues(corpus, tmp_path, monkeypatch):
@@ -555,35 +574,6 @@ def test_second_run_continues(corpus, tmp_path, monkeypatch):
     assert again == written[-1:]
     make(tmp_path / "plain", corpus, *options)
     assert tree(tmp_path / "cut") == tree(tmp_path / "plain")
-
-
-@pytest.mark.slow
-def test_signals_and_full_disks(corpus, tmp_path):
-    """A limit on the size of files stands in for a full disk: the same errors come from the same places."""
-    line = words(tmp_path / "plain", corpus, "--vocab-size", 400)
-    run(*line)
-    expected = tree(tmp_path / "plain")
-    for number in (signal.SIGTERM, signal.SIGINT):
-        root = tmp_path / f"cut{number}"
-        process = begun(line, root, "dataset")
-        process.send_signal(number)
-        assert "continues" in process.communicate()[1]
-        assert process.returncode == 16
-        run(*line, "--root", root)
-        assert tree(root) == expected
-
-    def limit():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
-
-    root = tmp_path / "full"
-    full = start("data", "prepare", *line, "--root", root, preexec_fn=limit, stdout=subprocess.DEVNULL)
-    said = refused(full.communicate()[1])
-    assert full.returncode == 3
-    assert "cannot be written" in said and "make room, then run the same command again" in said
-    assert not place(root, vocab=400).exists()
-    run(*line, "--root", root)
-    assert tree(root) == expected
 
 
 # --- the demo corpus -------------------------------------------------------------------------------------
