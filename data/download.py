@@ -3,15 +3,13 @@
     python -m data download --variant sp1024 --train-shards 80
     python -m data download --variant sp1024 --train-shards 0      # the validation split alone
 
-The hub client fetches: token, mirror, proxy, retries and rate limits are its own, set by HF_ENDPOINT,
-HF_TOKEN and its other variables. This program chooses the files and checks them. All come from one commit of
-one repo, which source.json in the dataset's folder names. They arrive in a hidden folder beside it and move
-when all of them are right, so any moment is safe to stop. The same command goes on, with --train-shards for
-more; files that are there are checked byte for byte.
-
-Exit codes: 0 all is there, 2 bad argument, 3 it is not (the last line says why, and what to do), 130 Ctrl-C.
+All files come from one commit of one repo, which source.json in the dataset's folder names. They arrive in a
+hidden folder beside it and move when all of them are right, so any moment is safe to stop. The same command
+goes on. Files that are there are compared byte for byte. The hub's client reads HF_TOKEN, HF_ENDPOINT and its
+other variables.
 """
 
+import functools
 import json
 import os
 import re
@@ -97,27 +95,18 @@ def choose(manifest: dict, variant: str, origin: str) -> tuple[dict, dict]:
     datasets = {entry["name"]: entry for entry in manifest["datasets"]}
     found = [name for name in datasets if name == variant or name.endswith("_" + variant)]
     if len(found) != 1:
-        names = ", ".join(sorted(found or datasets))
-        raise DataError(
-            f"{origin} has {'more than one' if found else 'no'} variant {variant!r}: "
-            f"call with --variant and one of: {names or 'none at all'}"
-        )
-    dataset = datasets[found[0]]
-    for tokenizer in manifest["tokenizers"]:
-        if tokenizer["name"] == dataset["tokenizer_name"]:
-            return dataset, tokenizer
-    raise faulty(f"{origin}: {MANIFEST} lacks the tokenizer {dataset['tokenizer_name']} of {found[0]}")
+        names = ", ".join(sorted(found or datasets)) or "none at all"
+        many = "more than one" if found else "no"
+        raise DataError(f"{origin} has {many} variant {variant!r}: call with --variant and one of: {names}")
+    tokenizers = {entry["name"]: entry for entry in manifest["tokenizers"]}
+    return datasets[found[0]], tokenizers[datasets[found[0]]["tokenizer_name"]]
 
 
 def tokenizer_file(tokenizer: dict, listing: dict[str, RemoteFile], origin: str) -> RemoteFile:
     path = inside(tokenizer.get("model_path") or tokenizer["path"])
     if not path.endswith(".model"):
-        raise DataError(
-            f"{origin}: the tokenizer {path} is no SentencePiece model (.model), and nothing here can "
-            "train with another: choose another --variant"
-        )
-    if f"{PREFIX}/{path}" not in listing:
-        raise faulty(f"{origin} lacks the file of the tokenizer {tokenizer['name']}, {path}")
+        what = f"{origin}: the tokenizer {path} is no SentencePiece model (.model)"
+        raise DataError(f"{what}, and nothing here can train with another: choose another --variant")
     return listing[f"{PREFIX}/{path}"]
 
 
@@ -163,7 +152,7 @@ def refuse_others(root: Path, release: Release) -> None:
         raise DataError(f"{other}: go on with {options}, {mend}")
 
 
-def fetch(release: Release, file: RemoteFile, stage: Path) -> None:
+def fetch(release: Release, stage: Path, file: RemoteFile) -> None:
     """Have the client bring a file into `stage`, and check all that can be. Raises DataError."""
     path = hub.fetch(release.repo, release.commit, file, stage)
     if file.name.endswith(".bin"):
@@ -192,13 +181,8 @@ def fetch_all(root: Path, release: Release, missing: list[RemoteFile]) -> None:
     if to_come > free:
         raise DataError(f"{root}: {to_come} bytes to come and {free} free: make room, then {GO_ON}")
     say(f"{release.name} of {release.origin}: {len(missing)} files, {to_come / 1e6:.1f} MB to come")
-    thread_map(
-        lambda file: fetch(release, file, stage),
-        missing,
-        max_workers=THREADS,
-        desc=release.name,
-        disable=None,  # where no terminal shows it
-    )
+    bring = functools.partial(fetch, release, stage)
+    thread_map(bring, missing, max_workers=THREADS, desc=release.name, disable=None)  # on a terminal alone
     place = folder if folder.exists() else stage / "whole"
     place.mkdir(exist_ok=True)
     record = {"repo_id": release.repo.id, "commit": release.commit}

@@ -14,25 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import httpx2
-from huggingface_hub import (
-    CommitOperationAdd,
-    HfApi,
-    _local_folder,
-    constants,
-    file_download,
-    get_token,
-    hf_hub_download,
-)
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-    XetDownloadError,
-)
-from huggingface_hub.utils import disable_progress_bars, validate_repo_id
+from huggingface_hub import CommitOperationAdd, HfApi, _local_folder, constants, errors, file_download
+from huggingface_hub.utils import disable_progress_bars, get_token, validate_repo_id
 
 from data.command import DataError, UsageError
 
@@ -97,7 +80,7 @@ def read_address(text: str, kind: str) -> tuple[Repo, str]:
     found = ADDRESS.fullmatch(text)
     try:
         validate_repo_id(found[1] if found else text)
-    except HFValidationError:
+    except errors.HFValidationError:
         raise UsageError(f"{text}: is no address, expected hub:user/name or hub:user/name@commit") from None
     return Repo(found[1], kind, text), found[2] or MAIN
 
@@ -107,7 +90,7 @@ def read_address(text: str, kind: str) -> tuple[Repo, str]:
 
 # What the client raises: on the way to the hub (RuntimeError: from its storage, Xet), and where an answer is
 # not a hub's.
-NO_CONNECTION = (OSError, httpx2.RequestError, RuntimeError, XetDownloadError)
+NO_CONNECTION = (OSError, httpx2.RequestError, RuntimeError, errors.XetDownloadError)
 NO_HUB = (ValueError, TypeError, KeyError, AttributeError)
 
 
@@ -117,7 +100,7 @@ def one_line(what: str, repo: Repo, revision: str, writing: bool = False) -> Ite
     try:
         yield
     except (*NO_CONNECTION, *NO_HUB) as error:
-        hidden = isinstance(error, LocalEntryNotFoundError) or type(error) is RuntimeError
+        hidden = isinstance(error, errors.LocalEntryNotFoundError) or type(error) is RuntimeError
         if hidden and error.__cause__:  # it looked on the disk when the hub failed, or a thread of its failed
             error = error.__cause__
         if isinstance(error, OSError) and error.errno is not None:
@@ -128,15 +111,15 @@ def one_line(what: str, repo: Repo, revision: str, writing: bool = False) -> Ite
 def explained(error: BaseException, what: str, repo: Repo, revision: str, writing: bool) -> DataError:
     """The error to end with: what happened, and what mends it."""
     token = "check that your token" if get_token() else "set HF_TOKEN to a token that"
-    if isinstance(error, OfflineModeIsEnabled):
+    if isinstance(error, errors.OfflineModeIsEnabled):
         mend = GO_ON
-    elif isinstance(error, RevisionNotFoundError):
+    elif isinstance(error, errors.RevisionNotFoundError):
         mend = f"the repo has no revision {revision!r}: check the revision that you named"
-    elif isinstance(error, HfHubHTTPError) and error.response.status_code not in (401, 403, 404):
+    elif isinstance(error, errors.HfHubHTTPError) and error.response.status_code not in (401, 403, 404):
         mend = GO_ON
-    elif isinstance(error, HfHubHTTPError) and writing:
+    elif isinstance(error, errors.HfHubHTTPError) and writing:
         mend = f"{token} may write to {repo.id}"
-    elif isinstance(error, HfHubHTTPError):
+    elif isinstance(error, errors.HfHubHTTPError):
         mend = f"not there, private or gated: check {repo.named}, or {token} may read it"
     elif isinstance(error, NO_CONNECTION):
         mend = f"check network, proxy and HF_ENDPOINT {constants.ENDPOINT}, then {GO_ON}"
@@ -147,7 +130,7 @@ def explained(error: BaseException, what: str, repo: Repo, revision: str, writin
 
 def brief(error: BaseException) -> str:
     """What happened, in one line, without advice."""
-    if isinstance(error, HfHubHTTPError):
+    if isinstance(error, errors.HfHubHTTPError):
         return f"HTTP {error.response.status_code} from {error.response.url.netloc.decode()}"
     return " ".join([type(error).__name__, *str(error).split()])
 
@@ -161,7 +144,7 @@ def ask_listing(repo: Repo, revision: str) -> tuple[str, dict[str, RemoteFile]]:
         try:
             asked = {"repo_type": repo.kind, "revision": revision, "files_metadata": True}
             info = HfApi().repo_info(repo.id, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT, **asked)
-        except RepositoryNotFoundError:
+        except errors.RepositoryNotFoundError:
             refuse_another_kind(repo)
             raise
         if not COMMIT.fullmatch(info.sha):
@@ -189,7 +172,9 @@ def checksum_or_none(text: object) -> str:
 def fetch(repo: Repo, commit: str, file: RemoteFile, stage: Path | None = None) -> Path:
     """Have the client bring a file into `stage`, or its cache, and check all of it. Raises DataError."""
     with one_line(file.path, repo, commit):
-        found = hf_hub_download(repo.id, file.path, repo_type=repo.kind, revision=commit, local_dir=stage)
+        found = HfApi().hf_hub_download(
+            repo.id, file.path, repo_type=repo.kind, revision=commit, local_dir=stage
+        )
     path = Path(found)
     if problem := damage(path, file):
         path.resolve().unlink()  # else the client would take it for whole

@@ -190,18 +190,16 @@ def report(job: Job, manifest: dict) -> None:
     say(f"dropped: {dropped['duplicates']:,} exact duplicates, {dropped['empty']:,} empty documents")
     if dropped.get("skipped"):  # older manifests have no such field
         say(f"skipped: {dropped['skipped']:,} documents that could not be used")
-    for shard in manifest["files"]:
-        say(
-            f"{job.target / shard['name']}: {shard['documents']:,} documents, {shard['bytes']:,} bytes, "
-            f"{shard['tokens']:,} tokens, {shard['bytes'] / shard['tokens']:.4f} bytes a token"
-        )
+    found = {split: shards.totals(manifest, split) for split in SPLIT_NAMES}
+    for split, total in found.items():
+        counts = ", ".join(f"{count:,} {what}" for what, count in total.items())
+        say(f"{split}: {counts}, {total['bytes'] / total['tokens']:.4f} bytes a token")
     if manifest["lossy"]:
         say("LOSSY: the tokens do not give back all of the text exactly")
+    say(f"dataset: {job.target}")
     say(f"tokenizer: {job.tokenizer}")
-    val = [shard for shard in manifest["files"] if shard["split"] == "val"]
-    documents = sum(shard["documents"] for shard in val)
-    size = sum(shard["bytes"] for shard in val)
-    train = sum(shard["bytes"] for shard in manifest["files"]) - size
+    documents, size = found["val"]["documents"], found["val"]["bytes"]
+    train = found["train"]["bytes"]
     largest = manifest["validation"]["largest_document"]
     say(f"validation text: the largest of {documents:,} documents has {largest:.1%} of the bytes")
     more = "--val-docs and --val-fraction take more; plain text gives more documents by --separator ''"

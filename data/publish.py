@@ -10,7 +10,6 @@ was cut off goes on. A repo holds one dataset; one that holds anything else is l
 import json
 import sys
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 import click
@@ -20,6 +19,7 @@ from data import check, hub, shards
 from data.command import DataError, say, shell
 from data.door import Command
 from data.download import MANIFEST, PREFIX
+from data.shards import SPLIT_NAMES
 
 LOSSY = (
     "**Lossy.** The tokenizer does not give back all of the text. Shards, manifest and the logs of every run "
@@ -42,14 +42,15 @@ def index(folder: Path, manifest: dict) -> dict:
     """The manifest.json of the whole repo, which `download` reads."""
     tokenizer = manifest["tokenizer"]
     model = Path(tokenizer["file"])
-    counts = Counter(file["split"] for file in manifest["files"])
     return {
         "datasets": [
             {
                 "name": folder.name,
                 "tokenizer_name": model.stem,
                 "path": f"datasets/{folder.name}",
-                "stats": {f"files_{split}": counts[split] for split in ("train", "val")},
+                "stats": {
+                    f"files_{split}": shards.totals(manifest, split)["shards"] for split in SPLIT_NAMES
+                },
             }
         ],
         "tokenizers": [
@@ -69,14 +70,10 @@ def card(folder: Path, manifest: dict, repo_id: str, license_id: str) -> str:
         license=license_id, tags=tags, pretty_name=folder.name, task_categories=["text-generation"]
     )
     tokenizer = manifest["tokenizer"]
-    rows = []
-    for split in ("train", "val"):
-        of_it = [file for file in manifest["files"] if file["split"] == split]
-        sums = [f"{sum(file[key] for file in of_it):,}" for key in ("documents", "bytes", "tokens")]
-        rows.append(f"| {' | '.join([split, str(len(of_it)), *sums])} |")
-    table = "\n".join(rows)
-    train = sum(file["split"] == "train" for file in manifest["files"])
-    options = ["--repo-id", repo_id, "--variant", folder.name, "--train-shards", train]
+    found = {split: shards.totals(manifest, split) for split in SPLIT_NAMES}
+    rows = [[split, *(f"{count:,}" for count in total.values())] for split, total in found.items()]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    options = ["--repo-id", repo_id, "--variant", folder.name, "--train-shards", found["train"]["shards"]]
     fetching = shell("python", "-m", "data", "download", *options)
     return f"""---
 {head.to_yaml()}

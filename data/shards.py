@@ -8,6 +8,7 @@ import re
 import struct
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePath
@@ -418,6 +419,15 @@ def load_manifest(folder: Path) -> dict | None:
             "make the dataset anew"
         )
     return manifest
+
+
+def totals(manifest: dict, split: str) -> Counter[str]:
+    """What the shards of a split hold together: `shards`, `documents`, `bytes` and `tokens`."""
+    found = Counter(shards=0, documents=0, bytes=0, tokens=0)
+    for file in manifest["files"]:
+        if file["split"] == split:
+            found.update(shards=1, **{key: file[key] for key in ("documents", "bytes", "tokens")})
+    return found
 
 
 def own_tokenizer(folder: Path, manifest: dict) -> Path:

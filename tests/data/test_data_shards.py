@@ -113,7 +113,7 @@ def test_any_header_is_read_or_refused(noise):
             assert "expected" in str(error)
 
 
-# --- inspect, verify, and forty kinds of damage ----------------------------------------------------------
+# --- inspect, verify, and thirty kinds of damage ----------------------------------------------------------
 
 
 def test_whole_data_pass(dataset):
@@ -187,16 +187,11 @@ DAMAGES = {  # what is done to the dataset and its second training shard, words 
     "magic": (lambda d, s: put(s, 0, 16777216), "magic number is 16777216, expected 20240520"),
     "version": (lambda d, s: put(s, 1, 2), "version is 2, expected 1"),
     "extension": (lambda d, s: put(s, 3, 2), "extension mark is 0x2"),
-    "extension version": (lambda d, s: put(s, 4, 2), "extension version is 2, expected 1"),
     "vocabulary size": (lambda d, s: put(s, 5, 0), "vocabulary size 0"),
     "crc": (lambda d, s: put(s, 11, 5), "expected 00000005"),
     "count negative": (lambda d, s: put(s, 2, -1), "counts -1 tokens, expected"),
-    "count too high": (lambda d, s: put(s, 2, 6000), "bytes, expected"),
-    "count too low": (lambda d, s: put(s, 2, 2), "bytes, expected"),
-    "one byte short": (lambda d, s: os.truncate(s, s.stat().st_size - 1), "bytes, expected"),
     "one token short": (lambda d, s: os.truncate(s, s.stat().st_size - 2), "bytes, expected"),
     "appended": (lambda d, s: os.truncate(s, s.stat().st_size + 2), "bytes, expected"),
-    "empty": (lambda d, s: os.truncate(s, 0), "header has 0 bytes, expected 1024"),
     "half a header": (lambda d, s: os.truncate(s, 512), "header has 512 bytes, expected 1024"),
     "header alone": (lambda d, s: os.truncate(s, 1024), "file has 1024 bytes, expected"),
     "id beyond": (
@@ -204,7 +199,6 @@ DAMAGES = {  # what is done to the dataset and its second training shard, words 
         "below the vocabulary's 500 is False",
     ),
     "flipped bit": (lambda d, s: patch(s, 1524, bytes([s.read_bytes()[1524] ^ 1])), "crc32 is"),
-    "highest id": (lambda d, s: rewrite(s, max_id=7), "expected 7"),
     "documents": (lambda d, s: rewrite(s, documents=7), "expected 7"),
     "bytes of text": (lambda d, s: rewrite(s, text_bytes=7), "bytes of text is"),
     "other corpus": (lambda d, s: rewrite(s, corpus=b"1" * 32), "different values of corpus is 2"),
@@ -232,18 +226,13 @@ DAMAGES = {  # what is done to the dataset and its second training shard, words 
         "sha256 of the tokenizer is",
     ),
     "no tokenizer": (lambda d, s: (d / MODEL).unlink(), "expected a SentencePiece model"),
-    "half a manifest": (lambda d, s: (d / MANIFEST).write_text("{"), "manifest.json: no JSON"),
     "manifest without end": (
         lambda d, s: (d / MANIFEST).write_text("[" * 100_000),
         "manifest.json: no JSON",
     ),
-    "empty manifest": (
-        lambda d, s: (d / MANIFEST).write_text('{"format": "bytegolf dataset"}'),
-        "is a required property, expected what python -m data prepare writes",
-    ),
     "manifest of another shape": (
         lambda d, s: edit(d, 0, tokens=...),
-        "$.files[0]: 'tokens' is a required property",
+        "$.files[0]: 'tokens' is a required property, expected what python -m data prepare writes",
     ),
     "manifest without a tokenizer": (
         lambda d, s: edit(d, tokenizer=None),

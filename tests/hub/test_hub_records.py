@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -87,33 +86,6 @@ def test_a_record_that_did_not_pass_is_published_as_such_and_then_as_passed(hub,
     assert f": 1 of {len(files) - 1} files were sent" in publish(hub, folder, author.data)
     card = ModelCard(hub.files(REPO, "models")["README.md"].decode())
     assert "did not pass" not in card.text and card.data.eval_results[0].metric_name == "bits per byte"
-
-
-def test_an_upload_that_was_cut_off_goes_on(hub, author):
-    """Killed at its second artifact; the first one is not sent again."""
-    waits = threading.Event()
-    first, second = (sha256((author.folder / f"model_seed{seed}.ptz").read_bytes()) for seed in (1, 2))
-
-    def hold() -> None:
-        waits.set()
-        hub.closing.wait(20)
-        raise ConnectionError
-
-    hub.fault(f"PUT /blob/{second}", times=1, before=hold)
-    args = (author.folder, "--to", REPO, "--data", author.data)
-    process = data_kit.start("records", "publish", *args, env=hub.environment(HF_TOKEN="hf_write"))
-    assert waits.wait(60)
-    while first not in hub.blobs:
-        assert process.poll() is None
-    process.kill()
-    process.communicate()
-    hub.closing.set()
-    assert list(hub.files(REPO, "models")) == [".gitattributes"]  # nobody sees a part
-    hub.faults.clear()
-    since = len(hub.requests)
-    publish(hub, author.folder, author.data)
-    assert second in hub.sent(since) and first not in hub.sent(since)
-    assert f"track_tiny/{author.folder.name}/model_seed2.ptz" in hub.files(REPO, "models")
 
 
 def test_what_holds_something_else_is_left_as_it_is(hub, author):
