@@ -41,8 +41,8 @@ def verify_shard(path: Path, tokenizer: Tokenizer | None) -> list[str]:
     if highest >= tokenizer.vocab_size:
         return [
             *lines,
-            f"FAIL {path}: highest id is {highest}, expected below the tokenizer's {tokenizer.vocab_size} "
-            "pieces: --tokenizer MODEL names the one that made it",
+            f"FAIL {path}: highest id is {highest}, expected below the {tokenizer.vocab_size} pieces of "
+            f"{tokenizer.path}: name the model that made it, here and as TOKENIZER_PATH with its VOCAB_SIZE",
         ]
     size = tokenizer.text_bytes(tokens)
     if header.legacy or header.lossy:
@@ -53,19 +53,16 @@ def verify_shard(path: Path, tokenizer: Tokenizer | None) -> list[str]:
     return lines
 
 
-GPT2_END = 50256  # GPT-2's end of text
+GPT2_LAST = 50256
 
 
 def what_to_set(highest: int) -> str:
     """What a user has to know of a legacy shard, which vouches for its number of tokens only."""
-    if highest == GPT2_END:
-        return (
-            f"legacy; its highest id is {highest}, GPT-2's end of text, and training takes no tokenizer but "
-            "SentencePiece's: python -m data prepare text makes shards of its text"
-        )
+    mend = "python -m data prepare text makes shards of the text"
+    gpt2 = f"; GPT-2, whose last id this is, has no such model: {mend}" if highest == GPT2_LAST else ""
     return (
         f"legacy; its highest id is {highest}. To train on it, TOKENIZER_PATH names the SentencePiece model "
-        f"that made it, and VOCAB_SIZE the number of its pieces, {highest + 1} or more"
+        f"that made it, and VOCAB_SIZE the number of its pieces, {highest + 1} or more{gpt2}"
     )
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import functools
 import hashlib
 import os
 import re
@@ -100,25 +101,36 @@ def spool(documents: Iterable[Read], plan: Plan, path: Path, skip_bad: bool = Fa
     partial = files.beside(path)
     partial.unlink(missing_ok=True)
     dropped = Counter(empty=0, duplicates=0, skipped=0)
-    with contextlib.closing(sqlite3.connect(partial)) as database, progress("read", None) as bar:
-        try:
+    found = usable(documents, plan, skip_bad, dropped)
+    try:
+        with contextlib.closing(sqlite3.connect(partial)) as database, progress("read", None) as bar:
             database.executescript(TABLES)
-            for name, text in usable(documents, plan, skip_bad, dropped):
-                if not text:
-                    dropped["empty"] += 1
-                    continue
-                train = len(text) > plan.val_max_bytes
-                train |= bool(plan.train_names and re.match(plan.train_names, name))
-                label = name.encode(errors="replace").decode()
-                database.execute(ADD, (hashlib.sha256(text).digest(), train, len(text), label, text))
-                dropped["duplicates"] += 1
-                bar.update(len(text))
-            dropped["duplicates"] -= database.execute("SELECT count(*) FROM documents").fetchone()[0]
+            added = add_all(database, found, plan, dropped, bar)
+            (kept,) = database.execute("SELECT count(*) FROM documents").fetchone()
+            dropped["duplicates"] = added - kept
             database.executemany("INSERT INTO dropped VALUES (?, ?)", dropped.items())
             database.commit()
-        except sqlite3.OperationalError as error:  # it says that it could not write, and not why
-            raise OSError(errno.ENOSPC, f"cannot be written ({error})", str(path)) from error
+    except sqlite3.OperationalError as error:  # it does not say why
+        raise OSError(errno.ENOSPC, f"cannot be written ({error})", str(path)) from error
     os.rename(partial, path)
+
+
+def add_all(
+    database: sqlite3.Connection, documents: Iterable[Document], plan: Plan, dropped: Counter, bar: tqdm
+) -> int:
+    """Add all documents that are not empty; how many there were."""
+    added = 0
+    for name, text in documents:
+        if not text:
+            dropped["empty"] += 1
+            continue
+        train = len(text) > plan.val_max_bytes
+        train |= bool(plan.train_names and re.match(plan.train_names, name))
+        label = name.encode(errors="replace").decode()
+        database.execute(ADD, (hashlib.sha256(text).digest(), train, len(text), label, text))
+        added += 1
+        bar.update(len(text))
+    return added
 
 
 class Corpus:
@@ -131,17 +143,15 @@ class Corpus:
 
     def __init__(self, path: Path, plan: Plan, expected: str | None = None):
         self.database = sqlite3.connect(path)
-        self.database.create_function("side", 2, self.side, deterministic=True)
         self.dropped = dict(self.database.execute("SELECT * FROM dropped"))
-        self.choose(plan)
+        side = functools.partial(side_of, *last_keys(self.database, plan))
+        self.database.create_function("side", 2, side, deterministic=True)
         self.text_bytes = dict.fromkeys(SPLITS, 0)
         self.largest = dict.fromkeys(SPLITS, 0)
         digests = {split: hashlib.sha256() for split in SPLITS}
         identity = hashlib.sha256()
-        for digest, train, size in self.database.execute(
-            "SELECT hash, train, size FROM documents ORDER BY hash"
-        ):
-            split = self.side(digest, train)
+        rows = self.database.execute("SELECT hash, side(hash, train), size FROM documents ORDER BY hash")
+        for digest, split, size in rows:
             self.text_bytes[split] += size
             self.largest[split] = max(self.largest[split], size)
             digests[split].update(digest)
@@ -159,33 +169,35 @@ class Corpus:
                 "--val-fraction"
             )
 
-    def choose(self, plan: Plan) -> None:
-        """Find the last keys of val and of second. Raises DataError where there are too few documents."""
-        (documents,) = self.database.execute("SELECT count(*) FROM documents").fetchone()
-        at_least = plan.val_docs or (2 if documents > 2 else 1)  # one alone would decide a score
-        keys = "SELECT substr(hash, 9, 8) FROM documents WHERE NOT train ORDER BY 1 LIMIT ?"
-        smallest = [int.from_bytes(key) for (key,) in self.database.execute(keys, [at_least])]
-        if documents <= at_least or len(smallest) < at_least:
-            raise DataError(
-                f"the text has {documents} distinct documents that are not empty, expected at least "
-                f"{at_least + 1}: one to train on and {at_least} for validation, of at most "
-                f"{plan.val_max_bytes} bytes (--separator LINE splits plain text)"
-            )
-        share = 0 if plan.val_docs else int(plan.val_fraction * 2**64)
-        self.last_val = max(share - 1, smallest[-1])
-        self.last_second = self.last_val + int(plan.second_fraction * 2**64)
-
-    def side(self, digest: bytes, train: int) -> str:
-        """The split of a document; `train`: it is for training alone."""
-        key = int.from_bytes(digest[8:16])
-        if train or key > self.last_second:
-            return "train"
-        return "second" if key > self.last_val else "val"
-
     def read(self, split: str, skip: int = 0) -> Iterator[Document]:
         """The documents of a split, in order of their hashes, without the first `skip`."""
         chosen = "FROM documents WHERE side(hash, train) = ? ORDER BY hash LIMIT -1 OFFSET ?"
         yield from self.database.execute(f"SELECT name, text {chosen}", (split, skip))
+
+
+def last_keys(database: sqlite3.Connection, plan: Plan) -> tuple[int, int]:
+    """The last keys of val and of second. Raises DataError where there are too few documents."""
+    (documents,) = database.execute("SELECT count(*) FROM documents").fetchone()
+    at_least = plan.val_docs or (2 if documents > 2 else 1)  # one alone would decide a score
+    keys = "SELECT substr(hash, 9, 8) FROM documents WHERE NOT train ORDER BY 1 LIMIT ?"
+    smallest = [int.from_bytes(key) for (key,) in database.execute(keys, [at_least])]
+    if documents <= at_least or len(smallest) < at_least:
+        raise DataError(
+            f"the text has {documents} distinct documents that are not empty, expected at least "
+            f"{at_least + 1}: one to train on and {at_least} for validation, of at most "
+            f"{plan.val_max_bytes} bytes (--separator LINE splits plain text)"
+        )
+    share = 0 if plan.val_docs else int(plan.val_fraction * 2**64)
+    last_val = max(share - 1, smallest[-1])
+    return last_val, last_val + int(plan.second_fraction * 2**64)
+
+
+def side_of(last_val: int, last_second: int, digest: bytes, train: int) -> str:
+    """The split of a document; `train`: it is for training alone."""
+    key = int.from_bytes(digest[8:16])
+    if train or key > last_second:
+        return "train"
+    return "second" if key > last_val else "val"
 
 
 def progress(what: str, total: int | None, initial: int = 0) -> tqdm:

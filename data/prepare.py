@@ -5,9 +5,7 @@
     python -m data prepare text PATH... --name NAME --vocab-size 1024
     python -m data prepare hub:OWNER/NAME
 
-All run the same five steps, in bounded memory whatever the size of the text: read, split, train a tokenizer,
-encode, seal. All of it grows in a hidden folder beside the target. A second run continues from the parts that
-are whole.
+The text may be larger than the memory. After a kill or a stop the same command continues from what is whole.
 """
 
 import json

@@ -3,8 +3,8 @@
     python -m data publish data/datasets/NAME_sp1024 --to user/name
 
 `python -m data download --repo-id user/name --variant NAME_sp1024` fetches it. The token is HF_TOKEN, or that
-of `hf auth login`. When the same command is given again, only what has changed is sent, and an upload that
-was cut off goes on. A repo holds one dataset; one that holds anything else is left as it is.
+of `hf auth login`. The same command sends what has changed, or goes on. A repo that holds anything else is
+left as it is.
 """
 
 import json
@@ -63,12 +63,10 @@ def index(folder: Path, manifest: dict) -> dict:
     }
 
 
-def card(folder: Path, manifest: dict, repo_id: str, license_id: str) -> str:
+def card(folder: Path, manifest: dict, repo_id: str) -> str:
     """The README.md of the repo."""
     tags = ["bytegolf", "lossy"] if manifest["lossy"] else ["bytegolf"]
-    head = DatasetCardData(
-        license=license_id, tags=tags, pretty_name=folder.name, task_categories=["text-generation"]
-    )
+    head = DatasetCardData(tags=tags, pretty_name=folder.name, task_categories=["text-generation"])
     tokenizer = manifest["tokenizer"]
     found = {split: shards.totals(manifest, split) for split in SPLIT_NAMES}
     rows = [[split, *(f"{count:,}" for count in total.values())] for split, total in found.items()]
@@ -101,8 +99,7 @@ In a copy of the bytegolf repository this fetches shards and tokenizer and check
 @click.command(cls=Command, help=__doc__)
 @click.argument("dataset", type=Path)
 @click.option("--to", type=hub.own_repo, required=True, metavar="USER/NAME", help="the repo that gets it")
-@click.option("--license", "license_id", default="unknown", help="of the text, as the hub names it")
-def main(dataset: Path, to: str, license_id: str) -> int:
+def main(dataset: Path, to: str) -> int:
     folder = dataset.absolute()
     manifest = shards.load_manifest(folder)
     if manifest is None:
@@ -114,7 +111,7 @@ def main(dataset: Path, to: str, license_id: str) -> int:
         sources[MANIFEST] = Path(stage) / "manifest.json"
         sources[MANIFEST].write_text(json.dumps(index(folder, manifest), indent=1) + "\n")
         sources[hub.CARD] = Path(stage) / hub.CARD
-        sources[hub.CARD].write_text(card(folder, manifest, to, license_id), encoding="utf-8")
+        sources[hub.CARD].write_text(card(folder, manifest, to), encoding="utf-8")
         commit, changed = hub.publish(there, sources, folder.name)
     if changed:
         say(f"{to}@{commit}: {len(changed)} of {len(sources)} files were sent")

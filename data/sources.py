@@ -290,12 +290,11 @@ def read_parquet(path: Path, source: Source) -> Iterator[Read]:
     try:
         with pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
             schema = file.schema_arrow
-            strings = [column.name for column in schema if column.type in kinds]
+            strings = [one.name for one in schema if one.type in kinds or one.name == "text"]
             field = source.field or column_of(strings, path)
             if field not in schema.names:
-                raise DataError(
-                    f"{path}: no column {field!r} among {schema.names}; --field NAME chooses another"
-                )
+                there = ", ".join(schema.names)
+                raise DataError(f"{path}: no column {field!r} among {there}; --field NAME chooses another")
             batches = file.iter_batches(64, columns=[field])
             texts = itertools.chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
             for number, text in enumerate(texts, 1):

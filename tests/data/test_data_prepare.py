@@ -176,7 +176,8 @@ def test_formats_compressions_order_and_duplicates_do_not_matter(corpus, tmp_pat
     mixed.mkdir(parents=True)
     for name, content in files.items():
         (mixed / name).write_bytes(content)
-    table = pyarrow.table({"n": range(len(texts) - 115 + 1), "text": [*texts[115:], None]})
+    column = pyarrow.array([*texts[115:], None]).dictionary_encode()
+    table = pyarrow.table({"n": range(len(column)), "text": column})
     pyarrow.parquet.write_table(table, mixed / "h.parquet", row_group_size=7)
     options = ["--vocab-size", 400, "--val-fraction", 0.1]
     make(tmp_path / "one", corpus, *options)

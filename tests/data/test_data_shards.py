@@ -358,6 +358,6 @@ def test_legacy_shards(dataset):
     paths[0].write_bytes(extended)
     assert f"{len(paths) - 1} of {len(paths)} shards are legacy" in run(*with_model, code=3)
     legacy_shard(paths[1], [1, 50256])
-    assert "below the tokenizer's 500 pieces: --tokenizer MODEL names" in run(*with_model, code=3)
+    assert "name the model that made it, here and as TOKENIZER_PATH" in run(*with_model, code=3)
     said = run("inspect", paths[1])
-    assert "50256, GPT-2's end of text" in said and "python -m data prepare text" in said
+    assert "50257 or more; GPT-2, whose last id this is, has no such model: python -m data" in said
