@@ -21,7 +21,6 @@ from data.command import DataError, UsageError
 
 GO_ON = "run the same command again to go on"
 MAIN = "main"
-KINDS = ("model", "dataset")
 HUBS_OWN = ".gitattributes"  # which the hub puts into every new repo
 CARD = "README.md"
 ADDRESS = re.compile(r"hub:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
@@ -45,7 +44,7 @@ class Repo:
     """A repo of the hub."""
 
     id: str
-    kind: str  # one of KINDS
+    kind: str  # model or dataset
     named: str  # as the user named it, for advice
 
 
@@ -120,7 +119,7 @@ def explained(error: BaseException, what: str, repo: Repo, revision: str, writin
     elif isinstance(error, errors.HfHubHTTPError) and writing:
         mend = f"{token} may write to {repo.id}"
     elif isinstance(error, errors.HfHubHTTPError):
-        mend = f"not there, private or gated: check {repo.named}, or {token} may read it"
+        mend = f"no {repo.kind} repo, private or gated: check {repo.named}, or {token} may read it"
     elif isinstance(error, NO_CONNECTION):
         mend = f"check network, proxy and HF_ENDPOINT {constants.ENDPOINT}, then {GO_ON}"
     else:
@@ -141,12 +140,8 @@ def brief(error: BaseException) -> str:
 def ask_listing(repo: Repo, revision: str) -> tuple[str, dict[str, RemoteFile]]:
     """The commit that the revision means now, and what the repo holds then, by path. Raises DataError."""
     with one_line(f"{repo.id} at {revision}", repo, revision):
-        try:
-            asked = {"repo_type": repo.kind, "revision": revision, "files_metadata": True}
-            info = HfApi().repo_info(repo.id, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT, **asked)
-        except errors.RepositoryNotFoundError:
-            refuse_another_kind(repo)
-            raise
+        asked = {"repo_type": repo.kind, "revision": revision, "files_metadata": True}
+        info = HfApi().repo_info(repo.id, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT, **asked)
         if not COMMIT.fullmatch(info.sha):
             raise ValueError(f"commit {info.sha!r}")
         listing = {}
@@ -154,13 +149,6 @@ def ask_listing(repo: Repo, revision: str) -> tuple[str, dict[str, RemoteFile]]:
             etag = checksum_or_none(file.lfs.sha256 if file.lfs else file.blob_id)
             listing[file.rfilename] = RemoteFile(file.rfilename, int(file.size), etag)
     return info.sha, listing
-
-
-def refuse_another_kind(repo: Repo) -> None:
-    """Raises DataError where a repo of the other kind has the name."""
-    other = KINDS[1 - KINDS.index(repo.kind)]
-    if HfApi().repo_exists(repo.id, repo_type=other):
-        raise DataError(f"{repo.id} is a {other} repo, expected a {repo.kind} repo: check {repo.named}")
 
 
 def checksum_or_none(text: object) -> str:
@@ -228,7 +216,6 @@ def look(repo: Repo) -> RepoContents:
         raise DataError(f"no token: set HF_TOKEN to one that may write to {repo.id}, or run hf auth login")
     with one_line(repo.id, repo, MAIN, writing=True):
         if not HfApi().repo_exists(repo.id, repo_type=repo.kind):
-            refuse_another_kind(repo)
             return RepoContents(repo, "", {})
     return RepoContents(repo, *ask_listing(repo, MAIN))
 

@@ -229,12 +229,14 @@ OPTIONS = [  # of all commands
     click.Option(
         ["--shard-tokens"],
         type=click.IntRange(1, shards.MAX_TOKENS),
+        metavar="N",
         default=Plan.shard_tokens,
         help="of a shard, at most",
     ),
     click.Option(
         ["--vocab-size"],
         type=click.IntRange(SPECIAL_PIECES + 1, shards.IDS),
+        metavar="N",
         help="260: bytes  [default: 1024, or the tokenizer's]",
     ),
 ]
@@ -250,7 +252,11 @@ TEXT_OPTIONS = [  # of texts, of one's own and of the hub
     click.Option(["--skip-bad"], is_flag=True, help="leave out what cannot be used, and count it"),
     click.Option(["--separator"], metavar="LINE", help="between documents of plain text; '' for empty lines"),
     click.Option(
-        ["--field", "--column"], default="", help="of JSON and parquet  [default: text, or the only string]"
+        ["--field", "--column"],
+        default="",
+        show_default="text, or the only one of strings",
+        metavar="NAME",
+        help="of JSON and parquet",
     ),
 ]
 
@@ -348,7 +354,11 @@ def text(paths: tuple[Path, ...], field: str, separator: str | None, **options: 
 @main.command("hub", params=[click.Argument(["address"], metavar="hub:OWNER/NAME"), *TEXT_OPTIONS])
 @click.option("--name", help="of the dataset here  [default: NAME, or NAME-SUBSET]")
 @click.option(
-    "--subset", default="", metavar="PATH", help="a folder or a file of the repo; . for all folders"
+    "--subset",
+    default="",
+    show_default=False,
+    metavar="PATH",
+    help="a folder or a file of the repo; . for all folders",
 )
 @click.option("--files", "most", **COUNT, help="only the first N files")
 def hub_text(

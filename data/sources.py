@@ -141,7 +141,8 @@ def read_text(path: Path, source: Source) -> Iterator[Read]:
         if source.separator is not None:
             yield from read_separated(file, path, source.separator.encode())
         elif len(source.paths) < FEW:
-            yield from read_pieces(file, path)
+            size = len(source.paths) * path.stat().st_size  # of the whole text, if its files are alike
+            yield from read_pieces(file, path, min(PIECE, max(64, size // 32)))
         else:
             yield str(path), checked(file.read(MAX_DOCUMENT + 1), str(path))
 
@@ -164,9 +165,8 @@ def read_separated(file: BinaryIO, path: Path, separator: bytes) -> Iterator[Rea
         size = 0
 
 
-def read_pieces(file: BinaryIO, path: Path) -> Iterator[Read]:
+def read_pieces(file: BinaryIO, path: Path, least: int) -> Iterator[Read]:
     """All of a file in pieces: each ends at an empty line, else a line's end, else a space (`piece_end`)."""
-    least = min(PIECE, max(64, path.stat().st_size // 32))
     first = 1  # number of its first line
     rest = file.read(1 << 16)
     while rest:

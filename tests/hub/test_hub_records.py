@@ -90,15 +90,14 @@ def test_a_record_that_did_not_pass_is_published_as_such_and_then_as_passed(hub,
 
 def test_what_holds_something_else_is_left_as_it_is(hub, author):
     theirs = {
-        "me/card": ({"README.md": b"mine"}, "models", "holds README.md"),
-        "me/model": ({"model.bin": b"weights", "README.md": b"mine"}, "models", "holds model.bin"),
-        "me/data": ({"a.txt": b""}, "datasets", "is a dataset repo"),
+        "me/card": ({"README.md": b"mine"}, "holds README.md"),
+        "me/model": ({"model.bin": b"weights", "README.md": b"mine"}, "holds model.bin"),
     }
-    for repo_id, (files, kind, words) in theirs.items():
-        hub.commit(repo_id, files, kind=kind)
+    for repo_id, (files, words) in theirs.items():
+        hub.commit(repo_id, files, kind="models")
         args = ("publish", author.folder, "--data", author.data, "--to", repo_id)
         assert words in refused(hub, *args)
-        assert hub.files(repo_id, kind) == files
+        assert hub.files(repo_id, "models") == files
     for repo_id, token, words in (
         ("me/x", "", "no token: set HF_TOKEN"),
         ("me/x", "hf_wrong", "HTTP 401"),
@@ -150,9 +149,7 @@ def test_what_is_no_record_is_not_fetched(hub, author):
     assert not hub.fetched()
     put(hub, author)
     assert "--track names the track" in refused(hub, "verify", f"hub:{REPO}", "--static")
-    assert "401" in refused(hub, "verify", "hub:no/body", "--static")
-    hub.commit("me/data", {"a": b""})
-    assert "is a dataset repo" in refused(hub, "verify", "hub:me/data", "--static")
+    assert "no model repo" in refused(hub, "verify", "hub:no/body", "--static")
     for address in "hub:x", "hub:a/b/c", "hub:../b@main", "hub:a/b@":
         assert "is no address" in call(hub, "verify", address, "--static", code=2)
     hub.fault(f"GET .*{MODEL}", body=lambda data: data[:-1] + b"\xff")
