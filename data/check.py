@@ -16,6 +16,11 @@ from data.door import Command
 from data.shards import TRAIN, VAL, Header, Splits, Tokenizer, check
 
 THREADS = 4  # each maps a whole shard; numpy and zlib let go of the lock
+OF_LEGACY = (
+    "to train on legacy shards, TOKENIZER_PATH names the SentencePiece model that made them, and VOCAB_SIZE "
+    "its number of pieces, above the highest id; GPT-2, whose last id is 50256, has no such model: "
+    "python -m data prepare text makes shards of the text"
+)
 
 # --- one shard -------------------------------------------------------------------------------------------
 
@@ -29,7 +34,7 @@ def verify_shard(path: Path, tokenizer: Tokenizer | None) -> list[str]:
     highest = int(tokens.max())
     lines = [f"ok   {path}: size {header.file_bytes}"]
     if header.legacy:
-        lines.append(f"note {path}: {what_to_set(highest)}")
+        lines.append(f"note {path}: legacy, says its number of tokens only; the highest id is {highest}")
     else:
         lines += verify_claims(path, header, tokens, highest)
     if tokenizer is None:
@@ -51,19 +56,6 @@ def verify_shard(path: Path, tokenizer: Tokenizer | None) -> list[str]:
     else:
         lines.append(check(path, "bytes of text", size, header.text_bytes))
     return lines
-
-
-GPT2_LAST = 50256
-
-
-def what_to_set(highest: int) -> str:
-    """What a user has to know of a legacy shard, which vouches for its number of tokens only."""
-    mend = "python -m data prepare text makes shards of the text"
-    gpt2 = f"; GPT-2, whose last id this is, has no such model: {mend}" if highest == GPT2_LAST else ""
-    return (
-        f"legacy; its highest id is {highest}. To train on it, TOKENIZER_PATH names the SentencePiece model "
-        f"that made it, and VOCAB_SIZE the number of its pieces, {highest + 1} or more{gpt2}"
-    )
 
 
 def verify_claims(path: Path, header: Header, tokens: np.ndarray, highest: int) -> list[str]:
@@ -216,10 +208,14 @@ def verify_all(paths: tuple[Path, ...], given: Path | None) -> Iterator[str]:
                 model = shards.own_tokenizer(folder, manifest)
             tokenizer = Tokenizer(model) if model else None
             if tokenizer is None:
-                yield f"note {folder}: tokenizer unknown, so text is not counted; --tokenizer MODEL names it"
+                what = "tokenizer unknown, so text is not counted; --tokenizer MODEL names it"
+                yield f"note {folder}: {what}; {OF_LEGACY}"
             yield from verify_folder(path, tokenizer) if path.is_dir() else verify_shard(path, tokenizer)
         except DataError as error:
             yield f"FAIL {error}"
+
+
+NOTHING_ELSE = "legacy: nothing else is known"
 
 
 def header_text(path: Path) -> str:
@@ -229,7 +225,7 @@ def header_text(path: Path) -> str:
     except DataError as error:
         return f"FAIL {error}"
     if header.legacy:
-        return f"{path}\n  tokens {header.tokens}\n  {what_to_set(int(tokens.max()))}"
+        return f"{path}\n  tokens {header.tokens}\n  highest id {tokens.max()}\n  {NOTHING_ELSE}"
     values = asdict(header) | {
         "split": shards.SPLIT_NAMES[header.split],
         "tokenizer": header.tokenizer.hex(),
@@ -247,7 +243,10 @@ def headers_of(paths: tuple[Path, ...]) -> Iterator[str]:
         if splits == ([], []):
             yield f"FAIL {path}: holds no shards, expected *_train_*.bin and *_val_*.bin"
             continue
-        yield from (header_text(shard) for shard in splits[TRAIN] + splits[VAL])
+        found = [header_text(shard) for shard in splits[TRAIN] + splits[VAL]]
+        yield from found
+        if any(one.endswith(NOTHING_ELSE) for one in found):
+            yield f"note {path}: {OF_LEGACY}"
         if path.is_dir():
             names = shards.verify_names(path, path.glob("*.bin"))
             yield from (line for line in names if not line.startswith("ok"))
