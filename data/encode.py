@@ -1,14 +1,17 @@
 """From documents to tokens: a tokenizer is trained, documents are encoded and written as shards."""
 
 import io
+import itertools
+import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+from tqdm import tqdm
 
 from data import shards
 from data.command import DataError, UsageError, say
@@ -96,8 +99,12 @@ def sentences(texts: list[str], vocab_size: int) -> Iterator[str]:
 
 # --- encoding --------------------------------------------------------------------------------------------
 
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS
 RUNNING_BYTES = MAX_DOCUMENT  # being encoded at a time; this bounds the memory, whatever the threads
 SAMPLED = 32  # one training document in so many is decoded again and compared
+
+
+Item = TypeVar("Item")
 
 
 class Encoded(NamedTuple):
@@ -113,17 +120,17 @@ def encode(
     tokenizer: shards.Tokenizer,
     compare_every: int,
     lossy_ok: bool,
-    workers: int,
+    bar: tqdm,
 ) -> Iterator[Encoded]:
-    """The documents in order, encoded in `workers` threads. Raises DataError where text would be lost.
+    """The documents in order, encoded in threads. Raises DataError where text would be lost.
 
     One in `compare_every` is decoded again, and each whose tokens have other bytes than it. Its content
     decides which one, so that a resumed run compares the same.
     """
     processor = tokenizer.processor
-    for batch in batches(documents, RUNNING_BYTES):
+    for batch in map(list, groups(documents, RUNNING_BYTES, lambda document: len(document[1]))):
         texts = [text for _, text in batch]
-        encoded = processor.encode(texts, add_bos=True, num_threads=workers, return_type="numpy")
+        encoded = processor.encode(texts, add_bos=True, num_threads=CORES, return_type="numpy")
         for (name, text), ids in zip(batch, encoded):
             tokens = ids.astype(np.uint16)
             lossy = False
@@ -138,27 +145,27 @@ def encode(
                     f"{decoded[at : at + 12]!r} when decoded, expected {text[at : at + 12]!r}; take the "
                     "document out, choose another tokenizer, or accept the loss with --lossy-ok"
                 )
+            bar.update(len(text))
             yield Encoded(tokens, len(text), lossy)
 
 
-def batches(documents: Iterable[Document], most: int) -> Iterator[list[Document]]:
-    """Group documents into lists of at most `most` bytes, or of a single document."""
-    batch = []
-    size = 0
-    for document in documents:
-        size += len(document[1])
-        if batch and size > most:
-            yield batch
-            batch = []
-            size = len(document[1])
-        batch.append(document)
-    if batch:
-        yield batch
+def groups(items: Iterable[Item], most: int, size: Callable[[Item], int]) -> Iterator[Iterator[Item]]:
+    """The items in order, in groups whose sizes add up to `most` at most, or of a single item."""
+    group = total = 0
+
+    def group_of(item: Item) -> int:
+        nonlocal group, total
+        total += size(item)
+        if total > most and total > size(item):
+            group += 1
+            total = size(item)
+        return group
+
+    for _, members in itertools.groupby(items, group_of):
+        yield members
 
 
-def write_split(
-    split: int, plan: Plan, workers: int, corpus: Corpus, tokenizer: shards.Tokenizer, folder: Path
-) -> None:
+def write_split(split: int, plan: Plan, corpus: Corpus, tokenizer: shards.Tokenizer, folder: Path) -> None:
     """Write the shards of one split that `folder` does not hold yet. A shard holds whole documents only."""
     name = SPLIT_NAMES[split]
     whole = [shards.read_header(path) for path in shards.by_split(folder.iterdir())[split]]
@@ -166,26 +173,16 @@ def write_split(
         tokens=0,
         vocab_size=tokenizer.vocab_size,
         bos_id=tokenizer.bos_id,
-        index=len(whole),
         split=split,
         tokenizer=tokenizer.sha256,
         corpus=corpus.sha256,
     )
-    compare_every = 1 if split == VAL else SAMPLED
     todo = corpus.read(name, sum(shard.documents for shard in whole))
-    writer = None
     total = corpus.text_bytes[name]
     say(f"encoding {name}: {total:,} bytes")
     with progress(f"encode {name}", total, sum(shard.text_bytes for shard in whole)) as bar:
-        for document in encode(todo, tokenizer, compare_every, plan.lossy_ok, workers):
-            if writer and writer.header.tokens + len(document.tokens) > plan.shard_tokens:
-                writer.close()
-                header = replace(header, index=header.index + 1)
-                writer = None
-            if writer is None:
-                path = folder / f"{plan.name}_{name}_{header.index:06d}.bin"
-                writer = shards.ShardWriter(path, header)
-            writer.add(*document)
-            bar.update(document.text_bytes)
-    if writer:
-        writer.close()
+        encoded = encode(todo, tokenizer, 1 if split == VAL else SAMPLED, plan.lossy_ok, bar)
+        in_shards = groups(encoded, plan.shard_tokens, lambda document: len(document.tokens))
+        for index, documents in enumerate(in_shards, len(whole)):
+            path = folder / f"{plan.name}_{name}_{index:06d}.bin"
+            shards.write_shard(path, replace(header, index=index), documents)

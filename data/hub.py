@@ -14,31 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import httpx2
-from huggingface_hub import (
-    CommitOperationAdd,
-    HfApi,
-    _local_folder,
-    constants,
-    file_download,
-    get_token,
-    hf_hub_download,
-)
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-    XetDownloadError,
-)
-from huggingface_hub.utils import disable_progress_bars, validate_repo_id
+from huggingface_hub import CommitOperationAdd, HfApi, _local_folder, constants, errors, file_download
+from huggingface_hub.utils import disable_progress_bars, get_token, validate_repo_id
 
 from data.command import DataError, UsageError
 
 GO_ON = "run the same command again to go on"
 MAIN = "main"
-KINDS = ("model", "dataset")
 HUBS_OWN = ".gitattributes"  # which the hub puts into every new repo
 CARD = "README.md"
 ADDRESS = re.compile(r"hub:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
@@ -62,7 +44,7 @@ class Repo:
     """A repo of the hub."""
 
     id: str
-    kind: str  # one of KINDS
+    kind: str  # model or dataset
     named: str  # as the user named it, for advice
 
 
@@ -97,7 +79,7 @@ def read_address(text: str, kind: str) -> tuple[Repo, str]:
     found = ADDRESS.fullmatch(text)
     try:
         validate_repo_id(found[1] if found else text)
-    except HFValidationError:
+    except errors.HFValidationError:
         raise UsageError(f"{text}: is no address, expected hub:user/name or hub:user/name@commit") from None
     return Repo(found[1], kind, text), found[2] or MAIN
 
@@ -107,7 +89,7 @@ def read_address(text: str, kind: str) -> tuple[Repo, str]:
 
 # What the client raises: on the way to the hub (RuntimeError: from its storage, Xet), and where an answer is
 # not a hub's.
-NO_CONNECTION = (OSError, httpx2.RequestError, RuntimeError, XetDownloadError)
+NO_CONNECTION = (OSError, httpx2.RequestError, RuntimeError, errors.XetDownloadError)
 NO_HUB = (ValueError, TypeError, KeyError, AttributeError)
 
 
@@ -117,7 +99,7 @@ def one_line(what: str, repo: Repo, revision: str, writing: bool = False) -> Ite
     try:
         yield
     except (*NO_CONNECTION, *NO_HUB) as error:
-        hidden = isinstance(error, LocalEntryNotFoundError) or type(error) is RuntimeError
+        hidden = isinstance(error, errors.LocalEntryNotFoundError) or type(error) is RuntimeError
         if hidden and error.__cause__:  # it looked on the disk when the hub failed, or a thread of its failed
             error = error.__cause__
         if isinstance(error, OSError) and error.errno is not None:
@@ -128,16 +110,16 @@ def one_line(what: str, repo: Repo, revision: str, writing: bool = False) -> Ite
 def explained(error: BaseException, what: str, repo: Repo, revision: str, writing: bool) -> DataError:
     """The error to end with: what happened, and what mends it."""
     token = "check that your token" if get_token() else "set HF_TOKEN to a token that"
-    if isinstance(error, OfflineModeIsEnabled):
+    if isinstance(error, errors.OfflineModeIsEnabled):
         mend = GO_ON
-    elif isinstance(error, RevisionNotFoundError):
+    elif isinstance(error, errors.RevisionNotFoundError):
         mend = f"the repo has no revision {revision!r}: check the revision that you named"
-    elif isinstance(error, HfHubHTTPError) and error.response.status_code not in (401, 403, 404):
+    elif isinstance(error, errors.HfHubHTTPError) and error.response.status_code not in (401, 403, 404):
         mend = GO_ON
-    elif isinstance(error, HfHubHTTPError) and writing:
+    elif isinstance(error, errors.HfHubHTTPError) and writing:
         mend = f"{token} may write to {repo.id}"
-    elif isinstance(error, HfHubHTTPError):
-        mend = f"not there, private or gated: check {repo.named}, or {token} may read it"
+    elif isinstance(error, errors.HfHubHTTPError):
+        mend = f"no {repo.kind} repo, private or gated: check {repo.named}, or {token} may read it"
     elif isinstance(error, NO_CONNECTION):
         mend = f"check network, proxy and HF_ENDPOINT {constants.ENDPOINT}, then {GO_ON}"
     else:
@@ -147,7 +129,7 @@ def explained(error: BaseException, what: str, repo: Repo, revision: str, writin
 
 def brief(error: BaseException) -> str:
     """What happened, in one line, without advice."""
-    if isinstance(error, HfHubHTTPError):
+    if isinstance(error, errors.HfHubHTTPError):
         return f"HTTP {error.response.status_code} from {error.response.url.netloc.decode()}"
     return " ".join([type(error).__name__, *str(error).split()])
 
@@ -158,12 +140,8 @@ def brief(error: BaseException) -> str:
 def ask_listing(repo: Repo, revision: str) -> tuple[str, dict[str, RemoteFile]]:
     """The commit that the revision means now, and what the repo holds then, by path. Raises DataError."""
     with one_line(f"{repo.id} at {revision}", repo, revision):
-        try:
-            asked = {"repo_type": repo.kind, "revision": revision, "files_metadata": True}
-            info = HfApi().repo_info(repo.id, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT, **asked)
-        except RepositoryNotFoundError:
-            refuse_another_kind(repo)
-            raise
+        asked = {"repo_type": repo.kind, "revision": revision, "files_metadata": True}
+        info = HfApi().repo_info(repo.id, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT, **asked)
         if not COMMIT.fullmatch(info.sha):
             raise ValueError(f"commit {info.sha!r}")
         listing = {}
@@ -171,13 +149,6 @@ def ask_listing(repo: Repo, revision: str) -> tuple[str, dict[str, RemoteFile]]:
             etag = checksum_or_none(file.lfs.sha256 if file.lfs else file.blob_id)
             listing[file.rfilename] = RemoteFile(file.rfilename, int(file.size), etag)
     return info.sha, listing
-
-
-def refuse_another_kind(repo: Repo) -> None:
-    """Raises DataError where a repo of the other kind has the name."""
-    other = KINDS[1 - KINDS.index(repo.kind)]
-    if HfApi().repo_exists(repo.id, repo_type=other):
-        raise DataError(f"{repo.id} is a {other} repo, expected a {repo.kind} repo: check {repo.named}")
 
 
 def checksum_or_none(text: object) -> str:
@@ -189,22 +160,24 @@ def checksum_or_none(text: object) -> str:
 def fetch(repo: Repo, commit: str, file: RemoteFile, stage: Path | None = None) -> Path:
     """Have the client bring a file into `stage`, or its cache, and check all of it. Raises DataError."""
     with one_line(file.path, repo, commit):
-        found = hf_hub_download(repo.id, file.path, repo_type=repo.kind, revision=commit, local_dir=stage)
+        found = HfApi().hf_hub_download(
+            repo.id, file.path, repo_type=repo.kind, revision=commit, local_dir=stage
+        )
     path = Path(found)
-    if problem := damage(path, file, thorough=True):
+    if problem := damage(path, file):
         path.resolve().unlink()  # else the client would take it for whole
         raise DataError(f"{file.path}: {problem}: {GO_ON}; if this stays, tell the owner of {repo.id}")
     return path
 
 
-def damage(path: Path, file: RemoteFile, thorough: bool) -> str:
-    """What is wrong with `path`, "" if nothing. Only `thorough` compares checksums."""
+def damage(path: Path, file: RemoteFile) -> str:
+    """What is wrong with `path`, "" if nothing."""
     if not path.is_file():
         return "absent"
     size = path.stat().st_size
     if size != file.size:
         return f"{size} bytes, expected {file.size}"
-    if not thorough or not file.etag:
+    if not file.etag:
         return ""
     start = hashlib.sha256() if len(file.etag) == 64 else hashlib.sha1(b"blob %d\0" % size)
     with open(path, "rb") as stream:
@@ -243,7 +216,6 @@ def look(repo: Repo) -> RepoContents:
         raise DataError(f"no token: set HF_TOKEN to one that may write to {repo.id}, or run hf auth login")
     with one_line(repo.id, repo, MAIN, writing=True):
         if not HfApi().repo_exists(repo.id, repo_type=repo.kind):
-            refuse_another_kind(repo)
             return RepoContents(repo, "", {})
     return RepoContents(repo, *ask_listing(repo, MAIN))
 
@@ -258,7 +230,7 @@ def publish(there: RepoContents, sources: dict[str, Path], message: str) -> tupl
 
     def differs(path: str) -> bool:
         file = there.listing.get(path)
-        return file is None or not file.etag or bool(damage(sources[path], file, thorough=True))
+        return file is None or not file.etag or bool(damage(sources[path], file))
 
     changed = list(filter(differs, sources))
     if not changed:

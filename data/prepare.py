@@ -5,12 +5,9 @@
     python -m data prepare text PATH... --name NAME --vocab-size 1024
     python -m data prepare hub:OWNER/NAME
 
-All run the same five steps, in bounded memory whatever the size of the text: read, split, train a tokenizer,
-encode, seal. All of it grows in a hidden folder beside the target. A second run continues from the parts that
-are whole.
+The text may be larger than the memory. After a kill or a stop the same command continues from what is whole.
 """
 
-import contextlib
 import json
 import os
 import shutil
@@ -25,8 +22,8 @@ import click
 
 from data import check, files, hub, shards, texts
 from data.command import REPO, DataError, UsageError, say, shell, training_command
-from data.corpus import DEMO_PLAN, Corpus, Plan, demo_documents, spool
-from data.door import Commands, Number, interrupt, on_signals
+from data.corpus import DEMO_PLAN, SPECIAL_PIECES, Corpus, Plan, demo_documents, spool
+from data.door import Commands, Number, on_signals
 from data.encode import train_tokenizer, write_split
 from data.shards import SPLIT_NAMES, TRAIN, VAL
 from data.sources import DEMO_SHA256, TRAIN_NAMES, Read, Source, demo_sources, find_files
@@ -42,7 +39,6 @@ class Job:
     documents: Iterable[Read]
     state: list  # of the source, as JSON: another state, another spool
     root: Path = REPO
-    workers: int = 2
     given: bytes | None = None  # tokenizer file to use instead of training one
     expected: str | None = None  # sha256 that the corpus must have
     skip_bad: bool = False  # documents that cannot be used are counted, and do not end the run
@@ -71,76 +67,29 @@ def prepare(job: Job) -> dict:
     busy = f"{job.work}: another python -m data prepare is at work there, expected to be alone"
     with files.locked(job.work, file="lock", refusal=busy):
         try:
-            manifest = finished(job, job.expected) or build(job)
+            manifest = build(job)
         except (DataError, UsageError):
-            remove(job.work)
+            shutil.rmtree(job.work, ignore_errors=True)
             raise
-        remove(job.work)
+        shutil.rmtree(job.work, ignore_errors=True)
         return manifest
-
-
-def clear(work: Path) -> None:
-    """Empty the hidden folder; the plan first, so that no later run trusts what a kill may leave of it."""
-    (work / "plan.json").unlink(missing_ok=True)
-    for leftover in work.iterdir():
-        if leftover.is_dir():
-            shutil.rmtree(leftover)
-        elif leftover.name != "lock":
-            leftover.unlink()
-
-
-def remove(work: Path) -> None:
-    """Remove the hidden folder, the lock last: whoever waits for it finds it gone and makes a new one."""
-    clear(work)
-    (work / "lock").unlink()
-    with contextlib.suppress(OSError):  # another run may have begun there
-        work.rmdir()
-        work.parent.rmdir()  # where nothing came of it
-
-
-def finished(job: Job, corpus_sha256: str | None) -> dict | None:
-    """The manifest of the target if that is there, whole, and of this corpus (None: not known yet).
-
-    Raises UsageError where something else is in its place, DataError where it is damaged.
-    """
-    if not job.target.exists():
-        return None
-    try:
-        manifest = shards.load_manifest(job.target) or {}
-        same = manifest.get("options") == asdict(job.plan)
-        if not same or corpus_sha256 not in (None, manifest["corpus_sha256"]):
-            both = [job.target] if job.given else [job.target, job.tokenizer]
-            raise UsageError(
-                f"{job.target}: exists and was made from other text or with other options, expected "
-                f"a free place; choose another --name, or remove it: {shell('rm', '-r', *both)}"
-            )
-        if corpus_sha256 is None:
-            return None
-        shards.raise_failed(check.verify_folder(job.target, shards.Tokenizer(job.tokenizer), whole=True))
-    except DataError as error:
-        mend = shell("rm", "-r", job.target)
-        raise DataError(f"{error}; {mend} and the same command makes it anew") from error
-    say(f"{job.target}: is whole, made from the same documents")
-    return manifest
 
 
 def build(job: Job) -> dict:
     """The five steps, each skipped where an earlier run of the same work and code did it. The manifest."""
     code = [files.file_sha256(path).hex() for path in sorted(Path(__file__).parent.glob("*.py"))]
     same_work = json.dumps([asdict(job.plan), job.state, code])
-    plan = job.work / "plan.json"
-    if not plan.exists() or plan.read_text() != same_work:
-        clear(job.work)
-        files.write_beside(plan, same_work.encode())
-    documents = job.work / "documents"
-    dataset = job.work / "dataset"
-    model = job.work / "tokenizer.model"
+    work = job.work / files.sha256(same_work.encode())[:16]
+    documents = work / "documents"
+    dataset = work / "dataset"
+    model = work / "tokenizer.model"
+    dataset.mkdir(parents=True, exist_ok=True)
     if not documents.exists():
         say("reading the documents")
         spool(job.documents, job.plan, documents, job.skip_bad)
     corpus = Corpus(documents, job.plan, job.expected)
-    if manifest := finished(job, corpus.sha256.hex()):
-        return manifest
+    if job.target.exists():
+        return finished(job, corpus)
     if not model.exists():
         train = (text for _, text in corpus.read("train"))
         files.write_beside(model, job.given or train_tokenizer(train, job.plan))
@@ -150,13 +99,31 @@ def build(job: Job) -> dict:
             f"another --name, or remove it: {shell('rm', job.tokenizer)}"
         )
     tokenizer = shards.Tokenizer(model)
-    dataset.mkdir(exist_ok=True)
     for split in (VAL, TRAIN):
-        write_split(split, job.plan, job.workers, corpus, tokenizer, dataset)
+        write_split(split, job.plan, corpus, tokenizer, dataset)
     manifest = seal(dataset, job, corpus, tokenizer)
     job.tokenizer.parent.mkdir(parents=True, exist_ok=True)
     files.write_beside(job.tokenizer, model.read_bytes())
     os.rename(dataset, job.target)  # the folder appears at once and whole
+    return manifest
+
+
+def finished(job: Job, corpus: Corpus) -> dict:
+    """The manifest of the dataset that is there. Raises UsageError if it is another one, else DataError."""
+    try:
+        manifest = shards.load_manifest(job.target) or {}
+        made_of = manifest.get("options"), manifest.get("corpus_sha256")
+        if made_of != (asdict(job.plan), corpus.sha256.hex()):
+            both = [job.target] if job.given else [job.target, job.tokenizer]
+            raise UsageError(
+                f"{job.target}: exists and was made from other text or with other options, expected "
+                f"a free place; choose another --name, or remove it: {shell('rm', '-r', *both)}"
+            )
+        shards.raise_failed(check.verify_folder(job.target, shards.Tokenizer(job.tokenizer), whole=True))
+    except DataError as error:
+        mend = shell("rm", "-r", job.target)
+        raise DataError(f"{error}; {mend} and the same command makes it anew") from error
+    say(f"{job.target}: is whole, made from the same documents")
     return manifest
 
 
@@ -221,21 +188,25 @@ def report(job: Job, manifest: dict) -> None:
     say(f"dropped: {dropped['duplicates']:,} exact duplicates, {dropped['empty']:,} empty documents")
     if dropped.get("skipped"):  # older manifests have no such field
         say(f"skipped: {dropped['skipped']:,} documents that could not be used")
-    for shard in manifest["files"]:
-        say(
-            f"{job.target / shard['name']}: {shard['documents']:,} documents, {shard['bytes']:,} bytes, "
-            f"{shard['tokens']:,} tokens, {shard['bytes'] / shard['tokens']:.4f} bytes a token"
-        )
+    found = {split: shards.totals(manifest, split) for split in SPLIT_NAMES}
+    for split, total in found.items():
+        counts = ", ".join(f"{count:,} {what}" for what, count in total.items())
+        say(f"{split}: {counts}, {total['bytes'] / total['tokens']:.4f} bytes a token")
     if manifest["lossy"]:
         say("LOSSY: the tokens do not give back all of the text exactly")
+    say(f"dataset: {job.target}")
     say(f"tokenizer: {job.tokenizer}")
-    val = [shard for shard in manifest["files"] if shard["split"] == "val"]
-    documents = sum(shard["documents"] for shard in val)
-    size = sum(shard["bytes"] for shard in val)
+    documents, size = found["val"]["documents"], found["val"]["bytes"]
+    train = found["train"]["bytes"]
     largest = manifest["validation"]["largest_document"]
     say(f"validation text: the largest of {documents:,} documents has {largest:.1%} of the bytes")
     more = "--val-docs and --val-fraction take more; plain text gives more documents by --separator ''"
-    if documents < FEW_DOCUMENTS or size < FEW_BYTES:
+    if size > train:
+        say(
+            f"warning: the validation text has {size:,} bytes, the training text {train:,}: --val-docs 1 "
+            f"takes one document, --val-max-bytes {size // 2} leaves larger ones to training"
+        )
+    elif documents < FEW_DOCUMENTS or size < FEW_BYTES:
         say(
             f"warning: the validation text is small (documents: {documents}, bytes: {size}); below "
             f"{FEW_DOCUMENTS} documents or {FEW_BYTES:,} bytes a score depends on chance: {more}"
@@ -251,33 +222,41 @@ def report(job: Job, manifest: dict) -> None:
 
 # --- command line ----------------------------------------------------------------------------------------
 
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS
 COUNT = {"type": click.IntRange(1), "metavar": "N"}
 FRACTION = {"type": Number(0, 1, min_open=True, max_open=True), "metavar": "F"}
 OPTIONS = [  # of all commands
     click.Option(["--root"], type=Path, default=REPO, help="write into ROOT/data"),
-    click.Option(["--workers"], **COUNT, default=CORES, help="threads that encode"),
-    click.Option(["--shard-tokens"], **COUNT, default=Plan.shard_tokens, help="of a shard, at most"),
-    click.Option(["--vocab-size"], **COUNT, help="260 (bytes) to 65536  [default: 1024, or the tokenizer's]"),
+    click.Option(
+        ["--shard-tokens"],
+        type=click.IntRange(1, shards.MAX_TOKENS),
+        metavar="N",
+        default=Plan.shard_tokens,
+        help="of a shard, at most",
+    ),
+    click.Option(
+        ["--vocab-size"],
+        type=click.IntRange(SPECIAL_PIECES + 1, shards.IDS),
+        metavar="N",
+        help="260: bytes  [default: 1024, or the tokenizer's]",
+    ),
 ]
-MODEL_TYPE = click.Option(
-    ["--model-type"], type=click.Choice(["bpe", "unigram"]), help="of the tokenizer  [default: bpe]"
-)
+MODEL_TYPE = click.Option(["--model-type"], type=click.Choice(["bpe", "unigram"]), help="[default: bpe]")
 TEXT_OPTIONS = [  # of texts, of one's own and of the hub
     *OPTIONS,
     MODEL_TYPE,
     click.Option(["--val-fraction"], **FRACTION, help=f"of documents  [default: {Plan.val_fraction}]"),
     click.Option(["--val-docs"], **COUNT, help="validation documents, by hash, in place of --val-fraction"),
-    click.Option(
-        ["--val-max-bytes"], **COUNT, default=Plan.val_max_bytes, help="larger documents only train"
-    ),
+    click.Option(["--val-max-bytes"], **COUNT, default=Plan.val_max_bytes, help="larger ones only train"),
     click.Option(["--lossy-ok"], is_flag=True, help="accept loss of text; the headers say so"),
     click.Option(["--tokenizer"], type=Path, metavar="FILE", help="take this SentencePiece model"),
+    click.Option(["--skip-bad"], is_flag=True, help="leave out what cannot be used, and count it"),
+    click.Option(["--separator"], metavar="LINE", help="between documents of plain text; '' for empty lines"),
     click.Option(
-        ["--skip-bad"], is_flag=True, help="leave out what cannot be used; names the first, counts all"
-    ),
-    click.Option(
-        ["--separator"], metavar="LINE", help="between documents in plain text; '' for an empty line"
+        ["--field", "--column"],
+        default="",
+        show_default="text, or the only one of strings",
+        metavar="NAME",
+        help="of JSON and parquet",
     ),
 ]
 
@@ -291,7 +270,7 @@ def planned(plan: Plan, model: shards.Tokenizer | None, fields: dict[str, Any]) 
 
 
 def text_job(
-    source: Source, name: str, tokenizer: Path | None, skip_bad: bool, root: Path, workers: int, **fields: Any
+    source: Source, name: str, tokenizer: Path | None, skip_bad: bool, root: Path, **fields: Any
 ) -> Job:
     """The job that TEXT_OPTIONS ask for. Raises UsageError, DataError."""
     if fields["val_docs"] and fields["val_fraction"]:
@@ -307,7 +286,6 @@ def text_job(
         source.documents(),
         [*source.state(), skip_bad],
         root,
-        workers,
         given=model and model.model,
         skip_bad=skip_bad,
         origin=source.origin,
@@ -329,7 +307,7 @@ def main() -> None:
 @main.result_callback()
 def carry_out(job: Job) -> int:
     """Prepare what a command below asks for; the exit code."""
-    on_signals(interrupt, signal.SIGINT)  # a shell ignores it for what runs with &
+    on_signals(signal.default_int_handler, signal.SIGINT)  # a shell ignores it for what runs with &
     try:
         report(job, prepare(job))
     except KeyboardInterrupt:
@@ -339,10 +317,10 @@ def carry_out(job: Job) -> int:
 
 
 @main.command(params=[*OPTIONS, MODEL_TYPE])
-def demo(root: Path, workers: int, **fields: Any) -> Job:
+def demo(root: Path, **fields: Any) -> Job:
     """The demo corpus: sources of the installed packages."""
     plan = planned(DEMO_PLAN, None, fields)
-    return Job(plan, demo_sources(), [DEMO_SHA256], root, workers, expected=DEMO_SHA256)
+    return Job(plan, demo_sources(), [DEMO_SHA256], root, expected=DEMO_SHA256)
 
 
 # The rules are the demo's, so that a document is of the same kind; the next ones by their keys.
@@ -352,7 +330,7 @@ DEVELOPMENT_PLAN = Plan(
 
 
 @main.command(params=[*OPTIONS])
-def development(root: Path, workers: int, **fields: Any) -> Job:
+def development(root: Path, **fields: Any) -> Job:
     """A text to choose settings on, cut from the demo's training documents."""
     plan = planned(DEVELOPMENT_PLAN, None, fields)
     path = root / "data" / replace(DEMO_PLAN, vocab_size=plan.vocab_size).tokenizer
@@ -362,52 +340,41 @@ def development(root: Path, workers: int, **fields: Any) -> Job:
         raise DataError(f"{path}: no such file, expected the demo's tokenizer; {mend} makes it")
     model = shards.Tokenizer(path)  # with which all settings carry over
     plan = planned(plan, model, {})
-    return Job(plan, demo_documents("train"), [DEMO_SHA256], root, workers, given=model.model)
+    return Job(plan, demo_documents("train"), [DEMO_SHA256], root, given=model.model)
 
 
 @main.command(params=[*TEXT_OPTIONS])
 @click.argument("paths", nargs=-1, required=True, type=Path, metavar="PATH...")
 @click.option("--name", required=True, help="of the dataset: data/datasets/NAME_sp1024")
-@click.option("--field", default="text", help="of JSON and parquet")
-@click.option("--as-text", multiple=True, metavar="SUFFIX", help="of files that are plain text, too")
-def text(
-    paths: tuple[Path, ...], field: str, separator: str | None, as_text: tuple[str, ...], **options: Any
-) -> Job:
+def text(paths: tuple[Path, ...], field: str, separator: str | None, **options: Any) -> Job:
     """Your own text: files, and folders of them, in all formats that data/README.md names."""
-    as_text = tuple(end.lower() for end in as_text)
-    return text_job(Source(find_files(paths, as_text), field, separator, as_text), **options)
+    return text_job(Source(find_files(paths), field, separator), **options)
 
 
-HUB_OPTIONS = [
-    click.Argument(["address"], metavar="hub:OWNER/NAME"),
-    click.Option(["--name"], help="of the dataset here  [default: NAME, or NAME-SUBSET]"),
-    click.Option(
-        ["--split"], type=click.Choice([*texts.SPLITS]), default="train", help="of the dataset there"
-    ),
-    click.Option(["--subset"], metavar="PATH", help="a folder or a file of the repo; . for all folders"),
-    click.Option(["--files", "most"], **COUNT, help="only the first N files"),
-    click.Option(
-        ["--field", "--column"], help="of JSON and parquet  [default: text, or the only one of strings]"
-    ),
-]
-
-
-@main.command("hub", params=[*HUB_OPTIONS, *TEXT_OPTIONS])
+@main.command("hub", params=[click.Argument(["address"], metavar="hub:OWNER/NAME"), *TEXT_OPTIONS])
+@click.option("--name", help="of the dataset here  [default: NAME, or NAME-SUBSET]")
+@click.option(
+    "--subset",
+    default="",
+    show_default=False,
+    metavar="PATH",
+    help="a folder or a file of the repo; . for all folders",
+)
+@click.option("--files", "most", **COUNT, help="only the first N files")
 def hub_text(
     address: str,
     name: str | None,
-    split: str,
-    subset: str | None,
+    subset: str,
     most: int | None,
-    field: str | None,
+    field: str,
     separator: str | None,
     **options: Any,
 ) -> Job:
     """A dataset of text from the Hugging Face hub, at main or at the commit after @."""
     repo, revision = hub.read_address(address, "dataset")
-    name = name or "-".join([*PurePosixPath(repo.id).parts[1:], *PurePosixPath(subset or "").parts])
-    how = {"field": field or "", "separator": separator}
-    return text_job(texts.find_text(repo, revision, split, subset or "", most, **how), name, **options)
+    name = name or "-".join([*PurePosixPath(repo.id).parts[1:], *PurePosixPath(subset).parts])
+    source = texts.find_text(repo, revision, subset, most)
+    return text_job(replace(source, field=field, separator=separator), name, **options)
 
 
 if __name__ == "__main__":  # as pages of before 2026-11-26 have it

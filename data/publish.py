@@ -3,14 +3,13 @@
     python -m data publish data/datasets/NAME_sp1024 --to user/name
 
 `python -m data download --repo-id user/name --variant NAME_sp1024` fetches it. The token is HF_TOKEN, or that
-of `hf auth login`. When the same command is given again, only what has changed is sent, and an upload that
-was cut off goes on. A repo holds one dataset; one that holds anything else is left as it is.
+of `hf auth login`. The same command sends what has changed, or goes on. A repo that holds anything else is
+left as it is.
 """
 
 import json
 import sys
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 import click
@@ -20,6 +19,7 @@ from data import check, hub, shards
 from data.command import DataError, say, shell
 from data.door import Command
 from data.download import MANIFEST, PREFIX
+from data.shards import SPLIT_NAMES
 
 LOSSY = (
     "**Lossy.** The tokenizer does not give back all of the text. Shards, manifest and the logs of every run "
@@ -42,19 +42,15 @@ def index(folder: Path, manifest: dict) -> dict:
     """The manifest.json of the whole repo, which `download` reads."""
     tokenizer = manifest["tokenizer"]
     model = Path(tokenizer["file"])
-    counts = Counter(file["split"] for file in manifest["files"])
     return {
         "datasets": [
             {
                 "name": folder.name,
                 "tokenizer_name": model.stem,
                 "path": f"datasets/{folder.name}",
-                "train_glob": "*_train_*.bin",
-                "val_glob": "*_val_*.bin",
-                "stats": {f"files_{split}": counts[split] for split in ("train", "val")},
-                "files": [
-                    {key: one[key] for key in ("name", "tokens", "sha256")} for one in manifest["files"]
-                ],
+                "stats": {
+                    f"files_{split}": shards.totals(manifest, split)["shards"] for split in SPLIT_NAMES
+                },
             }
         ],
         "tokenizers": [
@@ -62,28 +58,20 @@ def index(folder: Path, manifest: dict) -> dict:
                 "name": model.stem,
                 "vocab_size": tokenizer["vocab_size"],
                 "model_path": f"tokenizers/{model.name}",
-                "model_sha256": tokenizer["sha256"],
             }
         ],
     }
 
 
-def card(folder: Path, manifest: dict, repo_id: str, license_id: str) -> str:
+def card(folder: Path, manifest: dict, repo_id: str) -> str:
     """The README.md of the repo."""
     tags = ["bytegolf", "lossy"] if manifest["lossy"] else ["bytegolf"]
-    head = DatasetCardData(
-        license=license_id, tags=tags, pretty_name=folder.name, task_categories=["text-generation"]
-    )
+    head = DatasetCardData(tags=tags, pretty_name=folder.name, task_categories=["text-generation"])
     tokenizer = manifest["tokenizer"]
-    rows = []
-    for split in ("train", "val"):
-        of_it = [file for file in manifest["files"] if file["split"] == split]
-        sums = [f"{sum(file[key] for file in of_it):,}" for key in ("documents", "bytes", "tokens")]
-        digest = f"`{manifest[f'{split}_sha256']}`"
-        rows.append(f"| {' | '.join([split, str(len(of_it)), *sums, digest])} |")
-    table = "\n".join(rows)
-    train = len([file for file in manifest["files"] if file["split"] == "train"])
-    options = ["--repo-id", repo_id, "--variant", folder.name, "--train-shards", train]
+    found = {split: shards.totals(manifest, split) for split in SPLIT_NAMES}
+    rows = [[split, *(f"{count:,}" for count in total.values())] for split, total in found.items()]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    options = ["--repo-id", repo_id, "--variant", folder.name, "--train-shards", found["train"]["shards"]]
     fetching = shell("python", "-m", "data", "download", *options)
     return f"""---
 {head.to_yaml()}
@@ -94,8 +82,8 @@ def card(folder: Path, manifest: dict, repo_id: str, license_id: str) -> str:
 {LOSSY if manifest["lossy"] else ""}Token shards of a text, and the tokenizer that made them: \
 {tokenizer["vocab_size"]:,} pieces, {tokenizer["model_type"]}.
 
-| split | shards | documents | bytes of text | tokens | sha256 of the documents' sha256 |
-|---|---|---|---|---|---|
+| split | shards | documents | bytes of text | tokens |
+|---|---|---|---|---|
 {table}
 
 In a copy of the bytegolf repository this fetches shards and tokenizer and checks every one of them:
@@ -111,8 +99,7 @@ In a copy of the bytegolf repository this fetches shards and tokenizer and check
 @click.command(cls=Command, help=__doc__)
 @click.argument("dataset", type=Path)
 @click.option("--to", type=hub.own_repo, required=True, metavar="USER/NAME", help="the repo that gets it")
-@click.option("--license", "license_id", default="unknown", help="of the text, as the hub names it")
-def main(dataset: Path, to: str, license_id: str) -> int:
+def main(dataset: Path, to: str) -> int:
     folder = dataset.absolute()
     manifest = shards.load_manifest(folder)
     if manifest is None:
@@ -124,7 +111,7 @@ def main(dataset: Path, to: str, license_id: str) -> int:
         sources[MANIFEST] = Path(stage) / "manifest.json"
         sources[MANIFEST].write_text(json.dumps(index(folder, manifest), indent=1) + "\n")
         sources[hub.CARD] = Path(stage) / hub.CARD
-        sources[hub.CARD].write_text(card(folder, manifest, to, license_id), encoding="utf-8")
+        sources[hub.CARD].write_text(card(folder, manifest, to), encoding="utf-8")
         commit, changed = hub.publish(there, sources, folder.name)
     if changed:
         say(f"{to}@{commit}: {len(changed)} of {len(sources)} files were sent")

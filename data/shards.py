@@ -8,6 +8,7 @@ import re
 import struct
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePath
@@ -74,36 +75,16 @@ def pack(header: Header) -> bytes:
     return _EXTENDED.pack(MAGIC, VERSION, tokens, EXTENSION, EXTENSION_VERSION, *fields.values())
 
 
-REMAKE = "python -m data prepare text makes shards of its text"
-FOREIGN = {  # how files begin that people take for shards
-    struct.pack(">i", MAGIC): f"a shard in big-endian order: {REMAKE}",
-    struct.pack("<i", 20240801): f"a shard of llm.c for Llama 3, tokens of four bytes: {REMAKE}",
-    b"version https://git-lfs": "a pointer of git-lfs: git lfs pull fetches the shard",
-    b"\x93NUMPY": f"an array of numpy: {REMAKE}",
-    b"PAR1": "a parquet file: python -m data prepare text reads it",
-}
-
-
-def foreign(raw: bytes) -> str:
-    """What a file without our magic number seems to be, and what mends it."""
-    for start, what in FOREIGN.items():
-        if raw.startswith(start):
-            return what
-    if not any(raw):
-        return "zeros alone: make or fetch it again"
-    if not any(raw[2::4]) and not any(raw[3::4]):
-        return f"tokens of four bytes without a header, as Megatron writes them: {REMAKE}"
-    return f"perhaps tokens without a header, as nanoGPT writes them: {REMAKE}"
+NO_SHARD = "make or fetch it again, or make shards of its text: python -m data prepare text"
 
 
 def parse(raw: bytes, where: object) -> Header:
     """Read the first 1024 bytes of a shard; `where` names it in errors. Raises DataError."""
     if len(raw) < HEADER_BYTES:
-        known = f": {foreign(raw)}" if raw.startswith(tuple(FOREIGN)) else ""
-        raise DataError(f"{where}: header has {len(raw)} bytes, expected {HEADER_BYTES}{known}")
+        raise DataError(f"{where}: header has {len(raw)} bytes, expected {HEADER_BYTES}: {NO_SHARD}")
     magic, version, tokens, extension = _LEGACY.unpack_from(raw)
     if magic != MAGIC:
-        raise DataError(f"{where}: magic number is {magic}, expected {MAGIC}: {foreign(raw)}")
+        raise DataError(f"{where}: magic number is {magic}, expected {MAGIC}, no shard: {NO_SHARD}")
     expect(where, "format version", version, VERSION)
     if tokens < 1:
         raise DataError(f"{where}: header counts {tokens} tokens, expected 1 or more")
@@ -249,40 +230,29 @@ def read_split(folder: Path, split: str) -> np.ndarray:
 # --- writing ---------------------------------------------------------------------------------------------
 
 
-class ShardWriter:
-    """Write one shard as its documents come; it has its name only once it is whole.
+def write_shard(path: Path, header: Header, documents: Iterable[tuple[np.ndarray, int, bool]]) -> None:
+    """Write a shard as its documents come: uint16 [n] with BOS first, bytes of text, whether some is lost.
 
-    `header` holds what is known beforehand. All else is counted here.
+    `header` holds what is known beforehand, all else is counted. It has its name only once it is whole.
     """
-
-    def __init__(self, path: Path, header: Header):
-        self.path = path
-        self.header = replace(header, tokens=0, documents=0, text_bytes=0, max_id=0, crc32=0)
-        self.file = files.beside(path).open("wb")
-        self.file.write(bytes(HEADER_BYTES))
-
-    def add(self, tokens: np.ndarray, text_bytes: int, lossy: bool = False) -> None:
-        """Append one document: uint16 [n], BOS first, made from `text_bytes` bytes of text."""
-        payload = tokens.astype("<u2", copy=False).tobytes()
-        self.file.write(payload)
-        old = self.header
-        self.header = replace(
-            old,
-            tokens=old.tokens + len(tokens),
-            documents=old.documents + 1,
-            text_bytes=old.text_bytes + text_bytes,
-            max_id=max(old.max_id, int(tokens.max())),
-            crc32=zlib.crc32(payload, old.crc32),
-            flags=old.flags | (LOSSY if lossy else 0),
-        )
-
-    def close(self) -> None:
-        """Fill in the header and give the file its name."""
-        self.file.seek(0)
-        self.file.write(pack(self.header))
-        files.sync(self.file)
-        self.file.close()
-        os.replace(files.beside(self.path), self.path)
+    with files.beside(path).open("wb") as file:
+        file.write(bytes(HEADER_BYTES))
+        for tokens, text_bytes, lossy in documents:
+            payload = tokens.astype("<u2", copy=False).tobytes()
+            file.write(payload)
+            header = replace(
+                header,
+                tokens=header.tokens + len(tokens),
+                documents=header.documents + 1,
+                text_bytes=header.text_bytes + text_bytes,
+                max_id=max(header.max_id, int(tokens.max())),
+                crc32=zlib.crc32(payload, header.crc32),
+                flags=header.flags | (LOSSY if lossy else 0),
+            )
+        file.seek(0)
+        file.write(pack(header))
+        files.sync(file)
+    os.replace(files.beside(path), path)
 
 
 # --- tokenizer -------------------------------------------------------------------------------------------
@@ -449,6 +419,15 @@ def load_manifest(folder: Path) -> dict | None:
             "make the dataset anew"
         )
     return manifest
+
+
+def totals(manifest: dict, split: str) -> Counter[str]:
+    """What the shards of a split hold together: `shards`, `documents`, `bytes` and `tokens`."""
+    found = Counter(shards=0, documents=0, bytes=0, tokens=0)
+    for file in manifest["files"]:
+        if file["split"] == split:
+            found.update(shards=1, **{key: file[key] for key in ("documents", "bytes", "tokens")})
+    return found
 
 
 def own_tokenizer(folder: Path, manifest: dict) -> Path:

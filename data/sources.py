@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from data.command import REPO, DataError, UsageError, say, shell
+from data.command import REPO, DataError, UsageError, say, shell, warn_once
 
 Document = tuple[str, bytes]  # a name for people ("book.txt", "a.jsonl:17") and UTF-8 text
 Read = tuple[str, bytes | DataError]  # the same, or why there is no text
@@ -29,14 +29,12 @@ Reader = Callable[[Path, "Source"], Iterator[Read]]
 class Source:
     """Files to read and how. `field` is for JSON and parquet, "" to find it; `separator` for plain text.
 
-    `as_text`: ends of the names of files that are plain text, whatever the suffix says.
     `origin`: hub:owner/name@commit of files that are on the hub, which `bring` fetches.
     """
 
     paths: tuple[Path, ...]
-    field: str = "text"
+    field: str = ""
     separator: str | None = None
-    as_text: tuple[str, ...] = ()
     origin: str = ""
     bring: Callable[[Path], Path] = Path
 
@@ -46,45 +44,46 @@ class Source:
         if not self.origin:
             stats = [path.stat() for path in self.paths]
             files = [[str(path.resolve()), s.st_size, s.st_mtime_ns] for path, s in zip(self.paths, stats)]
-        return [self.origin, files, self.field, self.separator, self.as_text]
+        return [self.origin, files, self.field, self.separator]
 
     def documents(self) -> Iterator[Read]:
+        """All documents. Warns where there is a separator, and it stands in none of the files."""
+        total = 0
         for path in self.paths:
-            read = reader(path, self.as_text)
             here = self.bring(path)
             try:
-                yield from read(here, self)
+                for document in (reader(path) or read_text)(here, self):
+                    total += 1
+                    yield document
             except (OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError) as error:
                 yield str(here), DataError(f"{here}: cannot be read: {error}")
             except DataError as error:
                 yield str(here), error
+        if self.separator is not None and total <= len(self.paths):
+            warn_once(
+                f"--separator {self.separator!r} is no line of the text (documents: {total}); "
+                "--separator '' takes empty lines, and without --separator a few files are cut"
+            )
 
 
-def find_files(paths: list[Path], as_text: tuple[str, ...] = ()) -> tuple[Path, ...]:
-    """The text files that `paths` name or hold, sorted. Raises DataError, UsageError."""
+def find_files(paths: list[Path]) -> tuple[Path, ...]:
+    """The files that `paths` name, and the text files in folders, sorted. Raises DataError, UsageError."""
     found = set()
     for path in paths:
         if not path.exists():
             raise UsageError(f"{path}: does not exist, expected a text file or a folder of them")
-        inside = text_files(path, as_text) if path.is_dir() else [path]
+        inside = text_files(path) if path.is_dir() else [path]
         if not inside:
-            raise UsageError(f"{path}: holds no files of text, expected {FORMATS}")
-        if not reader(inside[0], as_text):
-            mend = shell("--as-text", path.suffix or path.name)
-            raise UsageError(f"{path}: expected {FORMATS}; {mend} says that it is plain text")
+            raise UsageError(f"{path}: holds no files of text, expected {FORMATS}; {OTHERS}")
         found.update(inside)
     return tuple(sorted(found))
 
 
-def reader(path: Path, as_text: tuple[str, ...]) -> Reader | None:
+def reader(path: Path) -> Reader | None:
     """What reads a file: by the end of its name, that of a compression apart. None: nothing does."""
-    name = path.name.lower()
-    compression = path.suffix.lower() if path.suffix.lower() in COMPRESSIONS else ""
-    name = name.removesuffix(compression)
-    if name.endswith(as_text):
-        return read_text
-    found = READERS.get(Path(name).suffix)
-    return None if compression and found is read_parquet else found
+    compressed = path.suffix.lower() in COMPRESSIONS
+    found = READERS.get((path.with_suffix("") if compressed else path).suffix.lower())
+    return None if compressed and found is read_parquet else found
 
 
 def opened(path: Path) -> BinaryIO:
@@ -98,64 +97,61 @@ def open_zst(path: Path, mode: str) -> BinaryIO:
     return io.BufferedReader(pyarrow.input_stream(path, compression="zstd"), 1 << 16)
 
 
-def text_files(folder: Path, as_text: tuple[str, ...]) -> list[Path]:
+def text_files(folder: Path) -> list[Path]:
     """The text files below a folder; says what else is there. Raises DataError where one cannot be read."""
     found = []
     others = Counter()
-    for path in walk(folder):
-        if path.name.startswith("."):
-            others["hidden"] += 1
-        elif path.is_symlink() and path.is_dir():
-            say(f"left out: {path}, a link to a folder; to read it, name it as a PATH of its own")
-        elif not reader(path, as_text):
-            others[path.suffix or "without a suffix"] += 1
-        elif not path.is_file():
-            raise DataError(f"{path}: a dangling link or no regular file, expected text: remove or mend it")
-        else:
-            found.append(path)
+    for place, folders, names in os.walk(folder, onerror=refuse):
+        paths = sorted(Path(place, name) for name in [*names, *folders])
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for path in paths:
+            if path.name.startswith("."):
+                others["hidden"] += 1
+            elif path.is_symlink() and path.is_dir():
+                say(f"left out: {path}, a link to a folder; to read it, name it as a PATH of its own")
+            elif path.is_dir():
+                continue
+            elif not reader(path):
+                others[path.suffix or "without a suffix"] += 1
+            elif not path.is_file():
+                raise DataError(f"{path}: a dangling link or no regular file: remove or mend it")
+            else:
+                found.append(path)
     if others:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(others.items()))
-        say(f"left out in {folder}: {kinds}; read are {FORMATS}; --as-text SUFFIX adds plain text")
+        say(f"left out in {folder}: {kinds}; read are {FORMATS}; {OTHERS}")
     return found
 
 
-def walk(folder: Path) -> Iterator[Path]:
-    """All files below a folder, links to folders and hidden folders. Raises DataError."""
-    try:
-        children = sorted(map(Path, os.scandir(folder)))
-    except OSError as error:
-        raise DataError(f"{folder}: cannot be read ({error.strerror}), expected a folder") from error
-    for path in children:
-        if path.is_dir() and not path.is_symlink() and not path.name.startswith("."):
-            yield from walk(path)
-        else:
-            yield path
+def refuse(error: OSError) -> None:
+    raise DataError(f"{error.filename}: cannot be read ({error.strerror}), expected a folder") from error
 
 
 # --- readers: plain text, JSON, parquet ------------------------------------------------------------------
 
 MAX_DOCUMENT = 16 << 20  # bytes; SentencePiece needs about 30 times as much memory
 MAX_LINE = 8 * MAX_DOCUMENT  # of JSON, where one byte of text can take six
-SPLIT = "--separator LINE splits it (--separator '' at empty lines)"
+FEW = 10  # files of plain text are cut if they are fewer: as documents, two would be much of the text
 PIECE = 2 << 10  # bytes at least of a document cut from a large file; at most four times as many
 
 
 def read_text(path: Path, source: Source) -> Iterator[Read]:
-    """One document a file, or what stands between separator lines, or the pieces of a file that is alone."""
+    """What stands between separator lines, or the pieces of a file that is one of few, or the file."""
     with opened(path) as file:
         if source.separator is not None:
             yield from read_separated(file, path, source.separator.encode())
-        elif len(source.paths) > 1:
-            yield str(path), checked(file.read(MAX_DOCUMENT + 1), str(path), mend=SPLIT)
+        elif len(source.paths) < FEW:
+            size = len(source.paths) * path.stat().st_size  # of the whole text, if its files are alike
+            yield from read_pieces(file, path, min(PIECE, max(64, size // 32)))
         else:
-            yield from read_pieces(file, path)
+            yield str(path), checked(file.read(MAX_DOCUMENT + 1), str(path))
 
 
 def read_separated(file: BinaryIO, path: Path, separator: bytes) -> Iterator[Read]:
     """What stands between the lines of a file that are `separator`."""
     document = []  # its lines, or as many as make it too large
     first = 1  # number of its first line
-    start = size = 0  # its first byte, its bytes so far
+    size = 0
     lines = iter(lambda: file.readline(MAX_DOCUMENT + 1), b"")
     for number, line in enumerate(itertools.chain(lines, [separator]), 1):
         if line.rstrip(b"\r\n") != separator:
@@ -163,27 +159,22 @@ def read_separated(file: BinaryIO, path: Path, separator: bytes) -> Iterator[Rea
                 document.append(line)
             size += len(line)
             continue
-        where = f"{path}:{first}"
-        yield where, checked(b"".join(document), where, start, SPLIT)
+        yield f"{path}:{first}", checked(b"".join(document), f"{path}:{first}")
         document = []
         first = number + 1
-        start += size + len(line)
         size = 0
 
 
-def read_pieces(file: BinaryIO, path: Path) -> Iterator[Read]:
+def read_pieces(file: BinaryIO, path: Path, least: int) -> Iterator[Read]:
     """All of a file in pieces: each ends at an empty line, else a line's end, else a space (`piece_end`)."""
-    least = min(PIECE, max(64, path.stat().st_size // 32))
     first = 1  # number of its first line
-    start = 0
     rest = file.read(1 << 16)
     while rest:
         if len(rest) < 4 * least:
             rest += file.read(1 << 16)
         end = piece_end(rest, least)
-        yield f"{path}:{first}", checked(rest[:end], str(path), start)
+        yield f"{path}:{first}", checked(rest[:end], f"{path}:{first}")
         first += rest.count(b"\n", 0, end)
-        start += end
         rest = rest[end:]
 
 
@@ -200,16 +191,16 @@ def piece_end(text: bytes, least: int) -> int:
 
 
 def read_jsonl(path: Path, source: Source) -> Iterator[Read]:
-    """One document a line, the string in `field`; null counts as empty. Blank lines are passed over."""
+    """One document a line: a string, or an object's field. Blank lines are passed over."""
     with opened(path) as file:
         yield from texts_of(line_rows(file, path), source.field)
 
 
 def read_json(path: Path, source: Source) -> Iterator[Read]:
-    """An array of objects or strings, each a document; else JSON lines."""
+    """One document a value of an array; else JSON lines."""
     with opened(path) as file:
         array = file.peek(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
-        rows = array_rows(file, path, source.field or "text") if array else line_rows(file, path)
+        rows = array_rows(file, path) if array else line_rows(file, path)
         yield from texts_of(rows, source.field)
 
 
@@ -229,31 +220,28 @@ def line_rows(file: BinaryIO, path: Path) -> Iterator[tuple[str, Any]]:
                 yield where, DataError(f"{where}: no JSON ({error}), expected one object a line in UTF-8")
 
 
-def array_rows(file: BinaryIO, path: Path, field: str) -> Iterator[tuple[str, Any]]:
-    """The values of a JSON array, one at a time: a file may be larger than the memory."""
-    text = io.TextIOWrapper(file, encoding="utf-8-sig")
-    decode = json.JSONDecoder().raw_decode
-    rest = text.read(1 << 16).lstrip()[1:]
-    number = 1
-    while not (rest := rest.lstrip(" \t\r\n,")).startswith("]"):
-        try:
-            value, end = decode(rest)
-        except (ValueError, RecursionError) as error:
-            more = text.read(max(1 << 16, len(rest)))  # as much again: no value is tried often
-            if not more or len(rest) > MAX_LINE:
-                raise DataError(f"{path}: no JSON ({error}), expected an array of documents") from error
-            rest += more
-        else:
-            yield f"{path}:{number}", {field: value} if isinstance(value, str) else value
-            rest = rest[end:]
-            number += 1
+def array_rows(file: BinaryIO, path: Path) -> Iterator[tuple[str, Any]]:
+    """The values of a JSON array, which is read at once. Raises DataError."""
+    text = file.read(MAX_LINE + 1)
+    if len(text) > MAX_LINE:
+        raise DataError(
+            f"{path}: an array of more than {MAX_LINE:,} bytes, expected less, or JSON lines, which "
+            f"{shell('jq', '-c', '.[]', path)} prints"
+        )
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: no JSON ({error}), expected an array of documents") from error
+    for number, value in enumerate(values, 1):
+        yield f"{path}:{number}", value
 
 
 def texts_of(rows: Iterable[tuple[str, Any]], field: str) -> Iterator[Read]:
     """The text of each row. Its column, where no field is named, is found in the first one."""
     for where, row in rows:
         if not field and isinstance(row, dict):
-            field = column_of([name for name, value in row.items() if isinstance(value, str)], where)
+            strings = [name for name, value in row.items() if isinstance(value, str) or name == "text"]
+            field = column_of(strings, where)
         yield where, row if isinstance(row, DataError) else field_text(row, field, where)
 
 
@@ -264,15 +252,18 @@ def column_of(strings: list[str], where: object) -> str:
             f"{where}: has no column that is clearly the text, expected 'text' or only one of strings, and "
             f"has {', '.join(strings) or 'none'}; --field NAME chooses"
         )
-    found = "text" if "text" in strings else strings[0]
-    say(f"{where}: the text is in the column {found!r}")
-    return found
+    if "text" in strings:
+        return "text"
+    say(f"{where}: the text is in the column {strings[0]!r}")
+    return strings[0]
 
 
 def field_text(row: Any, field: str, where: str) -> bytes | DataError:
-    """UTF-8 of a row's text, or why there is none."""
+    """UTF-8 of a row's text, or why there is none; null counts as empty."""
+    if isinstance(row, str):
+        row = {field: row}
     if not isinstance(row, dict):
-        return DataError(f"{where}: holds a {type(row).__name__}, expected a JSON object")
+        return DataError(f"{where}: holds a {type(row).__name__}, expected a JSON object or a string")
     if field not in row:
         return DataError(f"{where}: no field {field!r} among {sorted(row)}; --field NAME chooses another")
     text = "" if row[field] is None else row[field]
@@ -299,12 +290,11 @@ def read_parquet(path: Path, source: Source) -> Iterator[Read]:
     try:
         with pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
             schema = file.schema_arrow
-            strings = [column.name for column in schema if column.type in kinds]
+            strings = [one.name for one in schema if one.type in kinds or one.name == "text"]
             field = source.field or column_of(strings, path)
             if field not in schema.names:
-                raise DataError(
-                    f"{path}: no column {field!r} among {schema.names}; --field NAME chooses another"
-                )
+                there = ", ".join(schema.names)
+                raise DataError(f"{path}: no column {field!r} among {there}; --field NAME chooses another")
             batches = file.iter_batches(64, columns=[field])
             texts = itertools.chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
             for number, text in enumerate(texts, 1):
@@ -319,32 +309,33 @@ TEXT = ".txt .text .md .markdown .rst .org .adoc .tex .html .htm .xml .srt"
 PROGRAMS = ".py .pyi .c .h .cc .cpp .hpp .cu .cs .java .js .ts .go .rs .rb .php .swift .kt .sh .sql .r .jl"
 JSON = {".json": read_json, ".jsonl": read_jsonl, ".ndjson": read_jsonl}
 READERS = {**dict.fromkeys(f"{TEXT} {PROGRAMS}".split(), read_text), **JSON, ".parquet": read_parquet}
+KINDS = (read_parquet, read_jsonl, read_json, read_text)  # the most likely to be a dataset's text first
 FORMATS = (
     f"plain text ({', '.join(TEXT.split())}, programs) and {', '.join(JSON)}, all of them also with "
     f"{', '.join(COMPRESSIONS)}, and .parquet"
 )
+OTHERS = "a file that is named as a PATH of its own is read as plain text, whatever its suffix"
 
 
-KINDS = (read_parquet, read_jsonl, read_json, read_text)  # the most likely to be a dataset's text first
-
-
-def checked(text: bytes, where: str, start: int = 0, mend: str = "") -> bytes | DataError:
-    """`text`, which begins at byte `start` of its file, if it is UTF-8 and not too large."""
+def checked(text: bytes, where: str) -> bytes | DataError:
+    """`text`, a document, if it is UTF-8 and not too large."""
     if len(text) > MAX_DOCUMENT:
-        return too_large(where, mend)
+        return too_large(where)
     try:
         text.decode()
     except UnicodeDecodeError as error:
         return DataError(
-            f"{where}: byte {start + error.start} is {text[error.start]:#04x}, expected UTF-8 "
+            f"{where}: byte {error.start} of the document is {text[error.start]:#04x}, expected UTF-8 "
             f"({error.reason}); iconv -f LATIN1 -t UTF-8 FILE > NEW converts Latin-1"
         )
     return text
 
 
-def too_large(where: str, mend: str = "") -> DataError:
-    mend = mend or "split it into several"
-    return DataError(f"{where}: a document of more than {MAX_DOCUMENT:,} bytes, expected less: {mend}")
+def too_large(where: str) -> DataError:
+    return DataError(
+        f"{where}: a document of more than {MAX_DOCUMENT:,} bytes, expected less: split it into several, "
+        "as --separator LINE does with plain text"
+    )
 
 
 # --- the demo corpus: sources of the pinned packages -----------------------------------------------------

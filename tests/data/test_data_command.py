@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from data import command, door, files
+from data import command, files
 from data.__main__ import COMMANDS, main
 from records.__main__ import COMMANDS as OF_RECORDS
 from tests.kit.data_kit import call, refused, write_jsonl
@@ -34,7 +34,6 @@ def of_python(*words: object, **options: object) -> subprocess.CompletedProcess[
     "words",
     [
         "data download --train-shards -1",
-        "data download --workers 0",
         "data download --repo-id a/b/c",
         "data download --variannt x",
         "data prepare demo --name x",
@@ -81,19 +80,6 @@ def test_pages_that_cannot_change_name_commands_that_work(old):
     assert done.returncode == 0 and "Usage: " in done.stdout
 
 
-def test_training_command(monkeypatch):
-    tokenizer = ROOT / "data/tokenizers/a b.model"
-    for folder, below, script in (
-        (ROOT, "data/", "train_gpt.py"),
-        (ROOT / "data", "", ROOT / "train_gpt.py"),
-    ):
-        monkeypatch.chdir(folder)
-        python = command.shell(Path(sys.executable))  # which need not be called python, or be on PATH
-        places = f"DATA_PATH={below}datasets/x TOKENIZER_PATH='{below}tokenizers/a b.model'"
-        line = command.training_command(ROOT / "data/datasets/x", tokenizer, 300)
-        assert line == f"VOCAB_SIZE=300 {places} {python} {script}"
-
-
 @given(st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8")), min_size=1))
 @example(["rm", "-r", "/home/me/My Projects/a'b", "a\nb", "$HOME", ""])
 @settings(max_examples=30, deadline=None)
@@ -103,20 +89,7 @@ def test_a_shell_gets_the_words_of_a_command_and_they_stay_on_its_line(words):
     assert done.stdout == "".join(word + "\0" for word in words).encode()
 
 
-# --- signals, output -------------------------------------------------------------------------------------
-
-
-def test_a_signal_waits_for_the_end_of_an_import(tmp_path):
-    """Python swallows an exception that is raised in a callback of its import system."""
-    (tmp_path / "signalled.py").write_text(
-        "import os, signal, time\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(0.1)\nprint('imported')\n"
-    )
-    program = (
-        "import importlib, sys, time\nfrom data import door\n"
-        "sys.exit(door.run(lambda: [importlib.import_module('signalled'), time.sleep(60)]))"
-    )
-    done = of_python("-c", program, env={"PYTHONPATH": f"{ROOT}:{tmp_path}"}, timeout=30)
-    assert (done.returncode, done.stdout) == (door.INTERRUPTED, "imported\n")
+# --- output -------------------------------------------------------------------------------------
 
 
 def test_what_takes_long_says_how_far_it_is(monkeypatch, capsys):

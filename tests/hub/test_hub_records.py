@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -89,44 +88,16 @@ def test_a_record_that_did_not_pass_is_published_as_such_and_then_as_passed(hub,
     assert "did not pass" not in card.text and card.data.eval_results[0].metric_name == "bits per byte"
 
 
-def test_an_upload_that_was_cut_off_goes_on(hub, author):
-    """Killed at its second artifact; the first one is not sent again."""
-    waits = threading.Event()
-    first, second = (sha256((author.folder / f"model_seed{seed}.ptz").read_bytes()) for seed in (1, 2))
-
-    def hold() -> None:
-        waits.set()
-        hub.closing.wait(20)
-        raise ConnectionError
-
-    hub.fault(f"PUT /blob/{second}", times=1, before=hold)
-    args = (author.folder, "--to", REPO, "--data", author.data)
-    process = data_kit.start("records", "publish", *args, env=hub.environment(HF_TOKEN="hf_write"))
-    assert waits.wait(60)
-    while first not in hub.blobs:
-        assert process.poll() is None
-    process.kill()
-    process.communicate()
-    hub.closing.set()
-    assert list(hub.files(REPO, "models")) == [".gitattributes"]  # nobody sees a part
-    hub.faults.clear()
-    since = len(hub.requests)
-    publish(hub, author.folder, author.data)
-    assert second in hub.sent(since) and first not in hub.sent(since)
-    assert f"track_tiny/{author.folder.name}/model_seed2.ptz" in hub.files(REPO, "models")
-
-
 def test_what_holds_something_else_is_left_as_it_is(hub, author):
     theirs = {
-        "me/card": ({"README.md": b"mine"}, "models", "holds README.md"),
-        "me/model": ({"model.bin": b"weights", "README.md": b"mine"}, "models", "holds model.bin"),
-        "me/data": ({"a.txt": b""}, "datasets", "is a dataset repo"),
+        "me/card": ({"README.md": b"mine"}, "holds README.md"),
+        "me/model": ({"model.bin": b"weights", "README.md": b"mine"}, "holds model.bin"),
     }
-    for repo_id, (files, kind, words) in theirs.items():
-        hub.commit(repo_id, files, kind=kind)
+    for repo_id, (files, words) in theirs.items():
+        hub.commit(repo_id, files, kind="models")
         args = ("publish", author.folder, "--data", author.data, "--to", repo_id)
         assert words in refused(hub, *args)
-        assert hub.files(repo_id, kind) == files
+        assert hub.files(repo_id, "models") == files
     for repo_id, token, words in (
         ("me/x", "", "no token: set HF_TOKEN"),
         ("me/x", "hf_wrong", "HTTP 401"),
@@ -178,9 +149,7 @@ def test_what_is_no_record_is_not_fetched(hub, author):
     assert not hub.fetched()
     put(hub, author)
     assert "--track names the track" in refused(hub, "verify", f"hub:{REPO}", "--static")
-    assert "401" in refused(hub, "verify", "hub:no/body", "--static")
-    hub.commit("me/data", {"a": b""})
-    assert "is a dataset repo" in refused(hub, "verify", "hub:me/data", "--static")
+    assert "no model repo" in refused(hub, "verify", "hub:no/body", "--static")
     for address in "hub:x", "hub:a/b/c", "hub:../b@main", "hub:a/b@":
         assert "is no address" in call(hub, "verify", address, "--static", code=2)
     hub.fault(f"GET .*{MODEL}", body=lambda data: data[:-1] + b"\xff")

@@ -3,7 +3,6 @@
 import gzip
 import io
 import json
-import threading
 from pathlib import Path
 
 import pyarrow
@@ -135,26 +134,7 @@ def test_text_that_cannot_be_found_is_refused_in_a_line(hub, tmp_path, files, wo
     assert words in data_kit.refused(run(hub, tmp_path, "hub:them/bad", code=3))
 
 
-def test_another_split_and_names_that_are_not_there(hub, tmp_path):
-    hub.commit(STORIES, stories())
-    said = data_kit.refused(run(hub, tmp_path, f"hub:{STORIES}", "--split", "test", code=2))
-    assert "expected one of train, validation" in said
+def test_names_that_are_not_there(hub, tmp_path):
     assert "hub:user/name" in data_kit.refused(run(hub, tmp_path, "hub:stories", code=2))
     hub.commit("me/model", {"model.bin": b""}, kind="models")
-    assert "is a model repo" in data_kit.refused(run(hub, tmp_path, "hub:me/model", code=3))
-
-
-def test_a_cut_download_goes_on_and_a_killed_one_keeps_whole_files(hub, own, tmp_path):
-    hub.commit(STORIES, stories())
-    hub.fault("GET .*train-00000", times=1, dies_after=1000)
-    asked = threading.Event()
-    hub.fault("GET .*train-00001", times=1, stalls_after=1000, before=asked.set)
-    words = (f"hub:{STORIES}", "--root", tmp_path, *OPTIONS)
-    process = data_kit.start("data", "prepare", *words, env=hub.environment())
-    assert asked.wait(60)
-    process.kill()
-    process.communicate()
-    since = len(hub.requests)
-    run(hub, tmp_path, f"hub:{STORIES}")
-    assert hub.fetched("parquet", since) == ["train-00001-of-00002-2d5a.parquet"]
-    assert manifest(tmp_path, "TinyStories")["corpus_sha256"] == own
+    assert "no dataset repo" in data_kit.refused(run(hub, tmp_path, "hub:me/model", code=3))

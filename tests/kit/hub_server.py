@@ -122,10 +122,6 @@ class HubServer:
         repo = self.repos[f"{kind}/{repo_id}"]
         return repo["commits"][repo["refs"]["main"]]
 
-    def sent(self, since: int = 0) -> list[str]:
-        """sha256 of the blobs that were put, in order."""
-        return [one.path.split("/")[2] for one in self.requests[since:] if one.method == "PUT"]
-
     def fetched(self, pattern: str = "", since: int = 0) -> list[str]:
         """Names of the files whose content was asked for, in order; `since` counts requests."""
         asked = [one.path for one in self.requests[since:] if one.method == "GET" and "/resolve/" in one.path]
