@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 
 import click
 
@@ -107,12 +108,23 @@ def on_signals(handler: Callable, *numbers: int) -> None:
             signal.signal(number, handler)
 
 
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """A signal's handler: KeyboardInterrupt, but a moment later within an import, which may swallow it."""
+    while frame:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            signal.signal(signal.SIGALRM, interrupt)
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
+            return
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
 def run(work: Callable[[], int]) -> int:
     """The exit code of `work()`. An error is one line on stderr.
 
     SIGTERM ends it as Ctrl-C does, so that nothing half-written stays behind.
     """
-    on_signals(signal.default_int_handler, signal.SIGTERM)
+    on_signals(interrupt, signal.SIGTERM)
     try:
         code = work()
         sys.stdout.flush()
