@@ -929,7 +929,7 @@ class TokenStream:
             need(path, "extension", header["extension"], 0x31464C47 if self.extended else 0)
             tokens = self.read(start, int(header["tokens"]))
             highest = max(int(tokens.max()), s.vocab_size - 1)
-            need(path, "highest token", highest, s.vocab_size - 1, "by VOCAB_SIZE, TOKENIZER_PATH")
+            need(path, "highest token", highest, s.vocab_size - 1, "see VOCAB_SIZE, TOKENIZER_PATH")
             crc32 = zlib.crc32(tokens.data)
             if self.extended:
                 need(path, "index and split", header[["index", "split"]].item(), (index, split == "train"))
