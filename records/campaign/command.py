@@ -63,7 +63,7 @@ def run_missing(runs: list[SeedRun], args: SimpleNamespace) -> set[int]:
     from records.campaign import cluster  # which loads Ray
 
     share = Share(args.threads_per_run or 1, args.gpus_per_run)
-    there = functools.partial(cluster.run_there, address=args.ray, share=share, every=args.keep_every)
+    there = functools.partial(cluster.run_there, address=args.ray, share=share)
     return run_all(runs, there)
 
 
@@ -188,7 +188,6 @@ def report_of(campaign: Campaign, budget: float, args: SimpleNamespace) -> str:
     begun = campaign.begun()
     if len(begun) > 1:
         parts.append(report.budgets_table(begun, value["seeds"], args.score))
-    parts.append(report.places_table(variants, value["seeds"]))
     return "\n".join(filter(None, parts))
 
 
@@ -245,7 +244,6 @@ GPUS = "2 or more: torchrun, a process for each"
 @click.option("--threads-per-run", type=COUNT, metavar="N", help=THREADS)
 @click.option("--gpus-per-run", type=click.IntRange(0), default=0, metavar="N", help=GPUS)
 @click.option("--ray", metavar="ADDRESS", help="run on a Ray cluster: auto, or the HOST:PORT of its head")
-@click.option("--keep-every", type=POSITIVE, default=180.0, metavar="S", help="with --ray: fetch checkpoints")
 @click.option("--score", is_flag=True, help="score artifacts in streams, and report these scores")
 @click.option("--try", "trying", is_flag=True, help="run the script here beside HEAD's, pair by pair")
 @click.option("--pairs", type=click.IntRange(3), default=8, metavar="N", help="with --try: at most")

@@ -3,14 +3,12 @@
 import math
 import statistics
 
-from data.files import parse_json, read_bytes
 from records.archive.ranks import p_below
 from records.campaign.runs import SeedRun
 from records.campaign.variants import Variant
 
 VARIANTS = "variant | runs | bits per byte | sd | difference | sd | p | artifact bytes | steps | operations"
 BUDGETS = "budget | variants in common | rank correlation | its best variant | place of that at the largest"
-PLACES = "run | nodes, in turn | processor"
 Scores = dict[int, float]  # bits per byte by seed
 
 
@@ -98,15 +96,3 @@ def budgets_table(begun: dict[float, list[Variant]], seeds: list[int], scored: b
             cells += [f"{correlation:.2f}", f"`{best}`", f"{1 + better} of {len(means)}"]
         rows.append(cells)
     return table(BUDGETS, rows)
-
-
-def places_table(variants: list[Variant], seeds: list[int]) -> str:
-    """The nodes of a cluster that runs were on; empty if all were run here. Raises DataError."""
-    rows = []
-    for run in [SeedRun(variant, seed) for variant in variants for seed in seeds]:
-        if run.places.exists():
-            places = [parse_json(line) for line in read_bytes(run.places).splitlines()]
-            nodes = [f"{place['host']} {place['node'][:8]}" for place in places]
-            processors = sorted({place["processor"] for place in places})
-            rows.append([f"`{run}`", ", ".join(nodes), ", ".join(processors)])
-    return table(PLACES, rows) if rows else ""
