@@ -185,18 +185,13 @@ def report_of(campaign: Campaign, budget: float, args: SimpleNamespace) -> str:
     by = "in streams" if args.score else "by the runs' own logs"
     parts = [f"{args.file.stem}: {budget:g} of the operations of {value['track']}, scored {by}\n"]
     parts.append(report.variants_table(variants, value["base"], value["seeds"], args.score))
-    begun = campaign.begun()
-    if len(begun) > 1:
-        parts.append(report.budgets_table(begun, value["seeds"], args.score))
-    return "\n".join(filter(None, parts))
+    return "\n".join(parts)
 
 
 def scaling_of(campaign: Campaign, args: SimpleNamespace) -> str:
     """Write the fit beside the campaign's file; its tables. Raises DataError."""
-    path = args.file.with_suffix(".json")
-    points = scaling.earlier(path, args.score)
-    scaling.add_points(points, campaign.begun(), campaign.value["seeds"], args.score)
-    variants = scaling.fit(points, campaign.value["base"], [*campaign.value["arms"]])
+    points = scaling.points_of(campaign.begun(), campaign.value["seeds"], args.score)
+    variants = scaling.fit(points, campaign.value["base"])
     words = ["--scaling", "--score"] if args.score else ["--scaling"]
     facts = {
         "command": shell("python", "-m", "records", "sweep", args.file, *words),
@@ -204,7 +199,7 @@ def scaling_of(campaign: Campaign, args: SimpleNamespace) -> str:
         "base": campaign.value["base"],
         "arms": variants,
     }
-    write_whole(path, (json.dumps(facts, indent=1) + "\n").encode())
+    write_whole(args.file.with_suffix(".json"), (json.dumps(facts, indent=1) + "\n").encode())
     return scaling.tables(variants)
 
 

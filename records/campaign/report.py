@@ -1,4 +1,4 @@
-"""The report of a campaign: how variants compare at a budget, and how well smaller budgets predicted that."""
+"""The report of a campaign: how its variants compare."""
 
 import math
 import statistics
@@ -8,7 +8,6 @@ from records.campaign.runs import SeedRun
 from records.campaign.variants import Variant
 
 VARIANTS = "variant | runs | bits per byte | sd | difference | sd | p | artifact bytes | steps | operations"
-BUDGETS = "budget | variants in common | rank correlation | its best variant | place of that at the largest"
 Scores = dict[int, float]  # bits per byte by seed
 
 
@@ -65,34 +64,3 @@ def variants_table(variants: list[Variant], base: str, seeds: list[int], scored:
             cells += sizes([SeedRun(variant, seed) for seed in own])
         rows.append(cells)
     return table(VARIANTS, rows)
-
-
-def without_budget(variant: Variant) -> dict:
-    """What the runs of a variant depended on, without their budget of operations."""
-    stored = variant.stored()
-    return stored | {"settings": stored["settings"] | {"MAX_FLOPS": ""}}
-
-
-def budgets_table(begun: dict[float, list[Variant]], seeds: list[int], scored: bool) -> str:
-    """How well the order at each smaller budget predicted that at the largest. Raises DataError.
-
-    Of variants that ran at both and differ in nothing else.
-    """
-    from scipy.stats import spearmanr  # a second that other reports need not pay
-
-    *smaller, largest = begun
-    rows = []
-    for budget in smaller:
-        means = {}
-        for small, large in zip(begun[budget], begun[largest]):
-            both = [mean(scores_of(variant, seeds, scored)) for variant in (small, large)]
-            if max(both) < math.inf and without_budget(small) == without_budget(large):
-                means[small.name] = both
-        cells = [f"{budget:g}", f"{len(means)}"]
-        if len(means) > 1:
-            best = min(means, key=lambda name: means[name][0])
-            better = sum(large < means[best][1] for _, large in means.values())
-            correlation = spearmanr([*means.values()]).statistic
-            cells += [f"{correlation:.2f}", f"`{best}`", f"{1 + better} of {len(means)}"]
-        rows.append(cells)
-    return table(BUDGETS, rows)
