@@ -17,8 +17,11 @@ known, and no verdict with the others.
 import contextlib
 import functools
 import json
+import os
+import re
 import signal
 import sys
+import traceback
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +29,7 @@ from typing import Any
 import click
 
 from data import shards
-from data.command import REPO, DataError, UsageError, say, shell
+from data.command import REPO, DataError, UsageError, say, shell, some, warn_once
 from data.door import Command, Number, on_signals
 from data.files import locked, read_bytes, sha256, write_whole
 from records.archive.runs import SCRIPT, run_artifact
@@ -51,6 +54,12 @@ from records.sandbox.predictor import SandboxError
 
 FIRST_SEED = 1337  # of --try
 STOPPED = 16  # exit code of a run, and of a campaign, with which the same command goes on
+
+LAST_LINES = 10  # of a run that failed
+NOT_REACHED = (
+    "pair 1 is alike to the last bit: the edit does not reach a run with PRESET={preset}. The numbers of a "
+    f"preset's row in {SCRIPT} override the defaults of Settings: edit them there, or name another --preset"
+)
 
 # --- runs and their scores --------------------------------------------------------------------------------
 
@@ -111,9 +120,19 @@ def track_of(args: SimpleNamespace, name: str, where: str = "") -> Track:
 # --- what the command does --------------------------------------------------------------------------------
 
 
+def name_ignored(script: bytes) -> None:
+    """Runs have their variant's settings alone: say which of the shell's they will not see."""
+    lines = script.decode(errors="replace")
+    known = [name for name in os.environ if re.search(rf"^    {name.lower()}: \w+ = ", lines, re.MULTILINE)]
+    if known:
+        names = some(sorted(known))
+        warn_once(f"{names}: of the shell, ignored; write it into {SCRIPT}, or into FILE's [settings]")
+
+
 def two_variants(args: SimpleNamespace, dataset: Dataset, home: Path, flops: int) -> list[Variant]:
     """HEAD's and the working tree's, each in a folder named by its script: HEAD's runs serve many tries."""
     old, new = script_of("HEAD"), read_bytes(args.script)
+    name_ignored(new)
     if old == new:
         mend = "expected an idea in it; edit it, then try"
         raise UsageError(f"{args.script}: is {SCRIPT} as HEAD has it, {mend}")
@@ -128,11 +147,16 @@ def two_variants(args: SimpleNamespace, dataset: Dataset, home: Path, flops: int
 
 def run_pair(pair: list[SeedRun], track: Track, args: SimpleNamespace) -> float:
     """The new script's bits per byte less those of the old one. Raises KeyboardInterrupt, DataError."""
-    codes = run_missing(pair, args)
-    if codes == {STOPPED}:
+    if run_missing(pair, args) == {STOPPED}:
         raise KeyboardInterrupt
-    if codes or (args.score and score_missing(pair, track, args.data)):
-        raise DataError("a run failed, so there is no verdict; mend the script, then try again")
+    for run in pair:
+        if not run.end():
+            print(*run.last_lines(LAST_LINES), sep="\n", file=sys.stderr)
+            raise DataError(
+                f"the run {run} failed, so there is no verdict; {run.output} has all that it said"
+            )
+    if args.score and score_missing(pair, track, args.data):
+        raise DataError("a run cannot be scored, so there is no verdict; mend the script, then try again")
     old, new = (run.bpb(args.score) for run in pair)
     return new - old
 
@@ -150,13 +174,14 @@ def try_script(args: SimpleNamespace) -> int:
             pair = [SeedRun(variant, seed) for variant in variants]
             differences.append(run_pair(pair, track, args))
             found = judge(differences, over=pair[1].is_over() and not pair[0].is_over())
+            if not any(differences):
+                say(NOT_REACHED.format(preset=args.preset))
+                break
             if found.verdict != UNKNOWN:
                 break
             say(f"pair {len(differences)} of {args.pairs} at most: {found}")
     if found.over:
         say("the artifact is over its budget of bytes, and HEAD's is not")
-    if not any(differences):
-        say(f"all pairs are alike: if PRESET={args.preset} sets what was edited, --preset names another")
     say(found.json() if args.as_json else f"verdict: {found.verdict} {found}")
     return CODES[found.verdict]
 
@@ -164,6 +189,7 @@ def try_script(args: SimpleNamespace) -> int:
 def sweep(campaign: Campaign, budget: float, args: SimpleNamespace) -> int:
     """Run and score all that is not done yet. The exit code. Raises DataError, UsageError."""
     base = base_script(campaign.value, args.script)
+    name_ignored(base)
     variants = campaign.variants(budget)
     for variant in variants:
         variant.make_folder(base)
@@ -261,3 +287,10 @@ def main(**options: Any) -> int:
     except KeyboardInterrupt:
         print("stopped; the same command goes on", file=sys.stderr)
         return STOPPED
+    except (DataError, UsageError, OSError):
+        raise
+    except Exception:
+        if not options["trying"]:
+            raise
+        traceback.print_exc()  # Python's own exit code would be that of discard
+        return DataError.exit_code

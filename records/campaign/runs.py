@@ -84,12 +84,14 @@ class SeedRun:
             raise DataError(f"{self.folder}: scored on a part of the text, though VAL_TOKENS_LIMIT was 0")
         return end and end.value("val_bpb")
 
+    def last_lines(self, count: int) -> list[str]:
+        """What the process of the last attempt printed last."""
+        lines = self.output.read_text(errors="backslashreplace").split("\n")
+        return [line for line in lines if line.strip()][-count:] or ["said nothing"]
+
     def failure(self, code: int) -> str:
         """Exit code and last line of its process; empty if the run has ended."""
-        if self.end():
-            return ""
-        lines = self.output.read_text(errors="backslashreplace").split("\n")
-        return f"exit code {code}: {next(filter(str.strip, reversed(lines)), 'said nothing')}"
+        return "" if self.end() else f"exit code {code}: {self.last_lines(1)[0]}"
 
 
 Endings = Iterator[tuple[SeedRun, int]]  # runs with the exit codes of their processes, as they end

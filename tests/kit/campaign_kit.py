@@ -17,7 +17,16 @@ STAND_IN = """
 import json, os, pathlib, signal, sys, time
 import numpy as np
 
-SETTINGS = "preset seed max_flops val_tokens_limit width pace wait_for fail"
+
+class Settings:
+    preset: str = ""
+    seed: int = 0
+    max_flops: float = 0
+    val_tokens_limit: int = 0
+    width: float = 0
+    pace: float = 0
+    wait_for: str = ""
+    fail: int = 0
 
 
 class Predictor:

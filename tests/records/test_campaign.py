@@ -14,7 +14,7 @@ import pytest
 import scipy.stats
 
 from records.board import pictures
-from records.campaign import report, variants
+from records.campaign import command, report, variants
 from tests.kit import helpers, record_kit
 from tests.kit.campaign_kit import NARROW, SMEAR, STAND_IN, Place, committed, idea, rows_of, wait_until
 from tests.kit.data_kit import refused
@@ -33,6 +33,7 @@ def test_every_variant_and_seed_is_run_once_and_reported(place, monkeypatch):
     monkeypatch.setenv("PACE", "9")  # of the shell, so none of the runs' business
     place.write(narrow=NARROW, wide="settings = {WIDTH = 1.0005}", seeds=[1, 2, 3])
     said = place.run("--cores", 2, "--budget", 0.5)
+    assert "warning: PACE, WIDTH: of the shell, ignored; write it into train_gpt.py, or into FILE's" in said
     assert "wide 2: 1.0025 bits per byte" in said
     head, narrow, wide = rows_of(said)
     assert " | ".join(head) == report.VARIANTS
@@ -182,16 +183,28 @@ def test_noise_is_no_verdict_and_the_same_program_no_gain(place):
     assert said.splitlines()[-1].startswith("verdict: unknown difference:")
     assert said.count("verdict: ") == 1 and said.count("bits per byte\n") == 10
     assert "low:-inf high:+inf" in said, "two pairs say nothing"
-    said = place.try_idea(idea([0] * 9) + "# a comment\n", "--pairs", 5, code=1)
-    assert said.splitlines()[-1] == "verdict: discard difference:+0.0000 low:+0.0000 high:+0.0000"
 
 
-def test_a_try_without_a_verdict_is_refused_in_a_line(place):
+def test_an_edit_that_does_not_reach_the_run_is_told_after_one_pair(place):
+    said = place.try_idea(idea([0] * 9) + "# a comment\n", code=2)
+    *_, words, verdict = said.splitlines()
+    assert words.startswith(
+        "pair 1 is alike to the last bit: the edit does not reach a run with PRESET=minute"
+    )
+    assert verdict == "verdict: unknown difference:+0.0000 low:-inf high:+inf"
+    assert said.count("bits per byte\n") == 2
+
+
+def test_a_try_without_a_verdict_is_refused_in_a_line(place, monkeypatch):
     assert "expected an idea in it" in refused(place.try_idea(idea([0] * 9), code=2))
     broken = idea(GAINS).replace('env.get("FAIL") == env["SEED"]', "True")
     said = place.try_idea(broken, code=3)
     assert "exit code 17: no finite numbers" in said and "no verdict" in refused(said)
+    said = place.try_idea(idea(GAINS) + "x = = 1\n", code=3)
+    assert "\n    x = = 1\n" in said and "SyntaxError: invalid syntax\n" in said and "verdict: " not in said
     assert "expected FILE, or --try" in refused(place.run("--try", code=2))
+    monkeypatch.setattr(command, "judge", None)
+    assert "TypeError: 'NoneType'" in place.try_idea(idea(GAINS), code=3), "1 would be discard"
 
 
 # --- scores and statistics --------------------------------------------------------------------------------
