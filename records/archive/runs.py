@@ -199,10 +199,10 @@ def is_run(folder: Path) -> bool:
 
 def nearest_runs(path: Path) -> str:
     """What a message adds about a run that is not there: runs of a like name, or where commands are run."""
-    beside = [each.parent.name for each in path.parent.glob(f"*/{METRICS}")]
-    names = difflib.get_close_matches(path.name, beside, cutoff=0)
-    if names:
-        return f"; the nearest are {', '.join(str(path.with_name(name)) for name in names)}"
+    home = path if path.is_dir() else path.parent
+    runs = {each.parent.name for each in home.glob("*/metrics*.jsonl*")}  # a record's, too
+    if names := difflib.get_close_matches(path.name, runs, cutoff=0):
+        return f"; the nearest runs: {', '.join(str(home / name) for name in names)}"
     if Path.cwd() != REPO and not path.is_absolute():
         return f"; commands are run from the repository's folder: {shell('cd', str(REPO))}"
     return ""

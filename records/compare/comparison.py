@@ -13,6 +13,7 @@ import numpy as np
 from data.command import UsageError
 from records.archive.metrics import Metrics, find_runs
 from records.archive.record import OF_ONE_RUN
+from records.archive.runs import METRICS
 from records.compare.bands import Difference, compare
 from records.compare.measures import measures
 
@@ -115,4 +116,4 @@ def load(base: Sequence[Path], new: Sequence[Path], living: bool = False, on: st
 def home(run: Metrics) -> Path:
     """The run's folder; of a record's run, and of metrics by another name, the file."""
     path = run.path.resolve()
-    return path.parent if path.name == "metrics.jsonl" else path
+    return path.parent if path.name == METRICS else path
