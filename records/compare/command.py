@@ -90,9 +90,7 @@ def behind_the_table(its: Comparison) -> Iterator[str]:
     for one in its.partings:
         words = f"the losses are the same to the last bit over {one['steps']} steps"
         if one["first"]:
-            words = f"the losses part at step {one['first']}, never by 1 % in {one['steps']} steps"
-        if one["visible"]:
-            words = f"the losses part at step {one['first']}, by 1 % from step {one['visible']}"
+            words = f"the losses part at step {one['first']} of {one['steps']}"
         yield f"seed {one['seed']}, {one['base']} and {one['new']}: {words}"
 
 

@@ -81,15 +81,3 @@ def edit_lines(run: Path, change) -> Path:
 def edit_events(run: Path, change) -> Path:
     """change(event) -> event, of a run's metrics."""
     return edit_lines(run, lambda lines: [json.dumps(change(json.loads(line))) for line in lines])
-
-
-def edit_clock(run: Path, change) -> Path:
-    """change(step, seconds) -> seconds of training, of every event that has them."""
-
-    def edit(event):
-        if "train_seconds" not in event:
-            return event
-        step = event["steps"] if event["event"] == "final" else event["step"]
-        return event | {"train_seconds": change(step, event["train_seconds"])}
-
-    return edit_events(run, edit)
