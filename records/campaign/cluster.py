@@ -36,15 +36,6 @@ PR_SET_PDEATHSIG = 1
 Files = dict[str, bytes]  # by their names in a folder
 
 
-class RunTask(NamedTuple):
-    """What a node needs for a run, beside the dataset."""
-
-    run: SeedRun
-    script: bytes
-    share: Share
-    torch: str  # the version that all nodes must have
-
-
 class Ended(NamedTuple):
     """What a run's process left. There are no files of a run that failed."""
 
@@ -84,14 +75,14 @@ def end_with_parent() -> None:
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def carry_out(task: RunTask, data: Files) -> Ended:
-    """Run it in a folder of its own. Raises DataError."""
-    check_torch(task.torch)
+def carry_out(run: SeedRun, script: bytes, data: Files, share: Share, torch: str) -> Ended:
+    """Run it in a folder of its own; `torch` is the version that all nodes must have. Raises DataError."""
+    check_torch(torch)
     with scratch_folder() as folder:
-        (folder / SCRIPT).write_bytes(task.script)
-        dataset = unpack(task.run.variant.dataset, data, folder / "data")
-        here = SeedRun(replace(task.run.variant, folder=folder, dataset=dataset), task.run.seed)
-        code = here.start(task.share, preexec_fn=end_with_parent).wait()
+        (folder / SCRIPT).write_bytes(script)
+        dataset = unpack(run.variant.dataset, data, folder / "data")
+        here = SeedRun(replace(run.variant, folder=folder, dataset=dataset), run.seed)
+        code = here.start(share, preexec_fn=end_with_parent).wait()
         return Ended(code, here.output.read_bytes(), files_in(here.folder) if here.end() else {})
 
 
@@ -131,7 +122,7 @@ def submit(runs: list[SeedRun], share: Share) -> dict[ray.ObjectRef, SeedRun]:
     needs = {"num_cpus": share.threads, "num_gpus": share.gpus, "max_retries": LOST_NODES}
     remote = ray.remote(**needs)(carry_out)
     torch = metadata.version("torch")
-    sent = {}
+    sent: dict[Path, ray.ObjectRef] = {}
     tasks = {}
     for run in runs:
         dataset = run.variant.dataset
@@ -139,7 +130,7 @@ def submit(runs: list[SeedRun], share: Share) -> dict[ray.ObjectRef, SeedRun]:
             files = files_in(dataset.folder) | {TOKENIZER: read_bytes(dataset.tokenizer)}
             sent[dataset.folder] = ray.put(files)
         script = read_bytes(run.variant.folder / SCRIPT)
-        tasks[remote.remote(RunTask(run, script, share, torch), sent[dataset.folder])] = run
+        tasks[remote.remote(run, script, sent[dataset.folder], share, torch)] = run
     return tasks
 
 

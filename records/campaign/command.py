@@ -29,7 +29,7 @@ from typing import Any
 import click
 
 from data import shards
-from data.command import REPO, DataError, UsageError, say, shell, some, warn_once
+from data.command import REPO, DataError, UsageError, say, some, warn_once
 from data.door import Command, Number, on_signals
 from data.files import locked, read_bytes, sha256, write_whole
 from records.archive.runs import SCRIPT, run_artifact
@@ -152,9 +152,7 @@ def run_pair(pair: list[SeedRun], track: Track, args: SimpleNamespace) -> float:
     for run in pair:
         if not run.end():
             print(*run.last_lines(LAST_LINES), sep="\n", file=sys.stderr)
-            raise DataError(
-                f"the run {run} failed, so there is no verdict; {run.output} has all that it said"
-            )
+            raise DataError(f"run {run} failed, so there is no verdict; {run.output} has all that it said")
     if args.score and score_missing(pair, track, args.data):
         raise DataError("a run cannot be scored, so there is no verdict; mend the script, then try again")
     old, new = (run.bpb(args.score) for run in pair)
@@ -209,22 +207,15 @@ def report_of(campaign: Campaign, budget: float, args: SimpleNamespace) -> str:
         if variant.folder.exists():
             variant.check_same()
     by = "in streams" if args.score else "by the runs' own logs"
-    parts = [f"{args.file.stem}: {budget:g} of the operations of {value['track']}, scored {by}\n"]
-    parts.append(report.variants_table(variants, value["base"], value["seeds"], args.score))
-    return "\n".join(parts)
+    title = f"{args.file.stem}: {budget:g} of the operations of {value['track']}, scored {by}"
+    return f"{title}\n\n{report.variants_table(variants, value['base'], value['seeds'], args.score)}"
 
 
 def scaling_of(campaign: Campaign, args: SimpleNamespace) -> str:
     """Write the fit beside the campaign's file; its tables. Raises DataError."""
     points = scaling.points_of(campaign.begun(), campaign.value["seeds"], args.score)
     variants = scaling.fit(points, campaign.value["base"])
-    words = ["--scaling", "--score"] if args.score else ["--scaling"]
-    facts = {
-        "command": shell("python", "-m", "records", "sweep", args.file, *words),
-        "flops": campaign.track["train_flops"],
-        "base": campaign.value["base"],
-        "arms": variants,
-    }
+    facts = {"flops": campaign.track["train_flops"], "base": campaign.value["base"], "arms": variants}
     write_whole(args.file.with_suffix(".json"), (json.dumps(facts, indent=1) + "\n").encode())
     return scaling.tables(variants)
 

@@ -95,24 +95,22 @@ def here(tmp_path, monkeypatch):
 
 
 def test_a_run_is_in_tensorboard_however_often_it_is_sent(tmp_path):
-    folder = make_run(tmp_path / "logs/läuft-日本", lines(1, 20) + final(20))
+    foreign = {"note": "words", "hash": "0732e123", "parts": [1], "huge": 10**400}
+    odd = step(21, train_loss="nan", grad_norm="inf", large=10**20, **foreign)
+    folder = make_run(tmp_path / "logs/läuft-日本", lines(1, 20) + odd + final(21))
     for _ in range(2):
         with start(tmp_path) as follower:
             out, err = follower.communicate()
         assert (follower.returncode, err) == (0, "")
-        assert out == f"{folder}: 22 rows sent, has ended\n"
-        values = check_steps(folder, 20)
+        assert out == f"{folder}: 23 rows sent, has ended\n"
+        values = check_steps(folder, 21)
         assert values["train_loss", 7] == pytest.approx(6 / 7, rel=1e-7)
         assert values["train_flops", 20] == pytest.approx(2e18, rel=1e-7)
         assert values["partial", 20] == 1 and values["val_loss", 20] == 2.5
-        assert values["final/val_bpb", 20] == 1.125
+        assert values["final/val_bpb", 21] == 1.125
+        assert str([values[tag, 21] for tag in ("train_loss", "grad_norm")]) == "[nan, inf]"
+        assert values["large", 21] == pytest.approx(1e20) and not {tag for tag, _ in values} & {*foreign}
         assert hparams_of(folder) == {"seed": 7, "matrix_lr": 0.06, "preset": "smoke", "torch": "2"}
-
-
-def test_numbers_that_are_not_finite_and_foreign_values():
-    foreign = {"note": "words", "hash": "0732e123", "parts": [1], "large": 10**20, "huge": 10**400}
-    found = follow.numbers_of({"event": "step", "train_loss": "nan", "grad_norm": "inf", **foreign})
-    assert str(found) == "{'train_loss': nan, 'grad_norm': inf, 'large': 1e+20}"
 
 
 # --- living runs, and kills -------------------------------------------------------------------------------
