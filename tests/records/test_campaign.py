@@ -129,11 +129,7 @@ TWICE = NARROW + '\npatches = ["more.patch", "more.patch"]'
         (2, "base is 'broad', expected one of narrow", {"narrow": "", "base": "broad"}),
         (2, "seeds: [] should be non-empty", {"narrow": "", "seeds": []}),
         (2, "is no TOML", {"narrow": "", "head": "x = "}),
-        (
-            3,
-            "other_sp400: its validation text is not that of",
-            {"narrow": "", "wide": 'dataset = "other_sp400"'},
-        ),
+        (3, "other_sp400: its validation text is not", {"narrow": "", "wide": 'dataset = "other_sp400"'}),
     ],
 )
 def test_a_bad_file_is_one_line_and_runs_nothing(place, monkeypatch, code, line, change):
