@@ -125,8 +125,8 @@ def name_ignored(script: bytes) -> None:
     lines = script.decode(errors="replace")
     known = [name for name in os.environ if re.search(rf"^    {name.lower()}: \w+ = ", lines, re.MULTILINE)]
     if known:
-        names = some(sorted(known))
-        warn_once(f"{names}: of the shell, ignored; write it into {SCRIPT}, or into FILE's [settings]")
+        mend = f"write them into {SCRIPT}, or into FILE's [settings]"
+        warn_once(f"settings of the shell do not count: {some(sorted(known))}; {mend}")
 
 
 def two_variants(args: SimpleNamespace, dataset: Dataset, home: Path, flops: int) -> list[Variant]:

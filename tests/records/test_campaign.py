@@ -33,7 +33,7 @@ def test_every_variant_and_seed_is_run_once_and_reported(place, monkeypatch):
     monkeypatch.setenv("PACE", "9")  # of the shell, so none of the runs' business
     place.write(narrow=NARROW, wide="settings = {WIDTH = 1.0005}", seeds=[1, 2, 3])
     said = place.run("--cores", 2, "--budget", 0.5)
-    assert "warning: PACE, WIDTH: of the shell, ignored; write it into train_gpt.py, or into FILE's" in said
+    assert "warning: settings of the shell do not count: PACE, WIDTH; write them into train_gpt.py" in said
     assert "wide 2: 1.0025 bits per byte" in said
     head, narrow, wide = rows_of(said)
     assert " | ".join(head) == report.VARIANTS
