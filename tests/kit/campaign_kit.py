@@ -19,14 +19,9 @@ import numpy as np
 
 
 class Settings:
-    preset: str = ""
-    seed: int = 0
-    max_flops: float = 0
-    val_tokens_limit: int = 0
     width: float = 0
     pace: float = 0
-    wait_for: str = ""
-    fail: int = 0
+    others = "preset max_flops val_tokens_limit wait_for fail"
 
 
 class Predictor:

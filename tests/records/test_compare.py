@@ -33,7 +33,8 @@ def sides(tmp_path):
 
 def run(capsys, base, new, *words) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a comparison of two lists of runs."""
-    code = records(["compare", "--base", *map(str, base), "--new", *map(str, new), *map(str, words)])
+    sides = ["--base", *base, "--new", *new]
+    code = records(["compare", *map(str, [*sides, *words])])
     return code, *capsys.readouterr()
 
 
@@ -146,7 +147,10 @@ def test_more_pairs_never_take_away_what_is_known(tmp_path):
     assert verdicts(base, others)["val_bpb"] == "not known", "the spread of seeds hides a small gain"
 
 
-@given(strategies.lists(strategies.tuples(*[strategies.floats(0.5, 4)] * 2), min_size=1, max_size=9))
+PAIR = strategies.tuples(strategies.floats(0.5, 4), strategies.floats(0.5, 4))
+
+
+@given(strategies.lists(PAIR, min_size=1, max_size=9))
 def test_no_interval_grows_with_more_runs(values):
     """With and without pairs; so the band of a difference is monotone in evidence."""
     for count in range(1, len(values)):
@@ -214,7 +218,8 @@ def test_the_example_of_the_page_is_what_compare_says(capsys):
     found = {one.measure.key: one.verdict for one in its.rows}
     assert found["stream_bpb"] == "better" and found["val_bpb"] == "same", "of one training"
     gains = np.subtract(row.base, row.new)
-    for value in (*means_interval(row.base, row.new), row.low, row.high, gains.min(), gains.max()):
+    ends = [*means_interval(row.base, row.new), row.low, row.high]
+    for value in (*ends, gains.min(), gains.max()):
         assert f"{value:.4f}" in page
 
 

@@ -49,20 +49,23 @@ def make_run(folder: Path, text: str) -> Path:
 # --- what TensorBoard has ---------------------------------------------------------------------------------
 
 
-def rows_of(folder: Path) -> list[tuple[str, int, float]]:
-    """(tag, step, value) as TensorBoard reads them, whose reader leaves out what a later file replaces."""
+def read(folder: Path):
+    """As TensorBoard reads it, whose reader leaves out what a later file replaces."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = EventAccumulator(str(folder), {"scalars": 0, "tensors": 0}).Reload()
+    return EventAccumulator(str(folder), {"scalars": 0, "tensors": 0}).Reload()
+
+
+def rows_of(folder: Path) -> list[tuple[str, int, float]]:
+    """(tag, step, value) of all scalars."""
+    found = read(folder)
     return [(tag, each.step, each.value) for tag in found.Tags()["scalars"] for each in found.Scalars(tag)]
 
 
 def hparams_of(folder: Path) -> dict:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-    found = EventAccumulator(str(folder)).Reload()
-    blob = found.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    blob = read(folder).SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     hparams = HParamsPluginData.FromString(blob).session_start_info.hparams
     return {name: getattr(value, value.WhichOneof("kind")) for name, value in hparams.items()}
 
