@@ -21,7 +21,7 @@ COMMANDS = {
     "score": ("records.referee.commands:score", "bits per byte, by the referee's own count"),
     "prove": ("records.referee.commands:prove", "the same by compressing and decompressing the text"),
     "compare": ("records.compare.command:main", "what differs between runs, and what of it is noise"),
-    "follow": ("records.follow.command:main", "send runs to a tracker: wandb, tensorboard"),
+    "follow": ("records.follow.command:main", "show runs in TensorBoard, while they live or after"),
     "sweep": ("records.campaign.command:main", "compare ideas by many runs, here or on a Ray cluster"),
     "freeze": ("records.verify.commands:freeze", "make a record's folder from the runs of its seeds"),
     "verify": ("records.verify.commands:verify", "check what a record says of itself"),

@@ -16,12 +16,11 @@ from scipy.ndimage import median_filter
 
 from data.command import DataError
 from data.files import read_bytes, read_json
-from records.archive.runs import ClaimedRun, parse_events, read_metrics
+from records.archive.runs import METRICS, ClaimedRun, nearest_runs, parse_events, read_metrics
 
 STEADY_FROM = 10  # steps that caches, compilers and clocks take to settle; fewer where a run is short
 NEAR = 31  # steps around one that say how long a step takes then: machines change their speed within minutes
 STALL_TIMES, STALL_SECONDS, STALL_DEVIATIONS = 2.0, 1.0, 10.0  # a stall is beyond all three
-ONE_END = 5.0  # seconds within which a run ends its two logs
 LAST = 0.05  # part of the steps whose mean is the final training loss, ten steps at least
 FIELDS = ("train_loss", "train_seconds", "train_flops", "lr_mul", "grad_norm")
 NEEDED = ("train_loss", "train_seconds")
@@ -146,29 +145,6 @@ class Metrics:
     def seed(self) -> int | None:
         seed = self.final.get("seed", self.config.get("settings", {}).get("seed"))
         return seed if isinstance(seed, int) else None
-
-    @cached_property
-    def own_peak(self) -> float | None:
-        """Operations a second of the machine's products, as the run measured them in its log at its start."""
-        # device:cpu dtype:float32 ... bfloat16:9GFLOP/s float32:7GFLOP/s
-        line = r"^device:.* dtype:(\w+) .*\b\1:([1-9][0-9]{0,14})GFLOP/s"
-        return max((1e9 * int(rate) for _, rate in re.findall(line, self.log, re.MULTILINE)), default=None)
-
-    @property
-    def start_seconds(self) -> float | None:
-        """Wall clock from config.json to the log's last line, less training and validation.
-
-        That is compilation and warm-up, and also checkpoints and the export. By the times of the files: None
-        after a resume, and where copies or changes have lost them.
-        """
-        if self.path.name != "metrics.jsonl" or self.logged("resumes") != 0:
-            return None
-        files = [self.path.with_name(name) for name in ("metrics.jsonl", "train.log", "config.json")]
-        timed = self.logged("train_seconds"), self.logged("eval_seconds")
-        if not all(file.exists() for file in files) or None in timed:
-            return None
-        metrics, end, began = (file.stat().st_mtime for file in files)
-        return positive(end - began - sum(timed)) if abs(metrics - end) <= ONE_END else None
 
     @cached_property
     def environment(self) -> dict[str, str]:
@@ -303,17 +279,21 @@ def referee_score(folder: Path, seed: str) -> float | None:
 
 
 def find_runs(path: Path, living: bool = False) -> list[Metrics]:
-    """The runs that a path names: a run's folder, its metrics.jsonl, or a record. Raises DataError."""
+    """The runs that a path names: those of a run's, a record's or a campaign's variant's folder, or a file.
+
+    Raises DataError.
+    """
     if path.is_dir():
-        files = [path / "metrics.jsonl"] if (path / "metrics.jsonl").exists() else []
+        files = [path / METRICS] if (path / METRICS).exists() else []
         files = files or sorted([*path.glob("metrics_seed*.jsonl"), *path.glob("metrics_seed*.jsonl.gz")])
+        if not files and (path / "arm.json").exists():  # a variant's folder
+            files = sorted(path.glob(f"logs/*/{METRICS}"))
     else:
         files = [path] if path.exists() else []
     if not files:
-        what = "holds no metrics.jsonl and no metrics_seed*.jsonl" if path.is_dir() else "no such file"
-        raise DataError(
-            f"{path}: {what}; name a run's folder such as logs/RUN, its metrics.jsonl or a record"
-        )
+        what = f"holds no {METRICS} and no metrics_seed*.jsonl" if path.is_dir() else "no such file"
+        takes = f"name a run's folder such as logs/RUN, its {METRICS}, a variant's folder or a record"
+        raise DataError(f"{path}: {what}; {takes}{nearest_runs(path)}")
     return [find_run(file, living) for file in files]
 
 
@@ -322,7 +302,7 @@ def find_run(file: Path, living: bool) -> Metrics:
     folder = file.resolve().parent.name
     if seed := re.fullmatch(r"metrics_seed(\d+)\.jsonl(\.gz)?", file.name):
         names = f"{folder} seed{seed[1]}", f"train_seed{seed[1]}.log", "config.json"
-    elif file.name == "metrics.jsonl":
+    elif file.name == METRICS:
         names = folder, "train.log", "config.json"
     else:
         names = file.stem, f"{file.stem}.log", f"{file.stem}.config.json"

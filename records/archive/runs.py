@@ -1,5 +1,6 @@
 """A run: its log and metrics, which are claims until they are verified; its machine; its folder in logs/."""
 
+import difflib
 import gzip
 import io
 import math
@@ -18,6 +19,7 @@ from records.archive.tracks import RECORDS, Track, load_track
 
 SCRIPT = "train_gpt.py"  # what the referee loads
 ARTIFACT = "model.ptz"
+METRICS = "metrics.jsonl"
 PACKED = ".gz"
 MAX_METRICS = 16 << 20  # bytes of a run's metrics, unpacked
 MAX_HEADER = 1 << 20  # bytes of an artifact, unpacked, in which its metadata must end
@@ -193,6 +195,17 @@ def run_artifact(folder: Path) -> Path:
 def is_run(folder: Path) -> bool:
     """Whether this is a run's folder in logs/."""
     return (folder / "config.json").exists()
+
+
+def nearest_runs(path: Path) -> str:
+    """What a message adds about a run that is not there: runs of a like name, or where commands are run."""
+    home = path if path.is_dir() else path.parent
+    runs = {each.parent.name for each in home.glob("*/metrics*.jsonl*")}  # a record's, too
+    if names := difflib.get_close_matches(path.name, runs, cutoff=0):
+        return f"; the nearest runs: {', '.join(str(home / name) for name in names)}"
+    if Path.cwd() != REPO and not path.is_absolute():
+        return f"; commands are run from the repository's folder: {shell('cd', str(REPO))}"
+    return ""
 
 
 def is_own(folder: Path) -> bool:

@@ -17,8 +17,11 @@ known, and no verdict with the others.
 import contextlib
 import functools
 import json
+import os
+import re
 import signal
 import sys
+import traceback
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +29,7 @@ from typing import Any
 import click
 
 from data import shards
-from data.command import REPO, DataError, UsageError, say, shell
+from data.command import REPO, DataError, UsageError, say, some, warn_once
 from data.door import Command, Number, on_signals
 from data.files import locked, read_bytes, sha256, write_whole
 from records.archive.runs import SCRIPT, run_artifact
@@ -52,6 +55,12 @@ from records.sandbox.predictor import SandboxError
 FIRST_SEED = 1337  # of --try
 STOPPED = 16  # exit code of a run, and of a campaign, with which the same command goes on
 
+LAST_LINES = 10  # of a run that failed
+NOT_REACHED = (
+    "pair 1 is alike to the last bit: the edit does not reach a run with PRESET={preset}. The numbers of a "
+    f"preset's row in {SCRIPT} override the defaults of Settings: edit them there, or name another --preset"
+)
+
 # --- runs and their scores --------------------------------------------------------------------------------
 
 
@@ -63,7 +72,7 @@ def run_missing(runs: list[SeedRun], args: SimpleNamespace) -> set[int]:
     from records.campaign import cluster  # which loads Ray
 
     share = Share(args.threads_per_run or 1, args.gpus_per_run)
-    there = functools.partial(cluster.run_there, address=args.ray, share=share, every=args.keep_every)
+    there = functools.partial(cluster.run_there, address=args.ray, share=share)
     return run_all(runs, there)
 
 
@@ -111,9 +120,19 @@ def track_of(args: SimpleNamespace, name: str, where: str = "") -> Track:
 # --- what the command does --------------------------------------------------------------------------------
 
 
+def name_ignored(script: bytes) -> None:
+    """Runs have their variant's settings alone: say which of the shell's they will not see."""
+    lines = script.decode(errors="replace")
+    known = [name for name in os.environ if re.search(rf"^    {name.lower()}: \w+ = ", lines, re.MULTILINE)]
+    if known:
+        mend = f"write them into {SCRIPT}, or into FILE's [settings]"
+        warn_once(f"settings of the shell do not count: {some(sorted(known))}; {mend}")
+
+
 def two_variants(args: SimpleNamespace, dataset: Dataset, home: Path, flops: int) -> list[Variant]:
     """HEAD's and the working tree's, each in a folder named by its script: HEAD's runs serve many tries."""
     old, new = script_of("HEAD"), read_bytes(args.script)
+    name_ignored(new)
     if old == new:
         mend = "expected an idea in it; edit it, then try"
         raise UsageError(f"{args.script}: is {SCRIPT} as HEAD has it, {mend}")
@@ -128,11 +147,14 @@ def two_variants(args: SimpleNamespace, dataset: Dataset, home: Path, flops: int
 
 def run_pair(pair: list[SeedRun], track: Track, args: SimpleNamespace) -> float:
     """The new script's bits per byte less those of the old one. Raises KeyboardInterrupt, DataError."""
-    codes = run_missing(pair, args)
-    if codes == {STOPPED}:
+    if run_missing(pair, args) == {STOPPED}:
         raise KeyboardInterrupt
-    if codes or (args.score and score_missing(pair, track, args.data)):
-        raise DataError("a run failed, so there is no verdict; mend the script, then try again")
+    for run in pair:
+        if not run.end():
+            print(*run.last_lines(LAST_LINES), sep="\n", file=sys.stderr)
+            raise DataError(f"run {run} failed, so there is no verdict; {run.output} has all that it said")
+    if args.score and score_missing(pair, track, args.data):
+        raise DataError("a run cannot be scored, so there is no verdict; mend the script, then try again")
     old, new = (run.bpb(args.score) for run in pair)
     return new - old
 
@@ -150,13 +172,14 @@ def try_script(args: SimpleNamespace) -> int:
             pair = [SeedRun(variant, seed) for variant in variants]
             differences.append(run_pair(pair, track, args))
             found = judge(differences, over=pair[1].is_over() and not pair[0].is_over())
+            if not any(differences):
+                say(NOT_REACHED.format(preset=args.preset))
+                break
             if found.verdict != UNKNOWN:
                 break
             say(f"pair {len(differences)} of {args.pairs} at most: {found}")
     if found.over:
         say("the artifact is over its budget of bytes, and HEAD's is not")
-    if not any(differences):
-        say(f"all pairs are alike: if PRESET={args.preset} sets what was edited, --preset names another")
     say(found.json() if args.as_json else f"verdict: {found.verdict} {found}")
     return CODES[found.verdict]
 
@@ -164,6 +187,7 @@ def try_script(args: SimpleNamespace) -> int:
 def sweep(campaign: Campaign, budget: float, args: SimpleNamespace) -> int:
     """Run and score all that is not done yet. The exit code. Raises DataError, UsageError."""
     base = base_script(campaign.value, args.script)
+    name_ignored(base)
     variants = campaign.variants(budget)
     for variant in variants:
         variant.make_folder(base)
@@ -183,29 +207,16 @@ def report_of(campaign: Campaign, budget: float, args: SimpleNamespace) -> str:
         if variant.folder.exists():
             variant.check_same()
     by = "in streams" if args.score else "by the runs' own logs"
-    parts = [f"{args.file.stem}: {budget:g} of the operations of {value['track']}, scored {by}\n"]
-    parts.append(report.variants_table(variants, value["base"], value["seeds"], args.score))
-    begun = campaign.begun()
-    if len(begun) > 1:
-        parts.append(report.budgets_table(begun, value["seeds"], args.score))
-    parts.append(report.places_table(variants, value["seeds"]))
-    return "\n".join(filter(None, parts))
+    title = f"{args.file.stem}: {budget:g} of the operations of {value['track']}, scored {by}"
+    return f"{title}\n\n{report.variants_table(variants, value['base'], value['seeds'], args.score)}"
 
 
 def scaling_of(campaign: Campaign, args: SimpleNamespace) -> str:
     """Write the fit beside the campaign's file; its tables. Raises DataError."""
-    path = args.file.with_suffix(".json")
-    points = scaling.earlier(path, args.score)
-    scaling.add_points(points, campaign.begun(), campaign.value["seeds"], args.score)
-    variants = scaling.fit(points, campaign.value["base"], [*campaign.value["arms"]])
-    words = ["--scaling", "--score"] if args.score else ["--scaling"]
-    facts = {
-        "command": shell("python", "-m", "records", "sweep", args.file, *words),
-        "flops": campaign.track["train_flops"],
-        "base": campaign.value["base"],
-        "arms": variants,
-    }
-    write_whole(path, (json.dumps(facts, indent=1) + "\n").encode())
+    points = scaling.points_of(campaign.begun(), campaign.value["seeds"], args.score)
+    variants = scaling.fit(points, campaign.value["base"])
+    facts = {"flops": campaign.track["train_flops"], "base": campaign.value["base"], "arms": variants}
+    write_whole(args.file.with_suffix(".json"), (json.dumps(facts, indent=1) + "\n").encode())
     return scaling.tables(variants)
 
 
@@ -245,7 +256,6 @@ GPUS = "2 or more: torchrun, a process for each"
 @click.option("--threads-per-run", type=COUNT, metavar="N", help=THREADS)
 @click.option("--gpus-per-run", type=click.IntRange(0), default=0, metavar="N", help=GPUS)
 @click.option("--ray", metavar="ADDRESS", help="run on a Ray cluster: auto, or the HOST:PORT of its head")
-@click.option("--keep-every", type=POSITIVE, default=180.0, metavar="S", help="with --ray: fetch checkpoints")
 @click.option("--score", is_flag=True, help="score artifacts in streams, and report these scores")
 @click.option("--try", "trying", is_flag=True, help="run the script here beside HEAD's, pair by pair")
 @click.option("--pairs", type=click.IntRange(3), default=8, metavar="N", help="with --try: at most")
@@ -268,3 +278,10 @@ def main(**options: Any) -> int:
     except KeyboardInterrupt:
         print("stopped; the same command goes on", file=sys.stderr)
         return STOPPED
+    except (DataError, UsageError, OSError):
+        raise
+    except Exception:
+        if not options["trying"]:
+            raise
+        traceback.print_exc()  # Python's own exit code would be that of discard
+        return DataError.exit_code

@@ -1,16 +1,13 @@
-"""The report of a campaign: how variants compare at a budget, and how well smaller budgets predicted that."""
+"""The report of a campaign: how its variants compare."""
 
 import math
 import statistics
 
-from data.files import parse_json, read_bytes
 from records.archive.ranks import p_below
 from records.campaign.runs import SeedRun
 from records.campaign.variants import Variant
 
 VARIANTS = "variant | runs | bits per byte | sd | difference | sd | p | artifact bytes | steps | operations"
-BUDGETS = "budget | variants in common | rank correlation | its best variant | place of that at the largest"
-PLACES = "run | nodes, in turn | processor"
 Scores = dict[int, float]  # bits per byte by seed
 
 
@@ -67,46 +64,3 @@ def variants_table(variants: list[Variant], base: str, seeds: list[int], scored:
             cells += sizes([SeedRun(variant, seed) for seed in own])
         rows.append(cells)
     return table(VARIANTS, rows)
-
-
-def without_budget(variant: Variant) -> dict:
-    """What the runs of a variant depended on, without their budget of operations."""
-    stored = variant.stored()
-    return stored | {"settings": stored["settings"] | {"MAX_FLOPS": ""}}
-
-
-def budgets_table(begun: dict[float, list[Variant]], seeds: list[int], scored: bool) -> str:
-    """How well the order at each smaller budget predicted that at the largest. Raises DataError.
-
-    Of variants that ran at both and differ in nothing else.
-    """
-    from scipy.stats import spearmanr  # a second that other reports need not pay
-
-    *smaller, largest = begun
-    rows = []
-    for budget in smaller:
-        means = {}
-        for small, large in zip(begun[budget], begun[largest]):
-            both = [mean(scores_of(variant, seeds, scored)) for variant in (small, large)]
-            if max(both) < math.inf and without_budget(small) == without_budget(large):
-                means[small.name] = both
-        cells = [f"{budget:g}", f"{len(means)}"]
-        if len(means) > 1:
-            best = min(means, key=lambda name: means[name][0])
-            better = sum(large < means[best][1] for _, large in means.values())
-            correlation = spearmanr([*means.values()]).statistic
-            cells += [f"{correlation:.2f}", f"`{best}`", f"{1 + better} of {len(means)}"]
-        rows.append(cells)
-    return table(BUDGETS, rows)
-
-
-def places_table(variants: list[Variant], seeds: list[int]) -> str:
-    """The nodes of a cluster that runs were on; empty if all were run here. Raises DataError."""
-    rows = []
-    for run in [SeedRun(variant, seed) for variant in variants for seed in seeds]:
-        if run.places.exists():
-            places = [parse_json(line) for line in read_bytes(run.places).splitlines()]
-            nodes = [f"{place['host']} {place['node'][:8]}" for place in places]
-            processors = sorted({place["processor"] for place in places})
-            rows.append([f"`{run}`", ", ".join(nodes), ", ".join(processors)])
-    return table(PLACES, rows) if rows else ""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from data.command import DataError, say
 from data.files import parse_json, read_bytes, read_json
-from records.archive.runs import SCRIPT, ClaimedRun
+from records.archive.runs import METRICS, SCRIPT, ClaimedRun
 from records.campaign.variants import Variant
 
 # What runs see of our environment: settings of the shell must not change them.
@@ -46,11 +46,6 @@ class SeedRun:
         return self.variant.folder / f"output_{self.seed}.txt"
 
     @property
-    def places(self) -> Path:
-        """The nodes of a cluster that it was on, a JSON object a line."""
-        return self.variant.folder / f"places_{self.seed}.jsonl"
-
-    @property
     def score_file(self) -> Path:
         return self.folder / "score.json"
 
@@ -68,7 +63,7 @@ class SeedRun:
 
     def end(self) -> ClaimedRun | None:
         """The final event; None if the run has not ended."""
-        path = self.folder / "metrics.jsonl"
+        path = self.folder / METRICS
         whole = read_bytes(path).rpartition(b"\n")[0] if path.exists() else b""
         last = whole.rpartition(b"\n")[2]
         if not last.startswith(b'{"event": "final"'):
@@ -89,12 +84,14 @@ class SeedRun:
             raise DataError(f"{self.folder}: scored on a part of the text, though VAL_TOKENS_LIMIT was 0")
         return end and end.value("val_bpb")
 
+    def last_lines(self, count: int) -> list[str]:
+        """What the process of the last attempt printed last."""
+        lines = self.output.read_text(errors="backslashreplace").split("\n")
+        return [line for line in lines if line.strip()][-count:] or ["said nothing"]
+
     def failure(self, code: int) -> str:
         """Exit code and last line of its process; empty if the run has ended."""
-        if self.end():
-            return ""
-        lines = self.output.read_text(errors="backslashreplace").split("\n")
-        return f"exit code {code}: {next(filter(str.strip, reversed(lines)), 'said nothing')}"
+        return "" if self.end() else f"exit code {code}: {self.last_lines(1)[0]}"
 
 
 Endings = Iterator[tuple[SeedRun, int]]  # runs with the exit codes of their processes, as they end

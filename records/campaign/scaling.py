@@ -4,10 +4,8 @@ Kaplan et al. 2020 (arXiv:2001.08361): loss = a C^-b. In logarithms that is a li
 """
 
 import math
-from pathlib import Path
 
 from data.command import DataError
-from data.files import read_json
 from records.campaign.report import Scores, mean, scores_of, table
 from records.campaign.variants import Variant
 
@@ -27,37 +25,14 @@ def line(points: list[tuple[float, float]]) -> dict[str, float]:
     return start | {"slope": fit.slope, "slope_error": most * fit.stderr}
 
 
-def earlier(path: Path, scored: bool) -> dict[str, Points]:
-    """The points in a file that was written before, if they were scored alike: their runs may lie elsewhere.
-
-    Raises DataError.
-    """
-    if not path.exists():
-        return {}
-    facts = read_json(path)
-    try:
-        if facts["command"].endswith("--score") != scored:
-            return {}
-        return {name: points_from(variant["scores"]) for name, variant in facts["arms"].items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        mend = "move it away, and --scaling writes a new one"
-        raise DataError(f"{path}: no scaling fit: {error!r}; {mend}") from None
-
-
-def points_from(scores: dict[str, dict[str, float]]) -> Points:
-    return {
-        float(budget): {int(seed): float(bpb) for seed, bpb in its.items()} for budget, its in scores.items()
-    }
-
-
-def add_points(
-    found: dict[str, Points], begun: dict[float, list[Variant]], seeds: list[int], scored: bool
-) -> None:
-    """Add the scores of every variant at the budgets at which it was run here. Raises DataError."""
+def points_of(begun: dict[float, list[Variant]], seeds: list[int], scored: bool) -> dict[str, Points]:
+    """The scores of every variant at the budgets at which it was run. Raises DataError."""
+    found: dict[str, Points] = {}
     for budget, variants in begun.items():
         for variant in variants:
             if scores := scores_of(variant, seeds, scored):
                 found.setdefault(variant.name, {})[budget] = scores
+    return found
 
 
 def fall(points: Points) -> dict:
@@ -85,16 +60,17 @@ def gain(points: Points, base: Points) -> dict:
     return {"first": first, "last": last, "slope": slope, "slope_error": error, "so": word}
 
 
-def fit(found: dict[str, Points], base: str, names: list[str]) -> dict[str, dict]:
-    """Scores, fall and gain of the variants of these names that have any."""
-    sorted_points = {name: dict(sorted(found[name].items())) for name in names if name in found}
+def fit(found: dict[str, Points], base: str) -> dict[str, dict]:
+    """Scores, fall and gain of each variant. Raises DataError where no variant has runs enough."""
+    if max(map(len, found.values()), default=0) < LEAST:
+        raise DataError(f"a line takes runs at {LEAST} budgets; --budget F makes those of one")
     return {
         name: {
             "scores": {f"{budget:g}": scores for budget, scores in points.items()},
             "fall": fall(points),
-            "gain": gain(points, sorted_points.get(base, {})) if name != base else {},
+            "gain": gain(points, found.get(base, {})) if name != base else {},
         }
-        for name, points in sorted_points.items()
+        for name, points in found.items()
     }
 
 

@@ -178,19 +178,17 @@ class Variant:
     def name(self) -> str:
         return self.folder.name
 
-    def stored(self) -> dict:
-        """What the folder says that its runs depended on, with their script. Raises DataError."""
-        return read_json(self.folder / ABOUT) | {"script": sha256(read_bytes(self.folder / SCRIPT))}
-
     def about(self) -> dict:
         """What runs depend on now, beside the script."""
         patches = [sha256(read_bytes(path)) for path in self.patches]
         return {"settings": self.settings, "patches": patches, "dataset": self.dataset.digests}
 
-    def check_same(self, **more: str) -> None:
-        """Raises DataError where the runs in its folder depended on something else."""
-        stored = self.stored()
-        changed = [key for key, value in (self.about() | more).items() if stored.get(key) != value]
+    def check_same(self, script: bytes | None = None) -> None:
+        """Raises DataError where the runs in its folder depended on something else, or on another script."""
+        stored = read_json(self.folder / ABOUT)
+        changed = [key for key, value in self.about().items() if stored.get(key) != value]
+        if script is not None and script != read_bytes(self.folder / SCRIPT):
+            changed.append("script")
         if changed:
             mend = command.shell("rm", "-r", self.folder)
             raise DataError(f"{self.folder}: made with other {' and '.join(changed)}; {mend} to run it anew")
@@ -202,7 +200,7 @@ class Variant:
             if not re.search(rf"\b{name.lower()}\b".encode(), script):
                 raise UsageError(f"variant {self.name}: {name} is no setting of its script")
         if self.folder.exists():
-            self.check_same(script=sha256(script))
+            self.check_same(script)
             return
         with growing_folder(self.folder) as folder:
             (folder / SCRIPT).write_bytes(script)

@@ -4,7 +4,6 @@ README.md has the rules. Differences are of means; where a measure is `relative`
 """
 
 import math
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -53,14 +52,10 @@ class Difference:
 
     @property
     def means(self) -> list[float | None]:
-        """Of base and new: the geometric mean where the measure is relative."""
-        found = []
-        for side in (self.base, self.new):
-            known = None not in side and all(map(math.isfinite, side))
-            geometric = known and self.measure.relative and min(side) > 0
-            of = statistics.geometric_mean if geometric else np.mean
-            found.append(float(of(side)) if known else None)
-        return found
+        """Of base and new; None where a value is not known or not finite."""
+        sides = (self.base, self.new)
+        known = [None not in side and all(map(math.isfinite, side)) for side in sides]
+        return [float(np.mean(side)) if its else None for side, its in zip(sides, known)]
 
 
 def by_seed(runs: list[Metrics], values: list[float]) -> dict[object, float]:

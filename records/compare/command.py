@@ -3,9 +3,9 @@
     python -m records compare --base logs/A1 logs/A2 logs/A3 --new logs/B1 logs/B2 logs/B3
     python -m records compare --base records/track_floppy/2026-11-22_Par --new logs/mine --html page.html
 
-Each side names folders of runs, metrics.jsonl files, or records, which stand for all their seeds. One measure
-decides the exit code, bits per byte unless --on names another: 0 better or the same, 1 worse, 2 usage, 3 bad
-logs, 4 not known. records/compare/README.md has the rules.
+Each side names folders of runs, metrics.jsonl files, or records and variants of a campaign, which stand for
+all their seeds. One measure decides the exit code, bits per byte unless --on names another: 0 better or the
+same, 1 worse, 2 usage, 3 bad logs, 4 not known. records/compare/README.md has the rules.
 """
 
 import json
@@ -22,8 +22,9 @@ from tabulate import tabulate
 from data.command import printable
 from data.door import Command
 from data.files import write_whole
+from records.archive.intervals import FIRST
 from records.archive.metrics import Metrics
-from records.compare.bands import BETTER, NONE, OTHER, SAME, WORSE, Difference
+from records.compare.bands import BETTER, NONE, OTHER, SAME, UNKNOWN, WORSE, Difference
 from records.compare.comparison import Comparison, load
 
 SIDES = ("--base", "--new")
@@ -89,10 +90,16 @@ def behind_the_table(its: Comparison) -> Iterator[str]:
     for one in its.partings:
         words = f"the losses are the same to the last bit over {one['steps']} steps"
         if one["first"]:
-            words = f"the losses part at step {one['first']}, never by 1 % in {one['steps']} steps"
-        if one["visible"]:
-            words = f"the losses part at step {one['first']}, by 1 % from step {one['visible']}"
+            words = f"the losses part at step {one['first']} of {one['steps']}"
         yield f"seed {one['seed']}, {one['base']} and {one['new']}: {words}"
+
+
+def advice(found: Difference) -> Iterator[str]:
+    """What to run where there are too few seeds for an interval."""
+    if found.verdict == UNKNOWN and found.low == -math.inf:
+        yield f"no interval: it takes {FIRST} seeds on each side, or {FIRST} seeds that both sides have"
+        yield "  SEED=N RUN_ID=NAME and the run's own settings before python train_gpt.py train another one"
+        yield "  python -m records sweep --try trains such pairs of train_gpt.py and HEAD's"
 
 
 def verdict_line(found: Difference) -> str:
@@ -108,6 +115,7 @@ def text(its: Comparison, colour: bool) -> Iterator[str]:
     yield from table(its.rows, colour)
     yield ""
     yield from map(printable, behind_the_table(its))
+    yield from advice(its.decisive)
     yield verdict_line(its.decisive)
 
 

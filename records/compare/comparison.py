@@ -1,6 +1,5 @@
 """A comparison: two sides of runs, and all that can be said of them."""
 
-import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -13,11 +12,11 @@ import numpy as np
 from data.command import UsageError
 from records.archive.metrics import Metrics, find_runs
 from records.archive.record import OF_ONE_RUN
+from records.archive.runs import METRICS
 from records.compare.bands import Difference, compare
 from records.compare.measures import measures
 
 HASH = re.compile("([0-9a-f]{16})[0-9a-f]{48}")  # people tell them apart by the first part
-VISIBLE = 0.01  # a part of the loss by which two curves lie apart for whoever looks
 
 
 @dataclass(frozen=True)
@@ -77,21 +76,18 @@ class Comparison:
 
     @property
     def partings(self) -> list[dict]:
-        """Of each seed that both sides have: the steps where the train losses part, or None."""
+        """Of each seed that both sides have: the step where the train losses part, or None."""
         pairs = [(one, other) for one in self.base for other in self.new]
         return [parting(*pair) for pair in pairs if pair[0].seed == pair[1].seed is not None]
 
 
 def parting(one: Metrics, other: Metrics) -> dict:
-    """The first step whose losses differ at all, and the first from which they differ by VISIBLE."""
+    """The first step whose losses differ."""
     count = min(one.steps, other.steps)
     a, b = (run.table["train_loss"][:count] for run in (one, other))
     unequal = (a != b) & ~(np.isnan(a) & np.isnan(b))
-    with np.errstate(invalid="ignore"):  # of losses that are not finite
-        near = np.isfinite(a) & np.isfinite(b) & (np.abs(a - b) <= VISIBLE * np.abs(a))
-    first, seen = (int(np.argmax(marks)) + 1 if marks.any() else None for marks in (unequal, unequal & ~near))
-    names = {"seed": one.seed, "base": one.name, "new": other.name}
-    return names | {"steps": count, "first": first, "visible": seen}
+    first = int(np.argmax(unequal)) + 1 if unequal.any() else None
+    return {"seed": one.seed, "base": one.name, "new": other.name, "steps": count, "first": first}
 
 
 def load(base: Sequence[Path], new: Sequence[Path], living: bool = False, on: str = "val_bpb") -> Comparison:
@@ -102,17 +98,10 @@ def load(base: Sequence[Path], new: Sequence[Path], living: bool = False, on: st
         if times > 1:
             raise UsageError(f"{path}: is named twice on one side, expected repeats of a run")
     names = Counter(run.name for side in sides for run in side)
-    alike = [home(run).parent for side in sides for run in side if names[run.name] > 1]
-    above = os.path.commonpath(alike) if alike else ""
 
     def named(run: Metrics) -> Metrics:
-        """Runs of one name are called by their paths from where these part."""
-        return replace(run, name=os.path.relpath(home(run), above)) if names[run.name] > 1 else run
+        """Runs of one name are called by their paths."""
+        path = run.path.parent if run.path.name == METRICS else run.path
+        return replace(run, name=str(path)) if names[run.name] > 1 else run
 
     return Comparison(*([named(run) for run in side] for side in sides), on)
-
-
-def home(run: Metrics) -> Path:
-    """The run's folder; of a record's run, and of metrics by another name, the file."""
-    path = run.path.resolve()
-    return path.parent if path.name == "metrics.jsonl" else path

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 
-from records.archive.metrics import Metrics, count
+from records.archive.metrics import Metrics
 from records.archive.tracks import RECORDS, load_track
 from records.compare.bands import Measure
 
 NOISE_BPB = 0.02  # where no track is known
-MACHINE = ("processor", "gpu", "threads", "dtype", "torch")  # what the speed of products depends on
 
 
 def find_noise(runs: list[Metrics]) -> float:
@@ -38,22 +37,6 @@ def val_loss(run: Metrics) -> float | None:
     return run.logged("val_loss") or last
 
 
-def mfu_among(runs: list[Metrics]) -> Callable[[Metrics], float | None]:
-    """Per cent of the machine's products: the best of what the runs measured of it at their starts."""
-
-    def machine(run: Metrics) -> list[str | None]:
-        return [run.environment.get(name) for name in MACHINE]
-
-    def mfu(run: Metrics) -> float | None:
-        alike = [one for one in runs if machine(one) == machine(run)]
-        peaks = [one.own_peak for one in alike if one.own_peak]
-        ranks = count(run.environment.get("ranks")) or 1
-        rate = over(run.flops_per_step, run.step_seconds)
-        return over(rate and 100 * rate / ranks, max(peaks, default=None))
-
-    return mfu
-
-
 def measures(runs: list[Metrics]) -> list[Measure]:
     """The lines of the table. `runs`: all of both sides."""
     loss = {"unit": "nats", "form": ".4f", "good": -1, "judged": False}
@@ -78,7 +61,6 @@ def measures(runs: list[Metrics]) -> list[Measure]:
     flops = lambda run: of_all_steps(run.flops_per_step, run)
     rate = lambda run: over(run.tokens_per_step, run.step_seconds)
     training = lambda run: float(run.table["train_seconds"][-1])  # stalls and all
-    start = lambda run: run.start_seconds
     return [
         Measure("params", "parameters", logged("params"), exact=True),
         Measure("steps", "steps", lambda run: float(run.steps), exact=True),
@@ -90,9 +72,7 @@ def measures(runs: list[Metrics]) -> list[Measure]:
         *([score] if any(run.score for run in runs) else []),
         Measure("step_ms", "median step", step_ms, **step),
         Measure("tokens_per_second", "tokens/s", rate, good=1, **speed),
-        Measure("mfu", "MFU", mfu_among(runs), unit="%", form=".1f", good=1, **speed),
         Measure("train_seconds", "training", training, **seconds),
-        Measure("start_seconds", "start-up and compile", start, **seconds),
         Measure("peak_memory_mib", "peak memory", logged("peak_memory_mib"), **memory),
         Measure("code_bytes", "code", logged("code_bytes"), exact=True, **size),
         Measure("artifact_bytes", "artifact", logged("artifact_bytes"), **size, **packed),

@@ -1,1 +1,1 @@
-"""Send what a run writes to a tracker. `python -m records follow` is the command."""
+"""Runs shown in TensorBoard. `python -m records follow` is the command."""

@@ -1,140 +1,153 @@
-"""Follow runs to a tracker: what they write to metrics.jsonl is sent on, while they live or after.
+"""Show runs in TensorBoard: what they write to metrics.jsonl becomes event files in their folders.
 
-    python -m records follow logs/RUN [RUN ...] --to wandb | tensorboard
+    python -m records follow logs/RUN [RUN ...] --to tensorboard
+    tensorboard --logdir logs
 
 RUN is a run's folder, or a folder above. The command ends when all runs have ended; it can be stopped at any
 time, and given again. A training never waits for it.
 """
 
-import collections
 import contextlib
-import dataclasses
 import importlib.util
 import itertools
-import json
-import os
 import sys
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
 from data.command import DataError, UsageError, printable, say, shell
 from data.door import Command
-from data.files import locked, read_json, write_whole
-from records.archive.runs import configuration
-from records.follow.events import Event, Tail, row_of, summary
-from records.follow.trackers import TRACKERS, Cursor, TensorBoard, Wandb
+from data.files import locked, parse_json
+from records.archive.runs import METRICS, configuration, nearest_runs
 
-METRICS = "metrics.jsonl"
 LOOK_SECONDS = 1  # between two looks at the runs
-BATCH = 1000  # events; a kill may send as many again
+STEPS = {"step": "step", "val": "step", "final": "steps"}  # where an event has its step
+NOT_FINITE = ("nan", "inf", "-inf")  # as train_gpt.py writes them
+Event = dict[str, Any]
+
+# --- what a run writes ------------------------------------------------------------------------------------
 
 
-def load_cursor(path: Path, project: str, name: str) -> Cursor:
-    """The cursor of this folder and project, or a new one. Raises DataError."""
-    new = Cursor(path.parent.stat().st_ino, project, name)
-    kept = read_json(path) if path.exists() else vars(new)
-    if {key: type(value) for key, value in kept.items()} != Cursor.__annotations__:
-        raise DataError(f"{path}: is no cursor; remove it, and the run begins anew at the tracker")
-    found = Cursor(**kept)
-    return found if (found.folder, found.project) == (new.folder, project) else new
+class Tail:
+    """The events of a file that grows, and that a resume truncates and writes on."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.begin()
+
+    def begin(self) -> None:
+        self.at = 0  # bytes read
+        self.number = 0  # of the last line
+        self.line = b""  # that line: where it no longer stands, the file was cut
+
+    def events(self) -> Iterator[Event]:
+        """The events of new whole lines; all if the file was truncated. Raises DataError, OSError."""
+        with open(self.path, "rb") as file:
+            file.seek(self.at - len(self.line))
+            if file.read(len(self.line)) != self.line:
+                self.begin()
+            file.seek(self.at)
+            for line in file:
+                if not line.endswith(b"\n"):  # it is being written
+                    return
+                self.at += len(line)
+                self.number += 1
+                self.line = line
+                try:
+                    yield checked(parse_json(line.decode()))
+                except ValueError as error:
+                    where = f"{self.path}: line {self.number}"
+                    raise DataError(f"{where}: {error}; expected the events of a train_gpt.py") from None
+
+
+def checked(event: Any) -> Event:
+    """An event, if it is one. Raises ValueError."""
+    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+        raise ValueError("no object with a name at 'event'")
+    name = STEPS.get(event["event"])
+    if name and (type(event.get(name)) is not int or not 0 <= event[name] < 2**53):
+        raise ValueError(f"{name} is {event.get(name)!r:.99}, no whole number")
+    return event
+
+
+def numbers_of(event: Event) -> dict[str, float]:
+    """What TensorBoard gets of an event. Scores in the final block are text, maybe with ' partial' behind."""
+    found = {}
+    for name, value in event.items():
+        if isinstance(value, str) and value not in NOT_FINITE and "." not in value:
+            continue  # a hash may look like a number, too
+        # of other text, of lists, and of a whole number that no float holds
+        with contextlib.suppress(ValueError, TypeError, OverflowError):
+            found[name] = float(value.removesuffix(" partial") if isinstance(value, str) else value)
+    return found
+
+
+# --- what TensorBoard gets --------------------------------------------------------------------------------
 
 
 class Sender:
-    """Sends a run's rows to a tracker. The cursor has what outlives a kill there."""
+    """Writes a run's events to a new event file, in place of those of earlier calls."""
 
-    def __init__(self, folder: Path, to: str, project: str, name: str):
-        self.folder = folder
-        self.to = to
-        self.path = folder / f"follow-{to}.json"
-        self.cursor = load_cursor(self.path, project, name)
-        self.tracker: TensorBoard | Wandb | None = None
-        self.taken: collections.deque[tuple[float, int]] = collections.deque()  # when, and up to which place
-        self.place = self.cursor.place  # of the last row sent
-        self.sent = 0
+    def __init__(self, folder: Path):
+        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
 
-    def save(self, **changes: int) -> None:
-        self.cursor = dataclasses.replace(self.cursor, **changes)
-        write_whole(self.path, json.dumps(vars(self.cursor), indent=1).encode())
+        for old in folder.glob("events.out.tfevents.*"):
+            old.unlink()
+        self.rows = 0
+        self.last = -1  # row in the order of the run: a validation is behind its step
+        # a TensorBoard that is open forgets what it has read of the old files
+        self.writer = SummaryWriter(str(folder), purge_step=0)
+        _, settings, _ = hparams(configuration(folder), {})
+        self.writer.file_writer.add_summary(settings)
 
-    def open(self) -> TensorBoard | Wandb:
-        """The tracker, with its run begun."""
-        if self.tracker is None:
-            self.save()  # first: after a kill the same run goes on there
-            self.tracker = TRACKERS[self.to](self.folder, self.cursor, configuration(self.folder))
-        return self.tracker
+    def send(self, event: Event) -> None:
+        """A step or a validation; a row that a resume wrote a second time is left out."""
+        row = 2 * event["step"] + (event["event"] == "val")
+        if row > self.last:
+            self.last = row
+            self.rows += 1
+            self.add("", event, event["step"])
 
-    def send(self, events: list[Event]) -> None:
-        """Send the rows that the tracker does not have."""
-        rows = []
-        for row in [row_of(event) for event in events if event["event"] in ("step", "val")]:
-            if row.place > self.place:  # else a resume wrote it a second time
-                self.place = row.place
-                rows.append(row)
-        if rows:
-            self.open().send(rows)
-            self.taken.append((time.monotonic(), self.place))
-            self.sent += len(rows)
-
-    def settle(self) -> None:
-        """Move the cursor to the last row that outlives a kill. After a kill later rows may be sent again."""
-        while self.taken and time.monotonic() - self.taken[0][0] >= self.tracker.settles:
-            self.save(place=self.taken.popleft()[1])
-
-    def close(self, final: Event | None) -> None:
-        """Send the final block, or None: leave a run open that has not ended."""
-        tracker = self.open() if final else self.tracker
-        self.tracker = None  # it is closed once
-        if tracker:
-            tracker.close(final and summary(self.folder, final))
-            self.save(place=self.place, ended=final is not None)
+    def add(self, prefix: str, event: Event, step: int) -> None:
+        for name, value in numbers_of(event).items():
+            if name != STEPS[event["event"]]:
+                self.writer.add_scalar(prefix + name, value, step)
 
 
-def name_of(folder: Path) -> str:
-    """The run's path below logs/, or else the folder's name. Raises DataError."""
-    if str(folder).encode(errors="ignore") != os.fsencode(folder):
-        raise DataError(f"{str(folder)!r:.200}: expected a name in UTF-8; trackers take no other")
-    _, logs, below = folder.as_posix().rpartition("/logs/")
-    return below if logs else folder.name
-
-
-def follow(folder: Path, to: str, project: str = "bytegolf", patience: int = 600) -> Iterator[None]:
+def follow(folder: Path, patience: int) -> Iterator[None]:
     """Send what a run writes, until it has ended or was silent for too long; yield where it has to grow."""
-    name = name_of(folder)
     tail = Tail(folder / METRICS)
-    refusal = f"{folder}: is followed to {to} already, expected one at a time"
-    with locked(folder, file=f".follow-{to}.lock", refusal=refusal):
-        sender = Sender(folder, to, project, name)
-        goes_on = "; the same command goes on with it"
-        words = f"has not ended{goes_on}"
-        try:
-            for look in itertools.count():
-                events = tail.events()
-                while batch := list(itertools.islice(events, BATCH)):
-                    sender.send(batch)
-                    sender.settle()
-                    if batch[-1]["event"] != "final":
-                        continue
-                    words = f"has ended and is at {to} already"
-                    if not sender.cursor.ended:
-                        sender.close(batch[-1])
-                        words = "has ended"
-                    return
-                sender.settle()
-                silent = time.time() - tail.path.stat().st_mtime
-                if silent > patience:
-                    words = f"has not ended and was silent for {silent:.0f} s{goes_on}"
-                    return
-                if look == 0:
-                    say(f"{name}: {sender.sent} rows sent to {to}, has not ended and is waited for")
-                yield
-        finally:
-            with contextlib.suppress(Exception):
-                sender.close(None)
-            say(f"{name}: {sender.sent} rows sent, {words}")
+    refusal = f"{folder}: is followed already, expected one command at a time"
+    with locked(folder, file=".follow.lock", refusal=refusal):
+        sender = Sender(folder)
+        with contextlib.closing(sender.writer):
+            words = "has not ended; the same command sends it anew"
+            try:
+                for look in itertools.count():
+                    for event in tail.events():
+                        if event["event"] == "final":
+                            sender.add("final/", event, event["steps"])
+                            words = "has ended"
+                            return
+                        if event["event"] in STEPS:
+                            sender.send(event)
+                    sender.writer.flush()
+                    silent = time.time() - tail.path.stat().st_mtime
+                    if silent > patience:
+                        words = f"was silent for {silent:.0f} s, {words}"
+                        return
+                    if look == 0:
+                        say(f"{printable(folder)}: {sender.rows} rows sent, waiting for more")
+                    yield
+            finally:
+                say(f"{printable(folder)}: {sender.rows} rows sent, {words}")
+
+
+# --- the command ------------------------------------------------------------------------------------------
 
 
 def run_folders(path: Path) -> list[Path]:
@@ -142,41 +155,40 @@ def run_folders(path: Path) -> list[Path]:
     return [each.parent.resolve() for each in sorted(path.rglob(METRICS)) if each.is_file()]
 
 
+def follow_all(folders: tuple[Path, ...], patience: int) -> int:
+    """Until all have ended, those too that begin meanwhile; the exit code. An error ends one run alone."""
+    runs: dict[Path, Iterator[None]] = {}
+    code = 0
+    with contextlib.ExitStack() as stack:
+        while True:
+            for folder in itertools.chain(*map(run_folders, folders)):
+                if folder not in runs:
+                    runs[folder] = stack.enter_context(contextlib.closing(follow(folder, patience)))
+            living = 0
+            for run in runs.values():
+                try:
+                    living += next(run, True) is None
+                except (DataError, UsageError, OSError) as error:
+                    code = max(code, getattr(error, "exit_code", DataError.exit_code))
+                    print(f"error: {printable(error)}", file=sys.stderr)
+            if not living:
+                return code
+            time.sleep(LOOK_SECONDS)
+
+
 @click.command(cls=Command, help=__doc__)
 @click.argument("folders", nargs=-1, required=True, type=Path, metavar="RUN...")
-@click.option("--to", type=click.Choice([*TRACKERS]), required=True, help="the tracker")
-@click.option("--project", default="bytegolf", metavar="NAME", help="its project, for wandb")
+@click.option("--to", type=click.Choice(["tensorboard"]), default="tensorboard", help="where they are shown")
 @click.option(
     "--patience", type=click.IntRange(0), default=600, metavar="S", help="a run silent so long is dead"
 )
-def main(folders: tuple[Path, ...], to: str, project: str, patience: int) -> int:
+def main(folders: tuple[Path, ...], to: str, patience: int) -> int:
     """Follow all until they have ended; the exit code."""
     if importlib.util.find_spec(to) is None:
         install = shell(sys.executable, "-m", "pip", "install", to)
         raise UsageError(f"--to {to}: the package is not installed: {install}")
     for path in folders:
         if not run_folders(path):
-            raise DataError(f"{path}: holds no {METRICS}, expected a run's folder in logs/, or one above")
-    warnings.formatwarning = lambda message, *_, **__: f"warning: {printable(message)}\n"  # of trackers
-    runs: dict[Path, Iterator[None]] = {}
-    code = 0
-    try:
-        while True:
-            for folder in itertools.chain(*map(run_folders, folders)):  # new ones may come
-                if folder not in runs:
-                    runs[folder] = follow(folder, to, project, patience)
-            living = 0
-            for run in runs.values():
-                try:
-                    living += next(run, True) is None
-                except Exception as error:  # which ends it for this run alone
-                    ours = isinstance(error, (DataError, UsageError, OSError))
-                    words = str(error) if ours else f"{to} says {type(error).__name__}: {error}"[:300]
-                    code = max(code, getattr(error, "exit_code", DataError.exit_code))
-                    print(f"error: {printable(words)}", file=sys.stderr)
-            if not living:
-                return code
-            time.sleep(LOOK_SECONDS)
-    finally:
-        for run in runs.values():
-            run.close()
+            wrong = f"{path}: holds no {METRICS}, expected a run's folder in logs/, or one above"
+            raise DataError(wrong + nearest_runs(path))
+    return follow_all(folders, patience)

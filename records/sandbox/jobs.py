@@ -22,6 +22,7 @@ from records.archive.runs import (
     is_run,
     named_dataset,
     named_tokenizer,
+    nearest_runs,
     own_track,
     run_artifact,
 )
@@ -188,7 +189,7 @@ def find_job(
     `alone`: the job is for one stream only.
     """
     if not record.is_dir():
-        raise DataError(f"{record}: no such folder")
+        raise DataError(f"{record}: no such folder{nearest_runs(record)}")
     script = find_script(record)
     artifact = artifact or find_artifact(record)
     rules = find_track(record, artifact, data, track, dataset)

@@ -17,7 +17,11 @@ STAND_IN = """
 import json, os, pathlib, signal, sys, time
 import numpy as np
 
-SETTINGS = "preset seed max_flops val_tokens_limit width pace wait_for fail"
+
+class Settings:
+    width: float = 0
+    pace: float = 0
+    others = "preset max_flops val_tokens_limit wait_for fail"
 
 
 class Predictor:

@@ -6,7 +6,6 @@ Most tests run a stand-in for train_gpt.py, which takes milliseconds; the slow o
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 
@@ -15,7 +14,7 @@ import pytest
 import scipy.stats
 
 from records.board import pictures
-from records.campaign import report, variants
+from records.campaign import command, report, variants
 from tests.kit import helpers, record_kit
 from tests.kit.campaign_kit import NARROW, SMEAR, STAND_IN, Place, committed, idea, rows_of, wait_until
 from tests.kit.data_kit import refused
@@ -34,6 +33,7 @@ def test_every_variant_and_seed_is_run_once_and_reported(place, monkeypatch):
     monkeypatch.setenv("PACE", "9")  # of the shell, so none of the runs' business
     place.write(narrow=NARROW, wide="settings = {WIDTH = 1.0005}", seeds=[1, 2, 3])
     said = place.run("--cores", 2, "--budget", 0.5)
+    assert "warning: settings of the shell do not count: PACE, WIDTH; write them into train_gpt.py" in said
     assert "wide 2: 1.0025 bits per byte" in said
     head, narrow, wide = rows_of(said)
     assert " | ".join(head) == report.VARIANTS
@@ -129,11 +129,7 @@ TWICE = NARROW + '\npatches = ["more.patch", "more.patch"]'
         (2, "base is 'broad', expected one of narrow", {"narrow": "", "base": "broad"}),
         (2, "seeds: [] should be non-empty", {"narrow": "", "seeds": []}),
         (2, "is no TOML", {"narrow": "", "head": "x = "}),
-        (
-            3,
-            "other_sp400: its validation text is not that of",
-            {"narrow": "", "wide": 'dataset = "other_sp400"'},
-        ),
+        (3, "other_sp400: its validation text is not", {"narrow": "", "wide": 'dataset = "other_sp400"'}),
     ],
 )
 def test_a_bad_file_is_one_line_and_runs_nothing(place, monkeypatch, code, line, change):
@@ -177,22 +173,34 @@ def test_a_gain_is_kept_and_a_loss_discarded_as_soon_as_that_is_known(place):
     assert "over its budget of bytes" in place.try_idea(fat, code=1)
 
 
-def test_noise_is_no_verdict_and_the_same_program_no_gain(place):
+def test_noise_is_no_verdict(place):
     noise = [0.02, -0.03, 0.01, -0.01, 0.04, -0.02, 0.0, 0.01]
     said = place.try_idea(idea(noise), "--pairs", 5, code=2)
     assert said.splitlines()[-1].startswith("verdict: unknown difference:")
     assert said.count("verdict: ") == 1 and said.count("bits per byte\n") == 10
     assert "low:-inf high:+inf" in said, "two pairs say nothing"
-    said = place.try_idea(idea([0] * 9) + "# a comment\n", "--pairs", 5, code=1)
-    assert said.splitlines()[-1] == "verdict: discard difference:+0.0000 low:+0.0000 high:+0.0000"
 
 
-def test_a_try_without_a_verdict_is_refused_in_a_line(place):
+def test_an_edit_that_does_not_reach_the_run_is_told_after_one_pair(place):
+    said = place.try_idea(idea([0] * 9) + "# a comment\n", code=2)
+    *_, words, verdict = said.splitlines()
+    assert words.startswith(
+        "pair 1 is alike to the last bit: the edit does not reach a run with PRESET=minute"
+    )
+    assert verdict == "verdict: unknown difference:+0.0000 low:-inf high:+inf"
+    assert said.count("bits per byte\n") == 2
+
+
+def test_a_try_without_a_verdict_is_refused_in_a_line(place, monkeypatch):
     assert "expected an idea in it" in refused(place.try_idea(idea([0] * 9), code=2))
     broken = idea(GAINS).replace('env.get("FAIL") == env["SEED"]', "True")
     said = place.try_idea(broken, code=3)
     assert "exit code 17: no finite numbers" in said and "no verdict" in refused(said)
+    said = place.try_idea(idea(GAINS) + "x = = 1\n", code=3)
+    assert "\n    x = = 1\n" in said and "SyntaxError: invalid syntax\n" in said and "verdict: " not in said
     assert "expected FILE, or --try" in refused(place.run("--try", code=2))
+    monkeypatch.setattr(command, "judge", None)
+    assert "TypeError: 'NoneType'" in place.try_idea(idea(GAINS), code=3), "1 would be discard"
 
 
 # --- scores and statistics --------------------------------------------------------------------------------
@@ -210,23 +218,6 @@ def test_scores_in_streams_are_made_once(place):
     assert rows_of(place.run("--report"))[1][2] == "1.0010"
 
 
-@pytest.mark.slow
-def test_smaller_budgets_are_held_against_the_largest(place):
-    """At a quarter of the operations two of four variants change places; e was another one then."""
-    small = {"a": 2.5, "b": 2, "c": 3, "d": 4, "e": 9}
-    large = {"a": 1, "b": 2, "c": 3, "d": 4, "e": 0.5}
-    for budget, e in ((0.25, small["e"]), (1, large["e"])):
-        rows = {name: f"settings = {{WIDTH = {large[name]}}}" for name in "abcd"}
-        place.write(base="a", seeds=[1], **rows, e=f"settings = {{WIDTH = {e}}}")
-        said = place.run("--budget", budget)
-        path = place.home / "0.25/a/logs/1/metrics.jsonl"  # as if it had done worse
-        path.write_text(path.read_text().replace('"1.00100000"', f'"{small["a"]}"'))
-    head, row = rows_of(said)[-2:]
-    assert " | ".join(head) == report.BUDGETS
-    by_hand = 1 - 6 * (1 + 1) / (4 * 15)
-    assert row == ["0.25", "4", f"{by_hand:.2f}", "b", "2 of 4"]
-
-
 def test_settings_grow_with_the_operations_and_the_fit_is_that_of_the_scores(place):
     """Scores are WIDTH, a power of the budget; the gain of `half` is half of the base's score."""
     rule = "scale.WIDTH = {{value = {}, power = {}, multiple = 1}}"
@@ -240,17 +231,13 @@ def test_settings_grow_with_the_operations_and_the_fit_is_that_of_the_scores(pla
     assert falls == {name: f"{1 - 10**power:.1%} ± 0.0%" for name, (_, power) in widths.items()}
     gains = {row[0]: row[3] for row in rows if row[3] in ("grows", "holds", "fades")}
     assert gains == {"half": "fades", "rising": "fades"}
-    path = place.file.with_suffix(".json")
-    written = json.loads(path.read_text())
+    written = json.loads(place.file.with_suffix(".json").read_text())
     assert written["arms"]["half"]["scores"]["0.01"] == {"1": round(5000 * 10**0.5) + 0.001}
     drawn = pictures.scaling_fit(written)["datasets"]["means"]
     flops = [row["flops"] for row in drawn if row["name"] == "half"]
     assert flops == [written["flops"] * share for share in budgets]
-    shutil.rmtree(place.home / "0.03")  # runs that lie on another machine
-    place.run("--law")  # its name until it was --scaling
-    assert json.loads(path.read_text()) == written
-    path.write_text('{"arms": {"half": {}}}')
-    assert "no scaling fit" in refused(place.run("--scaling", code=3))
+    place.write(base="new", seeds=[1], new=NARROW)
+    assert "a line takes runs at 3 budgets" in refused(place.run("--law", code=3))  # its name until --scaling
 
 
 # --- the script itself ------------------------------------------------------------------------------------
@@ -265,16 +252,13 @@ def test_the_real_script_killed_with_its_campaign_ends_as_if_undisturbed(place):
     wait_until(lambda: len(list(logs.glob("checkpoint/*.ckpt"))) > 1)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    said = place.run("--cores", 2, "--score")
+    said = place.run("--cores", 2)
     assert [row[1] for row in rows_of(said)[1:]] == ["1 of 1", "1 of 1"]
     (final,) = helpers.events(logs, "final")
     assert final["resumes"] == 1
     env = place.corpus.env(**shared, SEED=1, RUN_ID="alone", MAX_FLOPS=record_kit.MOST_FLOPS)
     alone = helpers.run_script(place.root / "alone", env)
     assert alone.final["val_bpb"] == final["val_bpb"]
-    score = json.loads((logs / "score.json").read_text())["val_bpb"]
-    first_tokens = 256 * np.log2(400) / place.corpus.val_bytes()  # of its streams, guessed from nothing
-    assert 0 < score - float(final["val_bpb"]) < first_tokens
 
 
 # --- the campaigns of the repository ----------------------------------------------------------------------
@@ -297,9 +281,3 @@ def test_the_campaigns_of_the_repository_can_begin(path):
         compile(script, "train_gpt.py", "exec")
         for name in value.get("settings", {}) | variant.get("settings", {}):
             assert f"\n    {name.lower()}: ".encode() in script
-
-
-def test_every_patch_belongs_to_a_campaign():
-    text = "".join(path.read_text() for path in CAMPAIGNS.glob("*.toml"))
-    patches = [str(path.relative_to(helpers.ROOT)) for path in CAMPAIGNS.rglob("*.patch")]
-    assert not [patch for patch in patches if f'"{patch}"' not in text]
