@@ -11,6 +11,7 @@ from records.board.look import PAGE, Look, finished
 LINE = 14  # pixels of a line of small text
 FEW = 30  # points; all of more have no room for their names
 ROOM = 38  # pixels that a score's digits take
+SLANTED = 20  # pixels that a slanted name takes
 RECORDS, RULES = "records", "rules"  # names of data
 SAID = ("bits per byte", "bytes", "date", "kind")  # cells of an entry that a page's points say
 
@@ -72,13 +73,8 @@ def rule_layers(bits: partial, look: Look) -> list[alt.Chart]:
 
 def record_layers(bits: partial, look: Look, count: int) -> list[alt.Chart]:
     """Intervals, points of which those of records are filled, and scores where there is room for digits."""
-    axis = alt.Axis(
-        labelAngle=-45,
-        grid=False,
-        title=None,
-        labelLimit=200,
-        labelOverlap=count > FEW,
-    )
+    angle = alt.ExprRef(f"width < {SLANTED * count} ? -90 : -45")
+    axis = alt.Axis(labelAngle=angle, grid=False, title=None, labelLimit=200, labelOverlap=count > FEW)
     base = alt.Chart(alt.NamedData(name=RECORDS)).encode(x=alt.X("name:N", sort=None, axis=axis))
     faint = {"color": look.mark, "opacity": 0.45}
     rule = {"size": 2, **faint}

@@ -15,7 +15,7 @@ from records.__main__ import main as records
 from records.archive.metrics import find_runs
 from records.archive.tracks import NOTHING, TRAINING, ReferenceCompressor, load_track
 from records.archive.verdicts import folder_sha256
-from records.board import curves, documents, entries, ladder, pictures, site, tables
+from records.board import curves, documents, entries, ladder, site
 from tests.kit.helpers import ROOT
 from tests.kit.metrics_kit import edit_events, write_run
 
@@ -93,40 +93,12 @@ def some_records(root: Path, *names: str) -> Path:
     return track
 
 
-def test_the_pictures_of_the_readme_are_of_the_records_that_are_here(tmp_path, capsys):
-    assert records(["pictures", "--check"]) == 0
+def test_pictures_of_other_records_are_not_up_to_date(tmp_path, capsys):
     some_records(tmp_path, "2026-11-22_Par")
     shutil.copytree(ROOT / "records/images", tmp_path / "images")
-    assert records(["pictures", "--check", "--records", str(tmp_path)]) == 1
-    assert "ladder.svg: is not up to date" in capsys.readouterr().out
-
-
-@pytest.fixture(scope="module")
-def many_entries():
-    """Thirty records of one track, a day each; every third was the best of its time."""
-    par = entries.Record(FLOPPY / "2026-11-22_Par")
-    verdict = {"verdict": "pass", "date": "2026-12-01", "sha256": folder_sha256(par.path), "failed": []}
-    verdict["retrained"] = {"date": "2026-12-01", "by": "x", "processor": "y", "what": "seed 1: came back"}
-    made = []
-    for at in range(30):
-        score = 1.5 - 0.01 * (at // 3) + (0.2 if at % 3 else 0.0)
-        submission = par.submission | {"claim": "record", "scores": {"1337": score, "1338": score + 0.001}}
-        record = entries.Record(par.path, frozen_as=f"2026-12-{at + 1:02}_Idea{at}")
-        record.__dict__["submission"] = submission
-        made.append(entries.Entry(record, verdict))
-    return sorted(made, key=lambda entry: entry.record.mean)
-
-
-def test_of_many_records_the_readme_shows_the_ten_best_and_the_path(many_entries):
-    text = tables.tables(load_track(FLOPPY), many_entries)
-    ranks = [int(found) for found in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)]
-    path = entries.path_to_best(many_entries)
-    assert [entry.short_name for entry in path] == [f"Idea{at}" for at in range(0, 30, 3)]
-    assert ranks[:10] == [*range(1, 11)] and "20 more: `python -m records board --html site`" in text
-    worst_first = entries.best_and_path(many_entries[::-1], many_entries)
-    assert worst_first[10:] == path and worst_first[:10] == many_entries[:19:-1]
-    drawn = pictures.ladder_of_best(many_entries, [])["datasets"]["records"]
-    assert [row["name"] for row in drawn] == [entry.short_name for entry in path]
+    (tmp_path / "README.md").write_text("<!-- board -->\n<!-- /board -->\n")
+    assert records(["board", "--check", "--records", str(tmp_path)]) == 1
+    assert f"{tmp_path}/images/ladder.svg: is not up to date: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -143,17 +115,27 @@ def test_only_too_little_gain_is_called_so(failed, more, kind):
     assert entries.Entry(record, verdict | more).kind == kind
 
 
-def test_a_record_s_page_shows_what_changed_in_its_script():
-    """From the two scripts, the changed lines alone; a script that stands first has none."""
-    first, *_, last = sorted(entries.load_entries(load_track(FLOPPY)), key=lambda one: one.name)
-    assert site.script_changes(first) == ""
-    head, other, *changes = site.script_changes(last).splitlines()
-    names = [last.incumbent.name, last.name]
+def test_the_best_record_s_page_has_its_diff_and_the_judge_s_scores_beside_its_own():
+    """The diff has the changed lines alone; a script that stands first has none."""
+    board = sorted(entries.load_entries(load_track(FLOPPY)), key=lambda one: one.mean)
+    first, best = min(board, key=lambda one: one.name), board[0]
+    assert site.script_changes(first) == []
+    head, other, *changes = site.script_changes(best)
+    names = [best.incumbent.name, best.name]
     assert [head, other] == [f"{sign} {name}/train_gpt.py" for sign, name in zip(("---", "+++"), names)]
-    before, after = (one.script.decode().splitlines() for one in (last.incumbent.record, last.record))
+    before, after = (one.script.decode().splitlines() for one in (best.incumbent.record, best.record))
     added, removed = ([line[1:] for line in changes if line[0] == sign] for sign in "+-")
     assert added and {*added} <= {*after} and {*removed} <= {*before}
     assert len(after) - len(before) == len(added) - len(removed)
+    rows = site.scores(best)
+    assert [row[1] for row in rows] == ["the judge"] * 3 + ["its author"] * 3
+    scores = [*best.judged.values()], best.record.scores
+    expected = [its["score"] for its in scores[0]] + [scores[1][seed] for seed in sorted(scores[1])]
+    assert [row[2] for row in rows] == [f"{score:.6f}" for score in expected]
+    page = site.record_page(best).decode()
+    assert all(f"<bdi>{text}</bdi>" in page for row in rows for text in row)
+    assert f"records sample records/track_floppy/{best.name} --prompt" in page
+    assert site.excerpt(first.record).startswith("def read_file(path):") and site.excerpt(best.record) == ""
 
 
 @pytest.mark.parametrize(
