@@ -1,4 +1,4 @@
-"""`records board`: the tables and the pictures of the READMEs, or a site of pages."""
+"""`records board`: the tables and the picture of the READMEs, or a site of pages."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ from records.board.entries import Entry, load_entries
 from records.board.tables import compressors, tables
 
 MARKERS = "<!-- board -->", "<!-- /board -->"  # in the README, each on a line of its own
-OF_PICTURES = "track_floppy"
+OF_PICTURE = "track_floppy"
 Board = list[tuple[Track, list[Entry]]]
 
 
@@ -32,18 +32,17 @@ def changed_tables(readme: Path, board: Board) -> dict[Path, bytes]:
     return {} if new == old else {readme: new.encode()}
 
 
-def changed_pictures(folder: Path, board: Board) -> dict[Path, bytes]:
-    """The pictures that show something else today: what each was drawn from stands in its file."""
-    found = {}
+def changed_picture_of(folder: Path, board: Board) -> dict[Path, bytes]:
+    """The picture of the README, if it shows something else today."""
+    path = folder / "ladder.svg"
     for track, entries in board:
-        if track.name == OF_PICTURES and entries:
-            from records.board.pictures import pictures  # a second, which other tables need not pay
+        if track.name == OF_PICTURE and entries:
+            from records.board.ladder import changed_picture  # a second, which other tables need not pay
 
-            for name, picture in pictures(track, entries).items():
-                path = folder / name
-                if not path.exists() or picture.digest.encode() not in read_bytes(path):
-                    found[path] = picture.svg()
-    return found
+            old = read_bytes(path) if path.exists() else b""
+            new = changed_picture(old, entries, read_reference_compressors(track))
+            return {} if new == old else {path: new}
+    return {}
 
 
 @click.command(cls=Command)
@@ -51,9 +50,9 @@ def changed_pictures(folder: Path, board: Board) -> dict[Path, bytes]:
 @click.option("--check", is_flag=True, help="write nothing, exit 1 if something would change")
 @click.option("--html", type=Path, metavar="DIR", help="write a site of pages there, and nothing else")
 def board(records: Path, check: bool, html: Path | None) -> int:
-    """The tables of records/README.md and the pictures of records/images/, or a site of pages.
+    """The tables of records/README.md and the picture of records/images/, or a site of pages.
 
-    python -m records board             write tables and pictures
+    python -m records board             write tables and picture
     python -m records board --check     exit 1 if they are not up to date
     python -m records board --html DIR  write the site, DIR/index.html first
     """
@@ -64,7 +63,7 @@ def board(records: Path, check: bool, html: Path | None) -> int:
 
         print(f"{html}: {write_site(html, found)} pages written")
         return 0
-    changed = changed_tables(records / "README.md", found) | changed_pictures(records / "images", found)
+    changed = changed_tables(records / "README.md", found) | changed_picture_of(records / "images", found)
     for path, content in changed.items():
         if check:
             print(f"{path}: is not up to date: python -m records board")

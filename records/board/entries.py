@@ -3,7 +3,7 @@
 import statistics
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from urllib.parse import quote
 
 from data.command import DataError
 from records.archive.ranks import ScoredRecord, best_before, judged_seeds, number_of_judging, standing
@@ -62,6 +62,11 @@ class Entry:
         return self.name.partition("_")[2]
 
     @property
+    def address(self) -> str:
+        """Of its page in a site, from the page of all records."""
+        return f"{quote(self.record.track.name)}/{quote(self.name)}.html"
+
+    @property
     def cells(self) -> dict[str, str]:
         """What tables say of it, by their heads."""
         record = self.record
@@ -71,6 +76,19 @@ class Entry:
         if self.built_on:
             found["what changed"] += f" Built on {self.built_on}."
         return found | {"beats": self.beats, "verdict": self.words, "kind": self.kind_words}
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What its own page says of it, by name."""
+        record, cells = self.record, self.cells
+        seeds = f"{len(self.scores)} seeds of {'the judge' if self.judged else 'its author'}"
+        found = {"bits per byte": f"{self.interval}, the mean of {seeds} and its 95 % interval"}
+        found |= {name: cells[name] for name in ("verdict", "by", "date", "dataset")}
+        found["bytes"] = f"{cells['bytes']} of {record.track['budget_bytes']:,}"
+        found["beats"] = self.beats or "nothing"
+        more = {"built on": self.built_on, "idea from": record.submission.get("idea_from")}
+        found |= {name: words for name, words in more.items() if words}
+        return found | {"folder": f"records/{record.track.name}/{self.name}"}
 
     @cached_property
     def half(self) -> float:
@@ -186,22 +204,14 @@ class Entry:
         return [*found, f"judging {number} of {max(number, total)} of this folder"]
 
 
-def whole_record(folder: Path) -> Record:
-    """Raises DataError of a submission.json that has not all of its fields."""
-    record = Record(folder)
-    if errors := schema_errors(record.submission, "submission"):
-        raise DataError(f"{folder / 'submission.json'}: {errors[0]}")
-    return record
-
-
 def load_entries(track: Track) -> list[Entry]:
     """All folders of a track, the best first. Raises DataError."""
     verdicts = read_verdicts(track.folder)
     draws = tuple(read_draws(track.folder))
     entries = []
     for folder in track.records:
-        entries.append(Entry(whole_record(folder), verdicts.get(folder.name, {}), draws))
-    unknown = sorted(verdicts.keys() - {folder.name for folder in track.records})
-    if unknown:
-        raise DataError(f"{track.folder / 'verdicts.json'}: speaks of {unknown[0]}, which is no folder")
+        record = Record(folder)
+        if errors := schema_errors(record.submission, "submission"):
+            raise DataError(f"{folder / 'submission.json'}: {errors[0]}")
+        entries.append(Entry(record, verdicts.get(folder.name, {}), draws))
     return sorted(entries, key=lambda entry: entry.mean)

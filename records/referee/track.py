@@ -85,7 +85,8 @@ NEXT = """Next: train each seed, make a record of them, judge it (this trains fr
   python -m records judge {folder}/*_First --write
   python -m records board
 The preset floppy needs 1,200,000 bytes, minute 600,000. For fewer, lower MODEL_DIM.
-Then open a pull request with all that is new in records/. So that others get the text:
+Then commit records/, or open a pull request with {folder}/track.json, and then one with the record.
+So that others get the text:
   {share}"""
 
 

@@ -50,18 +50,15 @@ def curves_in(path: Path, quantity: str) -> list[dict]:
 
 
 def test_buckets_have_their_mean_and_all_extremes(tmp_path):
-    """Of a long run; a short one has all of its values. Tables begin and end where their curves do."""
+    """Of a long run; a short one has all of its values."""
     long, short = (find_runs(write_run(tmp_path / f"run{steps}", 1, steps))[0] for steps in (10_000, 40))
     losses = long.table["train_loss"]
     losses[1234], losses[7777] = 50.0, -50.0
-    loss, bpb, *_ = curves.QUANTITIES
+    loss = curves.QUANTITIES[0]
     found = curves.in_buckets(long, loss, 100)
     assert len(found["value"]) == 100 and max(found["high"]) == 50 and min(found["low"]) == -50
     assert found["value"][0] == pytest.approx(losses[:100].mean(), rel=1e-4) and found["step"][0] == 51
     assert curves.in_buckets(short, loss, 100)["step"] == [*range(1, 41)]
-    rows = curves.curves_of([("base", [long]), ("new", [short])]).tables[bpb.title]
-    assert [rows[0][:2], rows[-1][:2]] == [["base run10000", "2,000"], ["new run40", "40"]]
-    assert rows[-1][2] == f"{short.vals[-1]['val_bpb']:.5g}"
 
 
 def test_markdown_of_others_is_no_program():
@@ -77,7 +74,6 @@ def test_losses_that_are_not_finite_make_a_gap(tmp_path):
     run = edit_events(write_run(tmp_path / "a", steps=20), fail)
     compared([run], [run], tmp_path / "page.html")
     assert curves_in(tmp_path / "page.html", "loss")[0]["value"][19] is None
-    assert "not finite" in (tmp_path / "page.html").read_text()
 
 
 def some_records(root: Path, *names: str) -> Path:
@@ -139,19 +135,19 @@ def test_the_best_record_s_page_has_its_diff_and_the_judge_s_scores_beside_its_o
 
 
 @pytest.mark.parametrize(
-    ("built_on", "before", "shown"),
+    ("built_on", "before"),
     [
-        ("2026-11-22_Preset", "2026-11-22_Preset", ("2026-11-22_Preset", "2026-11-22_Preset.html")),
-        ("2020-01-01_Gone", "2026-11-22_Rung3-SlidingWindow", "2020-01-01_Gone"),
+        ("2026-11-22_Preset", "2026-11-22_Preset"),
+        ("2020-01-01_Gone", "2026-11-22_Rung3-SlidingWindow"),
     ],
 )
-def test_a_record_that_is_built_on_another_is_held_against_that(built_on, before, shown):
+def test_a_record_that_is_built_on_another_is_held_against_that(built_on, before):
     """One that names no folder of the track is held against the record before it."""
     record = entries.Record(FLOPPY / "2026-11-22_Rung4-Lessons")
     record.submission.update(built_on=built_on, idea_from="<b>Ada</b>")
     entry = entries.Entry(record, {})
     assert entry.before.name == before
-    assert {"built on": shown, "idea from": "<b>Ada</b>"}.items() <= dict(site.facts(entry)).items()
+    assert {"built on": built_on, "idea from": "<b>Ada</b>"}.items() <= entry.facts.items()
     page = site.record_page(entry).decode()
     assert "&lt;b&gt;Ada" in page and f"--- {before}/train_gpt.py" in page
     assert f"Built on {built_on}." in entry.cells["what changed"]
