@@ -70,25 +70,38 @@ class Entry:
     def cells(self) -> dict[str, str]:
         """What tables say of it, by their heads."""
         record = self.record
-        found = {"record": self.short_name, "by": record.field("author"), "date": self.name[:10]}
-        found |= {"bits per byte": self.interval, "bytes": f"{record.total_bytes:,}"}
-        found |= {"dataset": record.field("dataset"), "what changed": record.field("what_changed")}
-        if self.built_on:
-            found["what changed"] += f" Built on {self.built_on}."
-        return found | {"beats": self.beats, "verdict": self.words, "kind": self.kind_words}
+        built_on = f" Built on {self.built_on}." if self.built_on else ""
+        return {
+            "record": self.short_name,
+            "by": record.field("author"),
+            "date": self.name[:10],
+            "bits per byte": self.interval,
+            "bytes": f"{record.total_bytes:,}",
+            "dataset": record.field("dataset"),
+            "what changed": record.field("what_changed") + built_on,
+            "beats": self.beats,
+            "verdict": self.words,
+            "kind": self.kind_words,
+        }
 
     @property
     def facts(self) -> dict[str, str]:
-        """What its own page says of it, by name."""
+        """What its own page says of it, by name; without what it does not say."""
         record, cells = self.record, self.cells
         seeds = f"{len(self.scores)} seeds of {'the judge' if self.judged else 'its author'}"
-        found = {"bits per byte": f"{self.interval}, the mean of {seeds} and its 95 % interval"}
-        found |= {name: cells[name] for name in ("verdict", "by", "date", "dataset")}
-        found["bytes"] = f"{cells['bytes']} of {record.track['budget_bytes']:,}"
-        found["beats"] = self.beats or "nothing"
-        more = {"built on": self.built_on, "idea from": record.submission.get("idea_from")}
-        found |= {name: words for name, words in more.items() if words}
-        return found | {"folder": f"records/{record.track.name}/{self.name}"}
+        found = {
+            "bits per byte": f"{self.interval}, the mean of {seeds} and its 95 % interval",
+            "verdict": cells["verdict"],
+            "by": cells["by"],
+            "date": cells["date"],
+            "dataset": cells["dataset"],
+            "bytes": f"{cells['bytes']} of {record.track['budget_bytes']:,}",
+            "beats": self.beats,
+            "built on": self.built_on,
+            "idea from": record.submission.get("idea_from"),
+            "folder": f"records/{record.track.name}/{self.name}",
+        }
+        return {name: words for name, words in found.items() if words}
 
     @cached_property
     def half(self) -> float:

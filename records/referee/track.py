@@ -38,13 +38,10 @@ def main() -> None:
 # --- what track.json says of a dataset --------------------------------------------------------------------
 
 
-def read_facts(data: Path, dataset: str, tokenizer_name: str) -> tuple[dict, dict]:
-    """A dataset's facts by their names in track.json: of the text, and of its tokens.
-
-    Every shard is checked first. Raises DataError.
-    """
-    folder = data / "datasets" / dataset
-    say(f"{dataset}: reading all shards of {folder}")
+def read_dataset(data: Path, name: str, tokenizer_name: str) -> dict:
+    """A dataset as track.json has it, but for its second text. All shards are checked. Raises DataError."""
+    folder = data / "datasets" / name
+    say(f"{name}: reading all shards of {folder}")
     tokenizer = shards.Tokenizer(data / "tokenizers" / tokenizer_name)
     val, train = shards.find_shards(folder)
     headers = {path: shards.read_header(path) for path in train + val}
@@ -61,18 +58,20 @@ def read_facts(data: Path, dataset: str, tokenizer_name: str) -> tuple[dict, dic
     for _, part in shards.documents(train, tokenizer.bos_id):
         document = decode(tokenizer.processor, part).documents[0]
         documents.update(hashlib.sha256(document).digest())
-    of_text = {
-        "val_sha256": text.sha256,
-        "train_sha256": documents.hexdigest(),
-        "val_bytes": text.bytes,
-    }
-    of_tokens = {
+    vocabulary = {
+        "name": name,
+        "tokenizer": tokenizer_name,
         "tokenizer_sha256": tokenizer.sha256.hex(),
         "val_tokens": len(tokens) - 1,  # all but the first are scored
         "logged_val_sha256": sha256(tokens),
         "logged_train_sha256": logged.hexdigest(),
     }
-    return of_text, of_tokens
+    return {
+        "val_sha256": text.sha256,
+        "train_sha256": documents.hexdigest(),
+        "val_bytes": text.bytes,
+        "vocabularies": [vocabulary],
+    }
 
 
 # --- new --------------------------------------------------------------------------------------------------
@@ -150,15 +149,12 @@ def new(
     refuse_place(folder, records)
     model = load_track(like)
     place = data / "datasets" / dataset
-    tokenizer = tokenizer_of(place, model)
-    of_text, of_tokens = read_facts(data, dataset, tokenizer)
-    vocabulary = {"name": dataset, "tokenizer": tokenizer} | of_tokens
-    same_text = of_text["val_sha256"] == model["dataset"]["val_sha256"]
-    second = model["dataset"]["second"] if same_text else None
+    facts = read_dataset(data, dataset, tokenizer_of(place, model))
+    same_text = facts["val_sha256"] == model["dataset"]["val_sha256"]
     rules = model.rules | {
         "title": folder.name.removeprefix("track_").replace("_", " ").capitalize(),
         "budget_bytes": budget_bytes or model["budget_bytes"],
-        "dataset": of_text | {"second": second, "vocabularies": [vocabulary]},
+        "dataset": facts | {"second": model["dataset"]["second"] if same_text else None},
     }
     if operations:
         rules["train_flops"] = int(operations)

