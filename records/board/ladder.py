@@ -76,6 +76,8 @@ def draw_ladder(
 def changed_picture(old: bytes, entries: list[Entry], compressors: list[ReferenceCompressor]) -> bytes:
     """The picture as SVG; `old` where that was drawn from the same: it holds the digest of its chart."""
     shown = [entry for entry in entries if entry.kind not in ("small", "disputed")]
+    if not shown:
+        return old
     alone = [one for one in compressors if one.after == NOTHING]
     spec = draw_ladder(shown, alone, PICTURE, width=620, height=260)
     digest = sha256(json.dumps(spec, sort_keys=True).encode())
