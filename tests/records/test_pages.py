@@ -118,7 +118,7 @@ def test_the_best_record_s_page_has_its_diff_and_the_judge_s_scores_beside_its_o
     page = site.record_page(best).decode()
     assert all(f"<bdi>{text}</bdi>" in page for row in rows for text in row)
     assert f"records sample records/track_floppy/{best.name} --prompt" in page
-    assert site.excerpt(first.record).startswith("def read_file(path):") and site.excerpt(best.record) == ""
+    assert site.excerpt(first.record).startswith("def read_file(path):")
 
 
 @pytest.mark.parametrize("built_on", ["2026-11-22_Preset", "2020-01-01_Gone"])
