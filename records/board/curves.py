@@ -167,6 +167,5 @@ def draw_curves(sides: list[tuple[str, list[Metrics]]]) -> dict:
             # as columns, of which the chart makes rows: a tenth of the bytes
             for quantity in QUANTITIES:
                 data.append({"quantity": quantity.name, **about, **in_buckets(run, quantity, most)})
-    known = {"tokens": "tokens_per_step", "flops": "flops_per_step"}
-    axes = [name for name in AXES if all(getattr(run, known.get(name, "steps")) for run in runs)]
+    axes = [name for name in AXES if name == "seconds" or all(row[name] for row in data)]
     return {**chart_of(colours, axes), "datasets": {DATA: data}}

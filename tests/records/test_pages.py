@@ -37,15 +37,10 @@ def compared(base, new, page: Path) -> int:
     return records(["compare", "--base", *sides[0], "--new", *sides[1], "--html", str(page)])
 
 
-def specs_of(path: Path) -> dict[str, dict]:
-    """The charts of a page by name."""
-    found = re.findall(r'<script type="application/json" id="spec-([^"]+)">(.*)</script>', path.read_text())
-    return {name: json.loads(text) for name, text in found}
-
-
 def curves_in(path: Path, quantity: str) -> list[dict]:
     """The curves of a panel, one of each run."""
-    return [row for row in specs_of(path)["curves"]["datasets"]["curves"] if row["quantity"] == quantity]
+    text = re.search(r'<script type="application/json" id="spec-curves">(.*)</script>', path.read_text())[1]
+    return [row for row in json.loads(text)["datasets"]["curves"] if row["quantity"] == quantity]
 
 
 def test_markdown_of_others_is_no_program():

@@ -86,6 +86,7 @@ def new_track(folder, data, *more, code=0, records=None):
 
 
 def test_a_new_track_has_its_text_its_limits_and_the_rules_of_another(tales, tmp_path):
+    """It ends with a command that trains within these limits, which the script takes as it is."""
     data, manifest = tales
     folder = tmp_path / "track_my_tales"
     said = new_track(folder, data, "--operations", "15e11", "--budget-bytes", 40_000)
@@ -99,17 +100,11 @@ def test_a_new_track_has_its_text_its_limits_and_the_rules_of_another(tales, tmp
     expected |= {"val_bytes": val["bytes"], "val_tokens": val["tokens"] - 1, "second": None}
     expected |= {"tokenizer_sha256": manifest["tokenizer"]["sha256"]}
     assert expected.items() <= made.dataset.items()
-
-
-def test_the_training_command_of_a_new_track_is_one_that_the_script_takes(tales, tmp_path):
-    folder = tmp_path / "track_tales"
-    said = new_track(folder, tales[0], "--operations", "1e12", "--budget-bytes", 40_000)
     (line,) = re.findall("^  (for seed .*; done)$", said, re.MULTILINE)
     line = line.replace("1337 1338 1339", "1337").replace(" python ", f" DRY_RUN=1 {sys.executable} ")
     done = subprocess.run(["bash", "-c", line], cwd=helpers.ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "BUDGET_BYTES=40000" in done.stdout and "MAX_FLOPS=1000000000000 " in done.stdout
-    assert "python -m records freeze logs/first-* --track track_tales " in said
+    assert "BUDGET_BYTES=40000" in done.stdout and "MAX_FLOPS=1500000000000 " in done.stdout
 
 
 @pytest.mark.parametrize(
