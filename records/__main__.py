@@ -27,9 +27,8 @@ COMMANDS = {
     "verify": ("records.verify.commands:verify", "check what a record says of itself"),
     "judge": ("records.verify.commands:judge", "train a record's script with fresh seeds, and rank it"),
     "publish": ("records.board.publishing:publish", "put a record on the Hugging Face hub"),
-    "board": ("records.board.commands:board", "write the tables of records, or a site of pages"),
-    "pictures": ("records.board.commands:pictures", "draw the pictures of the READMEs"),
-    "track": ("records.referee.track:main", "fill in a track's facts, measure well-known compressors"),
+    "board": ("records.board.commands:board", "write the board's tables and pictures, or a site of pages"),
+    "track": ("records.referee.track:main", "begin a track, measure well-known compressors"),
 }
 
 

@@ -1,84 +1,73 @@
-"""The commands that make pages of records: board and pictures."""
+"""`records board`: the tables and the picture of the READMEs, or a site of pages."""
 
 import re
 from pathlib import Path
 
 import click
 
-from data.command import DataError, say
+from data.command import DataError
 from data.door import Command
 from data.files import read_bytes, write_whole
 from records.archive.tracks import RECORDS, Track, load_track, read_reference_compressors
-from records.board.entries import load_entries
+from records.board.entries import Entry, load_entries
 from records.board.tables import compressors, tables
 
-of_records = click.option("--records", type=Path, default=RECORDS, help="folder of the tracks")
-to_check = click.option("--check", is_flag=True, help="write nothing, exit 1 if something would change")
-
-BOARD = r"(<!-- board -->\n).*(<!-- /board -->)"  # in the README
-TRACK = "track_floppy"  # of the pictures
+MARKERS = "<!-- board -->", "<!-- /board -->"  # in the README, each on a line of its own
+OF_PICTURE = "track_floppy"
+Board = list[tuple[Track, list[Entry]]]
 
 
-def write_tables(readme: Path, tracks: list[Track], check: bool) -> int:
-    """The exit code: 1 if `check` found that they are not up to date."""
+def changed_tables(readme: Path, board: Board) -> dict[Path, bytes]:
+    """The README with the tables of today, if they are others."""
     old = read_bytes(readme).decode()
-    board = "\n".join(
-        tables(track, load_entries(track)) + compressors(track, read_reference_compressors(track))
-        for track in tracks
+    start, end = (f"{marker}\n" for marker in MARKERS)
+    text = "\n".join(
+        tables(track, entries) + compressors(track, read_reference_compressors(track))
+        for track, entries in board
     )
-    new, count = re.subn(BOARD, lambda found: found[1] + board + found[2], old, flags=re.DOTALL)
+    pattern = f"(?<={start}).*(?={end})"
+    new, count = re.subn(pattern, lambda _: text, old, flags=re.DOTALL)
     if not count:
-        raise DataError(f"{readme}: no {BOARD}")
-    if new == old:
-        return 0
-    if check:
-        print(f"{readme}: is not up to date: python -m records board")
-        return 1
-    write_whole(readme, new.encode())
-    print(f"{readme}: written")
-    return 0
+        raise DataError(f"{readme}: expected lines {' and '.join(MARKERS)}, between which the tables stand")
+    return {} if new == old else {readme: new.encode()}
+
+
+def changed_picture_of(folder: Path, board: Board) -> dict[Path, bytes]:
+    """The picture of the README, if it shows something else today."""
+    path = folder / "ladder.svg"
+    for track, entries in board:
+        if track.name == OF_PICTURE and entries:
+            from records.board.ladder import changed_picture  # a second, which other tables need not pay
+
+            old = read_bytes(path) if path.exists() else b""
+            new = changed_picture(old, entries, read_reference_compressors(track))
+            return {} if new == old else {path: new}
+    return {}
 
 
 @click.command(cls=Command)
-@of_records
-@to_check
+@click.option("--records", type=Path, default=RECORDS, help="folder of the tracks")
+@click.option("--check", is_flag=True, help="write nothing, exit 1 if something would change")
 @click.option("--html", type=Path, metavar="DIR", help="write a site of pages there, and nothing else")
 def board(records: Path, check: bool, html: Path | None) -> int:
-    """The tables of records/README.md, from the folders and the verdicts on them, or a site of pages.
+    """The tables of records/README.md and the picture of records/images/, or a site of pages.
 
-    python -m records board             write the tables
+    python -m records board             write tables and picture
     python -m records board --check     exit 1 if they are not up to date
     python -m records board --html DIR  write the site, DIR/index.html first
     """
     tracks = [load_track(path.parent) for path in sorted(records.glob("*/track.json"))]
-    if not html:
-        return write_tables(records / "README.md", tracks, check)
-    from records.board.site import write_site  # charts, which the tables need not load
+    found = [(track, load_entries(track)) for track in tracks]
+    if html:
+        from records.board.site import write_site  # charts, which the tables need not load
 
-    print(f"{html}: {write_site(html, tracks)} pages written")
-    return 0
-
-
-@click.command(cls=Command)
-@of_records
-@to_check
-def pictures(records: Path, check: bool) -> int:
-    """The pictures of the READMEs, from what is committed: the ladder, two curves and the scaling fit.
-
-    python -m records pictures            write them to records/images/
-    python -m records pictures --check    exit 1 if what they show has changed since
-    """
-    from records.board.pictures import pictures as drawn  # its charts need docstrings: no python -OO
-
-    code = 0
-    for name, picture in drawn(load_track(records / TRACK)).items():
-        path = records / "images" / name
-        if path.exists() and picture.digest.encode() in read_bytes(path):
-            continue
+        print(f"{html}: {write_site(html, found)} pages written")
+        return 0
+    changed = changed_tables(records / "README.md", found) | changed_picture_of(records / "images", found)
+    for path, content in changed.items():
         if check:
-            print(f"{path}: is not up to date: python -m records pictures")
-            code = 1
+            print(f"{path}: is not up to date: python -m records board")
         else:
-            write_whole(path, picture.svg())
-            say(f"{path}: written")
-    return code
+            write_whole(path, content)
+            print(f"{path}: written")
+    return 1 if check and changed else 0

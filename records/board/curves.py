@@ -16,7 +16,6 @@ from records.archive.metrics import Metrics
 from records.board.look import DASH, SOLID, finished
 
 BUCKETS, ALL_BUCKETS = 200, 1000  # points of a curve, and of that kind of curve in a page
-ROWS = 20  # of a curve in a table
 WIDTH, HEIGHT = 860, 240  # pixels of a panel; embed.js knows the width of its page
 AXES = {"steps": "steps", "tokens": "tokens", "seconds": "seconds of training", "flops": "operations"}
 PLACE = "axis == 'seconds' ? datum.seconds : datum.step * datum[axis]"
@@ -139,8 +138,8 @@ def panel(quantity: Quantity, colours: alt.Color) -> alt.LayerChart:
     return alt.layer(band, line).properties(width=WIDTH, height=HEIGHT, title=quantity.title)
 
 
-def draw(colours: dict[str, str], axes: list[str], data: list[dict]) -> dict:
-    """The chart in Vega-Lite. `colours`: by the runs' names."""
+def chart_of(colours: dict[str, str], axes: list[str]) -> dict:
+    """The chart without its data. `colours`: by the runs' names."""
     columns = alt.ExprRef("max(1, floor(width / 210))")
     legend = alt.Legend(title=None, orient="top", columns=columns, labelLimit=180)
     scale = alt.Scale(domain=[*colours], range=[*colours.values()])
@@ -152,46 +151,21 @@ def draw(colours: dict[str, str], axes: list[str], data: list[dict]) -> dict:
     panels = alt.vconcat(*(panel(quantity, colour) for quantity in QUANTITIES)).resolve_scale(x="shared")
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # that panels share their parameters
         chart = panels.add_params(alt.param(name="axis", value="steps", bind=switch), shown, zoom)
-        return {**finished(chart), "datasets": {DATA: data}}
+        return finished(chart)
 
 
-# --- both -------------------------------------------------------------------------------------------------
-
-
-class Curves(NamedTuple):
-    """What the template `curves_of` takes."""
-
-    spec: dict  # Vega-Lite
-    tables: dict[str, list[list[str]]]  # the numbers of a panel, for whoever cannot see it: run, step, value
-
-
-def number_rows(curve: dict) -> list[list[str]]:
-    """Some values of a curve, the first and the last among them."""
-    rows = []
-    for at in np.unique(np.linspace(0, len(curve["step"]) - 1, ROWS).round().astype(int)):
-        value = curve["value"][at]
-        words = "not finite" if value is None else f"{value:.5g}"
-        rows.append([curve["name"], f"{curve['step'][at]:,}", words])
-    return rows
-
-
-def curves_of(sides: list[tuple[str, list[Metrics]]]) -> Curves:
-    """The chart and the tables of the runs of all sides, each a title and its runs."""
+def draw_curves(sides: list[tuple[str, list[Metrics]]]) -> dict:
+    """The chart of the runs of all sides, each a title and its runs, in Vega-Lite."""
     runs = [run for _, side in sides for run in side]
     most = max(50, min(BUCKETS, ALL_BUCKETS // len(runs)))
     colours, data = {}, []
-    tables: dict[str, list[list[str]]] = {quantity.title: [] for quantity in QUANTITIES}
     for side, (title, its) in enumerate(sides):
         for place, run in enumerate(its):
             about = {"name": f"{title} {run.name}".strip(), "side": side, "steps": 1}
             about |= {"tokens": run.tokens_per_step, "flops": run.flops_per_step}
             colours[about["name"]] = colour(side, place, len(its))
+            # as columns, of which the chart makes rows: a tenth of the bytes
             for quantity in QUANTITIES:
-                # as columns, of which the chart makes rows: a tenth of the bytes
-                curve = {"quantity": quantity.name, **about, **in_buckets(run, quantity, most)}
-                data.append(curve)
-                if curve["step"]:
-                    tables[quantity.title] += number_rows(curve)
-    known = {"tokens": "tokens_per_step", "flops": "flops_per_step"}
-    axes = [name for name in AXES if all(getattr(run, known.get(name, "steps")) for run in runs)]
-    return Curves(draw(colours, axes, data), tables)
+                data.append({"quantity": quantity.name, **about, **in_buckets(run, quantity, most)})
+    axes = [name for name in AXES if name == "seconds" or all(row[name] for row in data)]
+    return {**chart_of(colours, axes), "datasets": {DATA: data}}

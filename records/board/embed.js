@@ -19,7 +19,7 @@ async function draw(box) {
     tooltip: { disableDefaultStyle: true },
   });
   box.setAttribute("aria-label", words);
-  box.setAttribute("role", "img"); // one picture, for whoever reads the table below it
+  box.setAttribute("role", "img"); // one picture for a screen reader
   box.querySelector("svg").setAttribute("aria-hidden", "true");
 }
 

@@ -3,7 +3,7 @@
 import statistics
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from urllib.parse import quote
 
 from data.command import DataError
 from records.archive.ranks import ScoredRecord, best_before, judged_seeds, number_of_judging, standing
@@ -11,7 +11,6 @@ from records.archive.record import Record
 from records.archive.tracks import Track, schema_errors
 from records.archive.verdicts import FAILED, PASSED, Draw, folder_sha256, read_draws, read_verdicts
 
-BEST = 10  # records that the README shows, beside those on the path to the best one
 KINDS = {  # an entry is one of these; in words
     "records": "record",
     "waiting": "not judged yet",
@@ -63,15 +62,46 @@ class Entry:
         return self.name.partition("_")[2]
 
     @property
+    def address(self) -> str:
+        """Of its page in a site, from the page of all records."""
+        return f"{quote(self.record.track.name)}/{quote(self.name)}.html"
+
+    @property
     def cells(self) -> dict[str, str]:
         """What tables say of it, by their heads."""
         record = self.record
-        found = {"record": self.short_name, "by": record.field("author"), "date": self.name[:10]}
-        found |= {"bits per byte": self.interval, "bytes": f"{record.total_bytes:,}"}
-        found |= {"dataset": record.field("dataset"), "what changed": record.field("what_changed")}
-        if self.built_on:
-            found["what changed"] += f" Built on {self.built_on}."
-        return found | {"beats": self.beats, "verdict": self.words, "kind": self.kind_words}
+        built_on = f" Built on {self.built_on}." if self.built_on else ""
+        return {
+            "record": self.short_name,
+            "by": record.field("author"),
+            "date": self.name[:10],
+            "bits per byte": self.interval,
+            "bytes": f"{record.total_bytes:,}",
+            "dataset": record.field("dataset"),
+            "what changed": record.field("what_changed") + built_on,
+            "beats": self.beats,
+            "verdict": self.words,
+            "kind": self.kind_words,
+        }
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What its own page says of it, by name; without what it does not say."""
+        record, cells = self.record, self.cells
+        seeds = f"{len(self.scores)} seeds of {'the judge' if self.judged else 'its author'}"
+        found = {
+            "bits per byte": f"{self.interval}, the mean of {seeds} and its 95 % interval",
+            "verdict": cells["verdict"],
+            "by": cells["by"],
+            "date": cells["date"],
+            "dataset": cells["dataset"],
+            "bytes": f"{cells['bytes']} of {record.track['budget_bytes']:,}",
+            "beats": self.beats,
+            "built on": self.built_on,
+            "idea from": record.submission.get("idea_from"),
+            "folder": f"records/{record.track.name}/{self.name}",
+        }
+        return {name: words for name, words in found.items() if words}
 
     @cached_property
     def half(self) -> float:
@@ -123,11 +153,16 @@ class Entry:
         return "claims no record" if claims_none else KINDS[self.kind]
 
     @property
+    def judged(self) -> dict[str, dict]:
+        """By seed what the verdict keeps of those that the judge trained and scored."""
+        seeds = judged_seeds(self.verdict) if self.state in PASSED else {}
+        return {seed: its for seed, its in seeds.items() if "score" in its}
+
+    @property
     def scores(self) -> list[float]:
-        """Those of the judge's sandboxes where it was judged, else the submission's."""
-        judged = judged_seeds(self.verdict).values() if self.state in PASSED else ()
-        scores = [its["score"] for its in judged if "score" in its]
-        return scores or [*self.record.scores.values()]
+        """Those of the judge's seeds where it was judged, else the submission's."""
+        judged = [its["score"] for its in self.judged.values()]
+        return judged or [*self.record.scores.values()]
 
     @property
     def mean(self) -> float:
@@ -141,50 +176,45 @@ class Entry:
     @property
     def words(self) -> str:
         """The verdict in words."""
-        its = self.verdict
-        text = STATES[self.state] + (f", {its['date']}" if its else "")
-        if its:
-            earlier = "earlier " if its["verdict"] in ("pass", "fail") else ""
-            text += f", by {earlier}referee {its.get('referee') or 'of no version'}"
-        if self.state in FAILED:
-            text += ": " + ", ".join(its["failed"][:3])
-        elif its.get("left"):
-            text += ": " + "; ".join(f"{name}: {why}" for name, why in [*its["left"].items()][:3])
-        text += self.words_of_the_judge
-        if its.get("disputed"):
-            text += f": {its['disputed']}"
-        if self.state in ("verified", "pass") and "retrained" in its:
-            again = its["retrained"]
+        parts = [self.outcome, *self.words_of_the_judge]
+        if doubt := self.verdict.get("disputed"):
+            parts.append(f"disputed: {doubt}")
+        if self.state in ("verified", "pass") and "retrained" in self.verdict:
+            again = self.verdict["retrained"]
             what = again["what"].removesuffix(", expected so")  # a check's words for "as it should"
-            text += f"; retrained on {again['date']} by {again['by']} ({again['processor']}): {what}"
-        return text
+            parts.append(f"retrained on {again['date']} by {again['by']} ({again['processor']}): {what}")
+        return "; ".join(parts)
 
     @property
-    def words_of_the_judge(self) -> str:
+    def outcome(self) -> str:
+        """The state, by whom, and the reasons."""
+        its = self.verdict
+        if not its:
+            return STATES["none"]
+        number, plus, _ = (its.get("referee") or "").partition("+")  # the first ones had no number
+        referee = f"referee {number}" if plus else "an earlier referee"
+        left = [f"{name}: {why}" for name, why in its.get("left", {}).items()]
+        reasons = its["failed"] if self.state in FAILED else left
+        why = ": " + ", ".join(reasons[:3]) if reasons else ""
+        return f"{STATES[self.state]}, {its['date']}, by {referee}{why}"
+
+    @property
+    def words_of_the_judge(self) -> list[str]:
         """Gain and seeds of the judging, and how many there were of this folder."""
         its = self.verdict.get("judged") or {}
-        text = ""
-        if "gain" in its:
-            text += f"; {its['gain']:.4f} below {its['beats']}, p {its['p']:.2g}"
-        if self.state == "ranked" and self.kind == "small" and self.incumbent:
-            text += f"; too little below {self.incumbent.name}, which stands before it now"
-        if its and self.state == "ranked":
-            text += f"; seeds {', '.join(its['seeds'])} on {self.verdict['machine']['processor']}"
         total = sum(draw.is_of(self.name, self.sha256) for draw in self.draws)
-        if its:
-            number = number_of_judging(self.verdict, self.name, self.draws)
-            text += f"; judging {number} of {max(number, total)} of this folder"
-        elif total:
-            text += f"; judgings without a verdict: {total}"
-        return text
-
-
-def whole_record(folder: Path) -> Record:
-    """Raises DataError of a submission.json that has not all of its fields."""
-    record = Record(folder)
-    if errors := schema_errors(record.submission, "submission"):
-        raise DataError(f"{folder / 'submission.json'}: {errors[0]}")
-    return record
+        if not its:
+            return [f"judgings without a verdict: {total}"] if total else []
+        found = []
+        if "gain" in its:
+            found.append(f"{its['gain']:.4f} below {its['beats']}, p {its['p']:.2g}")
+        if self.state == "ranked" and self.kind == "small" and self.incumbent:
+            found.append(f"too little below {self.incumbent.name}, which stands before it now")
+        if self.state == "ranked":
+            processor = self.verdict["machine"]["processor"]
+            found.append(f"seeds {', '.join(its['seeds'])} on {processor}")
+        number = number_of_judging(self.verdict, self.name, self.draws)
+        return [*found, f"judging {number} of {max(number, total)} of this folder"]
 
 
 def load_entries(track: Track) -> list[Entry]:
@@ -193,23 +223,8 @@ def load_entries(track: Track) -> list[Entry]:
     draws = tuple(read_draws(track.folder))
     entries = []
     for folder in track.records:
-        entries.append(Entry(whole_record(folder), verdicts.get(folder.name, {}), draws))
-    unknown = sorted(verdicts.keys() - {folder.name for folder in track.records})
-    if unknown:
-        raise DataError(f"{track.folder / 'verdicts.json'}: speaks of {unknown[0]}, which is no folder")
+        record = Record(folder)
+        if errors := schema_errors(record.submission, "submission"):
+            raise DataError(f"{folder / 'submission.json'}: {errors[0]}")
+        entries.append(Entry(record, verdicts.get(folder.name, {}), draws))
     return sorted(entries, key=lambda entry: entry.mean)
-
-
-def path_to_best(entries: list[Entry]) -> list[Entry]:
-    """The records that were the best of their time, in the order of their names: date, then name."""
-    path = []
-    for entry in sorted(entries, key=lambda one: one.name):
-        if entry.kind == "records" and (not path or entry.mean < path[-1].mean):
-            path.append(entry)
-    return path
-
-
-def best_and_path(chosen: list[Entry], entries: list[Entry]) -> list[Entry]:
-    """Of those that are chosen the BEST first ones and those on the path to the best, in their order."""
-    path = {entry.name for entry in path_to_best(entries)}
-    return [entry for at, entry in enumerate(chosen) if at < BEST or entry.name in path]

@@ -22,8 +22,6 @@ FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif'
 PAGE = Look("var(--paper)", "var(--quiet)", "var(--line)", "var(--link)", FONT)
 # a picture does not know its page: these have a contrast of about 4.3 with white and with black
 PICTURE = Look("none", "#737c87", "#737c8740", "#3374dd", "sans-serif")
-OTHER = "#bf6a12"
-MANY = [PICTURE.quiet, OTHER, "#2a8a3e", PICTURE.mark, "#b0509f"]  # as many lines of a picture
 
 
 def finished(chart: alt.LayerChart | alt.VConcatChart, look: Look = PAGE) -> dict:

@@ -13,12 +13,12 @@ from data.door import Command
 from data.files import file_sha256
 from data.hub import CARD, Repo, RepoContents
 from records.archive.hub import TOKENIZERS, fetch_artifact
-from records.archive.record import FILES, FOLDER, Record
+from records.archive.record import FILES, Record
 from records.archive.runs import SCRIPT
-from records.archive.tracks import DATA, tokenizer_path
-from records.archive.verdicts import PASSED, read_draws, read_verdicts
-from records.board.entries import Entry, whole_record
-from records.board.tables import cell, limits
+from records.archive.tracks import DATA, load_track, tokenizer_path
+from records.archive.verdicts import PASSED
+from records.board.entries import Entry, load_entries
+from records.board.tables import cell, limits, table
 
 # --- the card: the fields by which the hub shows scores, and a page ---------------------------------------
 
@@ -43,28 +43,18 @@ def metadata(entry: Entry, license_id: str) -> str:
 def card(entry: Entry, repo_id: str, license_id: str) -> str:
     """The whole README.md of the repo. A record that did not pass says so before anything else."""
     record = entry.record
-    verdict = f"The referee's verdict: {cell(entry.words)}."
-    if entry.state not in PASSED:
-        claims = "**This record did not pass.** The scores are its own claims."
-        verdict = f"{claims} Verdict: {cell(entry.words)}."
-    author, what, why = (cell(record.field(key)) for key in ("author", "what_changed", "why"))
+    what, why = (cell(record.field(name)) for name in ("what_changed", "why"))
+    claims = "**This record did not pass.** The scores are its own claims.\n\n"
+    warning = "" if entry.state in PASSED else claims
+    facts = entry.facts | {"track": f"{record.track.name}: {limits(record.track)}", "licence": license_id}
+    rows = [[name, cell(words)] for name, words in facts.items()]
     return f"""---
 {metadata(entry, license_id)}
 ---
 
 # {cell(entry.name)}: {entry.interval} bits per byte
 
-{verdict}
-
-| | |
-|---|---|
-| score | {entry.interval} bits per byte: the mean of {len(entry.scores)} seeds, 95 % confidence interval |
-| size | {record.total_bytes:,} bytes of code, settings and artifact, of {record.track["budget_bytes"]:,} |
-| track | {cell(record.track["title"])} (`{record.track.name}`): {limits(record.track)} |
-| dataset | `{record.track.dataset["name"]}` |
-| by | {author} |
-| licence | {cell(license_id)} |
-
+{warning}{table("what | value", rows)}
 What changed: {what}
 
 Why: {why}
@@ -88,10 +78,10 @@ python -m records verify hub:{repo_id}
 
 def load_entry(folder: Path) -> Entry:
     """A record with its verdict. Raises DataError of a folder that is no record."""
-    if not FOLDER.fullmatch(folder.name):
-        raise DataError(f"{folder}: expected a record's folder in its track's, <date>_<name>")
-    verdict = read_verdicts(folder.parent).get(folder.name, {})
-    return Entry(whole_record(folder), verdict, tuple(read_draws(folder.parent)))
+    for entry in load_entries(load_track(folder.parent)):
+        if entry.name == folder.name:
+            return entry
+    raise DataError(f"{folder}: expected a record's folder in its track's, <date>_<name>")
 
 
 def files_of(record: Record, data: Path, there: RepoContents) -> dict[str, Path]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from data.command import shell
 from records.archive.tracks import ReferenceCompressor, Track
 from records.archive.verdicts import read_draws
-from records.board.entries import Entry, best_and_path
+from records.board.entries import Entry
 
 ESCAPED = {sign: "\\" + sign for sign in "\\`*_[]|#!"} | {"<": "&lt;", ">": "&gt;"}
 HEAD = "rank | record | by | date | bits per byte | bytes | dataset | what changed | beats | verdict"
@@ -37,21 +37,16 @@ def row(rank: str, entry: Entry, root: Path) -> list[str]:
 
 
 def section(kind: str, entries: list[Entry], root: Path) -> str:
-    """Of the entries of a kind the ten best, and those on the path to the best of all. Empty without any."""
+    """The entries of a kind. Empty without any."""
     chosen = [entry for entry in entries if entry.kind == kind]
-    if not chosen:
-        return ""
-    shown = best_and_path(chosen, entries)
-    ranks = {entry.name: str(place) for place, entry in enumerate(chosen, 1) if kind == "records"}
-    rows = [row(ranks.get(entry.name, ""), entry, root) for entry in shown]
-    left = len(chosen) - len(shown)
-    more = f"\n{left} more: `python -m records board --html site` shows all.\n" if left else ""
-    return TITLES[kind] + table(HEAD, rows) + more
+    ranked = kind == "records"
+    rows = [row(str(place) if ranked else "", entry, root) for place, entry in enumerate(chosen, 1)]
+    return TITLES[kind] + table(HEAD, rows) if rows else ""
 
 
 def limits(track: Track) -> str:
     """Machine, operations, seconds and bytes in words."""
-    flops = f"{track['train_flops']:.0e} operations in " if track.counts_flops else ""
+    flops = f"{track['train_flops']:g} operations in " if track.counts_flops else ""
     seconds = f"{track['train_seconds']:g} s at most"
     return f"{track['hardware']}; {flops}{seconds}, {track['budget_bytes']:,} bytes"
 

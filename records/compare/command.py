@@ -122,13 +122,12 @@ def text(its: Comparison, colour: bool) -> Iterator[str]:
 def page(its: Comparison) -> bytes:
     """The same and curves, as one HTML document."""
     # charts, which a table need not load
-    from records.board.curves import curves_of
+    from records.board.curves import draw_curves
     from records.board.documents import render
 
-    curves = curves_of([("base", its.base), ("new", its.new)])
     return render(
         "comparison.html",
-        {"curves": curves.spec},
+        {"curves": draw_curves([("base", its.base), ("new", its.new)])},
         its=its,
         before="\n".join(map(printable, before_the_table(its))),
         behind="\n".join(map(printable, behind_the_table(its))),
@@ -136,7 +135,6 @@ def page(its: Comparison) -> bytes:
         head=HEAD,
         rows=[cells(found) for found in its.rows],
         classes=[found.verdict if found.verdict in COLOURS else "quiet" for found in its.rows],
-        curves=curves,
     )
 
 

@@ -1,16 +1,11 @@
-"""What a track's folder says of its text: hashes and sizes, and what well-known compressors need for it.
+"""A track: its rules with the hashes of its text, and what well-known compressors need for that text.
 
     python -m records track new records/track_NAME --dataset TinyStories_sp1024 --operations 1e13 \\
         --budget-bytes 500000                                        write the track.json of a new track
-    python -m records track fill records/track_10min_16mb            write the nulls of its track.json
     python -m records track compressors records/track_floppy          measure compressors and print the rows
     python -m records track compressors records/track_floppy --write  and keep them for the board
-
-`new` takes a text that is here, and all other rules from another track. `fill` reads all shards and
-tokenizers of the track that are here. What track.json says already stays as it is, and must be what they say.
 """
 
-import copy
 import hashlib
 import json
 import re
@@ -23,7 +18,7 @@ from data import check, shards
 from data.command import DataError, UsageError, say, shell
 from data.door import Commands, Number
 from data.files import sha256, write_whole
-from records.archive.tracks import DATA, RECORDS, REFERENCE, ReferenceCompressor, load_track
+from records.archive.tracks import DATA, RECORDS, REFERENCE, ReferenceCompressor, Track, load_track
 from records.referee.compressors import measure, training_text
 from records.referee.text import decode, validation_text
 
@@ -43,13 +38,10 @@ def main() -> None:
 # --- what track.json says of a dataset --------------------------------------------------------------------
 
 
-def read_facts(data: Path, dataset: str, tokenizer_name: str) -> tuple[dict, dict]:
-    """A dataset's facts by their names in track.json: of the text, and of its tokens.
-
-    Every shard is checked first. Raises DataError.
-    """
-    folder = data / "datasets" / dataset
-    say(f"{dataset}: reading all shards of {folder}")
+def read_dataset(data: Path, name: str, tokenizer_name: str) -> dict:
+    """A dataset as track.json has it, but for its second text. All shards are checked. Raises DataError."""
+    folder = data / "datasets" / name
+    say(f"{name}: reading all shards of {folder}")
     tokenizer = shards.Tokenizer(data / "tokenizers" / tokenizer_name)
     val, train = shards.find_shards(folder)
     headers = {path: shards.read_header(path) for path in train + val}
@@ -66,113 +58,113 @@ def read_facts(data: Path, dataset: str, tokenizer_name: str) -> tuple[dict, dic
     for _, part in shards.documents(train, tokenizer.bos_id):
         document = decode(tokenizer.processor, part).documents[0]
         documents.update(hashlib.sha256(document).digest())
-    of_text = {
-        "val_sha256": text.sha256,
-        "train_sha256": documents.hexdigest(),
-        "val_bytes": text.bytes,
-    }
-    of_tokens = {
+    vocabulary = {
+        "name": name,
+        "tokenizer": tokenizer_name,
         "tokenizer_sha256": tokenizer.sha256.hex(),
         "val_tokens": len(tokens) - 1,  # all but the first are scored
         "logged_val_sha256": sha256(tokens),
         "logged_train_sha256": logged.hexdigest(),
     }
-    return of_text, of_tokens
+    return {
+        "val_sha256": text.sha256,
+        "train_sha256": documents.hexdigest(),
+        "val_bytes": text.bytes,
+        "vocabularies": [vocabulary],
+    }
 
 
 # --- new --------------------------------------------------------------------------------------------------
 
+FLOPPY_BYTES = 1_200_000  # what the preset floppy needs
+NEXT = """Next: train each seed, make a record of them, judge it (this trains fresh seeds), show it:
+  {train}
+  python -m records freeze logs/first-* --track {name} --name First --author ME --what "..." --why "..."
+  python -m records verify {folder}/*_First --every-seed --write
+  python -m records judge {folder}/*_First --write
+  python -m records board
+The preset floppy needs 1,200,000 bytes, minute 600,000. For fewer, lower MODEL_DIM.
+Then commit records/, or open a pull request with {folder}/track.json, and then one with the record.
+So that others get the text:
+  {share}"""
+
+
+def refuse_place(folder: Path, records: Path) -> None:
+    """Raises UsageError of a track's folder that is no new one in records/."""
+    if (folder / TRACK).exists():
+        raise UsageError(f"{folder}: exists already; edit {folder / TRACK}, or choose another name")
+    if folder.resolve().parent != records.resolve() or not re.fullmatch("track_[a-z0-9_]+", folder.name):
+        named = shell(records / "track_tales")
+        raise UsageError(f"{folder}: a track is a folder such as {named}, of a-z, 0-9 and _")
+
+
+def tokenizer_of(folder: Path, like: Track) -> str:
+    """The file in data/tokenizers of a dataset. Raises DataError."""
+    if manifest := shards.load_manifest(folder):
+        return Path(manifest["tokenizer"]["file"]).name
+    named = {one["name"]: one["tokenizer"] for one in like["dataset"]["vocabularies"]}
+    if folder.name not in named:
+        make = "python -m data prepare text FILE --name NAME makes one"
+        raise DataError(f"{folder}: holds no manifest.json, expected a dataset; {make}")
+    return named[folder.name]
+
+
+def training_command(track: Track, dataset: Path) -> str:
+    """A shell's line that trains all seeds of a first record within the track's limits."""
+    preset = "floppy" if track["budget_bytes"] >= FLOPPY_BYTES else "minute"
+    settings = {
+        "PRESET": "10min_16mb" if track["device"] == "cuda" else preset,
+        "DATA_PATH": shell(dataset),
+        "BUDGET_BYTES": track["budget_bytes"],
+        "CODE_BYTES": track["code_bytes"],
+    }
+    limit = "train_flops" if track.counts_flops else "train_seconds"
+    settings["MAX_FLOPS" if track.counts_flops else "MAX_WALLCLOCK_SECONDS"] = track[limit]
+    words = " ".join(f"{name}={value}" for name, value in settings.items())
+    launch = ""
+    if "devices" in track.rules:
+        launch = f" -m torch.distributed.run --standalone --nproc_per_node={track.devices}"
+    seeds = " ".join(map(str, track["seeds"]))
+    return f"for seed in {seeds}; do SEED=$seed RUN_ID=first-$seed {words} python{launch} train_gpt.py; done"
+
 
 @main.command()
-@click.argument("folder", type=Path, metavar="TRACK_FOLDER")
-@click.option("--dataset", required=True, metavar="NAME", help="of data/datasets, made by `data prepare`")
-@click.option("--operations", type=Number(0, min_open=True), required=True, help="of a run's training")
-@click.option("--budget-bytes", type=click.IntRange(1), required=True, help="of artifact and code")
-@click.option("--title", help="[default: operations, bytes and text in words]")
+@click.argument("folder", type=Path, metavar="records/track_NAME")
+@click.option("--dataset", required=True, metavar="NAME", help="of data/datasets")
+@click.option("--operations", type=Number(1), help="of a run's training  [default: as --like]")
+@click.option("--budget-bytes", type=click.IntRange(1), help="of a record  [default: as --like]")
 @click.option("--like", type=Path, default=RECORDS / "track_floppy", help="the track with all other rules")
+@click.option("--records", type=Path, default=RECORDS, help="folder of the tracks")
 @of_data
 def new(
     folder: Path,
     dataset: str,
-    operations: float,
-    budget_bytes: int,
-    title: str | None,
+    operations: float | None,
+    budget_bytes: int | None,
     like: Path,
+    records: Path,
     data: Path,
 ) -> int:
     """Write the track.json of a new track, with the hashes of a text that is here."""
-    if not re.fullmatch("track_[a-z0-9_]+", folder.name) or (folder / TRACK).exists():
-        raise UsageError(f"{folder}: expected a new folder with a name like records/track_tales")
+    refuse_place(folder, records)
+    model = load_track(like)
     place = data / "datasets" / dataset
-    manifest = shards.load_manifest(place)
-    if manifest is None:
-        raise DataError(f"{place}: holds no manifest.json, expected what data prepare makes")
-    tokenizer = Path(manifest["tokenizer"]["file"]).name
-    of_text, of_tokens = read_facts(data, dataset, tokenizer)
-    vocabulary = {"name": dataset, "tokenizer": tokenizer} | of_tokens
-    second = "demo" if manifest["name"] == "demo" else None
-    rules = load_track(like).rules | {
-        "title": title or f"{operations:g} operations, {budget_bytes:,} bytes, {manifest['name']}",
-        "train_flops": int(operations),
-        "budget_bytes": budget_bytes,
-        "artifact_below": budget_bytes + 1,
-        "dataset": of_text | {"second": second, "vocabularies": [vocabulary]},
+    facts = read_dataset(data, dataset, tokenizer_of(place, model))
+    same_text = facts["val_sha256"] == model["dataset"]["val_sha256"]
+    rules = model.rules | {
+        "title": folder.name.removeprefix("track_").replace("_", " ").capitalize(),
+        "budget_bytes": budget_bytes or model["budget_bytes"],
+        "dataset": facts | {"second": model["dataset"]["second"] if same_text else None},
     }
+    if operations:
+        rules["train_flops"] = int(operations)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / TRACK, rules)
-    load_track(folder)
-    say(f"{folder / TRACK}: written, with all other rules of {like.name}")
-    what = json.loads((RECORDS / "schema.json").read_text())["$defs"]["track"]["properties"]
-    for name in ("train_seconds", "eval_seconds", "min_gain_bpb", "noise_bpb", "alpha", "seeds"):
-        say(f"  {name}: {rules[name]}  {what[name].get('description', '')}".rstrip())
-    if "origin" in manifest:
-        same = shell("python", "-m", "data", "prepare", manifest["origin"])
-        say(f"others make its text by: {same}, with the options of its manifest.json")
-    return 0
-
-
-# --- fill -------------------------------------------------------------------------------------------------
-
-
-def put(place: dict, facts: dict, folder: Path) -> None:
-    """Give nulls their values. Raises DataError where another value stands already."""
-    for name, value in facts.items():
-        if place[name] is None:
-            place[name] = value
-            say(f"{name}: {value}")
-        elif place[name] != value:
-            raise DataError(
-                f"{folder}: {name} is {value}, the track's is {place[name]}: "
-                "this is another text, or some of its shards are not here"
-            )
-
-
-@main.command()
-@click.argument("folder", type=Path, metavar="TRACK_FOLDER")
-@of_data
-def fill(folder: Path, data: Path) -> int:
-    """Write the nulls of a track.json from the shards that are here."""
-    track = load_track(folder)
-    rules = copy.deepcopy(track.rules)
-    dataset = rules["dataset"]
-    here = []
-    for vocabulary in dataset["vocabularies"]:
-        place = data / "datasets" / vocabulary["name"]
-        if any(place.glob("*.bin")):
-            here.append(place)
-            of_text, of_tokens = read_facts(data, place.name, vocabulary["tokenizer"])
-            put(dataset, of_text, place)
-            put(vocabulary, of_tokens, place)
-        else:
-            say(f"{place.name}: left as it is, since {place} holds no shards")
-    if not here:
-        raise DataError(f"{data}: holds the shards of no dataset of the track; --data names the folder")
-    path = track.folder / TRACK
-    if rules == track.rules:
-        say(f"{path}: says all of this already")
-    else:
-        write_json(path, rules)
-        say(f"{path}: written")
+    say(f"{folder / TRACK}: written, with all other rules of {model.name}")
+    say("Until a record is judged, any rule may be edited there; records/schema.json says what each means.")
+    share = shell("python", "-m", "data", "publish", place, "--to", "USER/NAME")
+    train = training_command(load_track(folder), place)
+    say(NEXT.format(train=train, name=folder.name, folder=shell(folder), share=share))
     return 0
 
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from records.board import pictures
 from records.campaign import command, report, variants
 from tests.kit import helpers, record_kit
 from tests.kit.campaign_kit import NARROW, SMEAR, STAND_IN, Place, committed, idea, rows_of, wait_until
@@ -233,9 +232,6 @@ def test_settings_grow_with_the_operations_and_the_fit_is_that_of_the_scores(pla
     assert gains == {"half": "fades", "rising": "fades"}
     written = json.loads(place.file.with_suffix(".json").read_text())
     assert written["arms"]["half"]["scores"]["0.01"] == {"1": round(5000 * 10**0.5) + 0.001}
-    drawn = pictures.scaling_fit(written)["datasets"]["means"]
-    flops = [row["flops"] for row in drawn if row["name"] == "half"]
-    assert flops == [written["flops"] * share for share in budgets]
     place.write(base="new", seeds=[1], new=NARROW)
     assert "a line takes runs at 3 budgets" in refused(place.run("--law", code=3))  # its name until --scaling
 

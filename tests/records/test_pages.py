@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from records.__main__ import main as records
-from records.archive.metrics import find_runs
 from records.archive.tracks import NOTHING, TRAINING, ReferenceCompressor, load_track
 from records.archive.verdicts import folder_sha256
-from records.board import curves, documents, entries, ladder, pictures, site, tables
+from records.board import documents, entries, ladder, site
 from tests.kit.helpers import ROOT
 from tests.kit.metrics_kit import edit_events, write_run
 
@@ -38,30 +37,10 @@ def compared(base, new, page: Path) -> int:
     return records(["compare", "--base", *sides[0], "--new", *sides[1], "--html", str(page)])
 
 
-def specs_of(path: Path) -> dict[str, dict]:
-    """The charts of a page by name."""
-    found = re.findall(r'<script type="application/json" id="spec-([^"]+)">(.*)</script>', path.read_text())
-    return {name: json.loads(text) for name, text in found}
-
-
 def curves_in(path: Path, quantity: str) -> list[dict]:
     """The curves of a panel, one of each run."""
-    return [row for row in specs_of(path)["curves"]["datasets"]["curves"] if row["quantity"] == quantity]
-
-
-def test_buckets_have_their_mean_and_all_extremes(tmp_path):
-    """Of a long run; a short one has all of its values. Tables begin and end where their curves do."""
-    long, short = (find_runs(write_run(tmp_path / f"run{steps}", 1, steps))[0] for steps in (10_000, 40))
-    losses = long.table["train_loss"]
-    losses[1234], losses[7777] = 50.0, -50.0
-    loss, bpb, *_ = curves.QUANTITIES
-    found = curves.in_buckets(long, loss, 100)
-    assert len(found["value"]) == 100 and max(found["high"]) == 50 and min(found["low"]) == -50
-    assert found["value"][0] == pytest.approx(losses[:100].mean(), rel=1e-4) and found["step"][0] == 51
-    assert curves.in_buckets(short, loss, 100)["step"] == [*range(1, 41)]
-    rows = curves.curves_of([("base", [long]), ("new", [short])]).tables[bpb.title]
-    assert [rows[0][:2], rows[-1][:2]] == [["base run10000", "2,000"], ["new run40", "40"]]
-    assert rows[-1][2] == f"{short.vals[-1]['val_bpb']:.5g}"
+    text = re.search(r'<script type="application/json" id="spec-curves">(.*)</script>', path.read_text())[1]
+    return [row for row in json.loads(text)["datasets"]["curves"] if row["quantity"] == quantity]
 
 
 def test_markdown_of_others_is_no_program():
@@ -77,7 +56,6 @@ def test_losses_that_are_not_finite_make_a_gap(tmp_path):
     run = edit_events(write_run(tmp_path / "a", steps=20), fail)
     compared([run], [run], tmp_path / "page.html")
     assert curves_in(tmp_path / "page.html", "loss")[0]["value"][19] is None
-    assert "not finite" in (tmp_path / "page.html").read_text()
 
 
 def some_records(root: Path, *names: str) -> Path:
@@ -93,40 +71,12 @@ def some_records(root: Path, *names: str) -> Path:
     return track
 
 
-def test_the_pictures_of_the_readme_are_of_the_records_that_are_here(tmp_path, capsys):
-    assert records(["pictures", "--check"]) == 0
+def test_pictures_of_other_records_are_not_up_to_date(tmp_path, capsys):
     some_records(tmp_path, "2026-11-22_Par")
     shutil.copytree(ROOT / "records/images", tmp_path / "images")
-    assert records(["pictures", "--check", "--records", str(tmp_path)]) == 1
-    assert "ladder.svg: is not up to date" in capsys.readouterr().out
-
-
-@pytest.fixture(scope="module")
-def many_entries():
-    """Thirty records of one track, a day each; every third was the best of its time."""
-    par = entries.Record(FLOPPY / "2026-11-22_Par")
-    verdict = {"verdict": "pass", "date": "2026-12-01", "sha256": folder_sha256(par.path), "failed": []}
-    verdict["retrained"] = {"date": "2026-12-01", "by": "x", "processor": "y", "what": "seed 1: came back"}
-    made = []
-    for at in range(30):
-        score = 1.5 - 0.01 * (at // 3) + (0.2 if at % 3 else 0.0)
-        submission = par.submission | {"claim": "record", "scores": {"1337": score, "1338": score + 0.001}}
-        record = entries.Record(par.path, frozen_as=f"2026-12-{at + 1:02}_Idea{at}")
-        record.__dict__["submission"] = submission
-        made.append(entries.Entry(record, verdict))
-    return sorted(made, key=lambda entry: entry.record.mean)
-
-
-def test_of_many_records_the_readme_shows_the_ten_best_and_the_path(many_entries):
-    text = tables.tables(load_track(FLOPPY), many_entries)
-    ranks = [int(found) for found in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)]
-    path = entries.path_to_best(many_entries)
-    assert [entry.short_name for entry in path] == [f"Idea{at}" for at in range(0, 30, 3)]
-    assert ranks[:10] == [*range(1, 11)] and "20 more: `python -m records board --html site`" in text
-    worst_first = entries.best_and_path(many_entries[::-1], many_entries)
-    assert worst_first[10:] == path and worst_first[:10] == many_entries[:19:-1]
-    drawn = pictures.ladder_of_best(many_entries, [])["datasets"]["records"]
-    assert [row["name"] for row in drawn] == [entry.short_name for entry in path]
+    (tmp_path / "README.md").write_text("<!-- board -->\n<!-- /board -->\n")
+    assert records(["board", "--check", "--records", str(tmp_path)]) == 1
+    assert f"{tmp_path}/images/ladder.svg: is not up to date: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -143,36 +93,39 @@ def test_only_too_little_gain_is_called_so(failed, more, kind):
     assert entries.Entry(record, verdict | more).kind == kind
 
 
-def test_a_record_s_page_shows_what_changed_in_its_script():
-    """From the two scripts, the changed lines alone; a script that stands first has none."""
-    first, *_, last = sorted(entries.load_entries(load_track(FLOPPY)), key=lambda one: one.name)
-    assert site.script_changes(first) == ""
-    head, other, *changes = site.script_changes(last).splitlines()
-    names = [last.incumbent.name, last.name]
+def test_the_best_record_s_page_has_its_diff_and_the_judge_s_scores_beside_its_own():
+    """The diff has the changed lines alone; a script that stands first has none."""
+    board = sorted(entries.load_entries(load_track(FLOPPY)), key=lambda one: one.mean)
+    first, best = min(board, key=lambda one: one.name), board[0]
+    assert site.script_changes(first) == []
+    head, other, *changes = site.script_changes(best)
+    names = [best.incumbent.name, best.name]
     assert [head, other] == [f"{sign} {name}/train_gpt.py" for sign, name in zip(("---", "+++"), names)]
-    before, after = (one.script.decode().splitlines() for one in (last.incumbent.record, last.record))
+    before, after = (one.script.decode().splitlines() for one in (best.incumbent.record, best.record))
     added, removed = ([line[1:] for line in changes if line[0] == sign] for sign in "+-")
     assert added and {*added} <= {*after} and {*removed} <= {*before}
     assert len(after) - len(before) == len(added) - len(removed)
+    rows = site.scores(best)
+    assert [row[1] for row in rows] == ["the judge"] * 3 + ["its author"] * 3
+    scores = [*best.judged.values()], best.record.scores
+    expected = [its["score"] for its in scores[0]] + [scores[1][seed] for seed in sorted(scores[1])]
+    assert [row[2] for row in rows] == [f"{score:.6f}" for score in expected]
+    page = site.record_page(best).decode()
+    assert all(f"<bdi>{text}</bdi>" in page for row in rows for text in row)
+    assert f"records sample records/track_floppy/{best.name} --prompt" in page
+    assert site.excerpt(first.record).startswith("def read_file(path):")
 
 
-@pytest.mark.parametrize(
-    ("built_on", "before", "shown"),
-    [
-        ("2026-11-22_Preset", "2026-11-22_Preset", ("2026-11-22_Preset", "2026-11-22_Preset.html")),
-        ("2020-01-01_Gone", "2026-11-22_Rung3-SlidingWindow", "2020-01-01_Gone"),
-    ],
-)
-def test_a_record_that_is_built_on_another_is_held_against_that(built_on, before, shown):
+@pytest.mark.parametrize("built_on", ["2026-11-22_Preset", "2020-01-01_Gone"])
+def test_a_record_that_is_built_on_another_is_held_against_that(built_on):
     """One that names no folder of the track is held against the record before it."""
+    before = built_on if (FLOPPY / built_on).exists() else "2026-11-22_Rung3-SlidingWindow"
     record = entries.Record(FLOPPY / "2026-11-22_Rung4-Lessons")
     record.submission.update(built_on=built_on, idea_from="<b>Ada</b>")
     entry = entries.Entry(record, {})
-    assert entry.before.name == before
-    assert {"built on": shown, "idea from": "<b>Ada</b>"}.items() <= dict(site.facts(entry)).items()
     page = site.record_page(entry).decode()
     assert "&lt;b&gt;Ada" in page and f"--- {before}/train_gpt.py" in page
-    assert f"Built on {built_on}." in entry.cells["what changed"]
+    assert f"<bdi>{built_on}</bdi>" in page and f" Built on {built_on}." in entry.cells["what changed"]
 
 
 def test_names_of_compressors_that_lie_near_stand_together():
@@ -258,25 +211,10 @@ def drawn(tab) -> int:
     return tab.evaluate(f"{FRAME}.then(() => document.querySelectorAll('.chart .mark-line path[d]').length)")
 
 
-CHANNELS = "(text) => text.match(/[0-9.]+/g).slice(0, 3).map(Number)"
-CONTRAST = f"""() => {{
-    const light = (color) => {{
-        const [r, g, b] = ({CHANNELS})(color).map((one) => one / 255)
-            .map((one) => (one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4));
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-    }};
-    const paper = light(getComputedStyle(document.body).backgroundColor);
-    return [...document.querySelectorAll(".chart svg text")].map((text) => {{
-        const both = [light(getComputedStyle(text).fill), paper].sort();
-        return (both[1] + 0.05) / (both[0] + 0.05);
-    }});
-}}"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme, width", SHAPES)
 def test_every_page_opens_from_disk_and_shuts_nobody_out(browser, big_page, site_folder, scheme, width):
-    """axe does not look into charts: their letters have the contrast that it asks of others, on paper too."""
+    """axe does not look into charts; their letters have the colours of the page's quiet text."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
     for path in (big_page, site_folder / "index.html", *sorted(site_folder.glob("*/*.html"))):
         with opened(browser, path, scheme, width) as tab:
@@ -285,10 +223,6 @@ def test_every_page_opens_from_disk_and_shuts_nobody_out(browser, big_page, site
             found = axe.Axe().run(tab).response["violations"]
             grave = [one for one in found if one["impact"] in ("serious", "critical")]
             assert [(one["id"], one["nodes"][0]["html"][:200]) for one in grave] == [], path.name
-            for media in ("screen", "print"):
-                tab.emulate_media(media=media, color_scheme=scheme)
-                letters = tab.evaluate(CONTRAST)
-                assert len(letters) >= 21 * (path == big_page) and min(letters, default=9) >= 4.5, media
 
 
 @pytest.mark.slow
@@ -318,7 +252,9 @@ def test_names_of_others_are_never_markup_or_program(browser, tmp_path):
 @pytest.mark.slow
 def test_ten_long_runs_are_small_and_whole(big_page):
     assert big_page.stat().st_size < PROGRAM_BYTES + 1_000_000
-    assert sum(max(row["high"]) > 40_000 for row in curves_in(big_page, "time")) == 2
+    times, losses = (curves_in(big_page, quantity) for quantity in ("time", "loss"))
+    assert sum(max(row["high"]) > 40_000 for row in times) == 2, "a bucket has its extremes"
+    assert [len(row["value"]) for row in losses] == [100] * 10 and losses[0]["step"][0] == 51
 
 
 @pytest.mark.slow
@@ -347,12 +283,7 @@ def test_runs_axes_and_zoom(browser, big_page):
         tab.mouse.wheel(0, -300)
         tab.keyboard.up("Control")
         tab.wait_for_timeout(200)
-        near = places(tab)
-        assert near != steps
-        tab.mouse.down()
-        tab.mouse.move(area["x"] + 0.4 * area["width"], area["y"] + 0.2 * area["height"], steps=5)
-        tab.mouse.up()
-        assert places(tab) != near
+        assert places(tab) != steps
         tab.mouse.dblclick(area["x"] + 0.5 * area["width"], area["y"] + 0.2 * area["height"])
         tab.wait_for_timeout(200)
         assert sorted(places(tab)) == sorted(steps), "Vega draws labels that come back after the others"

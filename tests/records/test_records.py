@@ -672,7 +672,7 @@ def test_the_board_shows_what_was_verified(author, tmp_path):
         record_draw(tmp_path / TRACK, Draw(name, name, "t", "0123abcd", "2025-11-22", "Bob", seeds))
     text = board()
     assert "| 1 | [Good]" in text and "| 1.5000 ± " in text, "the scores of the judge"
-    assert "by referee 0123abcd; seeds 77, 78 on " in text
+    assert "by an earlier referee; seeds 77, 78 on " in text
     assert "; judging 2 of 2 of this folder" in text
     assert "; judgings so far: 3, of folders: 2\n" in text, "also of what is gone"
     for name, stale in (("README.md", False), ("submission.json", True)):

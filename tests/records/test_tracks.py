@@ -4,18 +4,18 @@ The sizes of these come from real round trips, also after the training text; the
 """
 
 import bz2
-import hashlib
 import json
 import lzma
+import re
 import shutil
+import subprocess
+import sys
 import zlib
 from dataclasses import replace
 from pathlib import Path
 
 import brotli
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from data.command import DataError
 from records.archive.checks import VerifierError
@@ -29,11 +29,8 @@ from tests.kit.data_kit import call
 from tests.kit.data_kit import refused as one_line
 from tests.kit.record_kit import edit_json
 
-HERE = [compressors.ZLIB, compressors.BZIP2, compressors.BROTLI, compressors.XZ, compressors.PPMD]
-HERE += [compressors.zstd(), compressors.zstd(b"what the reader has")]
 sandboxed = pytest.mark.sandbox
 bounded = pytest.mark.cgroups
-needs_zpaq = pytest.mark.skipif(not shutil.which("zpaq"), reason="no zpaq: apt-get install zpaq")
 
 
 @pytest.fixture(scope="module")
@@ -69,103 +66,63 @@ def track(kit, written, tmp_path):
     return tmp_path / "track_tiny"
 
 
-# --- new and fill -----------------------------------------------------------------------------------------
+# --- new --------------------------------------------------------------------------------------------------
 
 
-def test_a_new_track_asks_for_what_nobody_else_knows(tmp_path):
-    """Operations, bytes and a text; the rest is another track's. It is a whole track then."""
-    source = data_kit.write_jsonl(tmp_path / "mine.jsonl", helpers.documents(200, 3))
-    options = ("--name", "mine", "--vocab-size", 400, "--val-docs", 20, "--root", tmp_path)
+@pytest.fixture(scope="module")
+def tales(tmp_path_factory):
+    """The folder data/ with somebody's own text, and its manifest."""
+    root = tmp_path_factory.mktemp("tales")
+    source = data_kit.write_jsonl(root / "tales.jsonl", helpers.documents(200, 3))
+    options = ("--name", "tales", "--vocab-size", 400, "--val-docs", 20, "--root", root)
     call("data", "prepare", "text", source, *options)
-    limits = ["--operations", "1e12", "--budget-bytes", 40_000]
-    words = ["--data", tmp_path / "data", *limits, "--dataset", "mine_sp400"]
-    folder = tmp_path / "track_mine"
-    said = call("records", "track", "new", folder, *words)
+    manifest = json.loads((root / "data/datasets/tales_sp400/manifest.json").read_text())
+    return root / "data", manifest
+
+
+def new_track(folder, data, *more, code=0, records=None):
+    words = ("--dataset", "tales_sp400", "--data", data, "--records", records or folder.parent)
+    return call("records", "track", "new", folder, *words, *more, code=code)
+
+
+def test_a_new_track_has_its_text_its_limits_and_the_rules_of_another(tales, tmp_path):
+    """It ends with a command that trains within these limits, which the script takes as it is."""
+    data, manifest = tales
+    folder = tmp_path / "track_my_tales"
+    said = new_track(folder, data, "--operations", "15e11", "--budget-bytes", 40_000)
     assert f"{folder}/track.json: written, with all other rules of track_floppy" in said
     made, like = load_track(folder), load_track(helpers.ROOT / "records/track_floppy")
-    manifest = json.loads((tmp_path / "data/datasets/mine_sp400/manifest.json").read_text())
-    assert made.dataset["val_sha256"] == manifest["val_sha256"]
-    assert (made["train_flops"], made["budget_bytes"], made["alpha"]) == (10**12, 40_000, like["alpha"])
-    before = (folder / "track.json").read_text()
-    assert "says all of this already" in call("records", "track", "fill", folder, "--data", tmp_path / "data")
-    assert "expected a new folder" in one_line(call("records", "track", "new", folder, *words, code=2))
-    assert (folder / "track.json").read_text() == before
-    other = tmp_path / "track_b"
-    words[-1] = "gone_sp400"
-    assert "holds no manifest" in one_line(call("records", "track", "new", other, *words, code=3))
-    assert not other.exists()
+    assert made["title"] == "My tales", "no number that a rule may change"
+    assert (made["train_flops"], made["budget_bytes"]) == (15 * 10**11, 40_000)
+    assert all(made[name] == like[name] for name in ("alpha", "seeds", "artifact_below"))
+    val = manifest["files"][0]
+    expected = {name: manifest[name] for name in ("val_sha256", "train_sha256")}
+    expected |= {"val_bytes": val["bytes"], "val_tokens": val["tokens"] - 1, "second": None}
+    expected |= {"tokenizer_sha256": manifest["tokenizer"]["sha256"]}
+    assert expected.items() <= made.dataset.items()
+    (line,) = re.findall("^  (for seed .*; done)$", said, re.MULTILINE)
+    line = line.replace("1337 1338 1339", "1337").replace(" python ", f" DRY_RUN=1 {sys.executable} ")
+    done = subprocess.run(["bash", "-c", line], cwd=helpers.ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "BUDGET_BYTES=40000" in done.stdout and "MAX_FLOPS=1500000000000 " in done.stdout
 
 
-OF_TEXT = ("val_sha256", "train_sha256", "val_bytes")
-OF_TOKENS = ("tokenizer_sha256", "val_tokens", "logged_val_sha256", "logged_train_sha256")
-
-
-def clear(rules, here=lambda name: True):
-    """What a track says before its datasets were ever here."""
-    rules["dataset"].update(dict.fromkeys(OF_TEXT))
-    for one in rules["dataset"]["vocabularies"]:
-        one.update(dict.fromkeys(OF_TOKENS) if here(one["name"]) else {})
-
-
-def fill(folder, data, code=0):
-    return call("records", "track", "fill", folder, "--data", data, code=code)
-
-
-@pytest.fixture
-def empty(kit, tmp_path):
-    """A copy of the tiny track whose track.json has nulls."""
-    folder = tmp_path / "track_tiny"
-    folder.mkdir()
-    shutil.copy(kit[0] / "records/track_tiny/track.json", folder)
-    edit_json(folder / "track.json", clear)
-    return folder
-
-
-def test_nulls_get_what_the_shards_say_and_nothing_else_changes(kit, empty):
-    root, corpus = kit
-    before = json.loads((empty / "track.json").read_text())
-    said = fill(empty, root / "data")
-    assert "tiny_sp260: left as it is" in said
-    now = json.loads((empty / "track.json").read_text())
-    expected = json.loads((root / "records/track_tiny/track.json").read_text())["dataset"]
-    texts = [hashlib.sha256(text.encode()).digest() for text in corpus.texts["train"]]
-    expected["train_sha256"] = hashlib.sha256(b"".join(texts)).hexdigest()
-    assert {name: now["dataset"][name] for name in OF_TEXT} == {name: expected[name] for name in OF_TEXT}
-    left, filled = now["dataset"]["vocabularies"]
-    assert filled == expected["vocabularies"][1] and left == before["dataset"]["vocabularies"][0]
-    clear(now)
-    assert now == before
-    written = (empty / "track.json").stat()
-    assert "says all of this already" in fill(empty, root / "data")
-    assert (empty / "track.json").stat() == written
-
-
-@pytest.mark.slow
-def test_the_floppy_s_values_come_back(tmp_path):
-    """Byte for byte, for the vocabularies whose shards are here."""
-    committed = helpers.ROOT / "records/track_floppy/track.json"
-    here = [path.name for path in (helpers.ROOT / "data/datasets").glob("demo_*")]
-    if not here:
-        pytest.skip("no demo corpus: python -m data prepare demo")
-    shutil.copy(committed, tmp_path)
-    edit_json(tmp_path / "track.json", lambda rules: clear(rules, here.__contains__))
-    fill(tmp_path, helpers.ROOT / "data")
-    assert (tmp_path / "track.json").read_bytes() == committed.read_bytes()
-
-
-@pytest.mark.parametrize("name", [*OF_TEXT, *OF_TOKENS])
-def test_another_value_is_never_written_over(kit, empty, name):
-    other = 7 if name in ("val_bytes", "val_tokens") else "ab" * 32
-
-    def change(rules):
-        place = rules["dataset"] if name in OF_TEXT else rules["dataset"]["vocabularies"][1]
-        place[name] = other
-
-    edit_json(empty / "track.json", change)
-    before = (empty / "track.json").read_bytes()
-    line = one_line(fill(empty, kit[0] / "data", code=3))
-    assert f": {name} is " in line and f", the track's is {other}: " in line
-    assert (empty / "track.json").read_bytes() == before and len([*empty.iterdir()]) == 1
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("records/track_here", "exists already; edit "),
+        ("records/tales", "a track is a folder such as "),
+        ("track_tales", "a track is a folder such as "),
+        ("records/more/track_tales", "a track is a folder such as "),
+    ],
+)
+def test_a_new_track_is_a_new_folder_of_records(tales, tmp_path, name, words):
+    root = tmp_path / "records"
+    (root / "track_here").mkdir(parents=True)
+    (root / "track_here/track.json").write_text("{}")
+    before = sorted(tmp_path.rglob("*"))
+    assert words in one_line(new_track(tmp_path / name, tales[0], code=2, records=root))
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def damage(path):
@@ -177,21 +134,19 @@ def damage(path):
 @pytest.mark.parametrize(
     "harm, words",
     [
-        (lambda data: damage(data / "datasets/tiny_sp400/tiny_train_000001.bin"), "crc32"),
-        (lambda data: (data / "datasets/tiny_sp400/tiny_train_000001.bin").unlink(), "missing shards"),
-        (lambda data: [p.unlink() for p in data.glob("datasets/*/*_val_*.bin")], "val: no shards"),
-        (lambda data: shutil.rmtree(data / "datasets/tiny_sp400"), "shards of no dataset of the track"),
-        (lambda data: (data / "tokenizers/tiny.model").unlink(), "tiny.model: cannot be used"),
-        (lambda data: (data / "tokenizers/tiny.model").write_bytes(b"none"), "tiny.model: cannot be used"),
+        (lambda data: damage(data / "datasets/tales_sp400/tales_train_000000.bin"), "crc32"),
+        (lambda data: (data / "datasets/tales_sp400/tales_train_000000.bin").unlink(), "train"),
+        (lambda data: (data / "datasets/tales_sp400/tales_val_000000.bin").unlink(), "val: no shards"),
+        (lambda data: shutil.rmtree(data / "datasets/tales_sp400"), "holds no manifest.json"),
+        (lambda data: (data / "tokenizers/tales_400_bpe.model").write_bytes(b"none"), "cannot be used"),
     ],
 )
-def test_what_is_not_whole_fills_nothing(kit, empty, tmp_path, harm, words):
+def test_a_text_that_is_not_whole_makes_no_track(tales, tmp_path, harm, words):
     data = tmp_path / "data"
-    shutil.copytree(kit[0] / "data", data)
+    shutil.copytree(tales[0], data)
     harm(data)
-    before = (empty / "track.json").read_bytes()
-    assert words in one_line(fill(empty, data, code=3))
-    assert (empty / "track.json").read_bytes() == before and len([*empty.iterdir()]) == 1
+    assert words in one_line(new_track(tmp_path / "track_tales", data, code=3))
+    assert not (tmp_path / "track_tales").exists()
 
 
 # --- a track of two devices -------------------------------------------------------------------------------
@@ -200,7 +155,7 @@ PAIR = 2  # ranks, and seeds too
 
 
 def small(rules):
-    """The track of eight H100 for two processes of this machine, with limits for a tiny run."""
+    """The track of eight H100 for two processes of this machine and a tiny text."""
     (vocabulary,) = rules["dataset"]["vocabularies"]
     vocabulary.update(name="tiny_sp400", tokenizer="tiny.model")
     rules.update(device="cpu", devices=PAIR, train_seconds=30, budget_bytes=300_000)
@@ -215,10 +170,12 @@ class Team:
         self.data = root / "data"
         self.corpus = record_kit.make_data(self.data)
         self.track = root / "records/track_pair"
-        self.track.mkdir(parents=True)
-        shutil.copy(helpers.ROOT / "records/track_10min_16mb/track.json", self.track)
-        edit_json(self.track / "track.json", small)
-        fill(self.track, self.data)
+        like = root / "like"
+        like.mkdir()
+        shutil.copy(helpers.ROOT / "records/track_10min_16mb/track.json", like)
+        edit_json(like / "track.json", small)
+        places = ["--records", self.track.parent, "--data", self.data, "--like", like]
+        call("records", "track", "new", self.track, "--dataset", "tiny_sp400", *places)
         self.script = root / "train_gpt.py"
         shutil.copy(helpers.SCRIPT, self.script)  # the repository's own may change under the runs
         runs = [self.train(seed) for seed in range(PAIR)]
@@ -248,7 +205,7 @@ def team(tmp_path_factory):
 @sandboxed
 @bounded
 def test_a_track_of_two_devices_judges_a_record_whose_artifacts_are_not_kept(team, tmp_path, monkeypatch):
-    """From nulls to a first place: filled, trained by torchrun, frozen, verified, judged, on the board."""
+    """From a text to a first place: trained by torchrun, frozen, verified, judged, on the board."""
     record = team.copy(tmp_path)
     assert not list(record.glob("model*")) and "ranks:2 " in (record / "train_seed0.log").read_text()
     said = call("records", "verify", record, "--data", team.data, "--write", "--by", "Ada")
@@ -280,16 +237,6 @@ def test_a_track_of_two_devices_judges_a_record_whose_artifacts_are_not_kept(tea
 @pytest.mark.slow
 @sandboxed
 @bounded
-def test_a_seed_of_two_devices_comes_back_within_the_track_s_operations(team, tmp_path):
-    record = team.copy(tmp_path)
-    edit_json(record.parent / "track.json", lambda rules: rules.update(train_flops=10**12))
-    said = call("records", "verify", record, "--data", team.data, "--retrain", "any")
-    assert "the artifact came back bit for bit" in said and "PASS work: " in said, said
-
-
-@pytest.mark.slow
-@sandboxed
-@bounded
 def test_a_script_that_fails_in_a_room_of_two_devices_has_its_own_words_in_the_verdict(team, tmp_path):
     record = team.copy(tmp_path)
     settings = training.settings(Record(record), 0) | {"ITERATIONS": "none"}
@@ -308,35 +255,15 @@ def test_a_machine_with_fewer_gpus_than_the_track_s_trains_nothing(monkeypatch):
 # --- sizes ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("compressor", HERE, ids=lambda one: f"{one.name} {one.settings}")
-@settings(max_examples=5)
-@given(text=st.binary(min_size=1, max_size=2000) | st.text(min_size=1).map(str.encode))
-def test_every_text_comes_back(compressor, text):
-    packed = compressor.pack(text)
-    assert compressor.unpack(packed) == text
-    assert compressors.cost(compressor, text) == len(packed)
-
-
-@needs_zpaq
-def test_zpaq_gives_the_text_back(kit):
-    text = text_of(kit[1], "val")
-    compressor = compressors.zpaq()
-    packed = compressor.pack(text)
-    assert compressor.unpack(packed) == text and compressor.version[0].isdigit()
-    with pytest.raises(DataError, match="zpaq extract"):
-        compressor.unpack(b"no archive")
-
-
 def test_sizes_are_those_of_the_libraries(kit, written):
     text, training = text_of(kit[1], "val"), text_of(kit[1], "train")
     extreme = 9 | lzma.PRESET_EXTREME
+    both = len(lzma.compress(training + text, preset=extreme))
     expected = {
         ("zlib", NOTHING): len(zlib.compress(text, 9)),
         ("bzip2", NOTHING): len(bz2.compress(text)),
         ("brotli", NOTHING): len(brotli.compress(text)),
-        ("xz", NOTHING): len(lzma.compress(text, preset=extreme)),
-        ("xz", TRAINING): len(lzma.compress(training + text, preset=extreme))
-        - len(lzma.compress(training, preset=extreme)),
+        ("xz", TRAINING): both - len(lzma.compress(training, preset=extreme)),
     }
     rows = {(row["name"], row["after"]): row for row in written[1]["rows"]}
     assert {key: rows[key]["bytes"] for key in expected} == expected
@@ -352,17 +279,7 @@ def test_a_compressor_that_loses_something_is_an_error():
         compressors.cost(broken, b"text")
 
 
-# --- the command ------------------------------------------------------------------------------------------
-
-
-def test_the_file_tells_its_command_and_its_texts(kit, written):
-    said, value = written
-    assert "python -m records track compressors" in value["written"] and "--write" in value["written"]
-    assert value["val_sha256"] == load_track(kit[0] / "records/track_tiny").dataset["val_sha256"]
-    sizes = [len(text_of(kit[1], split)) for split in ("val", "train")]
-    assert [value["val_bytes"], value["train_bytes"]] == sizes
-    printed = [line for line in said.splitlines() if "bits per byte" in line]
-    assert printed == [str(ReferenceCompressor(**row)) for row in value["rows"]]
+# --- the command, and the board ---------------------------------------------------------------------------
 
 
 def test_what_cannot_be_measured_is_skipped(kit, monkeypatch):
@@ -376,8 +293,8 @@ def test_what_cannot_be_measured_is_skipped(kit, monkeypatch):
 
 
 def test_a_wrong_track_or_text_is_reported(kit, track):
-    def refused(*words, code=3):
-        line = one_line(call("records", "track", "compressors", *words, code=code))
+    def refused(*words):
+        line = one_line(call("records", "track", "compressors", *words, code=3))
         assert not list(track.parent.rglob("*.partial"))
         return line
 
@@ -388,36 +305,31 @@ def test_a_wrong_track_or_text_is_reported(kit, track):
     for name, words in (("train_sha256", "training text has sha256"), ("val_sha256", "validation text has")):
         edit_json(track / "track.json", lambda rules, name=name: rules["dataset"].update({name: "ab" * 32}))
         assert words in refused(track, *options)
-    one_line(call("records", "track", "compressors", code=2))
 
 
-# --- the board --------------------------------------------------------------------------------------------
-
-
-def test_the_board_shows_them(track, written):
+def test_the_board_shows_what_was_measured_and_how(kit, track, written):
+    said, value = written
+    printed = [line for line in said.splitlines() if "bits per byte" in line]
+    assert printed == [str(ReferenceCompressor(**row)) for row in value["rows"]]
+    sizes = [len(text_of(kit[1], split)) for split in ("val", "train")]
+    assert [value["val_bytes"], value["train_bytes"]] == sizes
     root = ("--records", track.parent)
     call("records", "board", *root, "--check", code=1)
     call("records", "board", *root)
     call("records", "board", *root, "--check")
     text = (track.parent / "README.md").read_text()
     assert "python -m records track compressors records/track_tiny --write" in text
-    for row in written[1]["rows"]:
+    for row in value["rows"]:
         assert f"| {row['after']} | {row['bytes']:,} | {row['bits_per_byte']:.4f} |\n" in text
-    (track / "yardsticks.json").unlink()
-    call("records", "board", *root)
-    assert "track compressors" not in (track.parent / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
     "change, message",
     [
         ({"val_sha256": "ab" * 32}, "measured a text of sha256 abab"),
-        ({"rows": []}, "'rows' is no list of whole rows"),
-        ({"rows": [{"name": "zlib"}]}, "'rows' is no list of whole rows"),
-        (
-            {"rows": [dict(zip(ReferenceCompressor.__annotations__, "abcdef"))]},
-            "'rows' is no list of whole rows",
-        ),
+        ({"rows": []}, "rows: "),
+        ({"rows": [{"name": "zlib"}]}, "rows/0: "),
+        ({"rows": [dict(zip(ReferenceCompressor.__annotations__, "abcdef"))]}, "rows/0/after: "),
     ],
 )
 def test_the_board_refuses_those_of_another_text_and_damaged_ones(track, change, message):
