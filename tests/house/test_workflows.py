@@ -29,7 +29,7 @@ folder = Path(folder)
 readme = (folder / "README.md").read_text()
 print(sys.argv[2:], sorted(path.name for path in folder.iterdir()), flush=True)
 print(readme)
-sys.exit(f"bad for {command}" in readme)
+sys.exit(3 if "no GPU" in readme else f"bad for {command}" in readme)
 """
 
 
@@ -157,7 +157,7 @@ def test_one_new_record_is_verified_as_it_was_sent(hub):
     assert (verdict.code, verdict.folder) == (0, NEW)
     names = ["README.md", "model_seed1337.ptz", "train_gpt.py"]
     assert f"{[NEW]} {names}" in verdict.out and f"{[NEW]} {names}" in verdict.summary
-    assert verdict.summary.startswith(f"`{NEW}` passes on paper; it could not be scored here.\n")
+    assert verdict.summary.startswith(f"`{NEW}` passes.\n")
     for name in names:
         assert (hub.runner / NEW / name).read_bytes() == (hub.fork / NEW / name).read_bytes()
 
@@ -165,16 +165,18 @@ def test_one_new_record_is_verified_as_it_was_sent(hub):
 @pytest.mark.parametrize(
     "readme, label, code, words",
     [
-        ("good", "true", 0, "scored here. So does the judge's trial."),
-        ("bad for judge", "false", 0, "could not be scored here."),  # nobody gave it the label
-        ("bad for judge", "true", 1, " The judge's trial does not."),
+        ("good", "true", 0, "passes. So does the judge's trial."),
+        ("bad for judge", "false", 0, "passes."),  # nobody gave it the label
+        ("bad for judge", "true", 1, "passes. The judge's trial does not."),
         ("bad for verify", "true", 1, f"`{NEW}` fails."),
+        ("no GPU", "true", 3, f"`{NEW}` could not be verified here, for no fault of its own."),
     ],
 )
 def test_a_label_has_it_judged_once_it_is_verified(hub, readme, label, code, words):
     verdict = hub.judge(lambda root: add_record(root, readme=f"{readme}\n"), label=label)
     assert verdict.code == code and verdict.summary.split("\n")[0].endswith(words)
-    assert verdict.summary.count(f"{[NEW]} ") == 1 + (label == "true" and "verify" not in readme)
+    judged = label == "true" and readme in ("good", "bad for judge")
+    assert verdict.summary.count(f"{[NEW]} ") == 1 + judged
 
 
 @pytest.mark.parametrize(
@@ -288,24 +290,12 @@ def test_more_bytes_than_a_record_needs_are_not_unpacked(hub):
 # --- the workflows ----------------------------------------------------------------------------------------
 
 
-def evaluated(expression: str, **event: object) -> object:
-    """What an expression of GitHub's is, by an event of a pull request."""
-    names = {"github.event.label.name": "label", "github.event.action": "action", "github.run_id": "run_id"}
-    for name, ours in {**names, "&&": "and", "||": "or"}.items():
-        expression = expression.replace(name, ours)
-    return eval(expression, {}, event)
-
-
 def test_no_other_label_ends_a_judging_or_begins_one():
     """Runs of one group end each other."""
-    group = re.search(r"group: record-.*?-\$\{\{ (.*) \}\}", WORKFLOW)[1]
-    condition = re.search(r"^    if: (.*)", WORKFLOW, re.MULTILINE)[1]
-    for label, judges in (("judge", True), ("question", False)):
-        event = {"action": "labeled", "label": label, "run_id": 7}
-        assert evaluated(condition, **event) == judges
-        assert (evaluated(group, **event) == "judge") == judges
-    pushed = {"action": "synchronize", "label": None, "run_id": 8}
-    assert evaluated(condition, **pushed) and evaluated(group, **pushed) == "judge"
+    assert (
+        "group: record-${{ github.event.pull_request.number }}-${{ github.event.label.name }}\n" in WORKFLOW
+    )
+    assert "    if: github.event.action != 'labeled' || github.event.label.name == 'judge'\n" in WORKFLOW
 
 
 def test_github_takes_every_workflow():

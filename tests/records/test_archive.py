@@ -11,16 +11,12 @@ import pytest
 from data.command import REPO, DataError, UsageError
 from data.files import parse_json
 from records.archive import runs, verdicts
-from records.archive.checks import check
 from records.archive.metrics import find_runs
-from records.archive.record import Record, metrics_path, read_runs
-from records.archive.verdicts import NEEDED, folder_sha256, read_verdicts, still_holds, write_verdict
-from records.verify import papers, version
+from records.archive.runs import Record, metrics_path, read_runs
+from records.archive.verdicts import folder_sha256
+from records.verify import claims, version
 from tests.kit.metrics_kit import write_run
 from tests.kit.record_kit import edit
-
-NOW = "7+now"  # a referee
-
 
 # --- metrics ----------------------------------------------------------------------------------------------
 
@@ -120,40 +116,11 @@ def test_a_folder_is_read_once_until_it_changes(record, monkeypatch):
     assert folder_sha256(record) != digest
 
 
-def verdict(old, new):
-    return lambda record: edit(record.parent / "verdicts.json", (old, new))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda record: edit(record / "train_gpt.py", ("code", "more code")),
-        lambda record: (record / "model_seed1.ptz").write_bytes(b"new"),
-        lambda record: edit(record.parent / "track.json", ("{}", "{ }")),
-        verdict('"referee": "7+now"', '"referee": "6+now"'),
-        verdict('"referee": "7+now",', ""),
-        verdict('"7+now"', '"0436ae4228b43b6a"'),
-        lambda record: write_verdict(record, [check("score", False, "x")], "Ada", NOW),
-        lambda record: (record.parent / "verdicts.json").unlink(),
-    ],
-    ids=["script", "artifact", "track", "referee", "none of it", "older", "failed", "none"],
-)
-def test_a_verdict_holds_until_something_that_decided_it_changes(record, change):
-    write_verdict(record, [check(name, True, "x") for name in NEEDED], "Ada", NOW)
-    assert still_holds(record, NOW) == read_verdicts(record.parent)[record.name]["date"]
-    edit(record / "README.md", ("words", "other words"))
-    assert still_holds(record, "7+later"), "the number decides"
-    assert not write_verdict(record, [check("seeds", True, "x")], "Ada", NOW), "it says less, and is not kept"
-    assert still_holds(record, NOW)
-    change(record)
-    assert not still_holds(record, NOW)
-
-
 # --- the referee's version -------------------------------------------------------------------------------
 
 
 # Files that a score and a verdict rest on: whoever trusts them has to read these. May fall, not rise.
-SCORE_FILES, VERDICT_FILES = 7, 28
+SCORE_FILES, VERDICT_FILES = 7, 25
 
 
 def test_what_a_score_and_a_verdict_rest_on_grows_no_more():
@@ -195,7 +162,7 @@ def test_the_digest_changes_with_what_decides_and_with_nothing_else(tmp_path):
         ("records/verify/judging.py", "\n", 1),
         ("records/sandbox/inside/training.py", "\n", 1),
         ("records/schema.json", "\n", 1),
-        ("records/verify/papers.py", late, 1),
+        ("records/verify/claims.py", late, 1),
     ):
         before = version.sources_digest(tmp_path)
         with open(tmp_path / name, "a") as file:
@@ -209,4 +176,4 @@ def test_a_package_that_is_missing_is_no_verdict_on_a_record(tmp_path):
         raise ModuleNotFoundError("No module named 'scipy'", name="scipy")
 
     with pytest.raises(UsageError, match="not checked, scipy is not installed: pip install -r"):
-        list(papers.guarded(check_claim, Record(tmp_path)))
+        list(claims.guarded(check_claim, Record(tmp_path)))

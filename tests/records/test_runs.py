@@ -66,18 +66,9 @@ def test_a_run_is_one_s_own_in_logs_alone(run):
     assert [path for path in (run, out, linked, link, Path(record)) if runs.is_own(path)] == [run]
 
 
-def by_manifest(run, tokenizer):
-    about = {"file": "../../../x.model", "sha256": ""}
-    manifest = {"format": "bytegolf dataset", "tokenizer": about, "lossy": False, "files": []}
-    manifest |= {"corpus_sha256": "", "val_sha256": ""}
-    (tokenizer.parents[1] / "datasets/tiny_sp400/manifest.json").write_text(json.dumps(manifest))
-    tokenizer.rename("x.model")
-
-
 FOUND = {  # where the tokenizer is put
     "under another name": lambda run, tokenizer: tokenizer.rename("data/tokenizers/z.model"),
     "by a path": lambda run, tokenizer: change(run, "settings", tokenizer_path=tokenizer.rename("x").name),
-    "by the manifest": by_manifest,
     "of a dataset that is called as a track's": lambda run, _: change(
         run, "settings", data_path="demo_sp1024"
     ),
