@@ -26,7 +26,6 @@ ARTIFACT = "model.ptz"
 METRICS = "metrics.jsonl"
 PACKED = ".gz"
 MAX_METRICS = 16 << 20  # bytes of a run's metrics, unpacked
-MAX_HEADER = 1 << 20  # bytes of an artifact, unpacked, in which its metadata must end
 SECONDS = 86_400  # of one scoring: no track limits them, but a model that hangs ends
 NUMBERS = {  # of a log's final block
     **dict.fromkeys(("seed", "steps", "val_tokens", "val_bytes", "artifact_bytes", "train_flops"), int),
@@ -392,15 +391,10 @@ def named_dataset(record: Path) -> str | None:
     return str(name) if name else None
 
 
-def named_tokenizer(record: Path, artifact: Path) -> str | None:
-    """sha256 of the tokenizer by the artifact; by config.json where that is of another format, or old."""
-    try:
-        head = zlib.decompressobj().decompress(read_bytes(artifact), MAX_HEADER)
-        header = parse_json(head[8 : 8 + int.from_bytes(head[:8], "little")])
-        return str(parse_json(header["__metadata__"]["bytegolf"])["tokenizer_sha256"])
-    except (zlib.error, ValueError, LookupError, TypeError):
-        found = configuration(record).get("tokenizer_sha256")
-        return found and str(found)
+def named_tokenizer(record: Path) -> str | None:
+    """sha256 of the tokenizer that a run was trained with. Raises DataError."""
+    found = configuration(record).get("tokenizer_sha256")
+    return found and str(found)
 
 
 def places(record: Path, setting: str, home: Path) -> list[Path]:
@@ -420,7 +414,7 @@ def find_tokenizer(record: Path, wanted: str | None, data: Path) -> Path:
     looked = ", ".join(map(str, [*named, home / "*.model"]))
     raise DataError(
         f"{record}: is of no track, and none of {looked} has its tokenizer's sha256, "
-        f"{wanted or 'which neither artifact nor config.json names'}: {shell('cp', 'FILE.model', home)} "
+        f"{wanted or 'which config.json does not name'}: {shell('cp', 'FILE.model', home)} "
         "brings the tokenizer; --track records/track_floppy names a track"
     )
 

@@ -1,18 +1,11 @@
 """How often a track's folders were judged, the verdicts on them, and which of them have a rank.
 
 records/<track>/judgings.jsonl has a line for each judging, written when its seeds are drawn and before any of
-them is trained. None is ever taken out: a judging that was thrown away counts as any other. Branches are
-merged by keeping the lines of both (.gitattributes).
+them is trained. None is ever taken out: a judging that was thrown away counts as any other.
 
-records/<track>/verdicts.json has a verdict for each folder. It says what is known, and on what that rests:
-
-    ranked      the referee trained fresh seeds itself, and their scores are a record by the track's rule
-    verified    papers, score and proof of the submission's own artifacts are good
-    checked     what can be said without running anything is good
-    fails       something is wrong; `failed` names the checks
-    unverified  the judge could not do all that a rank needs; `left` names the reasons
-
-Missing evidence is never a pass. `pass` and `fail` are words of earlier referees, and are read as they are.
+records/<track>/verdicts.json has a verdict for each folder. It says what is known, and on what that rests.
+Missing evidence is never a pass. records/verify/README.md has the words; `pass` and `fail` are those of
+earlier referees.
 
 A rank is derived. It rests on the scores of what the judge trained; what an earlier referee passed, with a
 seed that it trained again, stands with the scores of its submission. A record must beat the incumbent: the

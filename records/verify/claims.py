@@ -24,32 +24,10 @@ import numpy as np
 
 from data.command import REPO, DataError, UsageError, shell
 from data.files import file_sha256, read_bytes, scratch_folder, sha256
+from records.archive import runs, verdicts
 from records.archive.checks import Check, VerifierError, check, equal, none_wrong, of_seed, skip
-from records.archive.runs import (
-    ARTIFACT,
-    FILES,
-    FOLDER,
-    MAX_SEEDS,
-    MOST_FILES,
-    OF_ONE_RUN,
-    SCRIPT,
-    ClaimedRun,
-    Record,
-    most_bytes,
-    this_machine,
-)
+from records.archive.runs import SCRIPT, ClaimedRun, Record, this_machine
 from records.archive.tracks import DATA, Track, load_track, schema_errors
-from records.archive.verdicts import (
-    PASSED,
-    ScoredRecord,
-    best_before,
-    check_gain,
-    claimed_scores,
-    folder_sha256,
-    read_draws,
-    read_verdicts,
-    standing,
-)
 from records.referee.scoring import Result, referee
 from records.referee.text import Text, validation_text
 from records.sandbox.jobs import PredictorJob, find_job
@@ -61,16 +39,7 @@ PART = 4096  # bytes of a script
 MAX_DENSITY = 0.55  # what a part compresses to: programs 0.47, base64 0.76, hex 0.57
 NO_ARTIFACT = skip("score", "no artifact is here; the judge scores those that it trains")
 LOOSE, DECIMALS = 1e-4, 5.1e-9  # of a score: on another machine, and on one of the same kind
-LOGGED = (  # what other checks need of the end of a log, beside the hashes
-    "seed",
-    "steps",
-    "train_seconds",
-    "train_flops",
-    "val_bpb",
-    "artifact_bytes",
-    "artifact_sha256",
-    "state_sha256",
-)
+LOGGED = (*runs.NUMBERS, "artifact_sha256", "state_sha256")  # what the end of a log must have, beside hashes
 
 
 # --- the folder -------------------------------------------------------------------------------------------
@@ -78,20 +47,20 @@ LOGGED = (  # what other checks need of the end of a log, beside the hashes
 
 def check_folder(record: Record) -> Iterator[Check]:
     budget = load_track(record.home)["budget_bytes"]  # record.track would read submission.json
-    wrong = [] if FOLDER.fullmatch(record.name) else [f"the name {record.name!r}, expected <date>_<Name>"]
-    paths = sorted(itertools.islice(record.path.iterdir(), MOST_FILES + 1))
-    if len(paths) > MOST_FILES:
-        text = f"more than {MOST_FILES} files, expected those of {MAX_SEEDS} seeds at most"
+    wrong = [] if runs.FOLDER.fullmatch(record.name) else [f"the name {record.name!r}, not <date>_<Name>"]
+    paths = sorted(itertools.islice(record.path.iterdir(), runs.MOST_FILES + 1))
+    if len(paths) > runs.MOST_FILES:
+        text = f"more than {runs.MOST_FILES} files, expected those of {runs.MAX_SEEDS} seeds at most"
         yield check("folder", False, text)
         return
     for path in paths:
         size = path.lstat().st_size
-        if not FILES.fullmatch(path.name):
+        if not runs.FILES.fullmatch(path.name):
             wrong.append(f"{path.name!r} has no place in a record")
         elif path.is_symlink() or not path.is_file():
             wrong.append(f"{path.name} is no plain file")
-        elif size > most_bytes(path, budget):
-            wrong.append(f"{path.name} has {size} bytes, expected {most_bytes(path, budget)} at most")
+        elif size > runs.most_bytes(path, budget):
+            wrong.append(f"{path.name} has {size} bytes, expected {runs.most_bytes(path, budget)} at most")
     wrong += wrong_names({path.name for path in paths})
     yield none_wrong("folder", wrong, "the files of a record and no others")
 
@@ -114,9 +83,8 @@ def wrong_names(names: set[str]) -> Iterator[str]:
 def check_date(record: Record) -> Iterator[Check]:
     """The date is not in the future, and not before that of a record that has passed already.
 
-    With a false date a record would not have to beat all that came before it, or later records would have to
-    beat it too early. A folder may stay where it is once its date has passed, but only with the files that
-    this verdict names.
+    Else a record would not have to beat all that came before it, or later ones would have to beat it too
+    early. One that has passed keeps its date with the files that its verdict names.
     """
     day = record.name[:10]
     try:
@@ -125,10 +93,11 @@ def check_date(record: Record) -> Iterator[Check]:
         yield check("date", False, f"{day!r} is no date, expected one of the calendar")
         return
     wrong = [f"{day} lies in the future"] if future else []
-    verdicts = read_verdicts(record.track.folder)
-    later = [other for other, its in verdicts.items() if other[:10] > day and its["verdict"] in PASSED]
-    its = verdicts.get(record.name, {})
-    same = its.get("sha256") == folder_sha256(record.path)
+    kept = verdicts.read_verdicts(record.track.folder)
+    passed = [other for other, its in kept.items() if its["verdict"] in verdicts.PASSED]
+    later = [other for other in passed if other[:10] > day]
+    its = kept.get(record.name, {})
+    same = its.get("sha256") == verdicts.folder_sha256(record.path)
     known = same and not {"folder", "date"} & {*its["failed"]}  # of a bad folder no date is checked
     if later and not known:
         wrong.append(f"its day is before that of {max(later)}, which passed already: date it as late")
@@ -244,7 +213,7 @@ def check_logs(record: Record) -> Iterator[Check]:
         wrong += [*wrong_end(run), *wrong_steps(run)]
     yield none_wrong("logs", wrong, "logs and metrics agree")
     given = [run.given.items() for run in record.runs.values()]
-    shared = [{(name, value) for name, value in items if name not in OF_ONE_RUN} for items in given]
+    shared = [{(name, value) for name, value in items if name not in runs.OF_ONE_RUN} for items in given]
     odd = sorted(f"{name}={value}" for name, value in set.union(*shared) - set.intersection(*shared))
     if not record.settings.isascii() or len(record.settings) > MAX_SETTINGS:
         odd.append(f"{len(record.settings)} bytes, expected {MAX_SETTINGS} of ASCII at most")
@@ -372,14 +341,15 @@ def check_claim(record: Record) -> Iterator[Check]:
         yield skip("gain", "claims nothing")
         return
     folder = record.track.folder
-    if standing(record, read_verdicts(folder).get(record.name, {}), read_draws(folder)):
+    kept = verdicts.read_verdicts(folder).get(record.name, {})
+    if verdicts.standing(record, kept, verdicts.read_draws(folder)):
         yield check("gain", True, "it has a rank already, expected so or a gain over the best before it")
         return
-    incumbent = best_before(record.track, record.name)
+    incumbent = verdicts.best_before(record.track, record.name)
     if incumbent and not record.track.counts_flops:  # seconds of one machine are not those of another
         yield equal("machine", "ran on", record.machine, incumbent.record.machine)
-    its = ScoredRecord(record, claimed_scores(record), {})
-    yield check_gain(its, incumbent, "its own scores")
+    its = verdicts.ScoredRecord(record, verdicts.claimed_scores(record), {})
+    yield verdicts.check_gain(its, incumbent, "its own scores")
 
 
 OF_THE_RUNS = [
@@ -483,14 +453,8 @@ def check_by_referee(record: Record, options: VerifyOptions) -> Iterator[Check]:
 
 def job_of(record: Record, artifact: Path, options: VerifyOptions) -> PredictorJob:
     """How the referee scores an artifact with the record's script. Raises DataError."""
-    return find_job(
-        record.path,
-        record.home,
-        artifact,
-        options.data,
-        trust=options.trust,
-        second=options.second,
-    )
+    places = record.path, record.home, artifact, options.data
+    return find_job(*places, trust=options.trust, second=options.second)
 
 
 def compare_score(record: Record, seed: int, result: Result) -> Check:
@@ -519,7 +483,7 @@ def retrain(record: Record, seed: int, text: Text, options: VerifyOptions) -> It
         (ended,) = of_seed(seed, [check_ended("retrain", found)])
         yield ended
         if ended.verdict == "PASS":
-            yield compare_artifact(record, seed, folder / ARTIFACT, text, options)
+            yield compare_artifact(record, seed, folder / runs.ARTIFACT, text, options)
             yield from check_work(record.track, found)
 
 

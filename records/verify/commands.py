@@ -13,7 +13,7 @@ from data.command import REPO, DataError, UsageError, printable, say, shell
 from data.door import Command, text
 from records.archive.checks import Check, VerifierError
 from records.archive.runs import Record, is_address, is_run
-from records.archive.tracks import DATA, RECORDS, record_folders
+from records.archive.tracks import DATA, RECORDS, Track, load_track, record_folders
 from records.archive.verdicts import PASSED, Finding, write_finding, write_verdict
 from records.sandbox.predictor import NoSandbox
 from records.verify import claims, freezing, judging
@@ -23,7 +23,6 @@ of_data = click.option("--data", type=Path, default=DATA, help="folder with data
 of_second = click.option("--second", type=Path, help="second text: a JSON string a line, one for a document")
 of_trust = click.option("--trust", is_flag=True, help="score it without a sandbox where there is none")
 by_whom = click.option("--by", type=text, metavar="NAME", help="with --write  [default: git's user.name]")
-WORDS = ("author", "claim", "what_changed", "why", "built_on", "idea_from")  # in submission.json
 STAYS = "the verdict that is kept rests on more, and stays"
 UNSCORED = 3  # exit code: no check failed, and of a record nothing was scored
 
@@ -49,15 +48,15 @@ def record_name(word: str) -> str:
     return word
 
 
-def track_folder(word: str) -> Path:
-    """A track's folder, by its path or by its name in records/."""
+def find_track(word: str) -> Track:
+    """A track by the path of its folder or by its name in records/. Raises DataError."""
     path = Path(word)
-    return path if (path / "track.json").exists() else RECORDS / word
+    return load_track(path if (path / "track.json").exists() else RECORDS / word)
 
 
 @click.command(cls=Command)
 @click.argument("runs", nargs=-1, required=True, type=Path, metavar="RUN...")
-@click.option("--track", required=True, type=track_folder, help="a track's folder, or its name in records/")
+@click.option("--track", required=True, help="a track's folder, or its name in records/")
 @click.option("--name", required=True, type=record_name, metavar="NAME", help="such as LongerContext")
 @click.option("--author", type=text, required=True, metavar="WHO")
 @click.option(
@@ -75,7 +74,9 @@ def track_folder(word: str) -> Path:
 @click.option("--date", "day", default=lambda: date.today().isoformat(), show_default="today")
 @of_data
 @of_trust
-def freeze(**asked: Any) -> int:
+def freeze(
+    runs: tuple[Path, ...], track: str, name: str, day: str, data: Path, trust: bool, **words: str | None
+) -> int:
     """Make a record's folder from the run directories of its seeds.
 
         python -m records freeze logs/RUN... --track track_floppy --name NAME --author WHO \\
@@ -84,9 +85,10 @@ def freeze(**asked: Any) -> int:
     Script, logs and artifacts are copied byte for byte, metrics are packed by gzip, and the referee scores
     every artifact. A folder that `verify` would fail on its papers is not made.
     """
-    words = {name: asked.pop(name) for name in WORDS}
-    given = {name: word for name, word in words.items() if word is not None}
-    target = freezing.freeze(freezing.FreezeOptions(**asked), given)
+    rules = find_track(track)
+    target = rules.folder / f"{day}_{name}"
+    given = {key: word for key, word in words.items() if word is not None}
+    freezing.freeze(runs, rules, target, data, trust, given)
     command = shell("python", "-m", "records", "verify", target)
     print(f"{target}: fill in the README's ablation, then {command}")
     return 0

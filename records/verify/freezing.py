@@ -6,7 +6,6 @@ artifact. A folder that `verify` would fail on its papers is not made.
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ from data.command import DataError, UsageError
 from data.files import growing_folder, read_bytes, sha256
 from records.archive.runs import (
     ARTIFACT,
-    PACKED,
     SCRIPT,
     ClaimedRun,
     Record,
@@ -24,45 +22,38 @@ from records.archive.runs import (
     parse_run,
     this_machine,
 )
-from records.archive.tracks import load_track
+from records.archive.tracks import Track
 from records.referee.scoring import Result, referee
-from records.referee.text import validation_text
-from records.sandbox.jobs import find_job
+from records.referee.text import Text, validation_text
+from records.sandbox.jobs import PredictorJob, find_job
 from records.sandbox.predictor import NoSandbox, SandboxError
 from records.verify.claims import OF_THE_RUNS, PAPERS, check_papers
 
 
-@dataclass(frozen=True)
-class FreezeOptions:
-    runs: tuple[Path, ...]
-    track: Path
-    name: str
-    day: str
-    data: Path
-    trust: bool
-
-
-def freeze(args: FreezeOptions, words: dict[str, str]) -> Path:
+def freeze(
+    sources: tuple[Path, ...], track: Track, target: Path, data: Path, trust: bool, words: dict[str, str]
+) -> None:
     """Write the folder; it appears whole or not at all. Raises UsageError, DataError.
 
     `words`: what its author says of it, by the names in submission.json.
     """
-    runs = {source: load_run(source) for source in args.runs}
+    runs = {source: load_run(source) for source in sources}
     by_logs = {run.value("seed"): run.value("val_bpb") for run in runs.values()}
     if len(by_logs) < len(runs):
         raise UsageError(f"{len(runs)} runs of the seeds {sorted(by_logs)}, expected one run of each")
-    dataset = named_dataset(args.runs[0])
-    track = load_track(args.track).using(dataset)
-    about = {"format": "bytegolf record", "version": 2, "dataset": dataset, **words}
+    about = {"format": "bytegolf record", "version": 2, "dataset": named_dataset(sources[0]), **words}
     about["scored_on"] = this_machine()
-    target = track.folder / f"{args.day}_{args.name}"
+    track = track.using(about["dataset"])
     with growing_folder(target) as folder:
         copy_files(folder, runs, track["artifact_below"])
         # before the referee takes its minutes
         write_words(folder, target.name, about | {"scores": by_logs}, OF_THE_RUNS)
-        scores = {run.value("seed"): score(folder, source, args) for source, run in runs.items()}
+        text = validation_text(track, data)
+        scores = {}
+        for source, run in runs.items():
+            job = find_job(folder, track.folder, source / ARTIFACT, data, trust=trust)
+            scores[run.value("seed")] = score(job, text, source)
         write_words(folder, target.name, about | {"scores": scores}, PAPERS)
-    return target
 
 
 def load_run(source: Path) -> ClaimedRun:
@@ -82,7 +73,7 @@ def copy_files(folder: Path, runs: dict[Path, ClaimedRun], most: int) -> None:
     for source, found in runs.items():
         seed = found.value("seed")
         (folder / f"train_seed{seed}.log").write_bytes(read_bytes(source / "train.log"))
-        (folder / f"metrics_seed{seed}.jsonl{PACKED}").write_bytes(pack(found.metrics))
+        (folder / f"metrics_seed{seed}.jsonl.gz").write_bytes(pack(found.metrics))
         artifact = read_bytes(source / ARTIFACT)
         if len(artifact) < most:
             (folder / f"model_seed{seed}.ptz").write_bytes(artifact)
@@ -90,11 +81,9 @@ def copy_files(folder: Path, runs: dict[Path, ClaimedRun], most: int) -> None:
             print(f"{source}: its artifact is left out, since the track's artifact_below is {most}")
 
 
-def score(folder: Path, source: Path, args: FreezeOptions) -> float:
+def score(job: PredictorJob, text: Text, source: Path) -> float:
     """The referee's score of a run's artifact. Raises DataError."""
-    job = find_job(folder, args.track, source / ARTIFACT, args.data, trust=args.trust)
     try:
-        text = validation_text(job.track, args.data)
         first = next(iter(referee(job, text, False, np.random.default_rng())))
     except (NoSandbox, SandboxError) as error:
         raise DataError(str(error)) from None

@@ -24,17 +24,9 @@ from pathlib import Path
 from data.command import QUIET, DataError, printable
 from data.files import sha256
 from data.shards import Tokenizer, without_some
+from records.archive import runs
 from records.archive.checks import Check, VerifierError, check, skip
-from records.archive.runs import (
-    ARTIFACT,
-    MAX_FILE,
-    SCRIPT,
-    ClaimedRun,
-    Record,
-    cpuinfo,
-    parse_run,
-    this_machine,
-)
+from records.archive.runs import ARTIFACT, SCRIPT, ClaimedRun, Record, cpuinfo, this_machine
 from records.archive.tracks import Track, tokenizer_path
 from records.sandbox.inside import training as program
 from records.sandbox.jobs import processor_speed
@@ -213,9 +205,9 @@ def read_below(folder: Path, name: Path, most: int) -> bytes:
 
 def run_of(work: Path) -> ClaimedRun:
     """What the run in the sandbox's folder says of itself. Raises DataError."""
-    log = read_below(work, RUN / "train.log", MAX_FILE[".log"])
-    metrics = read_below(work, RUN / "metrics.jsonl", MAX_FILE[".jsonl"])
-    return parse_run("train.log", log, metrics)
+    log = read_below(work, RUN / "train.log", runs.MAX_FILE[".log"])
+    metrics = read_below(work, RUN / "metrics.jsonl", runs.MAX_FILE[".jsonl"])
+    return runs.parse_run("train.log", log, metrics)
 
 
 def train(record: Record, seed: int, data: Path, folder: Path, lacking: int | None = None) -> dict:

@@ -3,12 +3,9 @@
 import json
 import re
 import shutil
-import zlib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis.strategies import binary, just
 
 from data.command import DataError
 from data.files import sha256
@@ -103,18 +100,4 @@ def test_what_is_missing_or_was_changed_is_named(run):
     change(run, "sha256", tokenizer_sha256="cd" * 32)
     assert re.search(f"none of .*{TOKENIZER}, .*{'cd' * 32}: cp FILE.model data/tokenizers", said("sample"))
     change(run, "sha256", tokenizer_sha256=None)
-    assert "which neither artifact nor config.json names" in said("sample")
-
-
-def artifact(**about):
-    header = json.dumps({"__metadata__": {"bytegolf": json.dumps(about)}}).encode()
-    return zlib.compress(len(header).to_bytes(8, "little") + header + bytes(99))
-
-
-@given(binary() | binary().map(zlib.compress) | just(artifact(schemes={})))
-def test_config_json_names_the_tokenizer_where_the_artifact_does_not(tmp_path_factory, blob):
-    folder = tmp_path_factory.mktemp("run")
-    (folder / "config.json").write_text(json.dumps({"sha256": {"tokenizer_sha256": "ab"}}))
-    for content, expected in ((artifact(tokenizer_sha256="cd"), "cd"), (blob, "ab")):
-        (folder / "model.ptz").write_bytes(content)
-        assert runs.named_tokenizer(folder, folder / "model.ptz") == expected
+    assert "which config.json does not name" in said("sample")
