@@ -197,13 +197,6 @@ def seed_of(name: str) -> int:
     return int(re.search(r"seed(\d+)", name)[1])
 
 
-def metrics_path(folder: Path, seed: int) -> Path:
-    """The metrics of a seed, packed or not. Where they lie in both forms, verify fails the folder."""
-    plain = folder / f"metrics_seed{seed}.jsonl"
-    packed = plain.with_name(plain.name + PACKED)
-    return packed if packed.exists() and not plain.exists() else plain
-
-
 def read_runs(folder: Path) -> dict[int, ClaimedRun]:
     """The runs of a record's folder by seed. Raises DataError."""
     runs = {}
@@ -211,12 +204,14 @@ def read_runs(folder: Path) -> dict[int, ClaimedRun]:
     for path in sorted(folder.glob("train_seed*.log")):
         seed = seed_of(path.name)
         log = read_bytes(path)
-        metrics_file = metrics_path(folder, seed)
-        metrics = read_metrics(metrics_file)
+        found = sorted(folder.glob(f"metrics_seed{seed}.jsonl*"))  # of two verify takes none
+        if not found:
+            raise DataError(f"{folder}: holds no metrics_seed{seed}.jsonl")
+        metrics = read_metrics(found[0])
         left -= len(log) + len(metrics)
         if left < 0:
             raise DataError(f"{folder}: logs and metrics have more than {MAX_PAPERS} bytes, unpacked")
-        runs[seed] = parse_run(path.name, log, metrics, metrics_file.name)
+        runs[seed] = parse_run(path.name, log, metrics, found[0].name)
     if not runs:
         raise DataError(f"{folder}: holds no train_seed<N>.log")
     return runs

@@ -1,7 +1,4 @@
-"""A pull request judges itself: .github/workflows/record.yml, whose steps run here on scratch clones.
-
-test_records.py has pull requests that the real referee judges.
-"""
+"""A pull request judges itself: .github/workflows/record.yml, whose steps run here on scratch clones."""
 
 import os
 import re
@@ -44,8 +41,7 @@ class Verdict:
 class Forge:
     """A base branch, a fork of it, and what a runner does with the fork's pull request."""
 
-    def __init__(self, root: Path, tiny: Path | None = None):
-        """`tiny`: a second track, whose records the real verifier judges; without it a stand-in does."""
+    def __init__(self, root: Path):
         self.root = root
         self.base = root / "base"
         self.fork = root / "fork"
@@ -56,11 +52,8 @@ class Forge:
         shutil.copy(helpers.ROOT / ".gitignore", self.base)
         shutil.copytree(helpers.ROOT / ".github/scripts", self.base / ".github/scripts")
         add_record(self.base, OLD)
-        for track in filter(None, (helpers.ROOT / "records/track_floppy", tiny)):
-            (self.base / "records" / track.name).mkdir(exist_ok=True)
-            shutil.copy(track / "track.json", self.base / "records" / track.name)
-        if tiny is None:
-            (self.base / "records/__main__.py").write_text(STAND_IN)
+        shutil.copy(helpers.ROOT / "records/track_floppy/track.json", self.base / "records/track_floppy")
+        (self.base / "records/__main__.py").write_text(STAND_IN)
         self.git(root, "init", "--quiet", "--initial-branch=main", self.base)
         self.first = self.commit(self.base)
         for clone in (self.fork, self.runner):
@@ -89,15 +82,13 @@ class Forge:
         self.git(folder, "commit", "--quiet", "--allow-empty", "--message", "change")
         return self.git(folder, "rev-parse", "HEAD").strip()
 
-    def judge(self, change, data: Path | None = None, label: str = "false") -> Verdict:
+    def judge(self, change, label: str = "false") -> Verdict:
         """What the workflow's steps say of a pull request that does `change` to the fork's folder."""
         change(self.fork)
         head = self.commit(self.fork)
         self.git(self.fork, "push", "--quiet", "origin", "+HEAD:refs/pull/1/head")
         self.git(self.runner, "fetch", "--quiet", "origin", "main")
         self.go_back(self.runner, "FETCH_HEAD")
-        if data:
-            shutil.copytree(data, self.runner / "data", dirs_exist_ok=True)
         done = self.step("find", HEAD=head)
         folder = self.read("output").removeprefix("folder=").rstrip("\n")
         if folder:
