@@ -39,7 +39,7 @@ PART = 4096  # bytes of a script
 MAX_DENSITY = 0.55  # what a part compresses to: programs 0.47, base64 0.76, hex 0.57
 NO_ARTIFACT = skip("score", "no artifact is here; the judge scores those that it trains")
 LOOSE, DECIMALS = 1e-4, 5.1e-9  # of a score: on another machine, and on one of the same kind
-LOGGED = (*runs.NUMBERS, "artifact_sha256", "state_sha256")  # what the end of a log must have, beside hashes
+LOGGED = (*runs.NUMBERS, "artifact_sha256", "state_sha256")  # what the end of a log has beside HASHES
 
 
 # --- the folder -------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def check_files(record: Record) -> Iterator[Check]:
         yield check("file", False, str(error))
     try:
         for run in record.runs.values():
-            for name in (*LOGGED, *wanted_hashes(record)):
+            for name in (*LOGGED, *HASHES):
                 run.value(name)
             if not (run.given and run.about):
                 raise DataError(f"{run.name}: says nothing of settings or machine")
@@ -183,27 +183,33 @@ def check_script(record: Record) -> Iterator[Check]:
 # --- logs and numbers -------------------------------------------------------------------------------------
 
 
-def wanted_hashes(record: Record) -> dict[str, object]:
-    """Of script and data, by the names in a log. A value that the track leaves open is None."""
+HASHES = {  # of script and data, by their names in a log: what they are
+    "val_sha256": "sha256 of the validation tokens",
+    "train_sha256": "sha256 of the training shards' headers",
+    "tokenizer_sha256": "sha256 of the tokenizer",
+    "val_tokens": "validation tokens",
+    "script_sha256": "sha256 of the script",
+    "val_bytes": "bytes of the validation text",
+}
+
+
+def wanted_value(record: Record, name: str) -> object:
+    """One of HASHES as it should be; None where the track leaves it open."""
+    if name == "script_sha256":
+        return sha256(record.script)
     dataset = record.track.dataset
-    return {
-        "val_sha256": dataset["logged_val_sha256"],
-        "train_sha256": dataset["logged_train_sha256"],
-        "tokenizer_sha256": dataset["tokenizer_sha256"],
-        "val_tokens": dataset["val_tokens"],
-        "script_sha256": sha256(record.script),
-        "val_bytes": dataset["val_bytes"],
-    }
+    return dataset.get(f"logged_{name}", dataset.get(name))
 
 
 def check_hashes(record: Record) -> Iterator[Check]:
     """All logs name this script and the track's data."""
-    for name, value in wanted_hashes(record).items():
+    for name, what in HASHES.items():
+        value = wanted_value(record, name)
         expected = record.values(name)[0] if value is None else value
         owner = SCRIPT if name == "script_sha256" else f"{record.track.name}'s {record.track.dataset['name']}"
         others = [run for run in record.runs.values() if run.value(name) != expected]
-        wrong = [f"{run.name} has {run.value(name)}, {owner} {expected}" for run in others]
-        yield none_wrong(name.replace("_", "-"), wrong, f"all logs have {owner}: {expected}")
+        wrong = [f"{run.name}: {what} {run.value(name)}, that of {owner} is {expected}" for run in others]
+        yield none_wrong(name.replace("_", "-"), wrong, f"{what} {expected} in all logs, as of {owner}")
 
 
 def check_logs(record: Record) -> Iterator[Check]:
