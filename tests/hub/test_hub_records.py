@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from huggingface_hub import ModelCard
 
-from data.files import sha256
 from tests.kit import data_kit, helpers
 from tests.kit.record_kit import TRUST, Author, bigram, passed_earlier
 
