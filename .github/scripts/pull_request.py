@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from data.command import DataError, open_streams, printable
-from records.archive.record import FOLDER
+from records.archive.runs import FOLDER
 
 MAX_BYTES = 256 << 20  # of a record's files; three runs of a floppy have about 5 MB
 MAX_SUMMARY = 200_000  # characters of at most four bytes: GitHub takes 1 MiB
@@ -111,13 +111,12 @@ def judge() -> int:
     folder = Path(os.environ["FOLDER"])
     lines = []
     code = run("verify", folder, lines)
-    scored = any(line.startswith("PASS score: ") for line in lines)
-    words = {0: "passes." if scored else "passes on paper; it could not be scored here.", 1: "fails."}
-    said = words.get(code, "could not be verified, for no fault of its own.")
+    words = {0: "passes.", 1: "fails."}
+    said = words.get(code, "could not be verified here, for no fault of its own.")
     if code == 0 and os.environ["JUDGE"] == "true":
         code = run("judge", folder, lines)
         words = {0: "So does the judge's trial.", 1: "The judge's trial does not."}
-        said += " " + words.get(code, "It could not be judged, for no fault of its own.")
+        said += " " + words.get(code, "It could not be judged here, for no fault of its own.")
     summarise(f"`{folder}` {said}", lines)
     return code
 

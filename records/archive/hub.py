@@ -1,4 +1,4 @@
-"""Records and artifacts from the Hugging Face hub. All that comes from there is a stranger's.
+"""Records from the Hugging Face hub. All that comes from there is a stranger's.
 
 A repo of a record holds what `records publish` puts there: the folder as it lies in records/, and beside it
 the track's tokenizer. Only files that a record may have are fetched, none larger than a record's may be, and
@@ -15,10 +15,10 @@ from pathlib import Path, PurePosixPath
 from huggingface_hub.utils import disable_progress_bars
 
 from data import hub
-from data.command import DataError, UsageError
+from data.command import DataError
 from data.files import file_sha256, locked, read_bytes, write_whole
 from data.hub import COMMIT, RemoteFile, Repo
-from records.archive.record import FILES, FOLDER, MOST_FILES, ArtifactAddress, most_bytes
+from records.archive.runs import FILES, FOLDER, MOST_FILES, most_bytes
 from records.archive.tracks import RECORDS, Track, load_track
 
 PLACE = re.compile(rf"(track_[a-z0-9_]+)/({FOLDER.pattern})/(?P<file>[^/]+)", re.ASCII)
@@ -122,44 +122,3 @@ def supply_tokenizer(folder: Path, rules: Track, data: Path) -> None:
             here.parent.mkdir(parents=True, exist_ok=True)
             write_whole(here, read_bytes(there))
             say(f"{here}: the track's tokenizer, which was not here")
-
-
-# --- an artifact ------------------------------------------------------------------------------------------
-
-
-def fetch_artifact(named: ArtifactAddress) -> Path:
-    """An artifact by its hash, from the cache if it is there. Raises UsageError, DataError."""
-    kept = cache_folder() / "artifacts" / named.sha256
-    if is_artifact(kept, named):
-        return kept
-    repo, revision = hub.read_address(named.at, "model")
-    disable_progress_bars()
-    commit, listing = hub.ask_listing(repo, revision)
-    stage = kept.with_name(f".{named.sha256}.partial")
-    for file in listing.values():
-        # of a small file the hub lists another hash than sha256
-        if file.size == named.bytes and (file.etag == named.sha256 or len(file.etag) == 40):
-            found = hub.fetch(repo, commit, file, stage)
-            if is_artifact(found, named):
-                os.replace(found, kept)
-                shutil.rmtree(stage, ignore_errors=True)
-                return kept
-    raise DataError(f"{named.at} holds no file of {named.bytes} bytes and sha256 {named.sha256}")
-
-
-def publish_artifacts(text: str, place: str, artifacts: dict[int, Path]) -> str:
-    """Put a record's artifacts where `records publish` would: their address. Raises UsageError, DataError."""
-    repo, _ = hub.read_address(text, "model")
-    if "@" in text:
-        raise UsageError(f"{text}: expected hub:user/name, without a commit: there will be a new one")
-    there = hub.look(repo)
-    there.refuse_strangers(
-        lambda path: path.startswith((f"{place}/", f"{TOKENIZERS}/")), f"the record {place}"
-    )
-    sources = {f"{place}/model_seed{seed}.ptz": path for seed, path in artifacts.items()}
-    commit, _ = hub.publish(there, sources, f"artifacts of {place}")
-    return f"hub:{repo.id}@{commit}"
-
-
-def is_artifact(path: Path, named: ArtifactAddress) -> bool:
-    return path.is_file() and path.stat().st_size == named.bytes and file_sha256(path).hex() == named.sha256

@@ -1,4 +1,7 @@
-"""A run: its log and metrics, which are claims until they are verified; its machine; its folder in logs/."""
+"""Runs and records: a run's log and metrics, a record's folder that holds those of its seeds, a run in logs/.
+
+All that they say are claims until they are verified.
+"""
 
 import difflib
 import gzip
@@ -6,13 +9,14 @@ import io
 import math
 import platform
 import re
+import statistics
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
+from pathlib import Path, PurePath
 from typing import Any
 
-from data import shards
 from data.command import REPO, DataError, shell
 from data.files import file_sha256, parse_json, read_bytes, read_json, sha256
 from records.archive.tracks import RECORDS, Track, load_track
@@ -22,12 +26,25 @@ ARTIFACT = "model.ptz"
 METRICS = "metrics.jsonl"
 PACKED = ".gz"
 MAX_METRICS = 16 << 20  # bytes of a run's metrics, unpacked
-MAX_HEADER = 1 << 20  # bytes of an artifact, unpacked, in which its metadata must end
 SECONDS = 86_400  # of one scoring: no track limits them, but a model that hangs ends
 NUMBERS = {  # of a log's final block
     **dict.fromkeys(("seed", "steps", "val_tokens", "val_bytes", "artifact_bytes", "train_flops"), int),
     **dict.fromkeys(("val_bpb", "train_seconds"), float),
 }
+
+FOLDER = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})_([A-Za-z0-9][A-Za-z0-9-]{0,59})")
+SEED = "seed(?:0|[1-9][0-9]{0,9})"  # one way to write each number: seed01 would be seed1 again
+FILES = re.compile(
+    r"README\.md|submission\.json|train_gpt\.py"
+    rf"|train_{SEED}\.log|metrics_{SEED}\.jsonl(?:\.gz)?|model_{SEED}\.ptz"
+)
+MAX_SEEDS = 60  # of a record
+MOST_FILES = 3 * (1 + MAX_SEEDS)  # README, submission and script; of each seed log, metrics and artifact
+MAX_PAPERS = 64 << 20  # bytes of the logs and metrics of all seeds, unpacked
+MAX_FILE = {".log": 4 << 20, ".jsonl": MAX_METRICS, ".md": 1 << 17, ".json": 1 << 20, ".py": 1 << 20}
+MAX_FILE |= {PACKED: 16 << 20}
+OF_ONE_RUN = ("SEED", "RUN_ID")  # settings in which the runs of one record may differ
+OF_THE_SANDBOX = (*OF_ONE_RUN, "DATA_PATH", "TOKENIZER_PATH", "DTYPE")  # which the judge sets itself
 
 
 # --- log and metrics --------------------------------------------------------------------------------------
@@ -79,18 +96,19 @@ def parse_events(metrics: bytes, where: object) -> Iterator[tuple[str, dict]]:
 class ClaimedRun:
     """One seed's log, parsed, and its metrics."""
 
-    name: str  # for messages
+    name: str  # of its log
     log: str
     final: dict[str, str]  # the block after '---'
     metrics: bytes = b""
+    metrics_name: str = "metrics.jsonl"
 
     @property
-    def events(self) -> Iterator[dict]:
-        """Parsed each time: they take forty times their text, which is too much for those of all seeds."""
-        return (event for _, event in parse_events(self.metrics, self.name))
+    def events(self) -> Iterator[tuple[str, dict]]:
+        """(place, event), parsed each time: they take forty times their text, too much for all seeds."""
+        return parse_events(self.metrics, self.metrics_name)
 
     def kind(self, event: str) -> list[dict]:
-        return [each for each in self.events if each.get("event") == event]
+        return [each for _, each in self.events if each.get("event") == event]
 
     @property
     def given(self) -> dict[str, str]:
@@ -137,17 +155,19 @@ class ClaimedRun:
         ends = [0.0, 0.0, *(step.get("train_seconds", 0.0) for step in self.kind("step"))]
         seconds = self.value("train_seconds") - (ends[-1] - ends[-2])
         if not math.isfinite(seconds):
-            raise DataError(f"{self.name}: train_seconds of the last steps are {ends[-2]} and {ends[-1]}")
+            raise DataError(
+                f"{self.metrics_name}: train_seconds of the last steps are {ends[-2]} and {ends[-1]}"
+            )
         return seconds
 
 
-def parse_run(name: str, log: bytes, metrics: bytes) -> ClaimedRun:
+def parse_run(name: str, log: bytes, metrics: bytes, metrics_name: str = "metrics.jsonl") -> ClaimedRun:
     """Raises DataError."""
     try:
         text = log.decode()
     except ValueError as error:
         raise DataError(f"{name}: the log cannot be read: {error}") from None
-    for _ in parse_events(metrics, f"{name}: metrics"):
+    for _ in parse_events(metrics, metrics_name):
         pass
     body, mark, block = text.rpartition("\n---\n")
     if not mark:
@@ -157,7 +177,130 @@ def parse_run(name: str, log: bytes, metrics: bytes) -> ClaimedRun:
     if len(rows) < len(lines) or "\n---\n" in body or not all(map(str.isprintable, lines)):
         # a reader would believe the first of two values, a program the last
         raise DataError(f"{name}: after the one line '---' expected lines 'name: value', each name once")
-    return ClaimedRun(name, body, rows, metrics)
+    return ClaimedRun(name, body, rows, metrics, metrics_name)
+
+
+# --- a record's folder ------------------------------------------------------------------------------------
+
+
+def most_bytes(path: PurePath, budget: int) -> int:
+    """How large a file of a record may be, by its name; an artifact has the track's budget."""
+    return MAX_FILE.get(path.suffix, budget)
+
+
+def is_address(place: object) -> bool:
+    """Whether a command names a repo of the hub in place of a folder: hub:user/name[@commit]."""
+    return str(place).startswith("hub:")
+
+
+def seed_of(name: str) -> int:
+    return int(re.search(r"seed(\d+)", name)[1])
+
+
+def read_runs(folder: Path) -> dict[int, ClaimedRun]:
+    """The runs of a record's folder by seed. Raises DataError."""
+    runs = {}
+    left = MAX_PAPERS
+    for path in sorted(folder.glob("train_seed*.log")):
+        seed = seed_of(path.name)
+        log = read_bytes(path)
+        found = sorted(folder.glob(f"metrics_seed{seed}.jsonl*"))  # of two verify takes none
+        if not found:
+            raise DataError(f"{folder}: holds no metrics_seed{seed}.jsonl")
+        metrics = read_metrics(found[0])
+        left -= len(log) + len(metrics)
+        if left < 0:
+            raise DataError(f"{folder}: logs and metrics have more than {MAX_PAPERS} bytes, unpacked")
+        runs[seed] = parse_run(path.name, log, metrics, found[0].name)
+    if not runs:
+        raise DataError(f"{folder}: holds no train_seed<N>.log")
+    return runs
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record's folder, whose files are read when they are needed. All properties raise DataError."""
+
+    path: Path
+    frozen_as: str | None = None  # the name that a folder which still grows will have
+    track_folder: Path | None = None  # of a record that was fetched, and lies in no track's folder
+
+    @property
+    def name(self) -> str:
+        """<YYYY-MM-DD>_<Name>"""
+        return self.frozen_as or self.path.name
+
+    @property
+    def home(self) -> Path:
+        return self.track_folder or self.path.parent
+
+    @cached_property
+    def track(self) -> Track:
+        """The track, with the vocabulary that the record names."""
+        track = load_track(self.home)
+        try:
+            return track.using(self.field("dataset"))
+        except DataError:  # which check_submission reports
+            return track
+
+    @cached_property
+    def submission(self) -> dict:
+        return read_json(self.path / "submission.json")
+
+    @cached_property
+    def script(self) -> bytes:
+        return read_bytes(self.path / SCRIPT)
+
+    @cached_property
+    def runs(self) -> dict[int, ClaimedRun]:
+        return read_runs(self.path)
+
+    @cached_property
+    def artifacts(self) -> dict[int, Path]:
+        return {seed_of(path.name): path for path in sorted(self.path.glob("model_seed*.ptz"))}
+
+    @cached_property
+    def settings(self) -> bytes:
+        """What the judge sets for the script as its runs had it set: text that no artifact need hold.
+
+        A preset that the script knows says nothing that is not in the script.
+        """
+        run = next(iter(self.runs.values()))
+        given = {name: value for name, value in run.given.items() if name not in OF_THE_SANDBOX}
+        if given["PRESET"].encode() in self.script:
+            del given["PRESET"]
+        return " ".join(f"{name}={value}" for name, value in given.items()).encode()
+
+    @property
+    def code_bytes(self) -> int:
+        return self.track.code_size(self.script) + len(self.settings)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes that must fit the budget: code, and the largest artifact of all seeds."""
+        return max(self.values("artifact_bytes")) + self.code_bytes
+
+    @property
+    def scores(self) -> dict[int, float]:
+        """The referee's bits per byte by seed."""
+        return {int(seed): score for seed, score in self.field("scores").items()}
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.scores.values())
+
+    @property
+    def machine(self) -> dict[str, str | None]:
+        about = next(iter(self.runs.values())).about
+        return {name: about.get(name) for name in ("processor", "gpu", "threads", "ranks")}
+
+    def field(self, key: str) -> Any:
+        if key not in self.submission:
+            raise DataError(f"submission.json has no {key}")
+        return self.submission[key]
+
+    def values(self, name: str) -> list:
+        return [run.value(name) for run in self.runs.values()]
 
 
 # --- the machine ------------------------------------------------------------------------------------------
@@ -243,15 +386,10 @@ def named_dataset(record: Path) -> str | None:
     return str(name) if name else None
 
 
-def named_tokenizer(record: Path, artifact: Path) -> str | None:
-    """sha256 of the tokenizer by the artifact; by config.json where that is of another format, or old."""
-    try:
-        head = zlib.decompressobj().decompress(read_bytes(artifact), MAX_HEADER)
-        header = parse_json(head[8 : 8 + int.from_bytes(head[:8], "little")])
-        return str(parse_json(header["__metadata__"]["bytegolf"])["tokenizer_sha256"])
-    except (zlib.error, ValueError, LookupError, TypeError):
-        found = configuration(record).get("tokenizer_sha256")
-        return found and str(found)
+def named_tokenizer(record: Path) -> str | None:
+    """sha256 of the tokenizer that a run was trained with. Raises DataError."""
+    found = configuration(record).get("tokenizer_sha256")
+    return found and str(found)
 
 
 def places(record: Path, setting: str, home: Path) -> list[Path]:
@@ -260,21 +398,18 @@ def places(record: Path, setting: str, home: Path) -> list[Path]:
     return [Path.cwd() / path, REPO / path, home.absolute() / path.name] if path.name else []
 
 
-def find_tokenizer(record: Path, wanted: str | None, dataset: Path, data: Path) -> Path:
+def find_tokenizer(record: Path, wanted: str | None, data: Path) -> Path:
     """The file of the sha256 `wanted`, from data/tokenizers where it is there. Raises DataError."""
     home = data / "tokenizers"
-    named = []
-    if is_own(record):  # a stranger's folder may not name what is parsed here
-        named = places(record, "tokenizer_path", home)
-        if manifest := shards.load_manifest(dataset):
-            named.append(shards.own_tokenizer(dataset, manifest))
+    # a stranger's folder may not name what is parsed here
+    named = places(record, "tokenizer_path", home) if is_own(record) else []
     for path in [*sorted(home.absolute().glob("*.model")), *named]:
         if path.is_file() and file_sha256(path).hex() == wanted:
             return path
     looked = ", ".join(map(str, [*named, home / "*.model"]))
     raise DataError(
         f"{record}: is of no track, and none of {looked} has its tokenizer's sha256, "
-        f"{wanted or 'which neither artifact nor config.json names'}: {shell('cp', 'FILE.model', home)} "
+        f"{wanted or 'which config.json does not name'}: {shell('cp', 'FILE.model', home)} "
         "brings the tokenizer; --track records/track_floppy names a track"
     )
 
@@ -286,7 +421,7 @@ def own_track(record: Path, wanted: str | None, data: Path) -> Track:
     """
     folders = places(record, "data_path", data / "datasets") or [record.absolute()]
     dataset = next((path for path in folders if path.is_dir()), folders[0])
-    tokenizer = find_tokenizer(record, wanted, dataset, data)
+    tokenizer = find_tokenizer(record, wanted, data)
     known = configuration(record).get("val_sha256")
     vocabulary = {"name": str(dataset), "tokenizer": str(tokenizer), "logged_val_sha256": known}
     text = {"tokenizer_policy": "provided", "val_sha256": None, "second": None, "vocabularies": [vocabulary]}

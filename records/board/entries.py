@@ -6,10 +6,21 @@ from functools import cached_property
 from urllib.parse import quote
 
 from data.command import DataError
-from records.archive.ranks import ScoredRecord, best_before, judged_seeds, number_of_judging, standing
-from records.archive.record import Record
+from records.archive.runs import Record
 from records.archive.tracks import Track, schema_errors
-from records.archive.verdicts import FAILED, PASSED, Draw, folder_sha256, read_draws, read_verdicts
+from records.archive.verdicts import (
+    FAILED,
+    PASSED,
+    Draw,
+    ScoredRecord,
+    best_before,
+    folder_sha256,
+    judged_seeds,
+    number_of_judging,
+    read_draws,
+    read_verdicts,
+    standing,
+)
 
 KINDS = {  # an entry is one of these; in words
     "records": "record",

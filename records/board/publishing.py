@@ -11,10 +11,9 @@ from data import hub
 from data.command import DataError, printable, say
 from data.door import Command
 from data.files import file_sha256
-from data.hub import CARD, Repo, RepoContents
-from records.archive.hub import TOKENIZERS, fetch_artifact
-from records.archive.record import FILES, Record
-from records.archive.runs import SCRIPT
+from data.hub import CARD, Repo
+from records.archive.hub import TOKENIZERS
+from records.archive.runs import FILES, SCRIPT, Record
 from records.archive.tracks import DATA, load_track, tokenizer_path
 from records.archive.verdicts import PASSED
 from records.board.entries import Entry, load_entries
@@ -84,7 +83,7 @@ def load_entry(folder: Path) -> Entry:
     raise DataError(f"{folder}: expected a record's folder in its track's, <date>_<name>")
 
 
-def files_of(record: Record, data: Path, there: RepoContents) -> dict[str, Path]:
+def files_of(record: Record, data: Path) -> dict[str, Path]:
     """All files to publish by their paths in the repo. Raises DataError."""
     place = f"{record.home.name}/{record.name}"  # where it lies in records/, too
     found = {}
@@ -94,10 +93,6 @@ def files_of(record: Record, data: Path, there: RepoContents) -> dict[str, Path]
         found[f"{place}/{path.name}"] = path
     if f"{place}/{SCRIPT}" not in found:
         raise DataError(f"{record.path}: holds no {SCRIPT}, which a record has")
-    for seed, named in record.addresses.items():
-        at = f"{place}/model_seed{seed}.ptz"
-        if at not in found and (at not in there.listing or there.listing[at].etag != named.sha256):
-            found[at] = fetch_artifact(named)
     tokenizer = tokenizer_path(record.track, data)
     if not tokenizer.is_file():
         raise DataError(f"{tokenizer}: no such file, expected the track's tokenizer; --data names its folder")
@@ -130,7 +125,7 @@ def publish(record: Path, to: str, license_id: str, data: Path) -> int:
     track = entry.record.track
     ours = (f"{track.name}/{entry.name}/", f"{TOKENIZERS}/{track.dataset['tokenizer']}")
     there.refuse_strangers(lambda path: path.startswith(ours), f"the record {entry.name}")
-    files = files_of(entry.record, data, there)
+    files = files_of(entry.record, data)
     with tempfile.TemporaryDirectory() as folder_of_card:
         files[CARD] = Path(folder_of_card) / CARD
         files[CARD].write_text(card(entry, to, license_id), encoding="utf-8")

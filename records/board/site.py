@@ -12,8 +12,7 @@ from urllib.parse import unquote
 from data.command import DataError
 from data.files import read_bytes, read_json, write_whole
 from records.archive.metrics import find_runs
-from records.archive.record import Record
-from records.archive.runs import SCRIPT
+from records.archive.runs import SCRIPT, Record
 from records.archive.tracks import ReferenceCompressor, Track, read_reference_compressors
 from records.board.curves import draw_curves
 from records.board.documents import PROGRAM, markdown, program, render

@@ -3,7 +3,7 @@
 import math
 import statistics
 
-from records.archive.ranks import p_below
+from records.archive.verdicts import p_below
 from records.campaign.runs import SeedRun
 from records.campaign.variants import Variant
 

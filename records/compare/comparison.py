@@ -11,8 +11,7 @@ import numpy as np
 
 from data.command import UsageError
 from records.archive.metrics import Metrics, find_runs
-from records.archive.record import OF_ONE_RUN
-from records.archive.runs import METRICS
+from records.archive.runs import METRICS, OF_ONE_RUN
 from records.compare.bands import Difference, compare
 from records.compare.measures import measures
 

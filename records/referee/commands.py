@@ -15,8 +15,7 @@ from data import door
 from data.command import DataError, UsageError
 from data.files import read_bytes, write_whole
 from records.archive.checks import Check
-from records.archive.record import is_address
-from records.archive.runs import is_own
+from records.archive.runs import is_address, is_own
 from records.archive.tracks import DATA, NOTHING, Track, read_reference_compressors
 from records.archive.verdicts import read_verdicts
 from records.referee import coder, scoring

@@ -130,7 +130,7 @@ def slowness(track: Track) -> float:
     return float(np.clip(track["eval_gflops"] * 1e9 / processor_speed(), 1, SLOWEST))
 
 
-def find_track(record: Path, artifact: Path, data: Path, track: Path | None, dataset: str | None) -> Track:
+def find_track(record: Path, data: Path, track: Path | None, dataset: str | None) -> Track:
     """The track that is given, in whose folder a record lies, or, of a run, the first with its dataset.
 
     A folder whose text is no track's gets rules of its own. Raises DataError.
@@ -139,7 +139,7 @@ def find_track(record: Path, artifact: Path, data: Path, track: Path | None, dat
     name = dataset or named_dataset(record)
     if track or (home / "track.json").exists():
         return load_track(home).using(name)
-    wanted = named_tokenizer(record, artifact)
+    wanted = named_tokenizer(record)
     for path in sorted(RECORDS.glob("*/track.json")) if name and is_run(record) else ():
         with contextlib.suppress(DataError):  # not this track's
             rules = load_track(path.parent).using(name)
@@ -192,7 +192,7 @@ def find_job(
         raise DataError(f"{record}: no such folder{nearest_runs(record)}")
     script = find_script(record)
     artifact = artifact or find_artifact(record)
-    rules = find_track(record, artifact, data, track, dataset)
+    rules = find_track(record, data, track, dataset)
     for path in (script, artifact):
         read_bytes(path)
     slow = slowness(rules)

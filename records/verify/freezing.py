@@ -6,103 +6,84 @@ artifact. A folder that `verify` would fail on its papers is not made.
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from data.command import DataError, UsageError
 from data.files import growing_folder, read_bytes, sha256
-from records.archive.record import Record, is_address
 from records.archive.runs import (
-    PACKED,
+    ARTIFACT,
     SCRIPT,
     ClaimedRun,
+    Record,
     named_dataset,
     pack,
     parse_run,
-    run_artifact,
     this_machine,
 )
-from records.archive.tracks import load_track
+from records.archive.tracks import Track
 from records.referee.scoring import Result, referee
-from records.referee.text import validation_text
-from records.sandbox.jobs import find_job
+from records.referee.text import Text, validation_text
+from records.sandbox.jobs import PredictorJob, find_job
 from records.sandbox.predictor import NoSandbox, SandboxError
-from records.verify.papers import OF_THE_RUNS, PAPERS, check_papers
+from records.verify.claims import OF_THE_RUNS, PAPERS, check_papers
 
 
-@dataclass(frozen=True)
-class FreezeOptions:
-    runs: tuple[Path, ...]
-    track: str
-    name: str
-    day: str
-    script: Path
-    artifacts: str | None
-    records: Path
-    data: Path
-    trust: bool
-
-
-def freeze(args: FreezeOptions, words: dict[str, str]) -> Path:
+def freeze(
+    sources: tuple[Path, ...], track: Track, target: Path, data: Path, trust: bool, words: dict[str, str]
+) -> None:
     """Write the folder; it appears whole or not at all. Raises UsageError, DataError.
 
     `words`: what its author says of it, by the names in submission.json.
     """
-    runs = {source: load_run(source) for source in args.runs}
+    runs = {source: load_run(source) for source in sources}
     by_logs = {run.value("seed"): run.value("val_bpb") for run in runs.values()}
     if len(by_logs) < len(runs):
         raise UsageError(f"{len(runs)} runs of the seeds {sorted(by_logs)}, expected one run of each")
-    track = load_track(args.records / args.track)
-    if args.artifacts and not is_address(args.artifacts):
-        raise UsageError(f"--artifacts {args.artifacts}: expected hub:user/name")
-    about = {"format": "bytegolf record", "version": 2, "dataset": named_dataset(args.runs[0]), **words}
+    about = {"format": "bytegolf record", "version": 2, "dataset": named_dataset(sources[0]), **words}
     about["scored_on"] = this_machine()
-    target = track.folder / f"{args.day}_{args.name}"
+    track = track.using(about["dataset"])
     with growing_folder(target) as folder:
-        copy_files(folder, runs, args.script, track["artifact_below"])
+        copy_files(folder, runs, track["artifact_below"])
         # before the referee takes its minutes
         write_words(folder, target.name, about | {"scores": by_logs}, OF_THE_RUNS)
-        scores = {run.value("seed"): score(folder, source, args) for source, run in runs.items()}
-        if args.artifacts:
-            about["artifacts"] = address_artifacts(folder, runs, target, args.artifacts)
+        text = validation_text(track, data)
+        scores = {}
+        for source, run in runs.items():
+            job = find_job(folder, track.folder, source / ARTIFACT, data, trust=trust)
+            scores[run.value("seed")] = score(job, text, source)
         write_words(folder, target.name, about | {"scores": scores}, PAPERS)
-    return target
 
 
 def load_run(source: Path) -> ClaimedRun:
-    """A finished run with its artifact. Raises DataError."""
-    found = parse_run(str(source), read_bytes(source / "train.log"), read_bytes(source / "metrics.jsonl"))
-    path = run_artifact(source)
-    if sha256(read_bytes(path)) != found.value("artifact_sha256"):
-        raise DataError(f"{path}: not the artifact that the log speaks of")
+    """A finished run with its script and its artifact. Raises DataError."""
+    if not (source / SCRIPT).exists():
+        raise DataError(f"{source}: holds no {SCRIPT}; copy the script as it ran into the folder")
+    log, metrics, artifact = (source / name for name in ("train.log", "metrics.jsonl", ARTIFACT))
+    found = parse_run(str(log), read_bytes(log), read_bytes(metrics), str(metrics))
+    if sha256(read_bytes(artifact)) != found.value("artifact_sha256"):
+        raise DataError(f"{artifact} and {log} differ: the log is of another artifact")
     return found
 
 
-def copy_files(folder: Path, runs: dict[Path, ClaimedRun], path: Path, most: int) -> None:
-    """Script, and of every run log, metrics and an artifact of less than `most` bytes. Raises UsageError."""
-    script = read_bytes(path)
-    (folder / SCRIPT).write_bytes(script)
+def copy_files(folder: Path, runs: dict[Path, ClaimedRun], most: int) -> None:
+    """The script, and of every run log, metrics and an artifact of less than `most` bytes."""
+    (folder / SCRIPT).write_bytes(read_bytes(next(iter(runs)) / SCRIPT))
     for source, found in runs.items():
-        if found.value("script_sha256") != sha256(script):
-            raise UsageError(f"{source}: ran another script than {path}; --script names the file as it ran")
         seed = found.value("seed")
         (folder / f"train_seed{seed}.log").write_bytes(read_bytes(source / "train.log"))
-        metrics = pack(read_bytes(source / "metrics.jsonl"))
-        (folder / f"metrics_seed{seed}.jsonl{PACKED}").write_bytes(metrics)
-        artifact = read_bytes(run_artifact(source))
+        (folder / f"metrics_seed{seed}.jsonl.gz").write_bytes(pack(found.metrics))
+        artifact = read_bytes(source / ARTIFACT)
         if len(artifact) < most:
             (folder / f"model_seed{seed}.ptz").write_bytes(artifact)
         else:
             print(f"{source}: its artifact is left out, since the track's artifact_below is {most}")
 
 
-def score(folder: Path, source: Path, args: FreezeOptions) -> float:
+def score(job: PredictorJob, text: Text, source: Path) -> float:
     """The referee's score of a run's artifact. Raises DataError."""
-    job = find_job(folder, args.records / args.track, run_artifact(source), args.data, trust=args.trust)
     try:
-        text = validation_text(job.track, args.data)
         first = next(iter(referee(job, text, False, np.random.default_rng())))
     except (NoSandbox, SandboxError) as error:
         raise DataError(str(error)) from None
@@ -110,22 +91,6 @@ def score(folder: Path, source: Path, args: FreezeOptions) -> float:
         raise DataError(f"{source}: the referee cannot score it: {first}")
     print(f"{source}: {first.bpb:.8f} bits per byte", flush=True)
     return round(first.bpb, 8)
-
-
-def address_artifacts(folder: Path, runs: dict[Path, ClaimedRun], target: Path, address: str) -> dict:
-    """Put all artifacts on the hub and keep that of the first seed; what submission.json says of the rest."""
-    from records.archive.hub import publish_artifacts  # which loads the hub's client
-
-    found = {run.value("seed"): run_artifact(source) for source, run in runs.items()}
-    at = publish_artifacts(address, f"{target.parent.name}/{target.name}", found)
-    named = {}
-    for seed, path in sorted(found.items()):
-        here = folder / f"model_seed{seed}.ptz"
-        if seed != min(found) or not here.exists():  # a large one is not there
-            here.unlink(missing_ok=True)
-            blob = read_bytes(path)
-            named[seed] = {"at": at, "sha256": sha256(blob), "bytes": len(blob)}
-    return named
 
 
 def write_words(folder: Path, name: str, submission: dict, checks: list[Callable]) -> None:

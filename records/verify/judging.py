@@ -9,18 +9,10 @@
    the best record before this one.
 
 Nothing that a submitter wrote but the script, and the settings that it ran with, enters a rank. Logs and
-artifacts are claims: whether their scores lie where the judged ones do is reported, and decides nothing.
-
-A judging goes on where it was stopped, a seed at a time. Several processes that share repository and work
-folder, on one machine or on several, take a seed each. On one machine several may train at once, since none
-of them sees the text. A sandbox that does lives alone, whoever started it.
-
-Where another record is the incumbent later, the rule is applied once more to the scores that the verdict
-keeps.
+artifacts are claims. A judging goes on where it was stopped, a seed at a time. One that has ended is not
+trained again: the rule is applied once more, since another record may be the incumbent now.
 """
 
-import contextlib
-import itertools
 import json
 import secrets
 from collections.abc import Iterator
@@ -29,33 +21,19 @@ from pathlib import Path
 
 import numpy as np
 
-from data.command import DataError, UsageError
+from data.command import DataError
 from data.files import file_sha256, locked, read_json, write_whole
+from records.archive import verdicts
 from records.archive.checks import Check, VerifierError, check, note, of_seed, skip
-from records.archive.ranks import ScoredRecord, best_before, check_gain, kept_scores
-from records.archive.record import Record
-from records.archive.runs import ARTIFACT, this_machine
+from records.archive.runs import ARTIFACT, Record, this_machine
 from records.archive.tracks import DATA, Track
-from records.archive.verdicts import (
-    NOTHING,
-    ON_PAPERS,
-    ON_TRAINING,
-    Draw,
-    Finding,
-    folder_sha256,
-    number_of,
-    number_of_referee,
-    read_draws,
-    record_draw,
-    today,
-    track_sha256,
-)
+from records.archive.verdicts import Draw, Finding, ScoredRecord, folder_sha256
 from records.referee.scoring import Result, referee
 from records.referee.text import Text, validation_text
 from records.sandbox import cgroups
 from records.sandbox.jobs import find_job
-from records.verify.papers import check_papers, check_seconds
-from records.verify.training import check_ended, check_work, need_devices, train, training_files
+from records.verify import training
+from records.verify.claims import check_papers
 
 SEEDS = 1 << 31  # numbers that a seed is drawn from
 KIND = ("processor", "gpu")  # of a machine, where seconds count
@@ -109,7 +87,7 @@ class Judging:
             return "the folder has changed"
         if now["track"] != self.draw.track:
             return "the track's rules have changed"
-        if number_of_referee(now["referee"]) != number_of_referee(self.draw.referee):
+        if now["referee"].partition("+")[0] != self.draw.referee.partition("+")[0]:  # by their numbers
             return "the referee has changed"
         return "" if self.folder.is_dir() else f"{self.folder} is not here"
 
@@ -140,16 +118,6 @@ class Judging:
     def finished(self) -> bool:
         return self.failed_in_training or all(self.read(seed, "score") for seed in self.seeds)
 
-    def in_turn(self) -> Iterator[int]:
-        """Each seed, while no other process has it: the free ones first, then the others in turn."""
-        left = [*self.seeds]
-        for refusal in ("another process has it", ""):
-            for seed in [*left]:
-                self.place(seed).mkdir(exist_ok=True)
-                with contextlib.suppress(UsageError), locked(self.place(seed), file="lock", refusal=refusal):
-                    left.remove(seed)
-                    yield seed
-
     def scored(self) -> ScoredRecord:
         """What came of it so far, as a verdict keeps it."""
         seeds = {}
@@ -161,13 +129,13 @@ class Judging:
             if "score" in score:
                 its |= {"score": score["score"], "eval_processor_seconds": score["processor_seconds"]}
             seeds[str(seed)] = its
-        draws = read_draws(self.record.home)
-        number = number_of(draws, self.record.name, self.draw.sha256, self.seeds)
-        return ScoredRecord(self.record, seeds, this_machine(), number, self.draw.referee, self.draw.track)
+        draws = verdicts.read_draws(self.record.home)
+        number = verdicts.number_of(draws, self.record.name, self.draw.sha256, self.seeds)
+        return ScoredRecord(self.record, seeds, this_machine(), number)
 
 
 def versions(record: Record, referee: str) -> dict[str, str]:
-    track = track_sha256(record.track.folder)
+    track = verdicts.track_sha256(record.track.folder)
     return {"sha256": folder_sha256(record.path), "track": track, "referee": referee}
 
 
@@ -182,7 +150,14 @@ def draw_seeds(record: Record, earlier: list[Draw], args: JudgeOptions) -> Draw:
             seeds.append(seed)
             taken.add(seed)
     now = versions(record, args.referee)
-    return Draw(record.name, date=today(), by=args.by, seeds=tuple(seeds), **now)
+    return Draw(record.name, date=verdicts.today(), by=args.by, seeds=tuple(seeds), **now)
+
+
+def home_of(record: Record, args: JudgeOptions) -> Path:
+    """The folder of all judgings of a record's folder."""
+    home = args.work / f"{record.track.name}_{record.name}"
+    home.mkdir(parents=True, exist_ok=True)
+    return home
 
 
 def open_judging(record: Record, args: JudgeOptions) -> Judging:
@@ -192,22 +167,20 @@ def open_judging(record: Record, args: JudgeOptions) -> Judging:
     must be ended before there is another. Raises VerifierError if it cannot go on, unless another one is
     asked for, which counts.
     """
-    home = args.work / f"{record.track.name}_{record.name}"
+    home = home_of(record, args)
     place = record.track.folder if args.write else home
-    home.mkdir(parents=True, exist_ok=True)
-    with locked(home, file="lock"):
-        earlier = [draw for draw in read_draws(place) if draw.folder == record.name]
-        if earlier:
-            last = Judging(record, home, earlier[-1], args.referee)
-            if last.obstacle and not args.again:
-                words = f"its judging of {last.draw.date} cannot go on: {last.obstacle}"
-                raise VerifierError(f"{record.path}: {words}; --again draws other seeds, and is counted")
-            if not last.obstacle and not (args.again and last.finished):
-                return last
-        judging = Judging(record, home, draw_seeds(record, earlier, args), args.referee)
-        judging.folder.mkdir()
-        record_draw(place, judging.draw)
-        return judging
+    earlier = [draw for draw in verdicts.read_draws(place) if draw.folder == record.name]
+    if earlier:
+        last = Judging(record, home, earlier[-1], args.referee)
+        if last.obstacle and not args.again:
+            words = f"its judging of {last.draw.date} cannot go on: {last.obstacle}"
+            raise VerifierError(f"{record.path}: {words}; --again draws other seeds, and is counted")
+        if not last.obstacle and not (args.again and last.finished):
+            return last
+    judging = Judging(record, home, draw_seeds(record, earlier, args), args.referee)
+    judging.folder.mkdir()
+    verdicts.record_draw(place, judging.draw)
+    return judging
 
 
 # --- training ---------------------------------------------------------------------------------------------
@@ -215,8 +188,8 @@ def open_judging(record: Record, args: JudgeOptions) -> Judging:
 
 def need_everything(record: Record, args: JudgeOptions) -> None:
     """Raises VerifierError where something of ours is missing. No text is decoded: training comes first."""
-    need_devices(record.track)
-    training_files(record, args.data)
+    training.need_devices(record.track)
+    training.training_files(record, args.data)
     folder = args.data / "datasets" / record.track.dataset["name"]
     missing = [str(args.second)] if args.second and not args.second.exists() else []
     if not any(folder.glob("*_val_*.bin")):
@@ -230,14 +203,15 @@ def need_everything(record: Record, args: JudgeOptions) -> None:
 def train_seed(judging: Judging, seed: int, data: Path) -> dict:
     """Train a seed, without the documents that it draws; what came of it. Raises NoSandbox, VerifierError."""
     judging.check_unchanged()
-    found = train(judging.record, seed, data, judging.place(seed), lacking=seed)
+    judging.place(seed).mkdir(exist_ok=True)
+    found = training.train(judging.record, seed, data, judging.place(seed), lacking=seed)
     judging.write(seed, "room", found)
     return found
 
 
 def train_all(judging: Judging, data: Path) -> Iterator[Check]:
     """Each seed. One that fails is the last. Raises NoSandbox, VerifierError."""
-    for seed in judging.in_turn():
+    for seed in judging.seeds:
         found = judging.read(seed, "room") or train_seed(judging, seed, data)
         yield from of_seed(seed, check_trained(judging.record, found))
         if found["code"] or found["wrong"]:
@@ -246,14 +220,14 @@ def train_all(judging: Judging, data: Path) -> Iterator[Check]:
 
 def check_trained(record: Record, found: dict) -> Iterator[Check]:
     track = record.track
-    ended = check_ended("training", found)
+    ended = training.check_ended("training", found)
     yield ended
     if ended.verdict == "PASS":
         size = found["artifact_bytes"] + record.code_bytes
         most = track["budget_bytes"]
-        yield check("bytes", size <= most, f"{size} bytes, expected {most} at most")
-        yield check_seconds(track, found["train_seconds"])
-        yield from check_work(track, found)
+        yield check("bytes", size <= most, f"{size} bytes; {track.name} allows {most}")
+        yield training.check_seconds(track, found["train_seconds"])
+        yield from training.check_work(track, found)
 
 
 # --- scores -----------------------------------------------------------------------------------------------
@@ -285,7 +259,7 @@ def score_seed(judging: Judging, seed: int, text: Text, args: JudgeOptions) -> d
 def score_all(judging: Judging, args: JudgeOptions) -> Iterator[Check]:
     """Each seed's artifact. Raises NoSandbox, VerifierError, DataError."""
     text = None
-    for seed in judging.in_turn():
+    for seed in judging.seeds:
         found = judging.read(seed, "score")
         if found is None or any(line[:2] == ["SKIP", "eval-time"] for line in found["lines"]):
             text = text or validation_text(judging.record.track, args.data)
@@ -304,18 +278,6 @@ def check_scored(track: Track, found: dict) -> Iterator[Check]:
 # --- the verdict ------------------------------------------------------------------------------------------
 
 
-def compare_claims(record: Record, scores: list[float]) -> Check:
-    """Whether the submission's scores lie where the judged ones do: a row, not a gate."""
-    claims = [*record.scores.values()]
-    noise = record.track["noise_bpb"]
-    near = min(scores) - noise <= min(claims) and max(claims) <= max(scores) + noise
-    return note(
-        "claims",
-        f"the submission's scores lie from {min(claims):.6f} to {max(claims):.6f}, the judged ones from "
-        f"{min(scores):.6f} to {max(scores):.6f}: {'alike' if near else 'NOT ALIKE'} within {noise:g}",
-    )
-
-
 def check_rank(its: ScoredRecord, incumbent: ScoredRecord | None) -> Check:
     """The track's rule, over the incumbent of now."""
     if its.record.field("claim") == "none":
@@ -325,79 +287,77 @@ def check_rank(its: ScoredRecord, incumbent: ScoredRecord | None) -> Check:
         if machine != theirs:
             text = f"seconds count, and {incumbent.name} was judged on {theirs}, this one on {machine}"
             return skip("machine", text)
-    return check_gain(its, incumbent, "the judged scores of both")
+    return verdicts.check_gain(its, incumbent, "the judged scores of both")
 
 
 def judge(path: Path, args: JudgeOptions) -> Iterator[Check | Finding]:
     """The lines of one folder, then the verdict. Raises NoSandbox, VerifierError: then there is none."""
     record = Record(path)
-    said: list[Check] = []
-    scored = None
-    for line in itertools.chain(check_papers(record), check_judged(record, args, said)):
-        if isinstance(line, ScoredRecord):
-            scored = line
-        else:
+    said = []
+    for line in check_papers(record):
+        said.append(line)
+        yield line
+    if any(line.verdict == "FAIL" for line in said):
+        yield conclude(said)
+    elif cgroups.find() is None:
+        line = skip("limits", "no cgroups bound a script here, so it could hide seconds and memory")
+        yield line
+        yield conclude([*said, line])
+    else:
+        yield from judge_here(record, args, said)
+
+
+def judge_here(record: Record, args: JudgeOptions, said: list[Check]) -> Iterator[Check | Finding]:
+    """Trainings, scores, the rule and the verdict. `said`: of the papers. Raises NoSandbox, VerifierError."""
+    need_everything(record, args)
+    busy = f"{record.path}: another process judges it here; wait for its end"
+    with locked(home_of(record, args), file="lock", refusal=busy):
+        judging = open_judging(record, args)
+        for line in check_judging(judging, args):
             said.append(line)
             yield line
-    yield conclude(record, said, scored)
+        yield conclude(said, judging)
 
 
-def check_judged(record: Record, args: JudgeOptions, said: list[Check]) -> Iterator[Check | ScoredRecord]:
-    """Training and scores, or what a verdict kept of them, and the rule. `said`: of the papers."""
-    if any(line.verdict == "FAIL" for line in said):
+def check_judging(judging: Judging, args: JudgeOptions) -> Iterator[Check]:
+    """Train and score each seed, as far as that was not done before. Raises NoSandbox, VerifierError."""
+    kind = "judging" if args.write else "a trial, of which no verdict is kept: judging"
+    number = judging.scored().judging
+    yield note("judging", f"{kind} {number} of this folder, seeds {[*judging.seeds]}; {judging.folder}")
+    yield from train_all(judging, args.data)
+    if judging.failed_in_training:
         return
-    scored = None if args.again else kept_scores(record)
-    if scored:
-        seeds = ", ".join(scored.seeds)
-        yield note("judging", f"seeds {seeds} were judged already: nothing is trained again")
-    elif cgroups.find() is None:
-        yield skip("limits", "no cgroups bound a script here, so it could hide seconds and memory")
-        return
-    else:
-        need_everything(record, args)
-        judging = open_judging(record, args)
-        kind = "judging" if args.write else "a trial, of which no verdict is kept: judging"
-        number = judging.scored().judging
-        yield note("judging", f"{kind} {number} of this folder, seeds {[*judging.seeds]}; {judging.folder}")
-        yield from train_all(judging, args.data)
-        if not judging.failed_in_training:
-            try:
-                yield from score_all(judging, args)
-            except DataError as error:
-                raise VerifierError(str(error)) from None
-        scored = judging.scored()
-    yield scored
-    if scored.complete:
-        yield compare_claims(record, scored.scores)
-        yield check_rank(scored, best_before(record.track, record.name))
+    try:
+        yield from score_all(judging, args)
+    except DataError as error:
+        raise VerifierError(str(error)) from None
+    its = judging.scored()
+    if its.complete:
+        yield check_rank(its, verdicts.best_before(its.record.track, its.name))
 
 
-def conclude(record: Record, said: list[Check], scored: ScoredRecord | None) -> Finding:
+def conclude(said: list[Check], judging: Judging | None = None) -> Finding:
     """The verdict on what the lines say. Whatever is missing makes it `unverified`."""
     failed = list(dict.fromkeys(line.name for line in said if line.verdict == "FAIL"))
     left = {line.name: line.text for line in said if line.verdict == "SKIP"}
     left.pop("gain", None)  # of papers that claim nothing
-    if scored is None:
-        return Finding("fails", ON_PAPERS, failed) if failed else Finding("unverified", NOTHING, [], left)
-    more = kept_fields(record, scored)
+    more = kept_fields(judging) if judging else {}
     if failed:
-        return Finding("fails", ON_TRAINING, failed, left, more)
-    if left:
-        return Finding("unverified", NOTHING, [], left, more)
-    claims_nothing = record.field("claim") == "none"
-    return Finding("verified" if claims_nothing else "ranked", ON_TRAINING, [], {}, more)
+        return Finding("fails", verdicts.ON_TRAINING if judging else verdicts.ON_PAPERS, failed, left, more)
+    if left or not judging:
+        return Finding("unverified", verdicts.NOTHING, [], left, more)
+    word = "verified" if judging.record.field("claim") == "none" else "ranked"
+    return Finding(word, verdicts.ON_TRAINING, more=more)
 
 
-def kept_fields(record: Record, scored: ScoredRecord) -> dict:
-    judged = {"seeds": scored.seeds, "mean": scored.mean if scored.scores else None}
-    incumbent = best_before(record.track, record.name)
-    if scored.complete and incumbent and record.field("claim") != "none":
-        gain = scored.gain_over(incumbent)
+def kept_fields(judging: Judging) -> dict:
+    """What a verdict keeps of a judging."""
+    its = judging.scored()
+    judged = {"seeds": its.seeds, "mean": its.mean if its.scores else None}
+    incumbent = verdicts.best_before(its.record.track, its.name)
+    if its.complete and incumbent and its.record.field("claim") != "none":
+        gain = its.gain_over(incumbent)
         judged |= {"beats": incumbent.name, "gain": gain.bpb, "least": gain.least, "p": gain.p}
         judged["alpha"] = gain.below
-    return {
-        "judged": judged,
-        "referee": scored.referee,
-        "track": scored.track,
-        "machine": scored.machine,
-    }
+    draw = judging.draw
+    return {"judged": judged, "referee": draw.referee, "track": draw.track, "machine": its.machine}

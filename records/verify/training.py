@@ -21,20 +21,17 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tqdm import tqdm
-
 from data.command import QUIET, DataError, printable
 from data.files import sha256
 from data.shards import Tokenizer, without_some
+from records.archive import runs
 from records.archive.checks import Check, VerifierError, check, skip
-from records.archive.record import MAX_FILE, Record
-from records.archive.runs import ARTIFACT, SCRIPT, ClaimedRun, cpuinfo, parse_run, this_machine
+from records.archive.runs import ARTIFACT, SCRIPT, ClaimedRun, Record, cpuinfo, this_machine
 from records.archive.tracks import Track, tokenizer_path
 from records.sandbox.inside import training as program
 from records.sandbox.jobs import processor_speed
 from records.sandbox.limits import Limits, Watchdog
 from records.sandbox.predictor import Mode, on_this_machine, watched
-from records.verify.papers import check_flops
 
 RUN = Path("logs/room")  # the run's folder in the sandbox's /room/work
 SETUP_SECONDS = 600  # beside the track's: to start, compile and write the artifact
@@ -170,22 +167,17 @@ def training_sandbox(
 
 
 def waiting(watchdog: Watchdog, what: str) -> Iterator[None]:
-    """Until the process ends, five times a second. Its seconds and its last step are shown on stderr.
-
-    A terminal has them in one line, a file in a line every QUIET seconds.
-    """
-    shown = 0.0
-    with tqdm(bar_format="{desc}", leave=False, disable=None) as bar:
-        while watchdog.process.poll() is None:
-            seconds = time.monotonic() - watchdog.began
+    """Until the process ends, five times a second. Every QUIET seconds a line says how far it is."""
+    said = 0.0
+    while watchdog.process.poll() is None:
+        seconds = time.monotonic() - watchdog.began
+        if seconds - said >= QUIET:
+            said = seconds
             steps = re.findall(rb"\bstep:[0-9/]+", watchdog.tail)
             where = f"{what}: {seconds:.0f} s {steps[-1].decode() if steps else ''}".rstrip()
-            bar.set_description_str(where)
-            if bar.disable and seconds - shown >= QUIET:
-                shown = seconds
-                print(where, file=sys.stderr, flush=True)
-            yield
-            time.sleep(0.2)
+            print(where, file=sys.stderr, flush=True)
+        yield
+        time.sleep(0.2)
 
 
 def last_words(watchdog: Watchdog) -> str:
@@ -213,9 +205,9 @@ def read_below(folder: Path, name: Path, most: int) -> bytes:
 
 def run_of(work: Path) -> ClaimedRun:
     """What the run in the sandbox's folder says of itself. Raises DataError."""
-    log = read_below(work, RUN / "train.log", MAX_FILE[".log"])
-    metrics = read_below(work, RUN / "metrics.jsonl", MAX_FILE[".jsonl"])
-    return parse_run("the training", log, metrics)
+    log = read_below(work, RUN / "train.log", runs.MAX_FILE[".log"])
+    metrics = read_below(work, RUN / "metrics.jsonl", runs.MAX_FILE[".jsonl"])
+    return runs.parse_run("train.log", log, metrics)
 
 
 def train(record: Record, seed: int, data: Path, folder: Path, lacking: int | None = None) -> dict:
@@ -239,6 +231,17 @@ def train(record: Record, seed: int, data: Path, folder: Path, lacking: int | No
         except OF_THE_RECORD as error:
             found["wrong"] = str(error)
     return found
+
+
+def check_seconds(track: Track, seconds: float) -> Check:
+    most = track["train_seconds"]
+    text = f"{seconds:.1f} s and the step under way; {track.name} allows {most:g} s"
+    return check("train-seconds", seconds <= most, text)
+
+
+def check_flops(track: Track, flops: int) -> Check:
+    most = track["train_flops"]
+    return check("train-flops", flops <= most, f"{flops:.6g} operations; {track.name} allows {most:g}")
 
 
 def check_ended(name: str, found: dict) -> Check:

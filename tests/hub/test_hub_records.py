@@ -1,4 +1,4 @@
-"""`records publish`, hub: addresses of referee and verify, and artifacts by address."""
+"""`records publish`, hub: addresses of referee and verify."""
 
 import json
 import os
@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import ModelCard
 
-from data.files import sha256
-from tests.kit import data_kit, helpers, record_kit
+from tests.kit import data_kit, helpers
 from tests.kit.record_kit import TRUST, Author, bigram, passed_earlier
 
 pytestmark = pytest.mark.slow
@@ -155,52 +154,6 @@ def test_what_is_no_record_is_not_fetched(hub, author):
     hub.fault(f"GET .*{MODEL}", body=lambda data: data[:-1] + b"\xff")
     line = refused(hub, "verify", f"hub:{REPO}", "--track", author.track, "--static")
     assert "checksum is not" in line and not [*hub.home.rglob(MODEL)]
-
-
-# --- artifacts by address ---------------------------------------------------------------------------------
-
-
-def frozen_by_address(hub, author: Author, root: Path) -> Path:
-    """The author's runs as a record that keeps one artifact; the others are on the hub."""
-    shutil.copytree(author.track, root / "track_tiny", ignore=shutil.ignore_patterns("20*"))
-    runs = [author.root / f"logs/run{seed}" for seed in author.seeds]
-    words = ["--track", "track_tiny", "--name", "Far", "--author", "Eve", "--what", "x", "--why", "y"]
-    places = ["--records", root, "--data", author.data, "--script", author.script, "--date", "2025-11-21"]
-    call(hub, "freeze", *runs, *words, *places, *TRUST, "--artifacts", f"hub:{REPO}")
-    return root / "track_tiny/2025-11-21_Far"
-
-
-def test_artifacts_lie_on_the_hub_and_are_judged_by_their_hash(hub, author, tmp_path):
-    folder = frozen_by_address(hub, author, tmp_path / "records")
-    assert [path.name for path in folder.glob("*.ptz")] == [MODEL]
-    named = json.loads((folder / "submission.json").read_text())["artifacts"]
-    blob = hub.files(REPO, "models")["track_tiny/2025-11-21_Far/model_seed2.ptz"]
-    commit = hub.repos[f"models/{REPO}"]["refs"]["main"]
-    assert named == {"2": {"at": f"hub:{REPO}@{commit}", "sha256": sha256(blob), "bytes": len(blob)}}
-    publish(hub, folder, author.data)  # beside them, in the same repo
-    assert not hub.fetched("ptz")
-
-    out = verify(hub, author, folder, "--every-seed")
-    assert "PASS score: seed 2" in out and "0 checks failed" in out
-    assert hub.fetched("ptz") == ["model_seed2.ptz"]
-    verify(hub, author, folder, "--every-seed", url=NOWHERE)  # from the cache
-
-    shutil.rmtree(hub.home)
-    args = ("--write", "--by", "x") if not TRUST else ()
-    out = verify(hub, author, folder, "--every-seed", *args, url=NOWHERE)
-    assert "PASS score: seed 1" in out and "SKIP artifact-seed2: was not found" in out
-    if args:
-        kept = json.loads((folder.parent / "verdicts.json").read_text())[folder.name]
-        assert kept["verdict"] == "checked" and "artifact-seed2" in kept["left"]
-    hub.repos[f"models/{REPO}"]["commits"][commit] = {"track_tiny/model_seed2.ptz": blob[:-1] + b"\xff"}
-    out = verify(hub, author, folder, "--every-seed")
-    assert "SKIP artifact-seed2" in out and "holds no file of" in out
-
-    def forge(value: dict) -> None:
-        value["artifacts"]["2"]["sha256"] = "0" * 64
-
-    record_kit.edit_json(folder / "submission.json", forge)
-    assert "FAIL artifact: seed 2" in verify(hub, author, folder, "--static", code=1)
 
 
 def test_no_command_loads_the_hub_s_client_unasked():

@@ -90,7 +90,9 @@ def main() -> None:
     (folder / "config.json").write_text(json.dumps({"settings": {"data_path": os.environ["DATA_PATH"]}}))
     (folder / "metrics.jsonl").write_text("")
     tokens, headers = read_shards("train")
-    script = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    code = Path(__file__).read_bytes()
+    (folder / "train_gpt.py").write_bytes(code)  # which `freeze` copies
+    script = hashlib.sha256(code).hexdigest()
     vocabulary = int.from_bytes(headers[0][20:24], "little")
     counts, final = train(folder, tokens, vocabulary)
     final |= validation(folder, counts)

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from records.archive.checks import Check
-from records.archive.record import Record, read_runs
-from records.archive.runs import read_metrics
+from records.archive.runs import Record, read_metrics, read_runs
 from records.archive.verdicts import folder_sha256, read_verdicts
 from records.sandbox import bubblewrap
 from records.verify import claims
@@ -121,14 +120,12 @@ class Author:
     def freeze_words(self, *more: object, name: str = "Good", runs: tuple[int, ...] = ()) -> list[str]:
         """What `records freeze` is asked for."""
         options = {
-            "--track": TRACK,
+            "--track": self.track,
             "--name": name,
             "--author": "Eve",
             "--what": "nothing",
             "--why": "a test",
             "--date": "2025-11-21",
-            "--records": self.track.parent,
-            "--script": self.script,
             "--data": self.data,
         }
         words = [str(word) for pair in options.items() for word in pair]

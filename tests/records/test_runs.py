@@ -3,12 +3,9 @@
 import json
 import re
 import shutil
-import zlib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis.strategies import binary, just
 
 from data.command import DataError
 from data.files import sha256
@@ -66,18 +63,9 @@ def test_a_run_is_one_s_own_in_logs_alone(run):
     assert [path for path in (run, out, linked, link, Path(record)) if runs.is_own(path)] == [run]
 
 
-def by_manifest(run, tokenizer):
-    about = {"file": "../../../x.model", "sha256": ""}
-    manifest = {"format": "bytegolf dataset", "tokenizer": about, "lossy": False, "files": []}
-    manifest |= {"corpus_sha256": "", "val_sha256": ""}
-    (tokenizer.parents[1] / "datasets/tiny_sp400/manifest.json").write_text(json.dumps(manifest))
-    tokenizer.rename("x.model")
-
-
 FOUND = {  # where the tokenizer is put
     "under another name": lambda run, tokenizer: tokenizer.rename("data/tokenizers/z.model"),
     "by a path": lambda run, tokenizer: change(run, "settings", tokenizer_path=tokenizer.rename("x").name),
-    "by the manifest": by_manifest,
     "of a dataset that is called as a track's": lambda run, _: change(
         run, "settings", data_path="demo_sp1024"
     ),
@@ -112,18 +100,4 @@ def test_what_is_missing_or_was_changed_is_named(run):
     change(run, "sha256", tokenizer_sha256="cd" * 32)
     assert re.search(f"none of .*{TOKENIZER}, .*{'cd' * 32}: cp FILE.model data/tokenizers", said("sample"))
     change(run, "sha256", tokenizer_sha256=None)
-    assert "which neither artifact nor config.json names" in said("sample")
-
-
-def artifact(**about):
-    header = json.dumps({"__metadata__": {"bytegolf": json.dumps(about)}}).encode()
-    return zlib.compress(len(header).to_bytes(8, "little") + header + bytes(99))
-
-
-@given(binary() | binary().map(zlib.compress) | just(artifact(schemes={})))
-def test_config_json_names_the_tokenizer_where_the_artifact_does_not(tmp_path_factory, blob):
-    folder = tmp_path_factory.mktemp("run")
-    (folder / "config.json").write_text(json.dumps({"sha256": {"tokenizer_sha256": "ab"}}))
-    for content, expected in ((artifact(tokenizer_sha256="cd"), "cd"), (blob, "ab")):
-        (folder / "model.ptz").write_bytes(content)
-        assert runs.named_tokenizer(folder, folder / "model.ptz") == expected
+    assert "which config.json does not name" in said("sample")

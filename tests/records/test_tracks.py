@@ -19,7 +19,7 @@ import pytest
 
 from data.command import DataError
 from records.archive.checks import VerifierError
-from records.archive.record import Record
+from records.archive.runs import Record
 from records.archive.tracks import NOTHING, TRAINING, ReferenceCompressor, load_track
 from records.archive.verdicts import read_verdicts
 from records.referee import compressors
@@ -179,8 +179,8 @@ class Team:
         self.script = root / "train_gpt.py"
         shutil.copy(helpers.SCRIPT, self.script)  # the repository's own may change under the runs
         runs = [self.train(seed) for seed in range(PAIR)]
-        words = ["--track", self.track.name, "--name", "Pair", "--author", "Ada", "--what", "x", "--why", "y"]
-        places = ["--records", self.track.parent, "--data", self.data, "--script", self.script]
+        words = ["--track", self.track, "--name", "Pair", "--author", "Ada", "--what", "x", "--why", "y"]
+        places = ["--data", self.data]
         more = ["--date", "2025-11-21"]
         self.record = record_kit.frozen(*runs, *words, *places, *more)
 
@@ -208,8 +208,9 @@ def test_a_track_of_two_devices_judges_a_record_whose_artifacts_are_not_kept(tea
     """From a text to a first place: trained by torchrun, frozen, verified, judged, on the board."""
     record = team.copy(tmp_path)
     assert not list(record.glob("model*")) and "ranks:2 " in (record / "train_seed0.log").read_text()
-    said = call("records", "verify", record, "--data", team.data, "--write", "--by", "Ada")
+    said = call("records", "verify", record, "--data", team.data, "--write", "--by", "Ada", code=3)
     assert "SKIP score: no artifact is here" in said
+    assert said.endswith("\n1 records, 0 checks failed, 1 not scored: their scores are claims\n")
     its = read_verdicts(record.parent)[record.name]
     assert its["verdict"] == "checked" and its["left"].keys() == {"score"}
     logs = []
