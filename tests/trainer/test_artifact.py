@@ -158,20 +158,6 @@ def test_another_program_can_read_it(artifact):
 # --- damage -----------------------------------------------------------------------------------------------
 
 
-def damaged(blob: bytes, rng: random.Random) -> bytes:
-    """Some bits flipped, or the end cut off, or bytes put in, taken out or doubled."""
-    blob, kind, at = bytearray(blob), rng.randrange(5), rng.randrange(len(blob))
-    if kind == 0:
-        return bytes(blob[:at])
-    if kind == 1:
-        return bytes(blob[:at] + rng.randbytes(rng.randint(1, 9)) + blob[at:])
-    if kind == 2:
-        return bytes(blob[:at] + blob[at + rng.randint(1, 9) :])
-    for _ in range(rng.choice([1, 1, 2, 20])):
-        blob[rng.randrange(len(blob)) if kind == 3 else rng.randrange(60)] ^= 1 << rng.randrange(8)
-    return bytes(blob)
-
-
 @pytest.fixture
 def small() -> bytes:
     s = settings_of(vocabulary=20)
@@ -180,7 +166,7 @@ def small() -> bytes:
 
 def test_300_damaged_files_are_refused(small):
     rng = random.Random(1)
-    found = [decode(damaged(small, rng)) for _ in range(300)]
+    found = [decode(helpers.damaged(small, rng)) for _ in range(300)]
     assert found.count(None) > 290
     for weights in filter(None, found):
         assert_equal(weights, decode(small))
@@ -190,7 +176,7 @@ def test_300_damaged_contents_are_refused_or_decoded_but_never_crash(small):
     """Damage under a good zlib stream, in the header above all: no checksum helps there."""
     raw, rng = zlib.decompress(small), random.Random(2)
     ends = (len(raw), *[8 + int.from_bytes(raw[:8], "little")] * 2)
-    blobs = (damaged(raw[:end], rng) + raw[end:] for end in 100 * ends)
+    blobs = (helpers.damaged(raw[:end], rng) + raw[end:] for end in 100 * ends)
     assert [decode(zlib.compress(blob, 1)) for blob in blobs].count(None) > 150
 
 
