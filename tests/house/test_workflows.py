@@ -288,26 +288,6 @@ def test_more_bytes_than_a_record_needs_are_not_unpacked(hub):
 # --- the workflows ----------------------------------------------------------------------------------------
 
 
-def evaluated(expression: str, **event: object) -> object:
-    """What an expression of GitHub's is, by an event of a pull request."""
-    names = {"github.event.label.name": "label", "github.event.action": "action", "github.run_id": "run_id"}
-    for name, ours in {**names, "&&": "and", "||": "or"}.items():
-        expression = expression.replace(name, ours)
-    return eval(expression, {}, event)
-
-
-def test_no_other_label_ends_a_judging_or_begins_one():
-    """Runs of one group end each other."""
-    group = re.search(r"group: record-.*?-\$\{\{ (.*) \}\}", WORKFLOW)[1]
-    condition = re.search(r"^    if: (.*)", WORKFLOW, re.MULTILINE)[1]
-    for label, judges in (("judge", True), ("question", False)):
-        event = {"action": "labeled", "label": label, "run_id": 7}
-        assert evaluated(condition, **event) == judges
-        assert (evaluated(group, **event) == "judge") == judges
-    pushed = {"action": "synchronize", "label": None, "run_id": 8}
-    assert evaluated(condition, **pushed) and evaluated(group, **pushed) == "judge"
-
-
 def test_github_takes_every_workflow():
     program = shutil.which("actionlint", path=Path(sys.executable).parent) or shutil.which("actionlint")
     if not program:
