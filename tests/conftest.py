@@ -16,8 +16,21 @@ signal.signal(
 settings.register_profile("here", deadline=None, database=None, derandomize=True)
 settings.load_profile("here")
 
+# The files that take longest, as they are begun: a tail would keep one worker busy, and two that wait for the
+# same sandbox would keep each other waiting.
+LONGEST = """
+    test_records test_cluster test_campaign test_follow test_run test_pages test_referee test_mlx
+    test_reliability test_compare test_judge test_walls test_foreign test_limits test_hub_records
+"""
+
+
+def pytest_collection_modifyitems(items):
+    places = {name: place for place, name in enumerate(LONGEST.split())}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
 
 def pytest_configure(config):
+    config.option.loadscopereorder = False  # pytest-xdist would begin the files with the most tests
     config.addinivalue_line("markers", "slow: seconds or more; left out by -m 'not slow'")
     config.addinivalue_line("markers", "cuda: needs a GPU; skipped where there is none")
     config.addinivalue_line("markers", "sandbox: needs bubblewrap; skipped where none works")
