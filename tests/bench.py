@@ -68,8 +68,8 @@ def step(trainer: Any, folder: Path) -> tuple[Call, int]:
     """Forward, backward, gradient sum, Muon and Adam."""
     s = trainer.s
     batch = trainer.machine.tensor(random_tokens(s, s.batch_slots, s.slot_tokens + 1))
-    first = next(sys.modules[type(trainer).__module__].Plan(s).steps())
-    return lambda: float(trainer.step(batch, first, 1.0)[0]), s.train_batch_tokens
+    first = sys.modules[type(trainer).__module__].Plan(s).step(0)
+    return lambda: float(trainer.step(batch, first)[0]), s.train_batch_tokens
 
 
 def evaluation(trainer: Any, folder: Path) -> tuple[Call, int]:
@@ -116,7 +116,7 @@ def alone(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }
     if args.what == "step":
         script = sys.modules[type(trainer).__module__]
-        flops = next(script.Plan(trainer.s).steps()).flops
+        flops = script.step_flops(trainer.s)
         found["mfu"] = f"{flops / median / trainer.machine.peak_flops:.1%}"
     return found
 

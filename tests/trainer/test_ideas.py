@@ -122,7 +122,7 @@ def test_a_fork_learns_counts_its_operations_and_its_artifact_scores_the_same_ag
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["cooldown_average", "normuon"])
-def test_more_state_and_another_plan_survive_a_resume(forks, tmp_path, name):
+def test_more_state_survives_a_resume(forks, tmp_path, name):
     fork = forks(name)
     kept = min(fork.run.folder.glob("checkpoint/*.ckpt"))
     folder = tmp_path / "logs/fork/checkpoint"
@@ -160,11 +160,10 @@ def test_an_idea_changes_the_training_the_artifact_or_neither(forks, base_run, n
 
 
 @pytest.mark.slow
-def test_artifacts_and_operations_are_what_the_ideas_say(forks, base_run):
+def test_artifacts_are_what_the_ideas_say(forks, base_run):
     """What only training needs leaves no values behind, and a gate that starts at zero is learned."""
-    base = base_run.final
-    assert int(forks("int6_qat").run.final["artifact_bytes"]) < 0.8 * int(base["artifact_bytes"])
-    assert int(forks("sequence_schedule").run.final["train_flops"]) < int(base["train_flops"])
+    base = int(base_run.final["artifact_bytes"])
+    assert int(forks("int6_qat").run.final["artifact_bytes"]) < 0.8 * base
     assert not forks("next_token_after").stored()["ahead"].any()
     for name, gate in (("smear_gate", "smear"), ("value_embeddings", "value_share")):
         assert forks(name).stored()[gate].all()
