@@ -237,7 +237,8 @@ def test_half_of_a_final_event_is_no_end(copy):
 
 @pytest.mark.slow
 def test_a_file_that_may_not_grow_stops_the_run_and_it_goes_on(corpus, tmp_path):
-    env = corpus.env(RUN_ID="run", ITERATIONS=700, TRAIN_LOG_EVERY=1, **SMALL)
+    small = SMALL | {"MODEL_DIM": 8, "NUM_HEADS": 2, "NUM_LAYERS": 1, "TRAIN_SEQ_LEN": 16}
+    env = corpus.env(RUN_ID="run", ITERATIONS=700, TRAIN_LOG_EVERY=1, **small)
     limited = ["bash", "-c", 'ulimit -f 90; exec "$0" "$@"', *helpers.command()]
     run = Launch(tmp_path, env, command=limited).need(16)
     assert "File too large" in run.err and "RUN_ID=run goes on" in run.err
