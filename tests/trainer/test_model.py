@@ -65,8 +65,9 @@ def attention_case(B, T, H, G, K, dtype=torch.float32, gain=1.0, device="cpu"):
     generator = torch.Generator().manual_seed(T * H + K)
     q = torch.randn(B, T, G, H // G, K, generator=generator)
     k, v = torch.randn(2, B, T, G, K, generator=generator)
-    parts = (train_gpt.rms_norm(q) * gain, train_gpt.rms_norm(k), v)
-    return [part.to(device, dtype).requires_grad_() for part in parts]
+    q = gain * train_gpt.rms_norm(q)
+    k = train_gpt.rms_norm(k)
+    return [part.to(device, dtype).requires_grad_() for part in (q, k, v)]
 
 
 def math_attention(q, k, v, window):
@@ -189,22 +190,33 @@ def test_start_weights_are_as_the_table_says_by_seed_and_name_alone():
 
 def nats_of_steps(predictor: Predictor, ids: np.ndarray) -> np.ndarray:
     """float64[rows, T]: nats of int64[rows, T], each token fed after its price."""
-    logits = [predictor.start(len(ids)), *map(predictor.step, ids.T[:-1])]
-    shape = (len(ids), predictor.vocab_size)
-    assert {(each.dtype, each.shape) for each in logits} == {(np.dtype("float32"), shape)}
+    logits = [predictor.start(len(ids))]
+    for column in ids.T[:-1]:
+        logits.append(predictor.step(column))
+    for each in logits:
+        assert each.dtype == np.float32
+        assert each.shape == (len(ids), predictor.vocab_size)
     logprobs = torch.from_numpy(np.stack(logits, 1)).double().log_softmax(-1)
     paid = logprobs.gather(-1, torch.from_numpy(ids).unsqueeze(-1))
     return -paid.squeeze(-1).numpy()
 
 
-@pytest.mark.parametrize("more", [{}, {"KEY_SHIFT": 0}, {"SHORT_WINDOW": 9}, {"SHORT_WINDOW": 200}])
+MODELS = {
+    "preset": {},
+    "no shift": {"KEY_SHIFT": 0},
+    "short": {"SHORT_WINDOW": 9},
+    "long": {"SHORT_WINDOW": 200},
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("window", [7, 20, 250])
-def test_a_predictor_says_what_attention_in_a_sliding_window_says(window, more, monkeypatch):
+def test_a_predictor_says_what_attention_in_a_sliding_window_says(window, kind, monkeypatch):
     """A layer with a short window sees that or the evaluation's, whichever is shorter.
 
     So in rows of 190 tokens, too, nothing depends on what comes later.
     """
-    s = tiny(EVAL_SEQ_LEN=window, **more)
+    s = tiny(EVAL_SEQ_LEN=window, **MODELS[kind])
     model = random_model(s)
     ids = random_ids(s, 3, 190)
     found = nats_of_steps(Predictor(model), ids)
