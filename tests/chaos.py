@@ -172,19 +172,6 @@ def signalled(task: Try) -> list[float]:
 # --- rows: damage -----------------------------------------------------------------------------------------
 
 
-def damage(blob: bytes, rng: random.Random) -> bytes:
-    """A byte changed, near the ends as often as anywhere, or the file cut or lengthened."""
-    size = len(blob)
-    kind = rng.choice(["flip", "flip", "flip", "head", "tail", "tail", "cut", "grow"])
-    if kind == "cut":
-        return blob[: rng.choice((rng.randrange(size), size - rng.randint(1, 64), 0))]
-    if kind == "grow":
-        return blob + rng.randbytes(rng.randint(1, 64))
-    at = {"flip": rng.randrange(size), "head": rng.randrange(16), "tail": size - rng.randint(1, 40)}[kind]
-    mask = rng.choice((1 << rng.randrange(8), rng.randint(1, 255)))
-    return blob[:at] + bytes([blob[at] ^ mask]) + blob[at + 1 :]
-
-
 def same_arrays(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
     return set(one) == set(other) and all(np.array_equal(array, other[name]) for name, array in one.items())
 
@@ -198,7 +185,7 @@ def read_damaged(folder: Path, rng: random.Random) -> None:
     whole = [train_gpt.unpack_tensors(path.read_bytes()) for path in paths]
     bad = rng.choice((1, 1, 2))
     for path in paths[:bad]:
-        path.write_bytes(damage(path.read_bytes(), rng))
+        path.write_bytes(helpers.damaged(path.read_bytes(), rng))
     try:
         arrays, facts, notes = train_gpt.newest_checkpoint(folder)
     except train_gpt.DataError:
@@ -225,20 +212,6 @@ def bad_checkpoint(task: Try) -> list[float]:
     log = (last.run / "train.log").read_text(encoding="utf-8")
     assert f"{newest.name} is damaged" in log, "the log does not report the damage"
     return seconds
-
-
-def bad_artifact(task: Try) -> list[float]:
-    """Refused, or the very same weights."""
-    blob = (task.alone() / "model.ptz").read_bytes()
-    settings, weights, _ = train_gpt.decode_artifact(blob, "whole")
-    for _ in range(task.count):
-        with contextlib.suppress(train_gpt.DataError):
-            found, arrays, _ = train_gpt.decode_artifact(damage(blob, task.rng), "damaged")
-            assert found == settings and same_arrays(arrays, weights), "taken with other weights"
-    (task.folder / "model.ptz").write_bytes(blob[:-1])
-    run = task.launch(EVAL_ONLY="model.ptz").need(3)
-    assert "model.ptz is damaged or of another script" in run.err, f"not reported: {run.err}"
-    return []
 
 
 # --- rows: numbers ----------------------------------------------------------------------------------------
@@ -335,20 +308,6 @@ def disk_full(task: Try) -> list[float]:
         return task.resume()
 
 
-def file_limit(task: Try) -> list[float]:
-    """A quota: no file may grow beyond so many KiB. Below metrics.jsonl's size the run cannot end."""
-    limit = task.rng.choice((task.rng.randint(1, 20), task.rng.randint(70, 180)))
-    limited = ["bash", "-c", f'ulimit -f {limit}; exec "$0" "$@"', *helpers.command()]
-    run = Launch(task.folder, task.env(), command=limited).need(0, 16)
-    log = task.run / "train.log"
-    said = run.err + (log.read_text(encoding="utf-8") if log.exists() else "")
-    assert "File too large" in said, "not reported"
-    if run.code:
-        return task.resume()
-    task.check_end()
-    return []
-
-
 def read_only(task: Try) -> list[float]:
     """The checkpoints' folder becomes read-only while the run trains, then the whole disk for a resume."""
     with small_disk(task.folder / "logs") as disk:
@@ -371,7 +330,7 @@ def read_only(task: Try) -> list[float]:
 
 
 def disks(task: Try) -> list[float]:
-    return (disk_full, file_limit, read_only)[task.index % 3](task)
+    return (disk_full, read_only)[task.index % 2](task)
 
 
 # --- rows: ranks and nodes --------------------------------------------------------------------------------
@@ -504,9 +463,8 @@ ROWS = [
     Row("kill", "SIGKILL at random moments, resumed until done: bit-exact end", STEP, 60, 5, killed),
     Row("signal", "SIGTERM, SIGINT, SIGHUP: exit 16, bit-exact end", STEP, 20, 5, signalled),
     Row("checkpoint", "checkpoint damaged: the one before, or refused", STEP, 180, 30, bad_checkpoint),
-    Row("artifact", "artifact damaged: refused, or the same weights", "", 400, 100, bad_artifact),
     Row("numbers", "NaN or infinity: step skipped, state untouched", "", 30, 10, not_finite),
-    Row("disk", "disk full, file limit, read-only: reported, bit-exact end", STEP, 8, 1, disks),
+    Row("disk", "disk full or read-only: reported, bit-exact end", STEP, 6, 1, disks),
     Row("world", "resumed on other numbers of ranks (1, 2, 4, 8): same losses", STEP, 6, 1, other_world),
     Row("rank", "a rank stopped or killed (DIST_TIMEOUT=6): others end in time", END, 8, 1, lost_rank),
     Row("node", "two nodes, one or the link lost: ends in time, bit-exact end", END, 3, 1, lost_node),

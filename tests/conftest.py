@@ -1,9 +1,7 @@
 """Fixtures of the trainer's tests: one tiny corpus and one finished run, made once."""
 
 import os
-import shutil
 import signal
-import subprocess
 
 import pytest
 from hypothesis import settings
@@ -18,8 +16,21 @@ signal.signal(
 settings.register_profile("here", deadline=None, database=None, derandomize=True)
 settings.load_profile("here")
 
+# The files that take longest, as they are begun: a tail would keep one worker busy, and two that wait for the
+# same sandbox would keep each other waiting.
+LONGEST = """
+    test_records test_cluster test_campaign test_follow test_run test_pages test_referee test_mlx
+    test_reliability test_compare test_judge test_walls test_foreign test_limits test_hub_records
+"""
+
+
+def pytest_collection_modifyitems(items):
+    places = {name: place for place, name in enumerate(LONGEST.split())}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
 
 def pytest_configure(config):
+    config.option.loadscopereorder = False  # pytest-xdist would begin the files with the most tests
     config.addinivalue_line("markers", "slow: seconds or more; left out by -m 'not slow'")
     config.addinivalue_line("markers", "cuda: needs a GPU; skipped where there is none")
     config.addinivalue_line("markers", "sandbox: needs bubblewrap; skipped where none works")
@@ -49,8 +60,8 @@ def corpus(tmp_path_factory, tokenizer_path):
 
 @pytest.fixture(scope="session")
 def base_run(tmp_path_factory, corpus):
-    """20 fp32 steps of one process, without a network where the system lets us take it away."""
+    """20 fp32 steps. Read only."""
+    import train_gpt  # most sessions of other folders need no torch
+
     env = corpus.env(RUN_ID="läuft-日本", ITERATIONS=20, VAL_LOSS_EVERY=10, TRAIN_LOG_EVERY=5)
-    alone = ("unshare", "--map-root-user", "--net")
-    lets = shutil.which("unshare") and subprocess.run([*alone, "true"], capture_output=True).returncode == 0
-    return helpers.run_script(tmp_path_factory.mktemp("base"), env, prefix=alone if lets else ())
+    return helpers.run_here(train_gpt.main, tmp_path_factory.mktemp("base"), env)

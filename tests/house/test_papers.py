@@ -4,7 +4,6 @@ import functools
 import importlib.util
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -107,24 +106,3 @@ def test_the_record_in_the_papers_scores_as_it_stands_there(tmp_path):
     within = sum(nats[stream[:-1], stream[1:]].sum() for stream in streams)
     total = within + 63 * np.log(400)  # of the streams' first tokens, but for the text's own
     assert score == pytest.approx(total / np.log(2) / corpus.val_bytes(), abs=1e-6)
-
-
-def test_a_termination_leaves_nothing_half_written(tmp_path):
-    code = """
-import sys, time
-from pathlib import Path
-from data import door
-from data.files import growing_folder
-
-def work():
-    with growing_folder(Path(sys.argv[1])):
-        print("begun", flush=True)
-        time.sleep(60)
-
-sys.exit(door.run(work))
-"""
-    words = [sys.executable, "-c", code, str(tmp_path / "record")]
-    with subprocess.Popen(words, cwd=helpers.ROOT, stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline() == b"begun\n"
-        process.terminate()
-    assert process.returncode == 130 and not list(tmp_path.iterdir())

@@ -281,14 +281,6 @@ def test_more_bytes_than_a_record_needs_are_not_unpacked(hub):
 # --- the workflows ----------------------------------------------------------------------------------------
 
 
-def test_no_other_label_ends_a_judging_or_begins_one():
-    """Runs of one group end each other."""
-    assert (
-        "group: record-${{ github.event.pull_request.number }}-${{ github.event.label.name }}\n" in WORKFLOW
-    )
-    assert "    if: github.event.action != 'labeled' || github.event.label.name == 'judge'\n" in WORKFLOW
-
-
 def test_github_takes_every_workflow():
     program = shutil.which("actionlint", path=Path(sys.executable).parent) or shutil.which("actionlint")
     if not program:

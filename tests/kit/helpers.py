@@ -175,6 +175,21 @@ def make_corpus(
     return made
 
 
+def damaged(blob: bytes, rng: random.Random) -> bytes:
+    """Some bits flipped, anywhere or at one end, or the end cut off, or bytes put in or taken out."""
+    made, kind, at = bytearray(blob), rng.randrange(6), rng.randrange(len(blob))
+    if kind == 0:
+        return bytes(made[:at])
+    if kind == 1:
+        return bytes(made[:at] + rng.randbytes(rng.randint(1, 9)) + made[at:])
+    if kind == 2:
+        return bytes(made[:at] + made[at + rng.randint(1, 9) :])
+    places = {3: range(len(made)), 4: range(60), 5: range(-40, 0)}[kind]
+    for _ in range(rng.choice([1, 1, 2, 20])):
+        made[rng.choice(places)] ^= 1 << rng.randrange(8)
+    return bytes(made)
+
+
 def events(folder: Path, kind: str) -> list[dict]:
     """The events of a kind in a run's metrics.jsonl; what a dying run left unfinished is none."""
     found = []

@@ -138,8 +138,8 @@ def refusal(broken: TinyCorpus, **env) -> str:
     return line
 
 
-# Each line says how to go on: a command, or, where only the origin of the files can help, what to do.
-HELP = r"python -m data (verify|prepare|download)|make or fetch it again|move or fetch"
+# Each line says how to go on: a command, settings, or, where only their origin can help, what to do.
+HELP = r"python -m data (verify|prepare|download)|see VOCAB_SIZE|make or fetch it again|move or fetch"
 
 
 @pytest.mark.parametrize("kind", SHARDS)

@@ -133,7 +133,9 @@ def open_machine(**env) -> train_gpt.Machine:
 
 
 LEFT_OVER = "RANK=1 WORLD_SIZE=2 WORLD_SIZE= WORLD_SIZE=x WORLD_SIZE=-2 RANK=x LOCAL_RANK=-1 LOCAL_RANK=7"
-WRONG = "MASTER_PORT=x RANK=x MASTER_PORT=70000 WORLD_SIZE=x WORLD_SIZE=0"
+WRONG = dict.fromkeys(("MASTER_PORT=x", "MASTER_PORT=70000"), "MASTER_PORT")
+WRONG |= {"RANK=x": "RANK", "WORLD_SIZE=x": "WORLD_SIZE", "WORLD_SIZE=0": "WORLD_SIZE"}
+WRONG |= {"WORLD_SIZE=3": "WORLD_SIZE=3: by BATCH_SLOTS takes one of 1, 2, 4, 8"}
 
 
 @pytest.mark.parametrize("word", LEFT_OVER.split())
@@ -144,13 +146,14 @@ def test_ranks_without_an_address_are_left_over_and_one_process_runs(word, monke
     assert (machine.rank, machine.world) == (0, 1)
 
 
-@pytest.mark.parametrize("word", WRONG.split())
+@pytest.mark.parametrize("word", WRONG)
 def test_wrong_ranks_are_one_line_and_no_traceback(word, capsys, monkeypatch):
-    for name, value in helpers.tiny_env(MASTER_ADDR="127.0.0.1", WORLD_SIZE=2, RANK=0, DEVICE="cpu").items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv(*word.split("="))
+    name, value = word.split("=")
+    ranks = {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": 2, "RANK": 0, "DEVICE": "cpu"}
+    for each, text in helpers.tiny_env(**ranks | {name: value}).items():
+        monkeypatch.setenv(each, text)
     code, _, err = main(capsys)
-    assert code == 2 and err.count("\n") == 1 and word.split("=")[0] in err
+    assert code == 2 and err.count("\n") == 1 and WRONG[word] in err
 
 
 def test_two_tasks_of_slurm_without_torchrun_are_noted(capsys, monkeypatch):

@@ -33,10 +33,10 @@ SMALL = {"BATCH_SLOTS": 2, "TRAIN_BATCH_TOKENS": 128}
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", ["kill@12:rank=0", "stop@12:rank=1"])
 def test_the_others_end_in_time_when_a_rank_is_lost(corpus, tmp_path, spec):
-    env = corpus.env(RUN_ID="lost", ITERATIONS=10**5, TRAIN_LOG_EVERY=1, DIST_TIMEOUT=6)
+    env = corpus.env(RUN_ID="lost", ITERATIONS=10**5, TRAIN_LOG_EVERY=1, DIST_TIMEOUT=4)
     run = Launch(tmp_path, env, 2, spec)
     others = all_ranks([run], 2)
-    watch_the_others([others.pop(int(spec[-1]))], others, 6.0)
+    watch_the_others([others.pop(int(spec[-1]))], others, 4.0)
     run.kill()
     assert re.search(r"^train_gpt\.py: lost a rank: .*RUN_ID=lost goes on", run.err, re.MULTILINE), run.err
 
@@ -57,17 +57,24 @@ def test_a_run_that_was_killed_even_in_a_checkpoint_ends_with_the_bits_of_one_th
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_rank_ends_the_last_evaluation_on_all(corpus, tmp_path):
-    spec = "sleep@3:seconds=0.5:in=pass"
-    env = corpus.env(RUN_ID="run", ITERATIONS=3, VAL_BATCH_SIZE=4096)
-    run = Launch(tmp_path, env, 2, spec)
+def test_two_ranks_stop_with_a_checkpoint_and_in_the_last_evaluation_and_one_goes_on(corpus, tmp_path):
+    """By a signal to torchrun, and by one to a rank."""
+    env = corpus.env(RUN_ID="run", ITERATIONS=30, VAL_BATCH_SIZE=4096)
+    run = Launch(tmp_path, env, 2, "sleep@10:seconds=1")
+    run.signal_at("step:8/", signal.SIGTERM)
+    run.need(1)  # torchrun has an exit code of its own
+    said = re.search(r"stopped by a signal after step (\d+) of 30; (.*) goes on", run.err)
+    assert 8 <= int(said[1]) < 30 and "RUN_ID=run" in said[2]
+    assert (tmp_path / f"logs/run/checkpoint/step_{int(said[1]):08}.ckpt").exists()
+    run = Launch(tmp_path, env, 2, "sleep@30:seconds=0.5:in=pass")
     ranks = all_ranks([run], 2)
-    run.wait(until=lambda: "step:3/" in run.out)
+    run.wait(until=lambda: "step:30/" in run.out)
     os.kill(ranks[1], signal.SIGTERM)
-    run.need(1)  # torchrun's
+    run.need(1)
     # counted, since lines of two processes may mix
     assert run.err.count("stopped by a signal in an evaluation; ") == 2, run.err
-    Launch(tmp_path, env, 2).need(0)
+    done = helpers.run_here(train_gpt.main, tmp_path, env)
+    assert (done.code, done.final["steps"], done.final["resumes"]) == (0, "30", "2")
 
 
 # --- a run that was stopped -------------------------------------------------------------------------------
@@ -230,7 +237,8 @@ def test_half_of_a_final_event_is_no_end(copy):
 
 @pytest.mark.slow
 def test_a_file_that_may_not_grow_stops_the_run_and_it_goes_on(corpus, tmp_path):
-    env = corpus.env(RUN_ID="run", ITERATIONS=700, TRAIN_LOG_EVERY=1, **SMALL)
+    small = SMALL | {"MODEL_DIM": 8, "NUM_HEADS": 2, "NUM_LAYERS": 1, "TRAIN_SEQ_LEN": 16}
+    env = corpus.env(RUN_ID="run", ITERATIONS=700, TRAIN_LOG_EVERY=1, **small)
     limited = ["bash", "-c", 'ulimit -f 90; exec "$0" "$@"', *helpers.command()]
     run = Launch(tmp_path, env, command=limited).need(16)
     assert "File too large" in run.err and "RUN_ID=run goes on" in run.err

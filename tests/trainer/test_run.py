@@ -6,11 +6,9 @@ import math
 import os
 import re
 import shutil
-import signal
+import subprocess
 import zlib
-from datetime import timedelta
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -41,8 +39,7 @@ def strict_events(folder: Path) -> list[dict]:
 # --- what a run leaves behind -----------------------------------------------------------------------------
 
 
-def test_a_run_without_a_network_ends_with_the_promised_block(base_run, corpus):
-    """conftest.py takes the network away where the system lets us."""
+def test_a_run_ends_with_the_promised_block(base_run, corpus):
     assert (base_run.code, base_run.err) == (0, "")
     final, folder = base_run.final, base_run.folder
     blob, script = (folder / "model.ptz").read_bytes(), helpers.SCRIPT.read_bytes()
@@ -112,13 +109,19 @@ def test_metrics_have_exact_floats_of_a_run_that_learns(base_run):
 
 @pytest.mark.slow
 def test_the_same_run_again_gives_the_same_bytes(base_run, corpus, tmp_path):
-    """By a copy of the script alone, elsewhere, from data under other names, after a warm-up."""
+    """By a copy of the script alone, elsewhere, from data under other names, after a warm-up.
+
+    And without a network, where the system lets us take it away.
+    """
     here = tmp_path / "ein Ordner, ü 数据"
     shutil.copytree(corpus.data_path, here / "töken$ 1")
     shutil.copy(corpus.tokenizer_path, here / "模型.model")
     script = Path(shutil.copy(helpers.SCRIPT, here / "frozen.py"))
     paths = {"DATA_PATH": "töken$ 1", "TOKENIZER_PATH": "./模型.model"}
-    run = helpers.run_script(here, corpus.env(**paths, **BASE, WARMUP_STEPS=2), script=script)
+    alone = ("unshare", "--map-root-user", "--net")
+    lets = shutil.which("unshare") and not subprocess.run([*alone, "true"], capture_output=True).returncode
+    env = corpus.env(**paths, **BASE, WARMUP_STEPS=2)
+    run = helpers.run_script(here, env, prefix=alone if lets else (), script=script)
     assert (run.code, run.err) == (0, "")
     same = [name for name in base_run.final if re.search("sha256|loss|bpb|_bytes", name)]
     assert {name: run.final[name] for name in same} == {name: base_run.final[name] for name in same}
@@ -219,17 +222,6 @@ def test_exit_4_over_the_budget_with_all_files_written(corpus, tmp_path):
     assert {"config.json", "metrics.jsonl", "model.ptz", "train.log"} <= set(os.listdir(run.folder))
 
 
-@pytest.mark.slow
-def test_exit_16_after_a_signal_with_a_checkpoint_and_the_way_on(corpus, tmp_path):
-    """Two ranks. One is stopped by SIGINT in test_reliability.py."""
-    run = launch.Launch(tmp_path, corpus.env(RUN_ID="long", ITERATIONS=10**6), ranks=2)
-    run.signal_at("step:8/", signal.SIGTERM)
-    run.need(1)  # torchrun has an exit code of its own
-    said = re.search(r"stopped by a signal after step (\d+) of 1000000; (.*) goes on", run.err)
-    assert 8 <= int(said[1]) < 10**6 and "RUN_ID=long" in said[2]
-    assert (tmp_path / f"logs/long/checkpoint/step_{int(said[1]):08}.ckpt").exists()
-
-
 RUNAWAY = {"SCALAR_LR": 1e30, "LR_WARMUP_STEPS": 0, "ITERATIONS": 50}
 # What is wrong: settings, exit code, how the one line goes on, and whether the run has a folder.
 ENDS = {
@@ -255,22 +247,14 @@ def test_what_goes_wrong_ends_with_one_line_and_its_code(corpus, tmp_path, kind)
 
 # --- surroundings: one line at most, and no traceback -----------------------------------------------------
 
-SURROUNDINGS = {
-    "nothing is open": ("<&- >&- 2>&-", {}),
-    "no output, a locale of ASCII, no programs": (
-        ">&-",
-        {"LC_ALL": "C", "PYTHONUTF8": 0, "PATH": "/nonexistent"},
-    ),
-}
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", SURROUNDINGS)
-def test_bare_surroundings_do_not_stop_a_run(corpus, tmp_path, kind):
-    closed, env = SURROUNDINGS[kind]
-    prefix = ("/bin/sh", "-c", f'"$@" {closed}', "sh")
-    run = helpers.run_script(tmp_path, corpus.env(RUN_ID="run", **env), prefix=prefix)
-    assert (run.code, run.err) == (0, "")
+def test_bare_surroundings_do_not_stop_a_run(corpus, tmp_path):
+    """Nothing is open, the locale is ASCII, and there are no programs."""
+    prefix = ("/bin/sh", "-c", '"$@" <&- >&- 2>&-', "sh")
+    bare = {"LC_ALL": "C", "PYTHONUTF8": 0, "PATH": "/nonexistent"}
+    run = helpers.run_script(tmp_path, corpus.env(RUN_ID="run", **bare), prefix=prefix)
+    assert (run.code, run.out, run.err) == (0, "", "")
     log = (tmp_path / "logs/run/train.log").read_text(encoding="utf-8")
     assert "val_bpb: " in log.split("\n---\n")[1], "the files have it all"
 
@@ -312,33 +296,17 @@ def test_memory_in_an_errors_text_is_no_lack_of_it(monkeypatch):
 # --- ranks ------------------------------------------------------------------------------------------------
 
 
-def test_nccl_waits_longer_than_gloo(monkeypatch):
-    """Its watchdog ends the process by SIGABRT; before, gloo fails, and the run says how to go on."""
-    dist = mock.Mock()
-    dist.rendezvous.return_value = iter([("store", 0, 2)])
-    cuda = {"is_available.return_value": True, "device_count.return_value": 2}
-    monkeypatch.setattr(train_gpt, "dist", dist)
-    monkeypatch.setattr(torch, "cuda", mock.Mock(**cuda))
-    ranks = {"MASTER_ADDR": "localhost", "WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}
-    for name, value in ranks.items():
-        monkeypatch.setenv(name, value)
-    train_gpt.open_machine(train_gpt.load_settings(helpers.tiny_env(DIST_TIMEOUT=60), "smoke")[0])
-    assert dist.init_process_group.call_args.kwargs["timeout"] == timedelta(seconds=60)
-    *_, nccl = dist.new_group.call_args_list
-    assert nccl.kwargs["backend"] == "nccl" and nccl.kwargs["timeout"] > timedelta(seconds=60)
-
-
 @pytest.mark.slow
-def test_four_ranks_that_are_slow_in_turn_train_the_model_that_one_trains(base_run, corpus, tmp_path):
+def test_ranks_that_are_slow_in_turn_train_the_model_that_one_trains(base_run, corpus, tmp_path):
     """A rank that takes longer than DIST_TIMEOUT in a compilation, a write or an evaluation is not lost.
 
     Where the cache of compiled code is empty, the first gradient takes minutes. An evaluation has five
     passes here, each of which takes less.
     """
-    faults = "hash@20,sleep@0:rank=3:in=gradient:seconds=6,sleep@20:rank=0:in=fsync:seconds=6"
-    faults += ",sleep@20:rank=1:in=pass:seconds=1.1"
-    env = corpus.env(**BASE, DIST_TIMEOUT=4, RUN_ID="four")
-    run = launch.Launch(tmp_path, env, ranks=4, provoke=faults).need(0)
+    faults = "hash@20,sleep@0:rank=1:in=gradient:seconds=4,sleep@20:rank=0:in=fsync:seconds=4"
+    faults += ",sleep@20:rank=1:in=pass:seconds=0.8"
+    env = corpus.env(**BASE, DIST_TIMEOUT=3, RUN_ID="two")
+    run = launch.Launch(tmp_path, env, ranks=2, provoke=faults).need(0)
     for name in ("tokens_seen", "val_tokens", "val_bytes", "train_sha256", "params"):
         assert run.final[name] == base_run.final[name]
     np.testing.assert_allclose(run.losses(), base_run.losses(), rtol=1e-4)
@@ -346,17 +314,8 @@ def test_four_ranks_that_are_slow_in_turn_train_the_model_that_one_trains(base_r
         assert found["val_loss"] == pytest.approx(expected["val_loss"], rel=1e-4)
     assert float(run.final["val_bpb"]) == pytest.approx(float(base_run.final["val_bpb"]), rel=1e-3)
     replicas = dict(re.findall(r"state before step 20 on rank (\d): ([0-9a-f]{64})", run.out))
-    assert len(replicas) == 4 and len(set(replicas.values())) == 1
+    assert len(replicas) == 2 and len(set(replicas.values())) == 1
     assert run.out.count("\n---\n") == 1, "one rank speaks"
-
-
-@pytest.mark.slow
-def test_ranks_that_do_not_divide_the_slots_are_refused_by_name(corpus, tmp_path):
-    run = helpers.run_script(tmp_path, corpus.env(RUN_ID="three"), ranks=3)
-    assert run.code != 0 and "exitcode  : 2" in run.err
-    said = [line for line in run.err.splitlines() if line.startswith("train_gpt.py: ")]
-    assert len(said) == 1 and "WORLD_SIZE=3: by BATCH_SLOTS takes one of 1, 2, 4, 8" in said[0]
-    assert not (tmp_path / "logs").exists()
 
 
 # --- compiled or eager ------------------------------------------------------------------------------------
@@ -423,9 +382,9 @@ def test_a_partial_score_says_so_in_every_line(base_run, corpus, tmp_path):
 
 @pytest.mark.slow
 def test_the_clock_ends_a_run_at_a_rate_near_zero(corpus, tmp_path):
-    run = run_main(tmp_path, corpus.env(MAX_WALLCLOCK_SECONDS=3, ITERATIONS=10**6))
+    run = run_main(tmp_path, corpus.env(MAX_WALLCLOCK_SECONDS=1, ITERATIONS=10**6))
     steps = run.events("step")
-    assert steps[-2]["train_seconds"] < 3 < float(run.final["train_seconds"]) + 0.1  # a step is logged, too
+    assert steps[-2]["train_seconds"] < 1 < float(run.final["train_seconds"]) + 0.1  # a step is logged, too
     assert len(steps) == int(run.final["steps"])
     assert max(event["lr_mul"] for event in steps) == 1.0 and steps[-1]["lr_mul"] < 0.2
     assert run.events("val")[-1]["step"] == steps[-1]["step"]

@@ -1,4 +1,4 @@
-"""Settings: presets, bad values, impossible combinations, near misses, schedules, DRY_RUN."""
+"""Settings: presets, bad values, impossible combinations, near misses, DRY_RUN."""
 
 import contextlib
 import dataclasses
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import train_gpt
 from tests.kit import helpers
-from train_gpt import PRESETS, ROWS, Plan, SettingError, Settings, load_settings, step_flops
+from train_gpt import PRESETS, ROWS, SettingError, Settings, load_settings
 
 GOLDEN = helpers.ROOT / "tests/golden"
 
@@ -153,22 +153,6 @@ def test_any_variable_is_ignored_or_refused_by_name(name, text):
         assert load_settings({name: text}, "smoke")[0] == load_settings({}, "smoke")[0]
     except SettingError as error:
         assert str(error).startswith(f"{name}={text!r} is no setting")
-
-
-# --- schedules; rates are held against parity.py and against whole runs -----------------------------------
-
-
-@settings(max_examples=50)
-@given(st.integers(1, 99), st.sampled_from([0, 1, 7.5, 20, 1e9]))
-def test_a_plan_has_as_many_steps_as_its_limits_allow(iterations, allowed):
-    s = load(PRESET="smoke", ITERATIONS=iterations)
-    plan = Plan(dataclasses.replace(s, max_flops=allowed * step_flops(s)))
-    assert plan.num_steps == min(iterations, int(allowed or iterations))
-
-
-def test_without_a_warm_up_momentum_has_its_height_at_once():
-    """How it rises: test_parity.py."""
-    assert Plan(load(MUON_MOMENTUM_WARMUP_STEPS=0)).step(0).momentum == 0.99
 
 
 # --- the script -------------------------------------------------------------------------------------------
