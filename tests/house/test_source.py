@@ -15,11 +15,12 @@ import pytest
 import train_gpt
 from records.verify.version import INSIDE, JUDGES, sources_of
 from tests.house import test_papers as papers
-from tests.kit import helpers, readme
+from tests.kit import helpers, readme, record_kit
 
 README = readme.README.read_text(encoding="utf-8")
 WORKFLOW = (helpers.ROOT / ".github/workflows/tests.yml").read_text(encoding="utf-8")
 SCRIPTS = ("train_gpt.py", "train_gpt_mlx.py")
+MYPY = f"-m mypy --strict --ignore-missing-imports {' '.join(SCRIPTS)}"
 PYTHON = [name for name in papers.FILES if name.endswith(".py")]
 TOOLS = [name for name in PYTHON if name.startswith(("data/", "records/"))]
 
@@ -38,6 +39,14 @@ def test_ruff_is_content(command):
     ruff = [sys.executable, "-m", "ruff", *command.split(), "--no-cache", "."]
     done = subprocess.run(ruff, cwd=helpers.ROOT, text=True, capture_output=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_mypy_is_content():
+    """CI runs the same command in a job of its own: the types are checked where nothing else can fail."""
+    done = subprocess.run([sys.executable, *MYPY.split()], cwd=helpers.ROOT, text=True, capture_output=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"- run: python {MYPY}\n" in WORKFLOW
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -224,3 +233,22 @@ def test_the_first_commands_of_the_readme_need_requirements_txt_alone():
     code += "print(*commands.beside(tracks.load_track(tracks.RECORDS / 'track_floppy')))"
     done = subprocess.run([sys.executable, "-c", code], cwd=helpers.ROOT, check=True, capture_output=True)
     assert re.fullmatch(rb"beside: zlib 1[.]7556, .*, zpaq 1[.]0994, 20\S+ 0[.]\d{4}\n", done.stdout)
+
+
+@pytest.mark.slow
+def test_all_tests_are_collected_and_those_of_the_sandbox_skipped_where_none_can_be_made(tmp_path):
+    """Of a set in which anything fails to import, or makes a fixture first, the exit code is not 0.
+
+    CI has such machines. What is skipped says why.
+    """
+    env = helpers.clean_environment(**record_kit.without_sandbox(tmp_path))
+    words = ["-q", "-rs", "-p", "no:cacheprovider", "-m", "sandbox", "tests"]
+    command = [sys.executable, "-m", "pytest", *words]
+    done = subprocess.run(command, cwd=helpers.ROOT, env=env, text=True, capture_output=True, timeout=300)
+    said = done.stdout
+    assert done.returncode == 0, said + done.stderr
+    ended = re.fullmatch(r"(\d+) skipped, \d+ deselected.*", said.splitlines()[-1])
+    assert ended and int(ended[1]) > 20, said
+    reasons = [line for line in said.splitlines() if line.startswith("SKIPPED")]
+    assert len(reasons) == 1 and ": no sandbox can be made here (" in reasons[0], said
+    assert f"{tmp_path / 'bwrap'}: bwrap: no permissions" in reasons[0]

