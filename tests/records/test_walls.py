@@ -284,19 +284,21 @@ def f(x):
 
 
 def test_bytecode_is_made_once_and_without_a_home_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(installation, "cache_folder", installation.cache_folder.__wrapped__)
     source = tmp_path / "x.py"
     source.write_text("a = 1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    made = compiled({"/x.py": source}, "x", "1")
+    made = compiled({"/x.py": source})
     (kept,) = (tmp_path / "cache/bytegolf").iterdir()
-    assert made["/x.py"] == b"" and made[beside("/x.py")].parent == kept
-    source.unlink()
-    assert compiled({"/x.py": source}, "x", "1") == made
-    source.write_text("a = 2")
-    assert compiled({"/x.py": source}, "x", "2") != made
+    assert made == {"/x.py": b"", beside("/x.py"): kept}
+    with monkeypatch.context() as patch:
+        patch.setattr(installation, "bytecode", None)
+        assert compiled({"/x.py": source}) == made
+    source.write_text("a = 1000")
+    assert compiled({"/x.py": source}) != made
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    elsewhere = compiled({"/x.py": source}, "x", "1")[beside("/x.py")]
+    elsewhere = compiled({"/x.py": source})[beside("/x.py")]
     assert tmp_path not in elsewhere.parents and elsewhere.exists()
 
 
