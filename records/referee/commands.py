@@ -126,31 +126,23 @@ def prove(**place: Any) -> int:
 
 # a stranger's model must not steer the terminal
 CONTROLS = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\t"), ord("\n")}, "\ufffd")
+CONTEXT = 1024  # last tokens of a prompt that the model is fed
 WRITING = [
     click.Option(["--tokens"], type=click.IntRange(1), default=200, metavar="N", help="to write"),
     click.Option(["--temperature"], type=door.Number(0), default=0.8, metavar="T", help="0: no chance"),
     click.Option(
         ["--seed"], type=click.IntRange(0), default=1, metavar="N", help="another one, another text"
     ),
-    click.Option(
-        ["--context"],
-        type=click.IntRange(1),
-        default=1024,
-        metavar="N",
-        help="last tokens of prompt or file that the model is fed",
-    ),
 ]
 FILE = click.Argument(["file"], type=Path)
 TO_FILE = click.Option(["-o", "--output"], type=Path, help="[default: FILE.bg, or FILE without .bg]")
 
 
-def write(
-    prompt: str, shown: bool, tokens: int, temperature: float, seed: int, context: int, **place: Any
-) -> int:
+def write(prompt: str, shown: bool, tokens: int, temperature: float, seed: int, **place: Any) -> int:
     """Print what the model writes after the prompt, which is `shown` or not; the exit code."""
     with job_of(**place, alone=True) as job:
         tokenizer = load_tokenizer(job.tokenizer_path)
-        fed = tokenizer.encode(prompt)[-context:]
+        fed = tokenizer.encode(prompt)[-CONTEXT:]
         with job.predictor() as predictor:
             written = sampled(predictor, tokenizer, fed, tokens, temperature, np.random.default_rng(seed))
             first = next(written)  # once the model is there: an error stands on a line of its own
