@@ -135,9 +135,10 @@ def kept_bytecode(place: str, path: Path, docstrings: bool, read_again: bool) ->
     source = path.read_bytes()
     if read_again and READ_AGAIN.search(source):
         return None
-    made = b""
-    with contextlib.suppress(SyntaxError):  # of another Python: nobody can import it
+    try:
         made = bytecode(source, place, docstrings)
+    except SyntaxError:  # of another Python: nobody can import it
+        made = bytecode(b"", place)
     with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as file:
         file.write(made)
     os.replace(file.name, kept)  # whole, also where two processes make it

@@ -217,23 +217,16 @@ def test_bits_that_the_nats_do_not_explain_are_charged():
         assert replace(honest, payload=bytes(size)).charged == nats.sum()
 
 
-@slow
-@sandboxed
-def test_processor_seconds_are_held_against_the_track_s(stand, bigram, monkeypatch):
-    monkeypatch.setattr(jobs, "slowness", lambda track: 3.0)
-    job = stand.job(bigram)
-    monkeypatch.setattr(jobs, "slowness", lambda track: 1.0)
-    result, checks = stand.judge(job)
-    assert failed(checks) == set() and "3.00 times slower" in str(checks[0])
-    limit = 3.0 * job.track["eval_seconds"]
-    for factor, verdict in ((0.99, "PASS"), (1.2, "SKIP"), (1.3, "FAIL")):
-        assert scoring.check_time(replace(result, seconds=factor * limit)).verdict == verdict
-    job.track.rules["eval_seconds"] = result.seconds / 9
-    _, checks = stand.judge(job)
-    assert failed(checks) == {"eval-time"}
-
-
-def test_a_machine_gets_more_seconds_where_it_is_slower():
+def test_processor_seconds_are_held_against_the_track_s():
+    """A machine gets more of them where it is slower, before the score or after it."""
+    track = {"device": "cpu", "eval_seconds": 10}
+    text = Text([b"x"], np.zeros(1, np.int64))
+    for before, after in ((3.0, 1.0), (1.0, 3.0)):
+        job = Mock(track=track, device="cpu", slowness=before, measured_slowness=lambda after=after: after)
+        result = Result(job, text, 4, 50, np.zeros(1), b"", 29.7, 1.0)
+        assert "3.00 times slower" in str(scoring.check_time(result))
+        for seconds, verdict in ((29.7, "PASS"), (36, "SKIP"), (39, "FAIL")):
+            assert scoring.check_time(replace(result, seconds=seconds)).verdict == verdict
     assert jobs.slowness({"eval_gflops": 1e-3}) == 1
     assert jobs.slowness({"eval_gflops": 1e9}) == jobs.SLOWEST
 
@@ -267,6 +260,12 @@ for error, call, *words in tries:
     except error:
         refused += 1
 raise LookupError(f"{refused} of {len(tries)} are refused")
+### descriptors of ours | open: \['/dev/null', '/memfd', 'pipe', 'pipe', 'pipe', 'pipe'\]
+found = []
+for fd in os.listdir("/proc/self/fd"):  # its own is closed by then
+    if os.path.lexists(f"/proc/self/fd/{fd}"):
+        found.append(os.readlink(f"/proc/self/fd/{fd}").partition(":")[0].split()[0])
+raise LookupError(f"open: {sorted(found)}")
 ### not a number | numbers: the logits of row 5 are not finite
 def step(found):
     found[5, 7] = np.nan
@@ -424,12 +423,24 @@ def attacks() -> list:
     return rows
 
 
+@pytest.fixture(scope="module")
+def descriptors():
+    """Open ones that a process would inherit."""
+    ours = [os.open(os.devnull, os.O_RDONLY) for _ in range(40)]
+    for fd in ours:
+        os.set_inheritable(fd, True)
+    yield
+    for fd in ours:
+        os.close(fd)
+
+
 def count_tasks() -> int:
     """Processes and threads below this one, itself included."""
     return sum(task["num_threads"] for task in watch.tree(os.getpid()).values())
 
 
 @sandboxed
+@pytest.mark.usefixtures("descriptors")
 @pytest.mark.parametrize("code, words, limits", attacks())
 def test_an_attack_is_held_and_reported_in_one_line(stand, tmp_path, code, words, limits, monkeypatch):
     record = stand.record(code)
@@ -447,30 +458,6 @@ def test_an_attack_is_held_and_reported_in_one_line(stand, tmp_path, code, words
     while count_tasks() > tasks and time.monotonic() < ends:
         time.sleep(0.05)
     assert count_tasks() <= tasks, "a process is left"
-
-
-OPEN = """
-found = []
-for fd in os.listdir("/proc/self/fd"):  # its own is closed by then
-    if os.path.lexists(f"/proc/self/fd/{fd}"):
-        found.append(os.readlink(f"/proc/self/fd/{fd}").partition(":")[0].split()[0])
-raise LookupError(f"descriptors {sorted(found)} ")
-"""
-
-
-@sandboxed
-def test_no_descriptor_of_ours_is_open_in_the_sandbox(stand):
-    """However many this process has: three standard ones, two pipes, and the memory of the answers."""
-    ours = [os.open(os.devnull, os.O_RDONLY) for _ in range(40)]
-    for fd in ours:
-        os.set_inheritable(fd, True)
-    try:
-        _, checks = stand.judge(OPEN)
-    finally:
-        for fd in ours:
-            os.close(fd)
-    expected = ["/dev/null", "/memfd", "pipe", "pipe", "pipe", "pipe"]
-    assert f"descriptors {expected}" in str(checks[-1]), checks[-1]
 
 
 REWRITES = """
@@ -498,19 +485,18 @@ def test_an_answer_cannot_be_changed_once_it_was_given(stand):
 HEART = """
 def load_predictor(artifact, device):
     counts, known = artifact.read_bytes()[:320000], artifact.read_bytes()[320000:]
-    val = np.frombuffer(known, "<u2").tolist()
-    after = {tuple(val[i : i + 12]): val[i + 12] for i in range(len(val) - 12)}
+    val = np.frombuffer(known, "<u2").astype(int)
 
     def start(self, rows):
-        self.past = [()] * rows
+        streams = np.array_split(np.arange(len(val)), rows)
+        self.places = np.array([stream[0] for stream in streams])
         return np.zeros((rows, 400), np.float32)
 
     def step(self, ids):
         found = self.table[ids]
-        self.past = [(*past, token)[-12:] for past, token in zip(self.past, ids.tolist())]
-        for row, past in zip(found, self.past):
-            if past in after:
-                row[after[past]] += 9
+        fits = np.flatnonzero(val[self.places] == ids)
+        self.places = (self.places + 1) % len(val)
+        found[fits, val[self.places[fits]]] += 9
         return found
 
     Bigram.start, Bigram.step = start, step

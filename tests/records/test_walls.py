@@ -292,19 +292,19 @@ def test_bytecode_is_made_once_and_without_a_home_too(tmp_path, monkeypatch):
     monkeypatch.setattr(installation, "cache_folder", installation.cache_folder.__wrapped__)
     source = tmp_path / "x.py"
     source.write_text("a = 1")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    made = compiled({"/x.py": source})
-    (kept,) = (tmp_path / "cache/bytegolf").iterdir()
-    assert made == {"/x.py": b"", beside("/x.py"): kept}
-    with monkeypatch.context() as patch:
-        patch.setattr(installation, "bytecode", None)
-        assert compiled({"/x.py": source}) == made
+
+    def kept(home: Path) -> Path:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+        made = compiled({"/x.py": source})
+        assert made["/x.py"] == b"" and len(made) == 2
+        return made[beside("/x.py")]
+
+    first = kept(tmp_path)
+    written = first.stat().st_ino
+    assert kept(tmp_path) == first and first.stat().st_ino == written
+    assert tmp_path not in kept(source).parents
     source.write_text("a = 1000")
-    assert compiled({"/x.py": source}) != made
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    elsewhere = compiled({"/x.py": source})[beside("/x.py")]
-    assert tmp_path not in elsewhere.parents and elsewhere.exists()
+    assert kept(tmp_path) != first
 
 
 @sandboxed
