@@ -13,6 +13,7 @@ import re
 import secrets
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -23,6 +24,7 @@ import venv
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -55,11 +57,17 @@ def stand(tmp_path_factory):
 
 
 @contextlib.contextmanager
-def ended(code: str, *words: str, limits: Limits = SMALL, given: Files | None = None) -> Iterator[Watchdog]:
+def ended(
+    code: str,
+    *words: str,
+    limits: Limits = SMALL,
+    given: Files | None = None,
+    device: str = "cpu",
+) -> Iterator[Watchdog]:
     """What watched a Python program in a sandbox, once it has ended."""
     python = [os.path.abspath(sys.executable), "-I", "-B", "-c", code, *words]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with watched(python, given or {}, ["numpy"], Mode(), limits, **pipes) as watchdog:
+    with watched(python, given or {}, ["numpy"], Mode(device), limits, **pipes) as watchdog:
         while watchdog.is_alive() and watchdog.process.poll() is None:
             time.sleep(0.02)
         time.sleep(0.3)  # a last look, as a predictor's end has it
@@ -67,9 +75,9 @@ def ended(code: str, *words: str, limits: Limits = SMALL, given: Files | None = 
         yield watchdog
 
 
-def run(code: str, *words: str, limits: Limits = SMALL, given: Files | None = None) -> str:
+def run(code: str, *words: str, **how: Any) -> str:
     """What a Python program says in a sandbox that it keeps within its limits."""
-    with ended(code, *words, limits=limits, given=given) as watchdog:
+    with ended(code, *words, **how) as watchdog:
         assert watchdog.verdict is None, watchdog.verdict
         return watchdog.tail.decode().strip()
 
@@ -332,6 +340,20 @@ def test_data_that_only_their_owner_can_read_are_read(tmp_path):
     path.write_bytes(b"text")
     path.chmod(0o600)
     assert run("print(open('/room/x').read())", given={"/room/x": path}) == "text"
+
+
+@sandboxed
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone makes devices")
+def test_the_devices_of_a_gpu_can_be_read_and_written():
+    """A device that gives zeros stands for them."""
+    path = Path("/dev/nvidia-zeros")
+    os.mknod(path, stat.S_IFCHR, os.makedev(1, 5))
+    path.chmod(0o666)
+    try:
+        code = f"with open('{path}', 'r+b', 0) as file: print(file.read(9), file.write(b'x'))"
+        assert run(code, device="cuda") == f"{bytes(9)} 1"
+    finally:
+        path.unlink()
 
 
 @sandboxed
