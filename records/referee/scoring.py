@@ -5,20 +5,19 @@ For the proof the text is encoded with the record's probabilities, and decoded i
 
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from data import shards
 from data.command import DataError
 from records.archive.checks import Check, check, skip
-from records.referee.coder import LN2, Charge, Decoder, code, stream_starts, table
-from records.referee.text import Text, Tokenizer, decode, encode, load_tokenizer
+from records.referee.coder import LN2, Charge, Decoder, Predictor, code, stream_starts, table
+from records.referee.text import Rules, Text, Tokenizer, decode, encode, load_tokenizer
 from records.sandbox import SandboxError
-
-if TYPE_CHECKING:  # a score does not rest on it: it is given
-    from records.sandbox.jobs import PredictorJob
 
 PROOF = 0.001  # how much larger than the model's nats the proof may be
 PROOF_BYTES = 8  # and by how many bytes more: the coder ends on whole words
@@ -27,11 +26,33 @@ BUSY = 1.25  # times its limit: up to there, other programs may have slowed a sc
 TINY = 1e-9  # bits per byte below which a document counts no less
 
 
+class Sandboxed(Predictor, Protocol):
+    """A record's predictor in a process of its own, whose account is exact once it has ended."""
+
+    seconds: float  # of all its processors, its start included
+    limits: str  # who counted and bounded it: "cgroup v1", "cgroup v2" or "watchdog"
+
+
+class Scored(Protocol):
+    """What a score needs of a record, its track and this machine: records/sandbox/jobs.py has it."""
+
+    track: Rules
+    tokenizer_path: Path
+    device: str
+    slowness: float  # of this machine beside the track's, before the score
+
+    def predictor(self) -> AbstractContextManager[Sandboxed]: ...
+
+    def measured_slowness(self) -> float: ...
+
+    def second_documents(self) -> list[bytes] | None: ...
+
+
 @dataclass(frozen=True)
 class Result:
     """A score by the referee."""
 
-    job: "PredictorJob"
+    job: Scored
     text: Text
     rows: int  # streams that the text was cut into
     vocab_size: int
@@ -39,7 +60,7 @@ class Result:
     payload: bytes  # the text in the coder's bits, where that was asked for
     seconds: float  # of all processors of the sandbox, its start included
     wall: float  # seconds of the clock, without the start
-    limits: str = ""  # who counted and bounded it: "cgroup v1", "cgroup v2" or "watchdog"
+    limits: str = ""  # who counted and bounded the sandbox
 
     @property
     def most_payload(self) -> float:
@@ -76,9 +97,7 @@ class Result:
         return "\n".join(f"{name}: {value}" for name, value in rows.items())
 
 
-def score_record(
-    job: "PredictorJob", text: Text, coding: bool = False, most_rows: int = shards.IDS
-) -> Result:
+def score_record(job: Scored, text: Text, coding: bool = False, most_rows: int = shards.IDS) -> Result:
     """Charge the record for the whole text in a sandbox. If `coding`, also encode the text.
 
     Raises SandboxError, NoSandbox.
@@ -181,7 +200,7 @@ def check_proof(result: Result, tokenizer: Tokenizer) -> Iterator[Check]:
 # --- all of it ----------------------------------------------------------------------------------------------
 
 
-def referee(job: "PredictorJob", text: Text, proof: bool) -> Iterator[Check | Result]:
+def referee(job: Scored, text: Text, proof: bool) -> Iterator[Check | Result]:
     """Score, second text and proof; the Result comes first. A SandboxError becomes a FAIL, the last line."""
     try:
         tokenizer = load_tokenizer(job.tokenizer_path)

@@ -4,6 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import sentencepiece
@@ -11,9 +12,16 @@ import sentencepiece
 from data import shards
 from data.command import DataError
 from data.files import sha256
-from records.archive.tracks import Track
 
 Tokenizer = sentencepiece.SentencePieceProcessor
+
+
+class Rules(Protocol):
+    """What a score needs of a track: its rules by name, and its text with one vocabulary."""
+
+    dataset: dict[str, Any]
+
+    def __getitem__(self, name: str) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,7 @@ def encode(tokenizer: Tokenizer, documents: list[bytes]) -> Text:
     return Text(documents, np.array([i for row in rows for i in row], np.uint16))
 
 
-def validation_text(track: Track, data: Path) -> Text:
+def validation_text(track: Rules, data: Path) -> Text:
     """The track's validation text. Raises DataError if it is another text."""
     folder = data / "datasets" / track.dataset["name"]
     tokenizer = load_tokenizer(data / "tokenizers" / track.dataset["tokenizer"])

@@ -128,7 +128,7 @@ def beside(name: str) -> str:
 def kept_bytecode(place: str, path: Path, docstrings: bool, read_again: bool) -> Path | None:
     """A module's bytecode in the cache, made where it is not there; None if its source has to stay."""
     its = path.stat()
-    state = repr((RECIPE, sys.version, place, docstrings, its.st_mtime_ns, its.st_size))
+    state = repr((RECIPE, sys.version, place, docstrings, its.st_ctime_ns, its.st_size))
     kept = cache_folder() / f"{hashlib.sha256(state.encode()).hexdigest()}.pyc"
     if kept.exists():
         return kept
