@@ -5,7 +5,6 @@ Each dishonest script here had its way once. The honest ones beside them pass.
 
 import ast
 import contextlib
-import fcntl
 import json
 import marshal
 import os
@@ -30,8 +29,8 @@ import psutil
 import pytest
 
 from data import corpus
-from data.command import DataError
-from data.files import scratch_folder
+from data.command import DataError, UsageError
+from data.files import locked, scratch_folder
 from data.sources import demo_sources
 from records.archive.runs import ClaimedRun
 from records.archive.tracks import load_track
@@ -559,16 +558,13 @@ def test_a_sandbox_that_sees_a_text_lives_alone(kinds, tmp_path, monkeypatch, ca
     assert capsys.readouterr().err == (said if "text" in kinds else "")
 
 
-def is_free(kind: int) -> bool:
+def is_free(shared: bool) -> bool:
     """Whether another sandbox could live here now, with a lock of this kind."""
-    lock = os.open(predictor.lock_folder(), os.O_RDONLY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_NB | kind)
-        return True
-    except BlockingIOError:
+        with locked(predictor.lock_folder(), shared, refusal="taken"):
+            return True
+    except UsageError:
         return False
-    finally:
-        os.close(lock)
 
 
 def test_scoring_takes_the_machine_and_training_shares_it(stand, tmp_path, monkeypatch):
@@ -576,7 +572,7 @@ def test_scoring_takes_the_machine_and_training_shares_it(stand, tmp_path, monke
     seen = []
 
     def look(*args, **options):
-        seen.append((is_free(fcntl.LOCK_SH), is_free(fcntl.LOCK_EX)))
+        seen.append((is_free(shared=True), is_free(shared=False)))
         raise NoSandbox
 
     for module in (jobs, training):
@@ -588,7 +584,7 @@ def test_scoring_takes_the_machine_and_training_shares_it(stand, tmp_path, monke
     monkeypatch.setattr(training, "sandbox_files", lambda *_: {})
     with pytest.raises(NoSandbox), training.training_sandbox(record, stand.data, {}):
         pass
-    assert seen == [(False, False), (True, False)] and is_free(fcntl.LOCK_EX)
+    assert seen == [(False, False), (True, False)] and is_free(shared=False)
 
 
 def test_all_users_of_a_machine_take_one_lock(tmp_path, monkeypatch):
