@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-
 from data.command import DataError
 from data.files import file_sha256, locked, read_json, write_whole
 from records.archive import verdicts
