@@ -42,7 +42,7 @@ def pytest_runtest_setup(item):
     if item.get_closest_marker("sandbox") and bubblewrap.find() is None:
         pytest.skip(bubblewrap.why_none())
     if item.get_closest_marker("cgroups") and cgroups.find() is None:
-        pytest.skip("no cgroups here: they take root and version 1, or systemd, or a delegated folder")
+        pytest.skip("no cgroups here: they take root, or systemd")
 
 
 @pytest.fixture(scope="session")

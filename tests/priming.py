@@ -1,21 +1,22 @@
 """What the files that a sandbox shows are worth to the memory of a record, beyond the bytes that it pays for.
 
-    python -m tests.priming records/track_floppy/2026-11-26_Rung12-OwnValue
+    python -m tests.priming records/track_floppy/2026-11-26_Rung12-OwnValue names bytecode --slots 8388608
 
 A sandbox of a score has the Python installation: some sources, and bytecode. A text of Python sources is
-scored, so a script could feed both to its memory before the first token. This feeds them, tokenized, and
-scores the first part of the validation text with and without. A script would need bytes for this, and a new
-byte costs 8 bits over the text's bytes; the price of a short reader stands beside the gain.
+scored, so a script could feed both to its memory before the first token. This lets a short reader look for
+them, feeds what it finds, tokenized, and scores the first part of the validation text with and without. A
+script would need the reader's bytes, and a new byte costs 8 bits over the text's bytes: that is the price.
+`originals` are what the best of decompilers would make of all the bytecode.
 """
 
+import ast
 import dis
 import importlib.util
 import marshal
 import sys
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType, SimpleNamespace
 
 import click
 import numpy as np
@@ -23,45 +24,46 @@ import numpy as np
 from records.archive.tracks import DATA, load_track
 from records.referee.coder import LN2, Charge, code, stream_starts
 from records.referee.text import Tokenizer, load_tokenizer, validation_text
-from records.sandbox.installation import Files, installation
+from records.sandbox.installation import DOCUMENTED, Files, installation
 
-PART = 0.12  # of the text; of the whole, a memory that is its own teacher gains less by what it was fed
-SLOTS = (
-    1 << 23
-)  # contexts of one length that the memory keeps: four times the record's, so that all have room
-PYC_HEADER = 16  # bytes before the marshalled code (PEP 552)
 READERS = {
     "sources": """for f in Path('/').rglob('*.py'):e(f.read_text())""",
+    "names": """def r(c):
+ s.extend(map(str,c.co_names+c.co_varnames))
+ for k in c.co_consts:r(k)if type(k)==type(c)else s.append(str(k))
+for f in Path('/').rglob('*.pyc'):s=[];r(marshal.loads(f.read_bytes()[16:]));e(' '.join(s))""",
     "bytecode": """def r(c):
  for i in dis.get_instructions(c):
-  if type(i.argval)!=type(c):s.append(str(i.argval))
+  if i.argval!=None and type(i.argval)!=type(c):s.append(str(i.argval))
  for k in c.co_consts:
   if type(k)==type(c):r(k)
 for f in Path('/').rglob('*.pyc'):s=[];r(marshal.loads(f.read_bytes()[16:]));e(' '.join(s))""",
+    "originals": "",
 }
 
 
-def words(code: CodeType) -> Iterator[str]:
-    """The names and constants of a module in the order of its instructions, functions after their module."""
-    for instruction in dis.get_instructions(code):
-        if instruction.argval is not None and not isinstance(instruction.argval, CodeType):
-            yield str(instruction.argval)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from words(constant)
+def original(path: Path) -> str:
+    """A source without what its bytecode lacks: comments, docstrings, and how lines are broken."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except SyntaxError:  # of another Python
+        return ""
+    for node in ast.walk(tree):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            node.body[:1] = [] if len(node.body) > 1 else [ast.Pass()]
+    return ast.unparse(tree)
 
 
-def shown(files: Files) -> dict[str, list[str]]:
-    """The texts that a script can read in a sandbox, by the way to read them."""
-    found: dict[str, list[str]] = {"sources": [], "bytecode": []}
-    for place, path in files.items():
-        if not isinstance(path, Path):
-            continue
-        if place.endswith(".py"):
-            found["sources"].append(path.read_text(errors="replace"))
-        if place.endswith(".pyc"):
-            loaded = marshal.loads(path.read_bytes()[PYC_HEADER:])
-            found["bytecode"].append(" ".join(words(loaded)))
+def read(files: Files, reader: str) -> list[str]:
+    """The texts that a reader finds in a sandbox."""
+    if reader == "originals":
+        sys.setrecursionlimit(1 << 14)  # of a long sum
+        modules = [place for place, source in files.items() if source == b"" and place.endswith(".py")]
+        return [original(Path(place)) for place in modules]
+    found: list[str] = []
+    paths = [(place, source) for place, source in files.items() if isinstance(source, Path)]
+    root = SimpleNamespace(rglob=lambda name: [path for place, path in paths if place.endswith(name[1:])])
+    exec(READERS[reader], {"Path": lambda _: root, "e": found.append, "dis": dis, "marshal": marshal})
     return found
 
 
@@ -90,24 +92,27 @@ def score(script: ModuleType, artifact: Path, fed: np.ndarray, tokens: np.ndarra
 
 
 @click.command(help=__doc__)
-@click.argument("record", type=click.Path(path_type=Path))
-def main(record: Path) -> None:
+@click.argument("record", type=Path)
+@click.argument("readers", type=click.Choice([*READERS]), nargs=-1)
+@click.option("--slots", type=int, default=1 << 21, help="contexts of one length in the memory")
+@click.option("--part", type=float, default=0.12, help="of the text, from its start")
+def main(record: Path, readers: tuple[str, ...], slots: int, part: float) -> None:
     track = load_track(record.parent).using("demo_sp1024")
     tokenizer = load_tokenizer(DATA / "tokenizers" / track.dataset["tokenizer"])
     text = validation_text(track, DATA)
-    tokens = text.tokens[: int(PART * len(text.tokens))]
+    tokens = text.tokens[: int(part * len(text.tokens))]
     size = len(tokenizer.decode(tokens.tolist()).encode())
     script = load_script(record)
-    script.Memory.slots = SLOTS
+    script.Memory.slots = slots
     artifact = min(record.glob("model_seed*"))
-    texts = shown(installation(tuple(track["imports"]), "cpu"))
+    files = installation(tuple(track["imports"]), "cpu")
     before = score(script, artifact, np.zeros(0, np.uint16), tokens)
     print(f"nothing: {before / size:.5f} bits per byte of {size:,} bytes", flush=True)
-    for way, found in texts.items():
-        fed = tokens_of(tokenizer, found)
+    for reader in readers:
+        fed = tokens_of(tokenizer, read(files, reader))
         gain = (before - score(script, artifact, fed, tokens)) / size
-        price = 8 * len(zlib.compress(READERS[way].encode(), 9)) / text.bytes
-        print(f"{way}: {len(fed):,} tokens, gain {gain:+.5f}, price {price:.5f}", flush=True)
+        price = 8 * len(zlib.compress(READERS[reader].encode(), 9)) / text.bytes
+        print(f"{reader}: {len(fed):,} tokens, gain {gain:+.5f}, price {price:.5f}", flush=True)
 
 
 if __name__ == "__main__":

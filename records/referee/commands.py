@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -27,27 +26,19 @@ from records.sandbox.jobs import PredictorJob, find_job
 # --- a record ---------------------------------------------------------------------------------------------
 
 
-def with_options(*options: Callable) -> Callable:
-    """A decorator that gives a command several of click's arguments and options, the last one first."""
-
-    def decorate(function: Callable) -> Callable:
-        for option in options:
-            function = option(function)
-        return function
-
-    return decorate
-
-
-DEVICE = {"type": click.Choice(["cpu", "cuda"]), "help": "[default: the track's; sample, complete: cpu]"}
-on_a_record = with_options(
-    click.option("--trust", is_flag=True, help="run the record without a sandbox"),
-    click.option("--device", **DEVICE),
-    click.option("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/"),
-    click.option("--artifact", type=Path, help="[default: the record's model_seed<N>.ptz]"),
-    click.option("--dataset", help="one of the track's vocabularies  [default: the record's]"),
-    click.option("--track", type=Path, help="folder with track.json  [default: the record's parent]"),
-    click.argument("record", type=Path),
-)
+RECORD = [
+    click.Argument(["record"], type=Path),
+    click.Option(["--track"], type=Path, help="folder with track.json  [default: the record's parent]"),
+    click.Option(["--dataset"], help="one of the track's vocabularies  [default: the record's]"),
+    click.Option(["--artifact"], type=Path, help="[default: the record's model_seed<N>.ptz]"),
+    click.Option(["--data"], type=Path, default=DATA, help="folder with datasets/ and tokenizers/"),
+    click.Option(
+        ["--device"],
+        type=click.Choice(["cpu", "cuda"]),
+        help="[default: the track's; sample, complete: cpu]",
+    ),
+    click.Option(["--trust"], is_flag=True, help="run the record without a sandbox"),
+]
 
 
 @contextlib.contextmanager
@@ -106,9 +97,10 @@ def beside(track: Track) -> Iterator[str]:
         yield "beside: " + ", ".join(f"{name} {bpb:.4f}" for name, bpb in found.items())
 
 
-@click.command(cls=door.Command)
-@on_a_record
-@click.option("--second", type=Path, help="second text: a JSON string a line, one for a document")
+SECOND = click.Option(["--second"], type=Path, help="second text: a JSON string a line, one for a document")
+
+
+@click.command(cls=door.Command, params=[*RECORD, SECOND])
 def score(**place: Any) -> int:
     """Score the track's validation text and a second text. Exit code 1 if a check fails.
 
@@ -116,53 +108,41 @@ def score(**place: Any) -> int:
     """
     with job_of(**place) as job:
         text = validation_text(job.track, place["data"])
-        lines = scoring.referee(job, text, False, np.random.default_rng())
+        lines = scoring.referee(job, text, proof=False)
         return print_all(itertools.chain(lines, beside(job.track)))
 
 
-SEED = click.IntRange(0)
-PART = click.IntRange(scoring.LEAST_PROOF)
-
-
-@click.command(cls=door.Command)
-@on_a_record
-@click.option("--seed", type=SEED, metavar="N", help="which part of --bytes  [default: drawn]")
-@click.option("--bytes", "size", type=PART, metavar="N", help="of text  [default: all]")
-def prove(seed: int | None, size: int | None, **place: Any) -> int:
+@click.command(cls=door.Command, params=RECORD)
+def prove(**place: Any) -> int:
     """Compress the validation text and decompress it in a fresh sandbox. Exit code 1 if a check fails."""
     with job_of(**place) as job:
         text = validation_text(job.track, place["data"])
-        tokenizer = load_tokenizer(job.tokenizer_path)
-        note = []
-        if size:
-            seed = secrets.randbits(32) if seed is None else seed
-            print(f"seed: {seed}")
-            text = scoring.part_of(text, tokenizer, size, np.random.default_rng(seed))
-            note.append(scoring.PART)
-        result = scoring.score_record(job, text, True)
-        return print_all(itertools.chain([result], scoring.check_proof(result, tokenizer), note))
+        result = scoring.score_record(job, text, coding=True)
+        proof = scoring.check_proof(result, load_tokenizer(job.tokenizer_path))
+        return print_all(itertools.chain([result], proof))
 
 
 # --- sample and complete ----------------------------------------------------------------------------------
 
 # a stranger's model must not steer the terminal
 CONTROLS = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\t"), ord("\n")}, "\ufffd")
-FED = "last tokens of prompt or file that the model is fed"
-writing = with_options(
-    click.option("--context", type=click.IntRange(1), default=1024, metavar="N", help=FED),
-    click.option("--seed", type=SEED, default=1, metavar="N", help="another one, another text"),
-    click.option("--temperature", type=door.Number(0), default=0.8, metavar="T", help="0: no chance"),
-    click.option("--tokens", type=click.IntRange(1), default=200, metavar="N", help="to write"),
-)
+CONTEXT = 1024  # last tokens of a prompt that the model is fed
+WRITING = [
+    click.Option(["--tokens"], type=click.IntRange(1), default=200, metavar="N", help="to write"),
+    click.Option(["--temperature"], type=door.Number(0), default=0.8, metavar="T", help="0: no chance"),
+    click.Option(
+        ["--seed"], type=click.IntRange(0), default=1, metavar="N", help="another one, another text"
+    ),
+]
+FILE = click.Argument(["file"], type=Path)
+TO_FILE = click.Option(["-o", "--output"], type=Path, help="[default: FILE.bg, or FILE without .bg]")
 
 
-def write(
-    prompt: str, shown: bool, tokens: int, temperature: float, seed: int, context: int, **place: Any
-) -> int:
+def write(prompt: str, shown: bool, tokens: int, temperature: float, seed: int, **place: Any) -> int:
     """Print what the model writes after the prompt, which is `shown` or not; the exit code."""
     with job_of(**place, alone=True) as job:
         tokenizer = load_tokenizer(job.tokenizer_path)
-        fed = tokenizer.encode(prompt)[-context:]
+        fed = tokenizer.encode(prompt)[-CONTEXT:]
         with job.predictor() as predictor:
             written = sampled(predictor, tokenizer, fed, tokens, temperature, np.random.default_rng(seed))
             first = next(written)  # once the model is there: an error stands on a line of its own
@@ -175,19 +155,16 @@ def write(
     return 0
 
 
-@click.command(cls=door.Command)
-@on_a_record
-@click.option("--prompt", type=door.text, default="", metavar="TEXT", help="how the text begins")
-@writing
+PROMPT = click.Option(["--prompt"], type=door.text, default="", metavar="TEXT", help="how the text begins")
+
+
+@click.command(cls=door.Command, params=[*RECORD, PROMPT, *WRITING])
 def sample(prompt: str, **how: Any) -> int:
     """Let the record's model write text."""
     return write(prompt, True, **how)
 
 
-@click.command(cls=door.Command)
-@on_a_record
-@click.argument("file", type=Path)
-@writing
+@click.command(cls=door.Command, params=[*RECORD, FILE, *WRITING])
 def complete(file: Path, **how: Any) -> int:
     """Let the record's model go on where a text file ends. Only what is new is printed."""
     try:
@@ -198,8 +175,6 @@ def complete(file: Path, **how: Any) -> int:
 
 
 # --- compress and decompress ------------------------------------------------------------------------------
-
-to_file = click.option("-o", "--output", type=Path, help="[default: FILE.bg, or FILE without .bg]")
 
 
 def convert(codec: Callable[..., bytes], file: Path, output: Path, place: dict[str, Any]) -> int:
@@ -220,19 +195,13 @@ def convert(codec: Callable[..., bytes], file: Path, output: Path, place: dict[s
     return 0
 
 
-@click.command(cls=door.Command)
-@on_a_record
-@click.argument("file", type=Path)
-@to_file
+@click.command(cls=door.Command, params=[*RECORD, FILE, TO_FILE])
 def compress(file: Path, output: Path | None, **place: Any) -> int:
     """Compress a text file by the record's probabilities. gzip, bzip2, xz and zstd stand beside."""
     return convert(coder.compress, file, output or file.with_name(file.name + ".bg"), place)
 
 
-@click.command(cls=door.Command)
-@on_a_record
-@click.argument("file", type=Path)
-@to_file
+@click.command(cls=door.Command, params=[*RECORD, FILE, TO_FILE])
 def decompress(file: Path, output: Path | None, **place: Any) -> int:
     """Give back the text of a file that `compress` made with the same record."""
     if output is None and file.suffix != ".bg":

@@ -19,11 +19,9 @@ from records.referee.coder import LN2, Charge, Decoder, Predictor, code, stream_
 from records.referee.text import Rules, Text, Tokenizer, decode, encode, load_tokenizer
 from records.sandbox import SandboxError
 
-LEAST_PROOF = 16  # bytes of text
 PROOF = 0.001  # how much larger than the model's nats the proof may be
 PROOF_BYTES = 8  # and by how many bytes more: the coder ends on whole words
 CODER_STEP = 2.0**-24  # the least probability that the coder gives to each token of the vocabulary
-PART = skip("verdict", "only a proof of the whole text gives one; a part is for looking")
 BUSY = 1.25  # times its limit: up to there, other programs may have slowed a scoring
 TINY = 1e-9  # bits per byte below which a document counts no less
 
@@ -176,15 +174,6 @@ def check_second(result: Result, tokenizer: Tokenizer) -> Check:
 # --- the proof --------------------------------------------------------------------------------------------
 
 
-def part_of(text: Text, tokenizer: Tokenizer, size: int, rng: np.random.Generator) -> Text:
-    """`size` bytes of the text, from the start of a random document on."""
-    whole = b"".join(text.documents)
-    starts = np.cumsum([0, *map(len, text.documents)])[:-1]
-    fitting = [start for start in starts if start + size <= len(whole)] or [0]
-    start = int(rng.choice(fitting))
-    return encode(tokenizer, [whole[start : start + size].decode(errors="ignore").encode()])
-
-
 def check_proof(result: Result, tokenizer: Tokenizer) -> Iterator[Check]:
     """Decode the text in a fresh sandbox, and compare the code's size with the nats. Raises SandboxError."""
     text = result.text
@@ -211,19 +200,14 @@ def check_proof(result: Result, tokenizer: Tokenizer) -> Iterator[Check]:
 # --- all of it ----------------------------------------------------------------------------------------------
 
 
-def referee(job: Scored, text: Text, proof: bool | int, rng: np.random.Generator) -> Iterator[Check | Result]:
-    """Score, second text and proof; the Result comes first. A SandboxError becomes a FAIL, the last line.
-
-    `proof`: True for the whole text, or a number of bytes of it, or False.
-    """
+def referee(job: Scored, text: Text, proof: bool) -> Iterator[Check | Result]:
+    """Score, second text and proof; the Result comes first. A SandboxError becomes a FAIL, the last line."""
     try:
         tokenizer = load_tokenizer(job.tokenizer_path)
-        result = score_record(job, text, proof is True)
+        result = score_record(job, text, proof)
         yield result
         yield check_time(result)
         yield check_second(result, tokenizer)
-        if proof and proof is not True:
-            result = score_record(job, part_of(text, tokenizer, proof, rng), True)
         if proof:
             yield from check_proof(result, tokenizer)
         yield check("sandbox", True, "within its limits, expected so")

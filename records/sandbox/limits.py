@@ -65,18 +65,17 @@ class Tree:
 
     def __init__(self, process: subprocess.Popen):
         self.process = process
-        self.seconds = 0.0
         self.seen: dict[psutil.Process, float] = {}  # seconds: no parent counts a child that it leaves alone
 
     def usage(self) -> Usage:
-        """What the tree holds now, and all the seconds that were seen."""
+        """What the tree holds now, and the seconds of all that were seen, or are counted with those there."""
         tasks = tree(self.process.pid)
         times = {process: task["cpu_times"] for process, task in tasks.items()}
         self.seen |= {process: own.user + own.system for process, own in times.items()}
         accounts = sum(sum(own[:4]) for own in times.values())  # with the children that have ended
-        self.seconds = max(self.seconds, accounts, sum(self.seen.values()))
+        seconds = max(accounts, sum(self.seen.values()))
         memory = sum(task["memory_info"].rss for task in tasks.values())
-        return Usage(self.seconds, memory, sum(task["num_threads"] for task in tasks.values()))
+        return Usage(seconds, memory, sum(task["num_threads"] for task in tasks.values()))
 
 
 class Watchdog(threading.Thread):

@@ -48,7 +48,8 @@ ALONE = {
 
 def environment(mode: Mode) -> dict[str, str]:
     """The process's environment: nothing of the caller's but the number of threads and the choice of GPUs."""
-    variables = {
+    callers = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+    return {
         "PATH": "/usr/bin:/bin",
         "HOME": "/tmp",
         "TMPDIR": "/tmp",
@@ -58,11 +59,8 @@ def environment(mode: Mode) -> dict[str, str]:
         "TORCHINDUCTOR_CACHE_DIR": "/tmp/inductor",
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         **(ALONE if mode.alone else {}),
+        **{name: os.environ[name] for name in callers if name in os.environ},
     }
-    for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
-        if name in os.environ:
-            variables[name] = os.environ[name]
-    return variables
 
 
 def sandbox_user() -> int:

@@ -20,8 +20,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from data.command import REPO, DataError, UsageError, shell
 from data.files import file_sha256, read_bytes, scratch_folder, sha256
 from records.archive import runs, verdicts
@@ -448,7 +446,7 @@ def check_by_referee(record: Record, options: VerifyOptions) -> Iterator[Check]:
         seeds = [secrets.choice(seeds)]
     for seed in seeds:
         job = job_of(record, record.artifacts[seed], options)
-        for line in referee(job, text, True, np.random.default_rng()):
+        for line in referee(job, text, proof=True):
             yield compare_score(record, seed, line) if isinstance(line, Result) else line
     if options.retrain is None:
         yield skip("retrained", "--retrain SEED trains a seed again")
@@ -501,7 +499,7 @@ def compare_artifact(record: Record, seed: int, artifact: Path, text: Text, opti
     """
     if file_sha256(artifact).hex() == record.runs[seed].value("artifact_sha256"):
         return check("retrained", True, f"seed {seed}: the artifact came back bit for bit, expected so")
-    first = next(iter(referee(job_of(record, artifact, options), text, False, np.random.default_rng(0))))
+    first = next(iter(referee(job_of(record, artifact, options), text, proof=False)))
     if not isinstance(first, Result):
         return check("retrained", False, f"seed {seed}: the new artifact cannot be scored: {first.text}")
     noise, own = record.track["noise_bpb"], record.scores[seed]

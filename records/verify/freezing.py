@@ -8,8 +8,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
 from data.command import DataError, UsageError
 from data.files import growing_folder, read_bytes, sha256
 from records.archive.runs import (
@@ -84,7 +82,7 @@ def copy_files(folder: Path, runs: dict[Path, ClaimedRun], most: int) -> None:
 def score(job: PredictorJob, text: Text, source: Path) -> float:
     """The referee's score of a run's artifact. Raises DataError."""
     try:
-        first = next(iter(referee(job, text, False, np.random.default_rng())))
+        first = next(iter(referee(job, text, proof=False)))
     except (NoSandbox, SandboxError) as error:
         raise DataError(str(error)) from None
     if not isinstance(first, Result):

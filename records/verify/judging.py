@@ -19,8 +19,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from data.command import DataError
 from data.files import file_sha256, locked, read_json, write_whole
 from records.archive import verdicts
@@ -241,7 +239,7 @@ def score_seed(judging: Judging, seed: int, text: Text, args: JudgeOptions) -> d
     job = find_job(judging.record.path, artifact=artifact, data=args.data, second=args.second)
     found: dict = {}
     lines = []
-    for line in referee(job, text, True, np.random.default_rng()):
+    for line in referee(job, text, proof=True):
         if isinstance(line, Result):
             found = {
                 "score": line.bpb,

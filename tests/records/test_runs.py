@@ -41,7 +41,7 @@ def test_all_commands_need_neither_track_nor_trust(run, tmp_path, monkeypatch):
     monkeypatch.setattr(bubblewrap, "tried", dict)
     text = tmp_path / "a.txt"
     text.write_text(" ".join(helpers.documents(9, 8)), encoding="utf-8")
-    words = "sample {0} --tokens 9, complete {0} a.txt --tokens 9, score {0}, prove {0} --bytes 200"
+    words = "sample {0} --tokens 9, complete {0} a.txt --tokens 9, score {0}, prove {0}"
     words += ", compress {0} a.txt, decompress {0} a.txt.bg -o b.txt"
     for each in words.format(run).split(", "):
         said = call("records", *each.split(), "--data", "data")

