@@ -30,6 +30,8 @@ from pathlib import Path
 from data.sources import DEMO_PACKAGES, NOT_IMPORTED
 
 CORPUS = {re.sub(r"[-_.]+", "-", name).lower() for name in DEMO_PACKAGES}
+# Their names are worth more to a script than it pays to read them; torch runs without them, uncompiled.
+NOT_TO_SCORE = {"filelock", "fsspec", "jinja2", "markupsafe", "mpmath", "networkx", "sympy"}
 VENDORS = {"setuptools"}  # needed by torch.compile, and holds copies of corpus packages
 NOT_OF_PYTHON = ("test", "tests", "idlelib", "lib2to3", "ensurepip", "pydoc_data", "turtledemo")
 NOT_OF_PYTHON += ("__pycache__", "*-packages", "config-*", "*.a")
@@ -251,10 +253,11 @@ def loads(path: Path) -> bool:
 
 
 @functools.cache
-def installation(imports: tuple[str, ...], device: str) -> Files:
-    """All of it, by paths in the sandbox. It stays while a command runs."""
+def installation(imports: tuple[str, ...], device: str, scores: bool = False) -> Files:
+    """All of it, by paths in the sandbox. It stays while a command runs. `scores`: a text is scored there."""
     found = {**system(device), **processors(), **python()}
-    for name in distributions((*imports, "packaging", *VENDORS)):
+    names = {*distributions((*imports, "packaging", *VENDORS))}
+    for name in sorted(names - NOT_TO_SCORE if scores else names):
         found |= package(name, device)
     loading = [str(path) for path in found.values() if isinstance(path, Path) and loads(path)]
     said = subprocess.run(["ldd", *loading], capture_output=True, text=True).stdout

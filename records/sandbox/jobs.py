@@ -186,13 +186,14 @@ def find_job(
     rules = find_track(record, data, track, dataset)
     slow = slowness(rules)
     seconds = 2 * slow * rules["eval_seconds"]  # the exact limit is a check of the score
+    device = device or rules["device"]
     hidden = (data / "datasets", *([second] if second else []))
     return PredictorJob(
         rules,
         script,
         artifact,
         tokenizer_path(rules, data),
-        Mode(device or rules["device"], trust, alone, hidden=hidden),
+        Mode(device, trust, alone, device == "cpu", hidden),
         Limits(processor=seconds, seconds=2 * seconds, answer=seconds / 2),
         slow,
         second,

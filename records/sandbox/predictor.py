@@ -35,6 +35,7 @@ class Mode:
     device: str = "cpu"
     trust: bool = False  # without a sandbox
     alone: bool = False  # it is fed one stream only
+    scores: bool = False  # it sees a text, token by token
     hidden: tuple[Path, ...] = ()  # data that no sandbox may show, beside the repository's
 
 
@@ -143,7 +144,7 @@ def watched(
             if bubblewrap.find() is None:
                 raise NoSandbox(f"foreign code is refused: {bubblewrap.why_none()}")
             bubblewrap.check_given(given, mode.hidden)
-            files = installation(tuple(imports), mode.device) | given
+            files = installation(tuple(imports), mode.device, mode.scores) | given
             filters = stack.enter_context(memory_file())
             filters.write(bubblewrap.refused_calls())
             filters.seek(0)

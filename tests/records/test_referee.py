@@ -10,7 +10,6 @@ import json
 import math
 import os
 import re
-import shutil
 import tempfile
 import time
 from dataclasses import replace
@@ -524,19 +523,21 @@ def test_a_record_that_computes_otherwise_the_second_time_has_no_proof(stand):
 
 # --- the machine ------------------------------------------------------------------------------------------
 
-COMPILES = """
+EAGER = """
 import torch
-f = torch.compile(lambda x: (x * 2 + 1).sum())
-raise LookupError(f"compiled, and the sum is {f(torch.ones(4)).item()}")
+found = torch.nn.Linear(4, 1, bias=False)(torch.zeros(4)).item()
+try:
+    import sympy
+except ModuleNotFoundError:
+    raise LookupError(f"the sum is {found}, and sympy is not there")
 """
 
 
 @slow
 @sandboxed
-@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler, so records run eager")
-def test_torch_compile_works_in_the_sandbox(stand):
-    _, checks = stand.judge(COMPILES, track="track_torch")
-    assert "compiled, and the sum is 12.0" in str(checks[-1]), checks[-1]
+def test_torch_runs_where_a_text_is_scored_without_what_it_compiles_with(stand):
+    _, checks = stand.judge(EAGER, track="track_torch")
+    assert "the sum is 0.0, and sympy is not there" in str(checks[-1]), checks[-1]
 
 
 def test_without_a_sandbox_foreign_code_is_refused(stand, bigram, monkeypatch):
