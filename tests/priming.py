@@ -105,7 +105,7 @@ def main(record: Path, readers: tuple[str, ...], slots: int, part: float) -> Non
     script = load_script(record)
     script.Memory.slots = slots
     artifact = min(record.glob("model_seed*"))
-    files = installation(tuple(track["imports"]), "cpu")
+    files = installation(tuple(track["imports"]), "cpu", scores=True)
     before = score(script, artifact, np.zeros(0, np.uint16), tokens)
     print(f"nothing: {before / size:.5f} bits per byte of {size:,} bytes", flush=True)
     for reader in readers:
