@@ -4,6 +4,7 @@ import contextlib
 import errno
 import functools
 import hashlib
+import importlib.metadata
 import os
 import re
 import sqlite3
@@ -16,11 +17,13 @@ from pathlib import Path
 from tqdm import tqdm
 
 from data import files
-from data.command import DataError, UsageError, printable, say
-from data.sources import DEMO_SHA256, MAX_DOCUMENT, TRAIN_NAMES, Document, Read, demo_sources
+from data.command import REPO, DataError, UsageError, printable, say, shell
 
 # --- plan: everything that decides the bytes of the result -----------------------------------------------
 
+Document = tuple[str, bytes]  # a name for people ("book.txt", "a.jsonl:17") and UTF-8 text
+Read = tuple[str, bytes | DataError]  # the same, or why there is no text
+MAX_DOCUMENT = 16 << 20  # bytes; SentencePiece needs about 30 times as much memory
 MARK = "\u2581".encode()
 SPECIAL_PIECES = 3 + 256  # unknown, BOS, EOS, and every byte
 
@@ -207,9 +210,41 @@ def progress(what: str, total: int | None, initial: int = 0) -> tqdm:
 
 # --- the demo corpus -------------------------------------------------------------------------------------
 
+# Packages that torch imports, so every record sees their modules; and the folders that nobody imports from.
+# What a record can see is text to train on.
+IMPORTED = ["filelock", "fsspec", "jinja2", "mpmath", "networkx", "packaging", "sympy", "tqdm"]
+NOT_IMPORTED = ["tests", "benchmarks", "testing"]
+TRAIN_NAMES = f"({'|'.join(IMPORTED)})/(?!(.*/)?({'|'.join(NOT_IMPORTED)})/)"
+DEMO_PACKAGES = [*IMPORTED, "huggingface_hub", "anyio", "click", "idna", "httpx2", "httpcore2", "h11"]
+DEMO_SHA256 = "71cb47296fc2e2a3251d45f4feeb834cfbee06084025c421a6b297bf7298a28b"
 DEMO_PLAN = Plan(
     "demo", val_fraction=0.17, val_max_bytes=32 << 10, train_names=TRAIN_NAMES, second_fraction=0.08
 )
+
+
+def demo_sources() -> Iterator[Document]:
+    """The .py files of the pinned packages; whoever takes them compares the sha256 of them all.
+
+    All of them are UTF-8, none holds NUL or U+2581, which a SentencePiece model cannot give back.
+    """
+    requirements = (REPO / "requirements.txt").read_text(encoding="utf-8")
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", requirements.lower(), re.MULTILINE))
+    for package in DEMO_PACKAGES:
+        mend = shell("pip", "install", "--force-reinstall", "--no-deps", f"{package}=={pins[package]}")
+        try:
+            distribution = importlib.metadata.distribution(package)
+        except importlib.metadata.PackageNotFoundError:
+            raise DataError(f"{package}: not installed, expected version {pins[package]}: {mend}") from None
+        version = distribution.version
+        if version != pins[package]:
+            raise DataError(f"{package}: version {version} is installed, expected {pins[package]}: {mend}")
+        for file in distribution.files or ():
+            # in the package's own folder: installers write elsewhere, as into ../../bin, and bytecode
+            if file.suffix == ".py" and len(file.parts) > 1 and file.parts[0] != ".." and file.hash:
+                try:
+                    yield str(file), Path(file.locate()).read_bytes()
+                except OSError as error:
+                    raise DataError(f"{file}: cannot be read ({error.strerror}): {mend}") from error
 
 
 def demo_documents(split: str) -> list[Document]:

@@ -15,9 +15,8 @@ from tqdm import tqdm
 
 from data import shards
 from data.command import DataError, UsageError, say
-from data.corpus import SPECIAL_PIECES, Corpus, Plan, progress
+from data.corpus import MAX_DOCUMENT, SPECIAL_PIECES, Corpus, Document, Plan, progress
 from data.shards import SPLIT_NAMES, VAL
-from data.sources import MAX_DOCUMENT, Document
 
 # --- tokenizer -------------------------------------------------------------------------------------------
 

@@ -22,11 +22,22 @@ import click
 
 from data import check, files, hub, shards, texts
 from data.command import REPO, DataError, UsageError, say, shell, training_command
-from data.corpus import DEMO_PLAN, SPECIAL_PIECES, Corpus, Plan, demo_documents, spool
+from data.corpus import (
+    DEMO_PLAN,
+    DEMO_SHA256,
+    SPECIAL_PIECES,
+    TRAIN_NAMES,
+    Corpus,
+    Plan,
+    Read,
+    demo_documents,
+    demo_sources,
+    spool,
+)
 from data.door import Commands, Number, on_signals
 from data.encode import train_tokenizer, write_split
 from data.shards import SPLIT_NAMES, TRAIN, VAL
-from data.sources import DEMO_SHA256, TRAIN_NAMES, Read, Source, demo_sources, find_files
+from data.sources import Source, find_files
 
 # --- the pipeline ----------------------------------------------------------------------------------------
 

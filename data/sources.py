@@ -1,14 +1,12 @@
-"""Where documents come from: text files of several formats, and the sources that are the demo corpus."""
+"""Where documents come from: text files of several formats."""
 
 import bz2
 import gzip
-import importlib.metadata
 import io
 import itertools
 import json
 import lzma
 import os
-import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -16,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from data.command import REPO, DataError, UsageError, say, shell, warn_once
+from data.command import DataError, UsageError, say, shell, warn_once
+from data.corpus import MAX_DOCUMENT, Read
 
-Document = tuple[str, bytes]  # a name for people ("book.txt", "a.jsonl:17") and UTF-8 text
-Read = tuple[str, bytes | DataError]  # the same, or why there is no text
 Reader = Callable[[Path, "Source"], Iterator[Read]]
 
 # --- files: which are read, which are left out -----------------------------------------------------------
@@ -129,7 +126,6 @@ def refuse(error: OSError) -> None:
 
 # --- readers: plain text, JSON, parquet ------------------------------------------------------------------
 
-MAX_DOCUMENT = 16 << 20  # bytes; SentencePiece needs about 30 times as much memory
 MAX_LINE = 8 * MAX_DOCUMENT  # of JSON, where one byte of text can take six
 FEW = 10  # files of plain text are cut if they are fewer: as documents, two would be much of the text
 PIECE = 2 << 10  # bytes at least of a document cut from a large file; at most four times as many
@@ -336,39 +332,3 @@ def too_large(where: str) -> DataError:
         f"{where}: a document of more than {MAX_DOCUMENT:,} bytes, expected less: split it into several, "
         "as --separator LINE does with plain text"
     )
-
-
-# --- the demo corpus: sources of the pinned packages -----------------------------------------------------
-
-# Packages that torch imports, so every record sees their modules; and the folders that nobody imports from.
-# What a record can see is text to train on.
-IMPORTED = ["filelock", "fsspec", "jinja2", "mpmath", "networkx", "packaging", "sympy", "tqdm"]
-NOT_IMPORTED = ["tests", "benchmarks", "testing"]
-TRAIN_NAMES = f"({'|'.join(IMPORTED)})/(?!(.*/)?({'|'.join(NOT_IMPORTED)})/)"
-DEMO_PACKAGES = [*IMPORTED, "huggingface_hub", "anyio", "click", "idna", "httpx2", "httpcore2", "h11"]
-DEMO_SHA256 = "71cb47296fc2e2a3251d45f4feeb834cfbee06084025c421a6b297bf7298a28b"
-
-
-def demo_sources() -> Iterator[Document]:
-    """The .py files of the pinned packages; whoever takes them compares the sha256 of them all.
-
-    All of them are UTF-8, none holds NUL or U+2581, which a SentencePiece model cannot give back.
-    """
-    requirements = (REPO / "requirements.txt").read_text(encoding="utf-8")
-    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", requirements.lower(), re.MULTILINE))
-    for package in DEMO_PACKAGES:
-        mend = shell("pip", "install", "--force-reinstall", "--no-deps", f"{package}=={pins[package]}")
-        try:
-            distribution = importlib.metadata.distribution(package)
-        except importlib.metadata.PackageNotFoundError:
-            raise DataError(f"{package}: not installed, expected version {pins[package]}: {mend}") from None
-        version = distribution.version
-        if version != pins[package]:
-            raise DataError(f"{package}: version {version} is installed, expected {pins[package]}: {mend}")
-        for file in distribution.files or ():
-            # in the package's own folder: installers write elsewhere, as into ../../bin, and bytecode
-            if file.suffix == ".py" and len(file.parts) > 1 and file.parts[0] != ".." and file.hash:
-                try:
-                    yield str(file), Path(file.locate()).read_bytes()
-                except OSError as error:
-                    raise DataError(f"{file}: cannot be read ({error.strerror}): {mend}") from error

@@ -6,7 +6,7 @@ import signal
 import pytest
 from hypothesis import settings
 
-from records.sandbox import bubblewrap, cgroups
+from records.sandbox import bubblewrap, limits
 from tests.kit import helpers
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch loads; pytest -n runs files side by side
@@ -41,7 +41,7 @@ def pytest_runtest_setup(item):
     """Skip a test that needs what is not here, before it makes its fixtures."""
     if item.get_closest_marker("sandbox") and bubblewrap.find() is None:
         pytest.skip(bubblewrap.why_none())
-    if item.get_closest_marker("cgroups") and cgroups.find() is None:
+    if item.get_closest_marker("cgroups") and limits.find() is None:
         pytest.skip("no cgroups here: they take root, or systemd")
 
 

@@ -1,6 +1,6 @@
 """What a sandbox gets of this machine's installation: Python, the packages of a track and a C++ compiler.
 
-All of it is copied into a file system of its own (filesystem.py), so this is a list, and what is not in it is
+All of it is copied into a file system of its own (bubblewrap.py), so this is a list, and what is not in it is
 not there: no tests, no packages that the track does not name, no headers that no compiler needs.
 
 Modules are there as bytecode without docstrings and line numbers. A text of Python sources is scored here, so
@@ -27,7 +27,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 
-from data.sources import DEMO_PACKAGES, NOT_IMPORTED
+from data.corpus import DEMO_PACKAGES, NOT_IMPORTED
 
 CORPUS = {re.sub(r"[-_.]+", "-", name).lower() for name in DEMO_PACKAGES}
 # Their names are worth more to a script than it pays to read them; torch runs without them, uncompiled.

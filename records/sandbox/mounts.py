@@ -3,7 +3,7 @@
     python mounts.py SOCKET PLACE BYTES INODES COMMAND...
 
 One is PLACE/files; the other one, PLACE/space, is to be written to and has a size. Their folders go through
-SOCKET to the referee, which fills the first one and answers. The command starts in PLACE. filesystem.py
+SOCKET to the referee, which fills the first one and answers. The command starts in PLACE. bubblewrap.py
 starts this program, outside of the sandbox. It imports nothing of this repository.
 """
 

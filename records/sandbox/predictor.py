@@ -17,8 +17,9 @@ import numpy as np
 from data import shards
 from data.command import printable
 from data.files import locked
-from records.sandbox import NoSandbox, SandboxError, bubblewrap, cgroups
-from records.sandbox.filesystem import own_files
+from records.sandbox import NoSandbox, SandboxError, bubblewrap
+from records.sandbox import limits as account
+from records.sandbox.bubblewrap import own_files
 from records.sandbox.inside import worker
 from records.sandbox.installation import Files, installation
 from records.sandbox.limits import Limits, Watchdog, kill
@@ -73,7 +74,7 @@ def lowered(mode: Mode, limits: Limits) -> list[str]:
     """The command line that runs what follows it within limits, and as another user if we are root."""
     values = {"NPROC": limits.tasks, "NOFILE": MAX_FILES, "FSIZE": limits.files, "CORE": 0}
     values["CPU"] = int(limits.processor) + 10  # of one process; the account is of all
-    if mode.device == "cpu" and cgroups.find() is None:
+    if mode.device == "cpu" and account.find() is None:
         # For want of a better bound: what a GPU's driver or 128 threads reserve is not what they use.
         values["DATA"] = limits.memory
     words = ["prlimit"]
@@ -131,7 +132,7 @@ def watched(
     """
     options = {"bufsize": 0, "start_new_session": True, "env": environment(mode), **pipes}
     with contextlib.ExitStack() as stack:
-        group = cgroups.make(limits.memory, limits.tasks)
+        group = account.make(limits.memory, limits.tasks)
         before = []
         if group:
             stack.callback(group.remove)

@@ -28,7 +28,7 @@ from records.archive.tracks import DATA, Track
 from records.archive.verdicts import Draw, Finding, ScoredRecord, folder_sha256
 from records.referee.scoring import Result, referee
 from records.referee.text import Text, validation_text
-from records.sandbox import cgroups
+from records.sandbox import limits
 from records.sandbox.jobs import find_job
 from records.verify import training
 from records.verify.claims import check_papers
@@ -297,7 +297,7 @@ def judge(path: Path, args: JudgeOptions) -> Iterator[Check | Finding]:
         yield line
     if any(line.verdict == "FAIL" for line in said):
         yield conclude(said)
-    elif cgroups.find() is None:
+    elif limits.find() is None:
         line = skip("limits", "no cgroups bound a script here, so it could hide seconds and memory")
         yield line
         yield conclude([*said, line])

@@ -605,12 +605,12 @@ def test_demo(tmp_path):
     assert all(may_be_validated(*document) for document in texts["val"] + texts["second"])
     everything = digests["val"] + digests["second"] + digests["train"]
     assert len(everything) == len(set(everything))
-    assert sha(b"".join(sorted(everything))).hex() == sources.DEMO_SHA256
+    assert sha(b"".join(sorted(everything))).hex() == corpora.DEMO_SHA256
 
 
 def may_be_validated(name: str, text: bytes) -> bool:
     """The demo's rule, written down a second time: nothing large, nothing that records import."""
-    return len(text) <= 32_768 and not re.match(sources.TRAIN_NAMES, name)
+    return len(text) <= 32_768 and not re.match(corpora.TRAIN_NAMES, name)
 
 
 @pytest.mark.slow
@@ -648,7 +648,7 @@ def test_demo_sources_are_checked(tmp_path, monkeypatch):
         (tmp_path / "requirements.txt").write_text(pin)
         monkeypatch.setattr(sources, "DEMO_PACKAGES", [pin.split("==")[0]])
         with pytest.raises(shards.DataError, match=line):
-            list(sources.demo_sources())
+            list(corpora.demo_sources())
 
 
 def test_a_changed_demo_corpus_is_refused(tmp_path, monkeypatch):

@@ -34,7 +34,7 @@ from records.board.entries import Entry, load_entries
 from records.board.tables import tables
 from records.referee.scoring import score_record
 from records.referee.text import validation_text
-from records.sandbox import cgroups, limits
+from records.sandbox import limits
 from records.sandbox.jobs import find_job
 from records.verify import judging, training
 from tests.kit import helpers, record_kit
@@ -383,7 +383,7 @@ def test_what_earns_nothing_is_not_kept(bench, words):
 
 
 def test_without_cgroups_nothing_is_ranked(bench, monkeypatch):
-    monkeypatch.setattr(cgroups, "find", lambda: None)
+    monkeypatch.setattr(limits, "find", lambda: None)
     assert bench.judge() == 1
     assert bench.verdict["verdict"] == "unverified" and [*bench.verdict["left"]] == ["limits"]
     assert not bench.draws and not bench.work.exists(), "nothing is drawn for it"

@@ -26,7 +26,7 @@ from records.referee import coder, scoring
 from records.referee.sample import sample
 from records.referee.scoring import Result
 from records.referee.text import Text, load_tokenizer, validation_text
-from records.sandbox import MachineFull, NoSandbox, bubblewrap, cgroups, filesystem, jobs
+from records.sandbox import MachineFull, NoSandbox, bubblewrap, jobs
 from records.sandbox import limits as watch
 from records.sandbox.inside import worker
 from records.sandbox.jobs import PredictorJob, find_job
@@ -128,7 +128,7 @@ def test_a_foreign_model_is_scored_and_proven(stand, bigram):
     assert {line.name for line in checks} == record_kit.REFEREE
     assert result.bpb == pytest.approx(stand.bigram_bpb(), rel=1e-6)
     assert result.rows == 16 and 0 < result.seconds < 60
-    if cgroups.find() is not None:
+    if watch.find() is not None:
         assert result.limits.startswith("cgroup v")
 
 
@@ -555,7 +555,7 @@ def test_a_full_machine_says_nothing_of_a_record(stand, monkeypatch):
         patch.setattr(watch.psutil, "virtual_memory", lambda: Mock(available=1 << 20))
         with pytest.raises(MachineFull, match="machine is out of memory: make room"):
             stand.judge(slow)
-    monkeypatch.setattr(filesystem, "copyfile", Mock(side_effect=OSError(errno.ENOSPC, "")))
+    monkeypatch.setattr(bubblewrap, "copyfile", Mock(side_effect=OSError(errno.ENOSPC, "")))
     with pytest.raises(MachineFull, match="has no memory for a sandbox's files: make room"):
         stand.judge(slow)
 
@@ -563,7 +563,7 @@ def test_a_full_machine_says_nothing_of_a_record(stand, monkeypatch):
 @slow
 @sandboxed
 def test_without_cgroups_a_result_says_so(stand, bigram, monkeypatch):
-    monkeypatch.setattr(cgroups, "find", lambda: None)
+    monkeypatch.setattr(watch, "find", lambda: None)
     result, checks = stand.judge(stand.job(bigram))
     assert result.limits == "watchdog" and result.seconds > 0 and not failed(checks)
 

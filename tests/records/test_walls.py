@@ -30,11 +30,11 @@ import pytest
 
 from data import corpus
 from data.command import DataError, UsageError
+from data.corpus import demo_sources
 from data.files import locked, scratch_folder
-from data.sources import demo_sources
 from records.archive.runs import ClaimedRun
 from records.archive.tracks import load_track
-from records.sandbox import NoSandbox, bubblewrap, cgroups, filesystem, installation, jobs, predictor
+from records.sandbox import NoSandbox, bubblewrap, installation, jobs, limits, predictor
 from records.sandbox.installation import Files, beside, bytecode, compiled
 from records.sandbox.limits import Limits, Watchdog
 from records.sandbox.predictor import Mode, watched
@@ -186,7 +186,7 @@ def test_a_sandbox_that_is_killed_before_it_starts_is_an_error_and_no_closed_out
             child.kill()
         psutil.wait_procs(children, timeout=5)
 
-    monkeypatch.setattr(filesystem, "fill", fill)
+    monkeypatch.setattr(bubblewrap, "fill", fill)
     with pytest.raises(predictor.NoSandbox, match="ended while its files were copied"):
         run("")
 
@@ -482,8 +482,8 @@ def killed(code: str, **environment: str) -> list[str]:
 
 @pytest.mark.cgroups
 def test_a_group_goes_with_its_sandbox_and_after_a_killed_referee():
-    group = cgroups.make(1 << 28, 40)
-    cgroups.clean()  # a living referee's is left alone
+    group = limits.make(1 << 28, 40)
+    limits.clean()  # a living referee's is left alone
     with subprocess.Popen([*group.words(), "sleep", "99"]) as process:
         ends = time.monotonic() + 5
         while group.usage().tasks < 1 and time.monotonic() < ends:
@@ -491,10 +491,10 @@ def test_a_group_goes_with_its_sandbox_and_after_a_killed_referee():
         group.remove()
         assert process.wait() == -signal.SIGKILL
     assert not any(folder.exists() for folder in group.folders)
-    code = "from records.sandbox import cgroups\nif group := cgroups.make(1 << 28, 40):\n"
+    code = "from records.sandbox import limits\nif group := limits.make(1 << 28, 40):\n"
     left = killed(code + "    print(*group.folders, flush=True)")
     assert not left or os.path.exists(left[0])
-    cgroups.clean()
+    limits.clean()
     assert not any(map(os.path.exists, left))
 
 
@@ -522,12 +522,12 @@ def test_the_files_of_version_2_are_read_and_written(tmp_path):
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    group = cgroups.Group(cgroups.V2, [tmp_path])
+    group = limits.Group(limits.V2, [tmp_path])
     group.bound(1 << 28, 40)
     bounds = {name: (tmp_path / name).read_text() for name in files if name.endswith(".max")}
     assert bounds == {"memory.max": str(1 << 28), "memory.swap.max": "0", "pids.max": "40"}
-    assert group.usage() == cgroups.Usage(2.5, 1 << 28, 3, killed=True, refused=2)
-    scope = cgroups.Scope()
+    assert group.usage() == limits.Usage(2.5, 1 << 28, 3, killed=True, refused=2)
+    scope = limits.Scope()
     scope.make(1 << 28, 40)
     words = scope.words()
     assert words[:2] == ["systemd-run", "--scope"] and ("--user" in words) == (os.geteuid() != 0)
