@@ -638,7 +638,7 @@ def test_development_text_is_cut_from_the_demos_training_documents(tmp_path):
 
 def test_demo_sources_are_checked(tmp_path, monkeypatch):
     version = importlib.metadata.version("h11")
-    monkeypatch.setattr(sources, "REPO", tmp_path)
+    monkeypatch.setattr(corpora, "REPO", tmp_path)
     monkeypatch.setattr(Path, "read_bytes", lambda path: os.stat(tmp_path / "gone"))
     for pin, line in (
         (f"h11=={version}", r"h11/.*\.py: cannot be read.*pip install"),
@@ -646,7 +646,7 @@ def test_demo_sources_are_checked(tmp_path, monkeypatch):
         ("absent==2.0", r"absent: not installed.*pip install"),
     ):
         (tmp_path / "requirements.txt").write_text(pin)
-        monkeypatch.setattr(sources, "DEMO_PACKAGES", [pin.split("==")[0]])
+        monkeypatch.setattr(corpora, "DEMO_PACKAGES", [pin.split("==")[0]])
         with pytest.raises(shards.DataError, match=line):
             list(corpora.demo_sources())
 
