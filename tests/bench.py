@@ -68,8 +68,12 @@ def step(trainer: Any, folder: Path) -> tuple[Call, int]:
     """Forward, backward, gradient sum, Muon and Adam."""
     s = trainer.s
     batch = trainer.machine.tensor(random_tokens(s, s.batch_slots, s.slot_tokens + 1))
-    first = sys.modules[type(trainer).__module__].Plan(s).step(0)
-    return lambda: float(trainer.step(batch, first)[0]), s.train_batch_tokens
+    plan = sys.modules[type(trainer).__module__].Plan(s)
+    if hasattr(plan, "steps"):  # scripts until 7c7c01c are given the rate beside the step
+        arguments = [batch, next(plan.steps()), 1.0]
+    else:
+        arguments = [batch, plan.step(0)]
+    return lambda: float(trainer.step(*arguments)[0]), s.train_batch_tokens
 
 
 def evaluation(trainer: Any, folder: Path) -> tuple[Call, int]:
