@@ -257,7 +257,10 @@ def installation(imports: tuple[str, ...], device: str, scores: bool = False) ->
     """All of it, by paths in the sandbox. It stays while a command runs. `scores`: a text is scored there."""
     found = {**system(device), **processors(), **python()}
     names = {*distributions((*imports, "packaging", *VENDORS))}
-    for name in sorted(names - NOT_TO_SCORE if scores else names):
+    if scores:  # what the track's other imports need stays
+        others = distributions(tuple(name for name in imports if name != "torch"))
+        names -= NOT_TO_SCORE - {*others}
+    for name in sorted(names):
         found |= package(name, device)
     loading = [str(path) for path in found.values() if isinstance(path, Path) and loads(path)]
     said = subprocess.run(["ldd", *loading], capture_output=True, text=True).stdout
