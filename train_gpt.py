@@ -769,8 +769,7 @@ def evaluate(s: Settings, nll: Function, corpus: Corpus, run: Run, limit: int) -
             raise InterruptedError("stopped by a signal in an evaluation")
         run.line(f"scored {min(start + together, last)} of {last} tokens", pause=10)
     size = int(corpus.bytes_per_token[1 : len(tokens)].sum(dtype=np.int64))
-    partial = len(tokens) < len(corpus.val_tokens)
-    facts = {"val_tokens": last, "val_bytes": size, "partial": partial}
+    facts = {"val_tokens": last, "val_bytes": size, "partial": len(tokens) < len(corpus.val_tokens)}
     return facts | {"val_loss": nats / last, "val_bpb": nats / math.log(2) / max(size, 1)}
 
 
@@ -904,7 +903,7 @@ def find_shards(folder: str, split: str, notes: list[str]) -> list[Path]:
     notes += [f"note: {folder}: left out, since not named as shards: {others}"] if others else []
     own = sorted((int(shard[3]), shard[1], shard[0]) for shard in shards if shard and shard[2] == split)
     if not own:
-        raise DataError(f"DATA_PATH={folder} (in {os.getcwd()}): no *_{split}_0.bin; {others or GET_DATA}")
+        raise DataError(f"DATA_PATH={folder} (in {os.getcwd()}): no *_{split}_*.bin; {others or GET_DATA}")
     first = min(own[0][0], 1)  # numbers begin with 0 or 1
     odd = [name for i, (*place, name) in enumerate(own) if place != [first + i, own[0][1]]]
     need(folder, "shards of another dataset, of one number, or after a missing one", odd, [], "move or fetch")
@@ -997,7 +996,7 @@ def load_corpus(s: Settings, with_train: bool = True) -> Corpus:
         tokenizer = sentencepiece.SentencePieceProcessor(model_proto=blob)
     except RuntimeError:
         raise DataError(f"TOKENIZER_PATH={s.tokenizer_path} is no SentencePiece model; {GET_DATA}") from None
-    need(s.tokenizer_path, "vocabulary", tokenizer.vocab_size(), s.vocab_size, "so VOCAB_SIZE must be")
+    need(s.tokenizer_path, "vocabulary", tokenizer.vocab_size(), s.vocab_size, "see DATA_PATH, VOCAB_SIZE")
     notes: list[str] = []
     train = TokenStream(s, "train", sha256(blob), tokenizer.bos_id(), notes) if with_train else None
     hashes = {"train_sha256": sha256(train.headers if train else b""), "tokenizer_sha256": sha256(blob)}
@@ -1103,7 +1102,7 @@ def open_run(s: Settings, about: Facts, scripts: Facts) -> tuple[Path, Arrays, F
                 notes.append(f"note: {found}, so other bits may follow")
                 continue
             begun = " ".join(f"{key.upper()}={facts['settings'][key]}" for key in ("preset", "data_path"))
-            text = f"{found}, by {begun}; give that or a new RUN_ID"
+            text = f"RUN_ID={folder.name} was begun by {begun}: give those or a new RUN_ID; {found}"
             raise DataError(text) if kind == "sha256" else SettingError(text)
     os.truncate(metrics, min(facts.get("metrics_bytes", 0), len(events)))  # steps again
     for name, blob in (scripts | {"config.json": json.dumps(about, indent=1).encode()}).items():
@@ -1358,7 +1357,7 @@ def score_artifact(trainer: Trainer, blob: bytes, path: Any, corpus: Corpus, run
     """The result: what an artifact scores. Raises FloatingPointError if that is no number."""
     _, weights, tokenizer_sha256 = decode_artifact(blob, path)
     own = corpus.sha256["tokenizer_sha256"]
-    need(path, "sha256 of the tokenizer", tokenizer_sha256, own, "it was trained on another's tokens")
+    need(path, "sha256 of the tokenizer", tokenizer_sha256, own, "see DATA_PATH and TOKENIZER_PATH")
     trainer.load(weights)
     score = validate(trainer, corpus, run, trainer.s.val_tokens_limit, "artifact")
     if re.match("nan|inf", score.get("val_loss", "")):
@@ -1380,7 +1379,8 @@ def finish(trainer: Trainer, corpus: Corpus, run: Run) -> int:
     rows |= {"params": sum(trainer.model.sizes), "peak_memory_mib": torch.cuda.max_memory_allocated() >> 20}
     rows |= {"preset": s.preset, "seed": s.seed, "run_id": run.folder.name} | vars(run.counters)
     rows |= {"total_bytes": total, "budget_bytes": s.budget_bytes, "budget": "ok" if fits else "over"}
-    run.final(rows | score | {"next": f"python -m records sample {run.folder}"})  # what counts comes last
+    python = os.path.relpath(sys.executable)
+    run.final(rows | score | {"next": f"{python} -m records sample {run.folder}"})  # what counts comes last
     return 0 if fits else 4
 
 

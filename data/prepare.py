@@ -214,8 +214,9 @@ def report(job: Job, manifest: dict) -> None:
     more = "--val-docs and --val-fraction take more; plain text gives more documents by --separator ''"
     if size > train:
         say(
-            f"warning: the validation text has {size:,} bytes, the training text {train:,}: --val-docs 1 "
-            f"takes one document, --val-max-bytes {size // 2} leaves larger ones to training"
+            f"warning: the validation text has {size:,} bytes, the training text {train:,}, of "
+            f"{documents + found['train']['documents']} documents: more documents help. Without --separator "
+            f"a few files of plain text are cut; --val-max-bytes {size // 2} leaves larger ones to training"
         )
     elif documents < FEW_DOCUMENTS or size < FEW_BYTES:
         say(

@@ -57,8 +57,8 @@ STOPPED = 16  # exit code of a run, and of a campaign, with which the same comma
 
 LAST_LINES = 10  # of a run that failed
 NOT_REACHED = (
-    "pair 1 is alike to the last bit: the edit does not reach a run with PRESET={preset}. The numbers of a "
-    f"preset's row in {SCRIPT} override the defaults of Settings: edit them there, or name another --preset"
+    "pair 1 is alike to the last bit: the edit changes nothing in a run with PRESET={preset}. If it is of a "
+    f"default of Settings: a preset's row in {SCRIPT} overrides it. Edit it there, or name another --preset"
 )
 
 # --- runs and their scores --------------------------------------------------------------------------------

@@ -36,7 +36,10 @@ MAX_CODE = 48 << 10  # bytes of a script at zlib level 9; a text that was learne
 PART = 4096  # bytes of a script
 MAX_DENSITY = 0.55  # what a part compresses to: programs 0.47, base64 0.76, hex 0.57
 NO_ARTIFACT = skip("score", "no artifact is here; the judge scores those that it trains")
-LOOSE, DECIMALS = 1e-4, 5.1e-9  # of a score: on another machine, and on one of the same kind
+DECIMALS = 5.1e-9  # of a score, on the same kind of machine
+# On another kind sums round otherwise, and a record that trains while it is scored amplifies that: seed 1338
+# of 2026-11-26_Rung12-OwnValue has 0.711984 on an Intel Xeon, 0.712248 on an AMD EPYC.
+LOOSE = 1e-3
 LOGGED = (*runs.NUMBERS, "artifact_sha256", "state_sha256")  # what the end of a log has beside HASHES
 
 

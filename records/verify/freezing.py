@@ -16,6 +16,7 @@ from records.archive.runs import (
     ClaimedRun,
     Record,
     named_dataset,
+    nearest_runs,
     pack,
     parse_run,
     this_machine,
@@ -56,6 +57,8 @@ def freeze(
 
 def load_run(source: Path) -> ClaimedRun:
     """A finished run with its script and its artifact. Raises DataError."""
+    if not source.is_dir():
+        raise DataError(f"{source}: no such folder{nearest_runs(source)}")
     if not (source / SCRIPT).exists():
         raise DataError(f"{source}: holds no {SCRIPT}; copy the script as it ran into the folder")
     log, metrics, artifact = (source / name for name in ("train.log", "metrics.jsonl", ARTIFACT))

@@ -184,7 +184,7 @@ def test_an_edit_that_does_not_reach_the_run_is_told_after_one_pair(place):
     said = place.try_idea(idea([0] * 9) + "# a comment\n", code=2)
     *_, words, verdict = said.splitlines()
     assert words.startswith(
-        "pair 1 is alike to the last bit: the edit does not reach a run with PRESET=minute"
+        "pair 1 is alike to the last bit: the edit changes nothing in a run with PRESET=minute"
     )
     assert verdict == "verdict: unknown difference:+0.0000 low:-inf high:+inf"
     assert said.count("bits per byte\n") == 2
