@@ -246,7 +246,7 @@ def test_what_the_validation_text_is_worth_and_the_command_that_trains(tmp_path)
             "most",
             [*texts[:3], long],
             1,
-            f"has {len(long):,} bytes, the training text 6,000: --val-docs 1 takes",
+            f"has {len(long):,} bytes, the training text 6,000, of 4 documents: more",
         ),
     ):
         said = make(root, write_jsonl(tmp_path / "t.jsonl", lines), "--val-docs", count, name=name)
