@@ -299,9 +299,8 @@ class Plan:
     def __init__(self, s: Settings) -> None:
         self.s = s
         self.flops = step_flops(s)  # of each step
-        self.num_steps = s.iterations
-        if s.max_flops:
-            self.num_steps = min(s.iterations, int(s.max_flops // self.flops))
+        allowed = s.max_flops // self.flops if s.max_flops else s.iterations
+        self.num_steps = min(s.iterations, int(allowed))
 
     def step(self, number: int, elapsed: float = 0.0) -> Step:
         """Its rate: a linear rise, constant, a linear fall to 0 over the last part of the run."""
@@ -350,8 +349,7 @@ Rope = tuple[Tensor, Tensor]
 def rms_norm(x: Tensor) -> Tensor:
     """x / sqrt(mean(x^2) + eps) over the last dimension, float32 (Zhang and Sennrich 2019)."""
     x = x.float()
-    mean_square = x.square().mean(-1, keepdim=True)
-    return x * torch.rsqrt(mean_square + NORM_EPS)
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + NORM_EPS)
 
 
 def rope_tables(s: Settings, device: torch.device, length: int) -> Rope:
@@ -367,8 +365,7 @@ def rope_tables(s: Settings, device: torch.device, length: int) -> Rope:
 def norm_and_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """RMS-normalise each head and turn its pairs, one of each half, by the position."""
     x = rms_norm(x)
-    halves = torch.unflatten(x, -1, (2, -1))
-    swapped = halves.flip(-2).flatten(-2)  # quicker than to cut and join
+    swapped = torch.unflatten(x, -1, (2, -1)).flip(-2).flatten(-2)  # quicker than to cut and join
     return x * cos + swapped * sin
 
 
@@ -427,8 +424,7 @@ class Cache:
     """What one layer keeps of the tokens before: keys and values, a ring of T positions."""
 
     def __init__(self, s: Settings, rows: int, machine: Machine, window: float) -> None:
-        length = int(min(window, s.eval_window))
-        shape = (rows, s.num_kv_heads, length, s.head_dim)  # BGTK
+        shape = (rows, s.num_kv_heads, int(min(window, s.eval_window)), s.head_dim)  # BGTK
         self.keys = torch.empty(shape, dtype=machine.dtype, device=machine.device)
         self.values = torch.empty_like(self.keys)
         self.last_key: Tensor | None = None  # [B, 1, G, K] of the token before, unmixed
@@ -440,8 +436,7 @@ class Cache:
         self.keys[:, :, place] = k_BTGK[:, 0]
         self.values[:, :, place] = v_BTGK[:, 0]
         self.position += 1
-        keys = self.keys[:, :, : self.position]
-        values = self.values[:, :, : self.position]
+        keys, values = self.keys[:, :, : self.position], self.values[:, :, : self.position]
         return F.scaled_dot_product_attention(q_BTGRK[:, 0], keys, values)[:, None]
 
 
@@ -466,9 +461,8 @@ def remove_own_value(y_BTGRK: Tensor, v_BTGK: Tensor) -> Tensor:
 def attend(s: Settings, x: Tensor, rope: Rope, w: Weights, window: float, cache: Cache | None) -> Tensor:
     """The attention of a block, [B, T, D] in the compute dtype to the same."""
     cos, sin = rope
-    heads = [s.num_heads, s.num_kv_heads, s.num_kv_heads]
     qkv = torch.unflatten(F.linear(x, w["qkv"]), 2, (-1, s.head_dim))
-    q, k, v = torch.split(qkv, heads, dim=2)
+    q, k, v = torch.split(qkv, [s.num_heads, s.num_kv_heads, s.num_kv_heads], dim=2)
     q = torch.unflatten(q, 2, (s.num_kv_heads, -1))
     # Norms keep logits small (Henry et al. 2020); a gain for each head sharpens them.
     gain = w["q_gain"].view(s.num_kv_heads, -1, 1)
@@ -728,10 +722,8 @@ def byte_table(tokenizer: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Bytes that a token adds, int64[vocab], after text, after control; which are control."""
     ids = range(tokenizer.vocab_size())
     control = np.array([tokenizer.is_control(i) for i in ids])
-    unknown = np.array([tokenizer.is_unknown(i) for i in ids])
-    silent = control | unknown
-    alone = tokenizer.decode([[i] for i in ids])
-    first = np.array([len(text.encode()) for text in alone])
+    silent = control | [tokenizer.is_unknown(i) for i in ids]
+    first = np.array([len(text.encode()) for text in tokenizer.decode([[i] for i in ids])])
     anchor = int(np.argmax(~silent & (first > 0)))  # text: after it no dummy prefix is dropped
     pairs = tokenizer.decode([[anchor, i] for i in ids])
     inner = np.array([len(text.encode()) for text in pairs]) - first[anchor]
@@ -1014,8 +1006,7 @@ def load_corpus(s: Settings, with_train: bool = True) -> Corpus:
         spaceless = tokenizer.is_unknown(tokenizer.piece_to_id("\u2581"))
         need(s.tokenizer_path, "whether spaces have no piece", spaceless, False, "bytes cannot be counted")
         unknown = np.sum(tokens == tokenizer.unk_id())
-        found = f"note: legacy shards do not name their tokenizer: {total} bytes by {s.tokenizer_path}"
-        notes.append(f"{found}, if that is it; {unknown} unknown tokens have none")
+        notes.append(f"note: legacy shards: {total} bytes if {s.tokenizer_path} made them, {unknown} unknown")
     elif val.headers["flags"][0] & 1:  # lossy tokenizer: the true bytes, spread
         sizes = np.diff(np.cumsum(sizes, dtype=np.int64) * stated // max(total, 1), prepend=0)
         notes.append(f"note: lossy tokenizer: {total} bytes decoded of {stated}")
