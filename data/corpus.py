@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import functools
 import hashlib
 import importlib.metadata
 import os
@@ -76,6 +75,13 @@ INSERT INTO documents VALUES (?, ?, ?, ?, ?)
 ON CONFLICT (hash) DO UPDATE SET train = 1 WHERE excluded.train > train
 """
 
+# The split of a document: in SQL, for a signal within a function of Python would be an error of SQLite.
+SPLIT = """CASE
+    WHEN train OR substr(hash, 9, 8) > :last_second THEN 'train'
+    WHEN substr(hash, 9, 8) > :last_val THEN 'second'
+    ELSE 'val'
+END"""
+
 
 def usable(documents: Iterable[Read], plan: Plan, skip_bad: bool, dropped: Counter) -> Iterator[Document]:
     """The documents that can be used. Others are skipped and counted, or ten of them end it: DataError."""
@@ -147,14 +153,13 @@ class Corpus:
     def __init__(self, path: Path, plan: Plan, expected: str | None = None):
         self.database = sqlite3.connect(path)
         self.dropped = dict(self.database.execute("SELECT * FROM dropped"))
-        side = functools.partial(side_of, *last_keys(self.database, plan))
-        self.database.create_function("side", 2, side, deterministic=True)
+        self.last_keys = last_keys(self.database, plan)
         self.text_bytes = dict.fromkeys(SPLITS, 0)
         self.largest = dict.fromkeys(SPLITS, 0)
         digests = {split: hashlib.sha256() for split in SPLITS}
         identity = hashlib.sha256()
-        rows = self.database.execute("SELECT hash, side(hash, train), size FROM documents ORDER BY hash")
-        for digest, split, size in rows:
+        rows = f"SELECT hash, {SPLIT}, size FROM documents ORDER BY hash"
+        for digest, split, size in self.database.execute(rows, self.last_keys):
             self.text_bytes[split] += size
             self.largest[split] = max(self.largest[split], size)
             digests[split].update(digest)
@@ -174,12 +179,13 @@ class Corpus:
 
     def read(self, split: str, skip: int = 0) -> Iterator[Document]:
         """The documents of a split, in order of their hashes, without the first `skip`."""
-        chosen = "FROM documents WHERE side(hash, train) = ? ORDER BY hash LIMIT -1 OFFSET ?"
-        yield from self.database.execute(f"SELECT name, text {chosen}", (split, skip))
+        chosen = f"FROM documents WHERE {SPLIT} = :split ORDER BY hash LIMIT -1 OFFSET :skip"
+        values = self.last_keys | {"split": split, "skip": skip}
+        yield from self.database.execute(f"SELECT name, text {chosen}", values)
 
 
-def last_keys(database: sqlite3.Connection, plan: Plan) -> tuple[int, int]:
-    """The last keys of val and of second. Raises DataError where there are too few documents."""
+def last_keys(database: sqlite3.Connection, plan: Plan) -> dict[str, bytes]:
+    """The last keys of val and of second, for SPLIT. Raises DataError where there are too few documents."""
     (documents,) = database.execute("SELECT count(*) FROM documents").fetchone()
     at_least = plan.val_docs or (2 if documents > 2 else 1)  # one alone would decide a score
     keys = "SELECT substr(hash, 9, 8) FROM documents WHERE NOT train ORDER BY 1 LIMIT ?"
@@ -192,15 +198,8 @@ def last_keys(database: sqlite3.Connection, plan: Plan) -> tuple[int, int]:
         )
     share = 0 if plan.val_docs else int(plan.val_fraction * 2**64)
     last_val = max(share - 1, smallest[-1])
-    return last_val, last_val + int(plan.second_fraction * 2**64)
-
-
-def side_of(last_val: int, last_second: int, digest: bytes, train: int) -> str:
-    """The split of a document; `train`: it is for training alone."""
-    key = int.from_bytes(digest[8:16])
-    if train or key > last_second:
-        return "train"
-    return "second" if key > last_val else "val"
+    last_second = min(last_val + int(plan.second_fraction * 2**64), 2**64 - 1)
+    return {"last_val": last_val.to_bytes(8), "last_second": last_second.to_bytes(8)}
 
 
 def progress(what: str, total: int | None, initial: int = 0) -> tqdm:

@@ -42,9 +42,11 @@ def train_tokenizer(texts: Iterable[bytes], plan: Plan) -> bytes:
         if chars >= SAMPLE_CHARS[plan.model_type]:
             break
     model = io.BytesIO()
+    # a list: a signal that comes while the trainer runs code of Python would be an error of the trainer's
+    windows = [*sentences(starts, plan.vocab_size)]
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=sentences(starts, plan.vocab_size),
+            sentence_iterator=iter(windows),
             model_writer=model,
             vocab_size=plan.vocab_size,
             model_type=plan.model_type,

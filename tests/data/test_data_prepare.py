@@ -533,7 +533,7 @@ def test_whatever_stops_a_run_the_next_one_makes_the_same_bytes(tmp_path):
             process.send_signal(number)
             said = process.communicate()[1]
             if moment == MOMENTS[0] and number != signal.SIGKILL:
-                assert process.returncode == 16 and "continues" in said
+                assert process.returncode == 16 and "continues" in said, said
             if place(root, vocab=400).exists():
                 assert tree(root).items() >= expected.items()
         run(*line, "--root", root)
