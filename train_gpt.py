@@ -299,8 +299,7 @@ class Plan:
     def __init__(self, s: Settings) -> None:
         self.s = s
         self.flops = step_flops(s)  # of each step
-        allowed = s.max_flops // self.flops if s.max_flops else s.iterations
-        self.num_steps = min(s.iterations, int(allowed))
+        self.num_steps = min(s.iterations, int((s.max_flops or LARGE) // self.flops))
 
     def step(self, number: int, elapsed: float = 0.0) -> Step:
         """Its rate: a linear rise, constant, a linear fall to 0 over the last part of the run."""
@@ -602,8 +601,7 @@ class Optimizer:
         self.matrix_sizes = [param.size for param in self.matrices]
         self.num_matrix = sum(self.matrix_sizes)  # the matrices stand first
         weights = model.flat.detach()
-        zeros = torch.zeros_like(weights)
-        matrices, rest = zeros[: self.num_matrix], zeros[self.num_matrix :]
+        matrices, rest = torch.zeros_like(weights).tensor_split([self.num_matrix])
         self.state = {"weights": weights, "momentum": matrices}
         self.state |= {"moment1": rest, "moment2": rest.clone()}
         rates = torch.tensor([param.lr for param in model.table])
@@ -778,8 +776,7 @@ def quantize_rows(matrix: np.ndarray) -> Arrays:
     half = np.finfo(np.float16)
     if np.all((scale == 0) | ((scale >= half.tiny) & (scale <= half.max))):
         scale = scale.astype(np.float16)
-    divisor = np.where(scale > 0, scale, 1).astype(np.float32)[..., None]
-    rounded = np.rint(matrix / divisor)
+    rounded = np.rint(matrix / np.where(scale > 0, scale, 1).astype(np.float32)[..., None])
     return {"": np.clip(rounded, -127, 127).astype(np.int8), ".scale": scale}
 
 
@@ -895,7 +892,10 @@ def find_shards(folder: str, split: str, notes: list[str]) -> list[Path]:
     notes += [f"note: {folder}: left out, since not named as shards: {others}"] if others else []
     own = sorted((int(shard[3]), shard[1], shard[0]) for shard in shards if shard and shard[2] == split)
     if not own:
-        raise DataError(f"DATA_PATH={folder} (in {os.getcwd()}): no *_{split}_*.bin; {others or GET_DATA}")
+        here = {str(path.parent) for path in Path(folder).parent.glob(f"*/*_{split}_*.bin")}
+        there = others or ", ".join(difflib.get_close_matches(folder, here, 3, cutoff=0))
+        found = f"there are {there}" if there else GET_DATA
+        raise DataError(f"DATA_PATH={folder} (in {os.getcwd()}): no *_{split}_*.bin; {found}")
     first = min(own[0][0], 1)  # numbers begin with 0 or 1
     odd = [name for i, (*place, name) in enumerate(own) if place != [first + i, own[0][1]]]
     need(folder, "shards of another dataset, of one number, or after a missing one", odd, [], "move or fetch")
@@ -1088,10 +1088,10 @@ def open_run(s: Settings, about: Facts, scripts: Facts) -> tuple[Path, Arrays, F
             now = about[kind].get(name)
             if now == was or "free" in ROWS.get(name, ROWS["seed"]).metadata:
                 continue
-            found = f"{name.upper()}={format_value(now)}: {folder} was begun with {format_value(was)}"
             if kind == "environment":
-                notes.append(f"note: {found}, so other bits may follow")
+                notes.append(f"note: {name} is {now}, {folder} was begun with {was}: other bits may follow")
                 continue
+            found = f"{name.upper()}={format_value(now)}: {folder} was begun with {format_value(was)}"
             begun = " ".join(f"{key.upper()}={facts['settings'][key]}" for key in ("preset", "data_path"))
             text = f"RUN_ID={folder.name} was begun by {begun}: give those or a new RUN_ID; {found}"
             raise DataError(text) if kind == "sha256" else SettingError(text)
@@ -1237,11 +1237,10 @@ class Machine:
         return wanted
 
     def facts(self) -> Facts:
-        model = re.search(r"model name\s*: (.*)", CPUINFO)
+        processor = (re.findall(r"model name\s*: (.*)", CPUINFO) or [os.uname().machine])[0]
         gpu = torch.cuda.get_device_name() if self.device.type == "cuda" else "none"
         facts = {"torch": torch.__version__, "threads": torch.get_num_threads(), "ranks": self.world}
-        facts |= {"zlib": zlib.ZLIB_RUNTIME_VERSION, "gpu": gpu}
-        return facts | {"processor": model[1] if model else os.uname().machine}
+        return facts | {"zlib": zlib.ZLIB_RUNTIME_VERSION, "gpu": gpu, "processor": processor}
 
 
 def open_machine(s: Settings) -> Machine:
@@ -1367,7 +1366,8 @@ def finish(trainer: Trainer, corpus: Corpus, run: Run) -> int:
     total = len(blob) + run.about["environment"]["code_bytes"]
     fits = total <= s.budget_bytes
     rows = run.about["environment"] | {"device": str(machine.device), "state_sha256": state_sha256}
-    rows |= {"params": sum(trainer.model.sizes), "peak_memory_mib": torch.cuda.max_memory_allocated() >> 20}
+    memory = torch.cuda.max_memory_allocated() >> 20
+    rows |= {"params": sum(trainer.model.sizes)} | ({"peak_memory_mib": memory} if memory else {})
     rows |= {"preset": s.preset, "seed": s.seed, "run_id": run.folder.name} | vars(run.counters)
     rows |= {"total_bytes": total, "budget_bytes": s.budget_bytes, "budget": "ok" if fits else "over"}
     python = os.path.relpath(sys.executable)
@@ -1442,7 +1442,7 @@ def run_script(open_machine: Function, make: Function, file: str, *arguments: st
     """Do what the environment says. Returns the exit code."""
     help_asked = arguments in (("-h",), ("--help",))
     if arguments and not help_asked:
-        raise SettingError(f"{' '.join(arguments)}: write ITERATIONS=9 python train_gpt.py instead")
+        raise SettingError(f"{' '.join(arguments)}: give settings as in PRESET=minute python train_gpt.py")
     s, origins = load_settings(os.environ, "10min_16mb" if torch.cuda.is_available() else "floppy")
     files = zip(("train_gpt.py", "train_gpt_mlx.py"), dict.fromkeys(map(os.path.realpath, (__file__, file))))
     scripts = {name: Path(path).read_bytes() for name, path in files}

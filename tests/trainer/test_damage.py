@@ -120,8 +120,8 @@ SHARDS = {
     "legacy, a token too high": (lambda d: legacy_with(400, TRAIN, 1038, d), TRAIN, "is 400, expected 399"),
     "a folder named like a shard": (lambda d: make_folder(d / TRAIN), TRAIN, "[Dd]irectory"),
     "a dangling link": (lambda d: make_dangling(d / VAL), VAL, "No such file"),
-    "no training": (lambda d: remove(*d.glob("*_train_*")), "", r"no \*_train_\*\.bin"),
-    "no folder": (shutil.rmtree, "", "no "),
+    "no training": (lambda d: remove(*d.glob("*_train_*")), "", r"no \*_train_\*\.bin; .* prepare demo"),
+    "no folder, but one of another name": (lambda d: d.rename(f"{d}2"), "", r"there are .*2$"),
 }
 
 
@@ -139,7 +139,7 @@ def refusal(broken: TinyCorpus, **env) -> str:
 
 
 # Each line says how to go on: a command, settings, or, where only their origin can help, what to do.
-HELP = r"python -m data (verify|prepare|download)|see VOCAB_SIZE|make or fetch it again|move or fetch"
+HELP = r"python -m data (verify|prepare|download)|see VOCAB_SIZE|make or fetch it again|move or fetch|there are"
 
 
 @pytest.mark.parametrize("kind", SHARDS)

@@ -125,7 +125,7 @@ def test_help_lists_the_settings_and_other_arguments_are_refused(capsys, monkeyp
     )
     for argument in ("--num_layers=3", "ITERATIONS=5", "-v"):
         code, out, err = main(capsys, argument)
-        assert (code, out) == (2, "") and f"{argument}: write ITERATIONS=9 python train_gpt.py" in err
+        assert (code, out) == (2, "") and f"{argument}: give settings as in PRESET=" in err
 
 
 def open_machine(**env) -> train_gpt.Machine:
