@@ -17,6 +17,7 @@ from data.command import DataError, UsageError, open_streams, printable
 
 OUTPUT_CLOSED = 141  # as a shell reports a program whose reader went away (128 + SIGPIPE)
 INTERRUPTED = 130  # as a shell reports a program that Ctrl-C ended (128 + SIGINT)
+STOPS = signal.SIGINT, signal.SIGTERM
 
 
 # --- types of arguments, beside click's own ---------------------------------------------------------------
@@ -95,7 +96,12 @@ class Door(Commands):
                 return self.invoke(ctx)
 
         open_streams()
-        return run(work)
+        handlers = {number: signal.getsignal(number) for number in STOPS}
+        try:
+            return run(work)
+        finally:
+            for number, handler in handlers.items() if argv is not None else ():
+                on_signals(handler, number)  # of the program that called this, and goes on
 
 
 # --- from a command to its exit code ----------------------------------------------------------------------
@@ -109,7 +115,11 @@ def on_signals(handler: Callable, *numbers: int) -> None:
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """A signal's handler: KeyboardInterrupt, but a moment later within an import, which may swallow it."""
+    """A signal's handler: KeyboardInterrupt, but a moment later within an import, which may swallow it.
+
+    Later signals are ignored: they would cut off what the first one lets a command put away.
+    """
+    on_signals(signal.SIG_IGN, *STOPS)
     while frame:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             signal.signal(signal.SIGALRM, interrupt)
@@ -122,9 +132,10 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 def run(work: Callable[[], int]) -> int:
     """The exit code of `work()`. An error is one line on stderr.
 
-    SIGTERM ends it as Ctrl-C does, so that nothing half-written stays behind.
+    SIGTERM ends it as Ctrl-C does, so that nothing half-written stays behind. Both do so also for what a
+    shell runs with &.
     """
-    on_signals(interrupt, signal.SIGTERM)
+    on_signals(interrupt, *STOPS)
     try:
         code = work()
         sys.stdout.flush()

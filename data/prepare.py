@@ -11,7 +11,6 @@ The text may be larger than the memory. After a kill or a stop the same command 
 import json
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
@@ -34,7 +33,7 @@ from data.corpus import (
     demo_sources,
     spool,
 )
-from data.door import Commands, Number, on_signals
+from data.door import Commands, Number
 from data.encode import train_tokenizer, write_split
 from data.shards import SPLIT_NAMES, TRAIN, VAL
 from data.sources import Source, find_files
@@ -319,7 +318,6 @@ def main() -> None:
 @main.result_callback()
 def carry_out(job: Job) -> int:
     """Prepare what a command below asks for; the exit code."""
-    on_signals(signal.default_int_handler, signal.SIGINT)  # a shell ignores it for what runs with &
     try:
         report(job, prepare(job))
     except KeyboardInterrupt:

@@ -14,6 +14,7 @@ from records.board.tables import compressors, tables
 
 MARKERS = "<!-- board -->", "<!-- /board -->"  # in the README, each on a line of its own
 OF_PICTURE = "track_floppy"
+FOLDER = click.Path(file_okay=False, path_type=Path)
 Board = list[tuple[Track, list[Entry]]]
 
 
@@ -48,7 +49,7 @@ def changed_picture_of(folder: Path, board: Board) -> dict[Path, bytes]:
 @click.command(cls=Command)
 @click.option("--records", type=Path, default=RECORDS, help="folder of the tracks")
 @click.option("--check", is_flag=True, help="write nothing, exit 1 if something would change")
-@click.option("--html", type=Path, metavar="DIR", help="write a site of pages there, and nothing else")
+@click.option("--html", type=FOLDER, metavar="DIR", help="write a site of pages there, and nothing else")
 def board(records: Path, check: bool, html: Path | None) -> int:
     """The tables of records/README.md and the picture of records/images/, or a site of pages.
 

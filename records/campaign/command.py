@@ -19,7 +19,6 @@ import functools
 import json
 import os
 import re
-import signal
 import sys
 import traceback
 from pathlib import Path
@@ -30,7 +29,7 @@ import click
 
 from data import shards
 from data.command import REPO, DataError, UsageError, say, some, warn_once
-from data.door import Command, Number, on_signals
+from data.door import Command, Number
 from data.files import locked, read_bytes, sha256, write_whole
 from records.archive.runs import SCRIPT, run_artifact
 from records.archive.tracks import DATA, RECORDS, Track, load_track
@@ -65,10 +64,14 @@ NOT_REACHED = (
 
 
 def run_missing(runs: list[SeedRun], args: SimpleNamespace) -> set[int]:
-    """Run what has not ended, here or on a cluster. The exit codes of the runs that failed."""
+    """Run what has not ended, here or on a cluster. The exit codes of the runs that failed.
+
+    With --try the first one that fails is the last.
+    """
     if args.ray is None:
         share = Share(1 if args.cores else args.threads_per_run, args.gpus_per_run)
-        return run_all(runs, functools.partial(run_here, at_once=args.cores or 1, share=share))
+        here = functools.partial(run_here, at_once=args.cores or 1, share=share)
+        return run_all(runs, here, to_the_end=not args.trying)
     from records.campaign import cluster  # which loads Ray
 
     share = Share(args.threads_per_run or 1, args.gpus_per_run)
@@ -129,19 +132,29 @@ def name_ignored(script: bytes) -> None:
         warn_once(f"settings of the shell do not count: {some(sorted(known))}; {mend}")
 
 
+def check_syntax(script: bytes, where: str) -> None:
+    """Raises DataError of a script that Python cannot read."""
+    try:
+        compile(script, SCRIPT, "exec")
+    except (SyntaxError, ValueError) as error:  # the second: of a zero byte
+        raise DataError(f"{where}: {type(error).__name__}: {error}; mend it, then try again") from None
+
+
 def two_variants(args: SimpleNamespace, dataset: Dataset, home: Path, flops: int) -> list[Variant]:
-    """HEAD's and the working tree's, each in a folder named by its script: HEAD's runs serve many tries."""
+    """The working tree's and HEAD's, each in a folder named by its script: HEAD's runs serve many tries."""
     old, new = script_of("HEAD"), read_bytes(args.script)
+    check_syntax(new, str(args.script))
+    check_syntax(old, f"{SCRIPT} of HEAD")
     name_ignored(new)
     if old == new:
         mend = "expected an idea in it; edit it, then try"
         raise UsageError(f"{args.script}: is {SCRIPT} as HEAD has it, {mend}")
     settings = {"PRESET": args.preset, "VAL_TOKENS_LIMIT": "0", "MAX_FLOPS": str(flops)}
     variants = []
-    for script in (old, new):
+    for script in (new, old):
         variants.append(Variant(home / sha256(script)[:12], settings, [], dataset))
         variants[-1].make_folder(script)
-    say(f"HEAD's script is {variants[0].name}, the one here {variants[1].name}; their runs lie in {home}")
+    say(f"HEAD's script is {variants[1].name}, the one here {variants[0].name}; their runs lie in {home}")
     return variants
 
 
@@ -155,7 +168,7 @@ def run_pair(pair: list[SeedRun], track: Track, args: SimpleNamespace) -> float:
             raise DataError(f"run {run} failed, so there is no verdict; {run.output} has all that it said")
     if args.score and score_missing(pair, track, args.data):
         raise DataError("a run cannot be scored, so there is no verdict; mend the script, then try again")
-    old, new = (run.bpb(args.score) for run in pair)
+    new, old = (run.bpb(args.score) for run in pair)
     return new - old
 
 
@@ -169,9 +182,9 @@ def try_script(args: SimpleNamespace) -> int:
     differences = []
     with alone(home):
         for seed in range(FIRST_SEED, FIRST_SEED + args.pairs):
-            pair = [SeedRun(variant, seed) for variant in variants]
+            pair = [SeedRun(variant, seed) for variant in variants]  # the new one first: it may fail
             differences.append(run_pair(pair, track, args))
-            found = judge(differences, over=pair[1].is_over() and not pair[0].is_over())
+            found = judge(differences, over=pair[0].is_over() and not pair[1].is_over())
             if not any(differences):
                 say(NOT_REACHED.format(preset=args.preset))
                 break
@@ -272,7 +285,6 @@ GPUS = "2 or more: torchrun, a process for each"
 @click.option("--records", type=Path, default=RECORDS, help="folder of the tracks")
 @click.option("--logs", type=Path, default=REPO / "logs/campaigns", help="folder of all runs")
 def main(**options: Any) -> int:
-    on_signals(signal.default_int_handler, signal.SIGTERM, signal.SIGINT)
     try:
         return work(SimpleNamespace(**options))
     except KeyboardInterrupt:

@@ -116,12 +116,20 @@ def run_here(runs: list[SeedRun], at_once: int, share: Share) -> Endings:
             process.wait()
 
 
-def run_all(runs: list[SeedRun], run_them: Callable[[list[SeedRun]], Endings]) -> set[int]:
-    """Run what has not ended and print how it ends. Returns the exit codes of the runs that failed."""
+def run_all(
+    runs: list[SeedRun], run_them: Callable[[list[SeedRun]], Endings], to_the_end: bool = True
+) -> set[int]:
+    """Run what has not ended and print how it ends. Returns the exit codes of the runs that failed.
+
+    `to_the_end`: also what comes after a run that failed.
+    """
     failed = set()
     with contextlib.closing(run_them([run for run in runs if not run.end()])) as endings:
         for run, code in endings:
-            if failure := run.failure(code):
-                failed.add(code)
+            failure = run.failure(code)
             say(f"{run}: {failure or f'{run.bpb(False):.4f} bits per byte'}")
+            if failure:
+                failed.add(code)
+                if not to_the_end:
+                    break
     return failed

@@ -11,10 +11,10 @@ import click
 import numpy as np
 
 from data import door
-from data.command import DataError, UsageError
+from data.command import DataError, UsageError, shell, some
 from data.files import read_bytes, write_whole
 from records.archive.checks import Check
-from records.archive.runs import is_address, is_own
+from records.archive.runs import SCRIPT, is_address, is_own
 from records.archive.tracks import DATA, NOTHING, Track, read_reference_compressors
 from records.archive.verdicts import read_verdicts
 from records.referee import coder, scoring
@@ -41,6 +41,17 @@ RECORD = [
 ]
 
 
+def need_record(place: Path) -> None:
+    """Raises DataError of a file, and of a folder above the runs or records that could be meant."""
+    if place.is_file():
+        raise DataError(f"{place}: is a file, expected the folder of a run or a record, as {place.parent}")
+    inside = sorted(script.parent for script in place.glob(f"*/{SCRIPT}"))
+    if inside and not (place / SCRIPT).exists():
+        command = click.get_current_context().command_path
+        names = some([shell(each) for each in inside])
+        raise DataError(f"{place}: is no run or record, but holds some: {command} with one of {names}")
+
+
 @contextlib.contextmanager
 def job_of(
     record: Path,
@@ -62,6 +73,7 @@ def job_of(
         print(f"{found.address}, of {found.track.name}", file=sys.stderr)
         record = found.path
         track = found.track
+    need_record(record)
     if is_own(record) and not (trust or bubblewrap.find()):
         print(f"{record}: is your own run and runs without a sandbox: none works here", file=sys.stderr)
         trust = True
@@ -150,8 +162,7 @@ def write(prompt: str, shown: bool, tokens: int, temperature: float, seed: int, 
             for part in itertools.chain([first], written):
                 safe = part.translate(CONTROLS) if sys.stdout.isatty() else part
                 print(safe, end="", flush=True)
-    if shown or sys.stdout.isatty():  # else the text could go behind the file
-        print()
+    print()
     return 0
 
 
@@ -177,12 +188,22 @@ def complete(file: Path, **how: Any) -> int:
 # --- compress and decompress ------------------------------------------------------------------------------
 
 
+def need_same_model(file: Path, packed: bytes, job: PredictorJob) -> None:
+    """Raises DataError of a file that another model has compressed."""
+    if packed.startswith(coder.MAGIC) and not packed.startswith(coder.MAGIC + job.name):
+        theirs = f"{job.artifact} with the {SCRIPT} beside it"
+        mend = "give the run or record that compressed it, with its --artifact if it had one"
+        raise DataError(f"{file}: was compressed with another model than {theirs}; {mend}")
+
+
 def convert(codec: Callable[..., bytes], file: Path, output: Path, place: dict[str, Any]) -> int:
     """Write what the codec makes of a file; the exit code. Raises UsageError, DataError."""
     with job_of(**place) as job:
         if output.exists():
             raise UsageError(f"{output}: exists and is never overwritten; -o names another file")
         given = read_bytes(file)
+        if codec is coder.decompress:
+            need_same_model(file, given, job)
         with job.predictor() as predictor:
             try:
                 made = codec(predictor, load_tokenizer(job.tokenizer_path), job.name, given)

@@ -90,8 +90,8 @@ class Result:
             "val_bytes": self.text.bytes,
             "val_tokens": scored,
             "rows": self.rows,
-            "processor_seconds": f"{self.seconds:.1f}",
-            "seconds": f"{self.wall:.1f}",
+            "processor_seconds": f"{self.seconds:.2f}",
+            "seconds": f"{self.wall:.2f}",
             "limits": self.limits,
         }
         return "\n".join(f"{name}: {value}" for name, value in rows.items())
@@ -131,7 +131,7 @@ def check_time(result: Result) -> Check:
         stretch, seconds, kind = 1, result.wall, "seconds"
     limit = stretch * track["eval_seconds"]
     text = (
-        f"{seconds:.1f} {kind} ({result.wall:.1f} by the clock), expected at most {limit:.0f}: "
+        f"{seconds:.2f} {kind} ({result.wall:.2f} by the clock), expected at most {limit:.0f}: "
         f"{track['eval_seconds']} of the track on a machine that is {stretch:.2f} times slower"
     )
     if limit < seconds <= BUSY * limit:

@@ -77,11 +77,13 @@ def read_dataset(data: Path, name: str, tokenizer_name: str) -> dict:
 # --- new --------------------------------------------------------------------------------------------------
 
 FLOPPY_BYTES = 1_200_000  # what the preset floppy needs
-NEXT = """Next: train each seed, make a record of them, judge it (this trains fresh seeds), show it:
+NEXT = """Next: train each seed, make a record of them, judge it (this trains fresh seeds), measure
+compressors for the same text, show all:
   {train}
   python -m records freeze logs/first-* --track {name} --name First --author ME --what "..." --why "..."
   python -m records verify {folder}/*_First --every-seed --write
   python -m records judge {folder}/*_First --write
+  python -m records track compressors {folder} --write
   python -m records board
 The preset floppy needs 1,200,000 bytes, minute 600,000. For fewer, lower MODEL_DIM.
 Then commit records/, or open a pull request with {folder}/track.json, and then one with the record.

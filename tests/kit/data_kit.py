@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,13 +17,8 @@ def call(package: str, *args: object, code: int = 0) -> str:
     """What a command says that runs in this process; its exit code is checked."""
     main = {"data": data, "records": records}[package]
     said = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            found = main([str(arg) for arg in args])
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        found = main([str(arg) for arg in args])
     text = said.buffer.getvalue().decode()
     assert found == code, text
     return text

@@ -730,6 +730,10 @@ def test_files_are_compressed_and_decompressed(told, tmp_path):
     assert again.read_bytes() == text.read_bytes()
     (tmp_path / "c.bg").write_bytes(b"none of ours")
     assert "c.bg: no file that" in told("decompress", tmp_path / "c.bg", code=3)
+    (tmp_path / "other.bin").write_bytes(b"another model")
+    words = tmp_path / "a.txt.bg", "-o", tmp_path / "x", "--artifact", tmp_path / "other.bin"
+    other = told("decompress", *words, code=3)
+    assert f"a.txt.bg: was compressed with another model than {tmp_path}/other.bin with" in other
     assert not (tmp_path / "c").exists()
     assert " cannot be written: " in told("compress", text, "-o", tmp_path / "no/such/x.bg", code=2)
 
@@ -759,17 +763,27 @@ def test_a_prompt_may_hold_what_the_terminal_does_not_know(stand, bigram):
 
 
 def test_a_file_is_completed(told, tmp_path):
-    """What is new can be put behind the file; a bigram model goes on from the last token alone."""
+    """A bigram model goes on from the last token alone. The last line has its end."""
     file = tmp_path / "a.txt"
     file.write_bytes("naïve \r\n the".encode())
     options = ("--tokens", "20", "--temperature", "0")
     said = told("complete", file, *options)
-    assert not said.startswith("na")
+    assert not said.startswith("na") and said.endswith("\n")
     whole = told("sample", "--prompt", file.read_bytes().decode(), *options)
-    assert whole.removesuffix("\n").endswith(said.splitlines()[-1])
+    assert whole.endswith(said.splitlines(True)[-1])
     file.write_bytes(b"caf\xe9")
     assert re.search(r"a\.txt: .*expected a text in UTF-8", told("complete", file, code=3))
     assert "none.txt: cannot be read" in told("complete", tmp_path / "none.txt", code=3)
+
+
+def test_a_folder_of_runs_and_a_file_of_one_are_no_record(bigram):
+    said = refused(call("records", "sample", bigram.parent, code=3))
+    assert said.startswith(
+        f"error: {bigram.parent}: is no run or record, but holds some: python -m records sample "
+    )
+    assert str(bigram) in said
+    said = refused(call("records", "score", bigram / "train_gpt.py", code=3))
+    assert said.endswith(f"is a file, expected the folder of a run or a record, as {bigram}")
 
 
 def test_the_folder_of_a_run_is_a_record(tmp_path):

@@ -104,6 +104,7 @@ def test_a_new_track_has_its_text_its_limits_and_the_rules_of_another(tales, tmp
     line = line.replace("1337 1338 1339", "1337").replace(" python ", f" DRY_RUN=1 {sys.executable} ")
     done = subprocess.run(["bash", "-c", line], cwd=helpers.ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    assert f"  python -m records track compressors {folder} --write\n" in said
     assert "BUDGET_BYTES=40000" in done.stdout and "MAX_FLOPS=1500000000000 " in done.stdout
 
 
