@@ -138,7 +138,7 @@ def test_the_digest_changes_with_what_decides_and_with_nothing_else(tmp_path):
     (tmp_path / "records/verify/rules.py").write_text("")
     for name, text, changes in (
         ("records/board/tables.py", "\n", 0),
-        ("records/verify/judging.py", "\n", 1),
+        ("records/verify/evaluation.py", "\n", 1),
         ("records/sandbox/inside/training.py", "\n", 1),
         ("records/schema.json", "\n", 1),
         ("records/verify/claims.py", late, 1),
