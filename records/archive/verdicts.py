@@ -13,7 +13,6 @@ import json
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -100,19 +99,7 @@ def number_of(draws: Iterable[Draw], name: str, digest: str, seeds: tuple[int, .
 def folder_sha256(folder: Path) -> str:
     """Of all that a verdict rests on: every file but the README, which may still be mended."""
     paths = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != "README.md"]
-    return files_sha256(tuple((path, state_of(path)) for path in paths))
-
-
-def state_of(path: Path) -> tuple[int, ...]:
-    """What changes when a file does, as the system keeps it."""
-    found = path.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-
-@cache
-def files_sha256(files: tuple[tuple[Path, tuple[int, ...]], ...]) -> str:
-    """Of names and contents. A command reads files once, and again only those of a folder that changed."""
-    return sha256("".join(f"{path.name} {sha256(read_bytes(path))}\n" for path, _ in files).encode())
+    return sha256("".join(f"{path.name} {sha256(read_bytes(path))}\n" for path in paths).encode())
 
 
 def track_sha256(track: Path) -> str:

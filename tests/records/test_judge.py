@@ -636,17 +636,14 @@ def test_equal_scores_are_as_sure_as_those_of_honest_seeds():
     assert p(score, score, score) == pytest.approx(usual, rel=0.05) and usual > 0.0008
 
 
-@pytest.mark.parametrize("factor", [0.84, 2.3])  # of an Intel Xeon; of an EPYC that multiplies bfloat16
-def test_a_training_is_charged_what_the_preset_makes_of_its_seconds(factor):
-    """Whatever its log names. Where the machine may have made no more, at its slowest, nobody can tell."""
+def test_operations_that_the_machine_may_not_have_made_at_its_slowest_are_no_verdict():
     track = load_track(RECORDS / "track_floppy")
 
     def work(seconds: float, least: float = 0.9e11) -> str:
-        found = {"train_flops": 1, "processor_seconds": seconds / factor, "factor": factor}
-        found["speeds"] = least, 1e11, 1.1e11
+        found = {"train_flops": 1, "processor_seconds": seconds, "factor": 2, "speeds": (least, 1e11, 1.1e11)}
         return [*training.check_work(track, found)][-1].verdict
 
-    assert (work(1400), work(2000), work(2000, 0.5e11)) == ("PASS", "FAIL", "SKIP")
+    assert (work(700), work(1000), work(1000, 0.5e11)) == ("PASS", "FAIL", "SKIP")
 
 
 def test_a_text_in_the_place_of_other_code_costs_its_bits(bench):
