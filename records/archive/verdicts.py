@@ -1,15 +1,10 @@
 """How often a track's folders were judged, the verdicts on them, and which of them have a rank.
 
-records/<track>/judgings.jsonl has a line for each judging, written when its seeds are drawn and before any of
-them is trained. None is ever taken out: a judging that was thrown away counts as any other.
-
-records/<track>/verdicts.json has a verdict for each folder. It says what is known, and on what that rests.
-Missing evidence is never a pass. records/verify/README.md has the words; `pass` and `fail` are those of
-earlier referees.
+judgings.jsonl has a line for each evaluation by the judge, written before its seeds are trained. None is ever
+taken out. verdicts.json has a verdict for each folder, in the words of records/verify/README.md.
 
 A rank is derived. It rests on the scores of what the judge trained; what an earlier referee passed, with a
-seed that it trained again, stands with the scores of its submission. A record must beat the incumbent: the
-best one that has a rank among those before it. Where that is disputed later, the next one takes its place.
+seed that it trained again, stands with the scores of its submission.
 """
 
 import datetime
@@ -18,7 +13,6 @@ import json
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +35,7 @@ EVIDENCE = ("nothing", "papers", "claims", "rooms")  # what a verdict may rest o
 NOTHING, ON_PAPERS, ON_CLAIMS, ON_TRAINING = EVIDENCE
 JUDGINGS = "judgings.jsonl"
 # The least standard deviation of scores, over the track's least gain. On track_floppy it is 0.0023 bits per
-# byte: pooled over the five judgings of before number 3, that of the scores in verdicts.json is 0.00227.
+# byte: pooled over the five evaluations of before number 3, that of the scores in verdicts.json is 0.00227.
 LEAST_SPREAD = 0.46
 
 
@@ -49,12 +43,12 @@ def today() -> str:
     return datetime.date.today().isoformat()
 
 
-# --- judgings ---------------------------------------------------------------------------------------------
+# --- evaluations ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Draw:
-    """The seeds of one judging, and what they were drawn for."""
+    """The seeds of one evaluation, and what they were drawn for."""
 
     folder: str
     sha256: str  # of the folder
@@ -70,7 +64,7 @@ class Draw:
 
 
 def read_draws(folder: Path) -> list[Draw]:
-    """The judgings that a folder keeps, in order. Raises DataError."""
+    """The evaluations that a folder keeps, in order. Raises DataError."""
     path = folder / JUDGINGS
     draws = []
     for number, line in enumerate(read_bytes(path).splitlines() if path.exists() else [], 1):
@@ -79,21 +73,21 @@ def read_draws(folder: Path) -> list[Draw]:
             draws.append(Draw(**value | {"seeds": tuple(map(int, value["seeds"]))}))
         except (ValueError, TypeError, KeyError):
             mend = "git knows it as it was written"
-            raise DataError(f"{path}: line {number} is no whole judging; {mend}") from None
+            raise DataError(f"{path}: line {number} is no whole evaluation; {mend}") from None
     return list(dict.fromkeys(draws))  # a merge may have kept one of them twice
 
 
 def record_draw(folder: Path, draw: Draw) -> None:
-    """Add a judging to those that a folder keeps, whole or not at all. Raises UsageError, DataError."""
+    """Add an evaluation to those that a folder keeps, whole or not at all. Raises UsageError, DataError."""
     path = folder / JUDGINGS
     line = json.dumps(asdict(draw)).encode()
-    with locked(folder):  # two judgings may begin at once
+    with locked(folder):  # two evaluations may begin at once
         kept = read_bytes(path).splitlines() if read_draws(folder) else []
         write_whole(path, b"\n".join([*kept, line, b""]))
 
 
 def number_of(draws: Iterable[Draw], name: str, digest: str, seeds: tuple[int, ...]) -> int:
-    """The place of a judging among those of its folder, from 1; of the next one if it is not recorded."""
+    """The place of an evaluation among those of its folder, from 1; of the next one if it is not recorded."""
     its = (draw for draw in draws if draw.is_of(name, digest))
     before = itertools.takewhile(lambda draw: draw.seeds != seeds, its)
     return 1 + sum(1 for _ in before)
@@ -105,19 +99,7 @@ def number_of(draws: Iterable[Draw], name: str, digest: str, seeds: tuple[int, .
 def folder_sha256(folder: Path) -> str:
     """Of all that a verdict rests on: every file but the README, which may still be mended."""
     paths = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != "README.md"]
-    return files_sha256(tuple((path, state_of(path)) for path in paths))
-
-
-def state_of(path: Path) -> tuple[int, ...]:
-    """What changes when a file does, as the system keeps it."""
-    found = path.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-
-@cache
-def files_sha256(files: tuple[tuple[Path, tuple[int, ...]], ...]) -> str:
-    """Of names and contents. A command reads files once, and again only those of a folder that changed."""
-    return sha256("".join(f"{path.name} {sha256(read_bytes(path))}\n" for path, _ in files).encode())
+    return sha256("".join(f"{path.name} {sha256(read_bytes(path))}\n" for path in paths).encode())
 
 
 def track_sha256(track: Path) -> str:
@@ -195,7 +177,7 @@ def write_finding(folder: Path, found: Finding, by: str, referee: str, again: Ch
     same.
     """
     track = folder.resolve().parent
-    with locked(track):  # two judgings may end at once
+    with locked(track):  # two evaluations may end at once
         verdicts = kept_verdicts(track)
         entry = verdicts.get(folder.name, {})
         digest = folder_sha256(folder)
@@ -262,7 +244,7 @@ class ScoredRecord:
     record: Record
     seeds: dict[str, dict]  # of each what a verdict keeps: its score, once there is one, and more
     machine: dict  # that the scores came from
-    judging: int | None = 1  # its place among those of the folder; None: an earlier referee passed it
+    evaluation: int | None = 1  # its place among those of the folder; None: an earlier referee passed it
 
     @property
     def name(self) -> str:
@@ -289,13 +271,13 @@ class ScoredRecord:
             bpb=incumbent.mean - self.mean,
             p=p_below(self.scores, incumbent.scores, LEAST_SPREAD * track["min_gain_bpb"]),
             least=track["min_gain_bpb"] + 8 * new_bytes / text_bytes,
-            below=track["alpha"] / (self.judging or 1),
+            below=track["alpha"] / (self.evaluation or 1),
             new_bytes=new_bytes,
         )
 
     def ranks_after(self, incumbent: "ScoredRecord | None") -> bool:
         """Whether it gains enough. An earlier referee has seen to that."""
-        return incumbent is None or self.judging is None or self.gain_over(incumbent).enough
+        return incumbent is None or self.evaluation is None or self.gain_over(incumbent).enough
 
 
 def claimed_scores(record: Record) -> dict[str, dict]:
@@ -356,8 +338,8 @@ def judged_seeds(verdict: dict) -> dict[str, dict]:
     return verdict.get("judged", {}).get("seeds", {})
 
 
-def number_of_judging(verdict: dict, name: str, draws: Sequence[Draw]) -> int:
-    """The place of the judging that a verdict rests on, among those of its folder."""
+def number_of_evaluation(verdict: dict, name: str, draws: Sequence[Draw]) -> int:
+    """The place of the evaluation that a verdict rests on, among those of its folder."""
     return number_of(draws, name, verdict["sha256"], tuple(map(int, judged_seeds(verdict))))
 
 
@@ -370,15 +352,15 @@ def standing(record: Record, verdict: dict, draws: Sequence[Draw]) -> ScoredReco
     if record.submission.get("claim") == "none" or verdict["sha256"] != folder_sha256(record.path):
         return None
     if earlier:
-        return ScoredRecord(record, claimed_scores(record), record.machine, judging=None)
-    number = number_of_judging(verdict, record.name, draws)
+        return ScoredRecord(record, claimed_scores(record), record.machine, evaluation=None)
+    number = number_of_evaluation(verdict, record.name, draws)
     return ScoredRecord(record, judged_seeds(verdict), verdict.get("machine", {}), number)
 
 
 def folders_before(track: Track, name: str, verdicts: dict[str, dict], draws: Sequence[Draw]) -> list[Path]:
-    """The records before one, the first first: by day, and of one day by their first judgings.
+    """The records before one, the first first: by day, and of one day by their first evaluations.
 
-    What an earlier referee passed came before all judgings. What was never judged comes last, by name.
+    What an earlier referee passed came before all evaluations. What was never judged comes last, by name.
     """
     judged = list(dict.fromkeys(draw.folder for draw in draws))
 

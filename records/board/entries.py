@@ -16,7 +16,7 @@ from records.archive.verdicts import (
     best_before,
     folder_sha256,
     judged_seeds,
-    number_of_judging,
+    number_of_evaluation,
     read_draws,
     read_verdicts,
     standing,
@@ -48,7 +48,7 @@ class Entry:
 
     record: Record
     verdict: dict
-    draws: tuple[Draw, ...] = ()  # all judgings of the track
+    draws: tuple[Draw, ...] = ()  # all evaluations of the track
 
     @cached_property
     def sha256(self) -> str:
@@ -211,11 +211,11 @@ class Entry:
 
     @property
     def words_of_the_judge(self) -> list[str]:
-        """Gain and seeds of the judging, and how many there were of this folder."""
+        """Gain and seeds of the evaluation, and how many there were of this folder."""
         its = self.verdict.get("judged") or {}
         total = sum(draw.is_of(self.name, self.sha256) for draw in self.draws)
         if not its:
-            return [f"judgings without a verdict: {total}"] if total else []
+            return [f"evaluations without a verdict: {total}"] if total else []
         found = []
         if "gain" in its:
             found.append(f"{its['gain']:.4f} below {its['beats']}, p {its['p']:.2g}")
@@ -224,8 +224,8 @@ class Entry:
         if self.state == "ranked":
             processor = self.verdict["machine"]["processor"]
             found.append(f"seeds {', '.join(its['seeds'])} on {processor}")
-        number = number_of_judging(self.verdict, self.name, self.draws)
-        return [*found, f"judging {number} of {max(number, total)} of this folder"]
+        number = number_of_evaluation(self.verdict, self.name, self.draws)
+        return [*found, f"evaluation {number} of {max(number, total)} of this folder"]
 
 
 def load_entries(track: Track) -> list[Entry]:

@@ -55,7 +55,7 @@ def words_of_track(track: Track) -> str:
     """Its limits, and how often its records were judged, also those whose folders are gone."""
     draws = read_draws(track.folder)
     folders = {draw.folder for draw in draws}
-    judged = f"; judgings so far: {len(draws)}, of folders: {len(folders)}" if draws else ""
+    judged = f"; evaluations so far: {len(draws)}, of folders: {len(folders)}" if draws else ""
     return limits(track) + judged
 
 

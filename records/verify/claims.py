@@ -25,11 +25,11 @@ from data.files import file_sha256, read_bytes, scratch_folder, sha256
 from records.archive import runs, verdicts
 from records.archive.checks import Check, VerifierError, check, equal, none_wrong, of_seed, skip
 from records.archive.runs import SCRIPT, ClaimedRun, Record, this_machine
-from records.archive.tracks import DATA, Track, load_track, schema_errors
+from records.archive.tracks import DATA, load_track, schema_errors
 from records.referee.scoring import Result, referee
 from records.referee.text import Text, validation_text
 from records.sandbox.jobs import PredictorJob, find_job
-from records.verify.training import check_ended, check_flops, check_seconds, check_work, train
+from records.verify import training
 
 MAX_SETTINGS = 256  # bytes; 2026-11-22_Par has 230
 MAX_CODE = 48 << 10  # bytes of a script at zlib level 9; a text that was learned by heart needs more
@@ -159,8 +159,9 @@ def foreign_imports(tree: ast.Module, allowed: set[str]) -> Iterator[str]:
                 yield f"line {node.lineno} imports {module}, which the track does not list"
 
 
-def check_source(script: bytes, track: Track) -> Iterator[Check]:
+def check_script(record: Record) -> Iterator[Check]:
     """`compiles`: this Python reads the script and finds load_predictor. `style`: people can read it."""
+    script = record.script
     try:
         tree = ast.parse(script)
         odd = [*unreadable(script), *data_in(script)]
@@ -170,15 +171,11 @@ def check_source(script: bytes, track: Track) -> Iterator[Check]:
         return
     there = any(getattr(node, "name", "") == "load_predictor" for node in tree.body)
     yield check("compiles", there, f"load_predictor is {'' if there else 'not '}defined, expected so")
-    odd += foreign_imports(tree, {*track["imports"], *sys.stdlib_module_names, "__future__"})
+    odd += foreign_imports(tree, {*record.track["imports"], *sys.stdlib_module_names, "__future__"})
     size = len(zlib.compress(script, 9))
     if size > MAX_CODE:
         odd.append(f"compresses to {size} bytes, expected {MAX_CODE} at most")
     yield none_wrong("style", odd, "no data, no invisible characters, no imports but the track's")
-
-
-def check_script(record: Record) -> Iterator[Check]:
-    yield from check_source(record.script, record.track)
 
 
 # --- logs and numbers -------------------------------------------------------------------------------------
@@ -276,9 +273,9 @@ def check_limits(record: Record) -> Iterator[Check]:
     text = f"{record.total_bytes} bytes: {code}, {len(record.settings)} of settings; "
     text += f"{track.name} allows {track['budget_bytes']}"
     yield check("bytes", record.total_bytes <= track["budget_bytes"], text)
-    yield check_seconds(track, max(run.seconds_before_last_step() for run in record.runs.values()))
+    yield training.check_seconds(track, max(run.seconds_before_last_step() for run in record.runs.values()))
     if track.counts_flops:
-        yield check_flops(track, max(record.values("train_flops")))
+        yield training.check_flops(track, max(record.values("train_flops")))
 
 
 def check_seeds(record: Record) -> Iterator[Check]:
@@ -482,16 +479,17 @@ def compare_score(record: Record, seed: int, result: Result) -> Check:
 
 
 def retrain(record: Record, seed: int, text: Text, options: VerifyOptions) -> Iterator[Check]:
-    """Train one seed again. Raises NoSandbox and VerifierError, which are no fault of the record."""
+    """Train one seed again. Raises NoSandbox, VerifierError, DataError: no fault of the record."""
     if seed not in record.runs:
         raise VerifierError(f"--retrain {seed}: the record has the seeds {sorted(record.runs)}")
     with scratch_folder() as folder:
-        found = train(record, seed, options.data, folder)
-        (ended,) = of_seed(seed, [check_ended("retrain", found)])
+        factor = training.measure_factor(record, options.data)
+        found = training.train(record, seed, options.data, folder, factor)
+        (ended,) = of_seed(seed, [training.check_ended("retrain", found)])
         yield ended
         if ended.verdict == "PASS":
             yield compare_artifact(record, seed, folder / runs.ARTIFACT, text, options)
-            yield from check_work(record.track, found)
+            yield from training.check_work(record.track, found)
 
 
 def compare_artifact(record: Record, seed: int, artifact: Path, text: Text, options: VerifyOptions) -> Check:

@@ -16,7 +16,7 @@ from records.archive.runs import Record, is_address, is_run
 from records.archive.tracks import DATA, RECORDS, Track, load_track, record_folders
 from records.archive.verdicts import PASSED, Finding, write_finding, write_verdict
 from records.sandbox.predictor import NoSandbox
-from records.verify import claims, freezing, judging
+from records.verify import claims, evaluation, freezing
 from records.verify.version import referee_version, who
 
 of_data = click.option("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/")
@@ -199,26 +199,28 @@ def refuse_contradictions(
 @click.argument("record", type=Path)
 @of_data
 @of_second
-@click.option("--work", type=Path, default=REPO / "logs/judge", help="keeps judgings, so that they can go on")
+@click.option(
+    "--work", type=Path, default=REPO / "logs/judge", help="keeps what was trained, so that it can go on"
+)
 @click.option("--again", is_flag=True, help="judge once more what was judged already, with other seeds")
 @click.option("--write", is_flag=True, help="record the seeds before they are trained, and the verdict")
 @by_whom
 def judge(record: Path, by: str | None, **asked: Any) -> int:
     """Judge a record: fresh seeds are drawn and trained in sandboxes, and what comes out is scored.
 
-        python -m records judge records/<track>/<folder> --write    the judging is counted, its verdict kept
-        python -m records judge records/<track>/<folder>            a trial, of which no verdict can be kept
+        python -m records judge records/<track>/<folder> --write    it is counted, its verdict kept
+        python -m records judge records/<track>/<folder>            a trial, of which no verdict is kept
 
     The verdict is `ranked` where their scores are a record by the track's rule, `verified` for a record that
-    claims nothing, `fails` with the checks that failed, or `unverified` with the reasons. A judging that was
-    stopped goes on when the same command is given again. --again begins another one of the same folder.
+    claims nothing, `fails` with the checks that failed, or `unverified` with the reasons. An evaluation
+    that was stopped goes on when the same command is given again. --again begins another one of the folder.
 
-    Exit code 0 if the verdict is `ranked` or `verified`, 1 for any other. 2 and 3 say that the judging itself
+    Exit code 0 if the verdict is `ranked` or `verified`, 1 for any other. 2 and 3 say that the evaluation
     cannot be done: then there is no verdict.
     """
-    options = judging.JudgeOptions(by=by or who(), referee=referee_version(), **asked)
+    options = evaluation.JudgeOptions(by=by or who(), referee=referee_version(), **asked)
     folder, _ = find_folder(str(record), options.data, None)
-    *_, finding = print_lines(judging.judge(folder, options))
+    *_, finding = print_lines(evaluation.judge(folder, options))
     if not options.write:
         print("this verdict is not kept, since --write was not given")
     elif not write_finding(folder, finding, options.by, referee_version()):

@@ -5,7 +5,8 @@ write to. It holds no validation text, no artifact, no network and no other file
 out of it was made from the script and the training text alone.
 
 A training is charged operations for its processor seconds, whatever spent them: numpy, C or torch. What its
-log says of them is not believed.
+log says of them is not believed. Of a processor second it is charged what the floppy preset makes of one on
+the same machine, which is measured there.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,42 +28,43 @@ from data.shards import Tokenizer, without_some
 from records.archive import runs
 from records.archive.checks import Check, VerifierError, check, skip
 from records.archive.runs import ARTIFACT, SCRIPT, ClaimedRun, Record, cpuinfo, this_machine
-from records.archive.tracks import Track, tokenizer_path
+from records.archive.tracks import RECORDS, Track, tokenizer_path
 from records.sandbox.inside import training as program
+from records.sandbox.installation import Files
 from records.sandbox.jobs import processor_speed
 from records.sandbox.limits import Limits, Watchdog
 from records.sandbox.predictor import Mode, on_this_machine, watched
 
 RUN = Path("logs/room")  # the run's folder in the sandbox's /room/work
 SETUP_SECONDS = 600  # beside the track's: to start, compile and write the artifact
-# What a processor second is charged, over the products that a core makes in one. By its verdict the steps of
-# 2026-11-26_Windows-OwnValue, the preset with two changes, made 129.3 GFLOP where products made 154.3.
-WORK = 0.84
+REFERENCE = RECORDS / "track_floppy/2026-11-22_Preset" / SCRIPT  # frozen, so no fork changes the charge
+REFERENCE_STEPS = 40  # about 20 seconds
+REFERENCE_IMPORTS = ("numpy", "safetensors", "sentencepiece", "torch", "tqdm")
+STEP = re.compile(rb"^step:(\d+)/.* train_flops:(\S+)\n", re.MULTILINE)  # a line of the reference's log
 SLACK = 1.5  # how much of the track's operations a training may be charged, its start included
 ONE_CORE = 64  # size of products that no library shares among threads, whose waiting takes processor seconds
-SPEED_EVERY = 60  # seconds
+SPEED_EVERY = 60  # seconds between two measurements of the machine; a tenth of them beside the reference
 MOST_LEFT = 1 << 30  # bytes that a run may leave in one file, and a quarter of those in all
 # beside our own errors, whatever numbers and names of a stranger lead to
 OF_THE_RECORD = (DataError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError)
 HEADER = 1024  # bytes of a shard before its tokens
+PATHS = {"DATA_PATH": "/room/data", "TOKENIZER_PATH": "/room/tokenizer.model", "RUN_ID": RUN.name}
 HOSTS = b"127.0.0.1 localhost sandbox\n"  # by which a script's processes find each other
 
 
 # --- what it is given -------------------------------------------------------------------------------------
 
 
+def number_format(track: Track) -> str:
+    """DTYPE of all trainings. A processor that must emulate bfloat16 would take days."""
+    native = {"avx512_bf16", "amx_bf16"} & set(cpuinfo("flags").split())
+    return "bfloat16" if native or track["device"] == "cuda" else "float32"
+
+
 def settings(record: Record, seed: int) -> dict[str, str]:
     """The script's environment: the settings of the record's run, and the paths in the sandbox."""
     run = record.runs.get(seed) or next(iter(record.runs.values()))  # a fresh seed's are those of the others
-    native = record.track["device"] == "cuda" or {"avx512_bf16", "amx_bf16"} & set(cpuinfo("flags").split())
-    given = run.given | {
-        "DATA_PATH": "/room/data",
-        "TOKENIZER_PATH": "/room/tokenizer.model",
-        "SEED": str(seed),
-        "RUN_ID": RUN.name,
-        # a processor that must emulate bfloat16 would take days
-        "DTYPE": "bfloat16" if native and run.about.get("dtype") == "bfloat16" else "float32",
-    }
+    given = run.given | PATHS | {"SEED": str(seed), "DTYPE": number_format(record.track)}
     threads = run.about.get("threads")
     alike = run.about.get("processor") == cpuinfo("model name")
     if alike and threads in map(str, range(1, os.cpu_count() + 1)):
@@ -95,9 +97,9 @@ def training_files(record: Record, data: Path) -> dict[str, Path]:
     return {"tokenizer.model": tokenizer, **{f"data/{path.name}": path for path in shards}}
 
 
-def sandbox_files(record: Record, data: Path, lacking: int | None) -> dict[str, Path | bytes]:
+def sandbox_files(record: Record, data: Path, lacking: int | None) -> Files:
     """All that it holds, by path. `lacking`: the seed that draws the documents which the text lacks."""
-    given: dict[str, Path | bytes] = {**training_files(record, data)}
+    given: Files = {**training_files(record, data)}
     if lacking is not None:
         tokenizer = Tokenizer(given["tokenizer.model"])
         for name in [name for name in given if name.startswith("data/")]:
@@ -121,15 +123,10 @@ class Training:
 
 
 @contextlib.contextmanager
-def training_sandbox(
-    record: Record, data: Path, given: dict[str, str], lacking: int | None = None
-) -> Iterator[Training]:
-    """Run the record's script to its end; what it left can be read until the block ends.
-
-    `lacking`: the seed that draws the documents which its training text lacks; None: it lacks none.
-    Raises NoSandbox, VerifierError.
-    """
-    track = record.track
+def script_sandbox(
+    track: Track, data: Path, files: Files, given: dict[str, str], imports: Iterable[str]
+) -> Iterator[Watchdog]:
+    """A script that trains until the block ends; `given`: its settings. Raises NoSandbox, VerifierError."""
     need_devices(track)
     seconds = SETUP_SECONDS + track["train_seconds"]
     limits = Limits(
@@ -141,36 +138,52 @@ def training_sandbox(
         files=MOST_LEFT,
     )
     mode = Mode(track["device"], hidden=(data / "datasets",))
-    files = sandbox_files(record, data, lacking)
     python = [os.path.abspath(sys.executable), "-I", "-B", "/room/training.py"]
     words = [*python, json.dumps(given), str(track.devices)]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with on_this_machine(sees_text=False):
-        speeds = [processor_speed(ONE_CORE)]
-        with watched(words, files, track["imports"], mode, limits, **pipes) as watchdog:
-            for _ in waiting(watchdog, f"seed {given.get('SEED')} trains"):
-                if time.monotonic() - watchdog.began > len(speeds) * SPEED_EVERY:
-                    speeds.append(processor_speed(ONE_CORE))
-            watchdog.stop()
-            watchdog.check_machine()
-            wall = time.monotonic() - watchdog.began
-            speeds.append(processor_speed(ONE_CORE))
-            yield Training(
-                work=watchdog.space / "work",
-                code=watchdog.process.returncode or int(bool(watchdog.verdict)),
-                said=last_words(watchdog),
-                seconds=round(wall, 1),
-                processor_seconds=round(watchdog.seconds, 1),
-                speeds=(min(speeds), statistics.fmean(speeds), max(speeds)),
-                limits=watchdog.kind,
-            )
+    with on_this_machine(sees_text=False), watched(words, files, imports, mode, limits, **pipes) as watchdog:
+        yield watchdog
 
 
-def waiting(watchdog: Watchdog, what: str) -> Iterator[None]:
-    """Until the process ends, five times a second. Every QUIET seconds a line says how far it is."""
+@contextlib.contextmanager
+def training_sandbox(
+    record: Record, data: Path, given: dict[str, str], lacking: int | None = None
+) -> Iterator[Training]:
+    """Run the record's script to its end; what it left can be read until the block ends.
+
+    `lacking`: the seed that draws the documents which its training text lacks; None: it lacks none.
+    Raises NoSandbox, VerifierError.
+    """
+    files = sandbox_files(record, data, lacking)
+    with script_sandbox(record.track, data, files, given, record.track["imports"]) as watchdog:
+        speeds: list[float] = []
+        for _ in waiting(watchdog, f"seed {given.get('SEED')} trains", speeds, SPEED_EVERY):
+            pass
+        watchdog.stop()
+        watchdog.check_machine()
+        wall = time.monotonic() - watchdog.began
+        speeds.append(processor_speed(ONE_CORE))
+        yield Training(
+            work=watchdog.space / "work",
+            code=watchdog.process.returncode or int(bool(watchdog.verdict)),
+            said=last_words(watchdog),
+            seconds=round(wall, 1),
+            processor_seconds=round(watchdog.seconds, 1),
+            speeds=(min(speeds), statistics.fmean(speeds), max(speeds)),
+            limits=watchdog.kind,
+        )
+
+
+def waiting(watchdog: Watchdog, what: str, speeds: list[float], every: float) -> Iterator[None]:
+    """Until the process ends, five times a second. Every QUIET seconds a line says how far it is.
+
+    `speeds` gets the machine's: one at first, and one each `every` seconds.
+    """
     said = 0.0
     while watchdog.process.poll() is None:
         seconds = time.monotonic() - watchdog.began
+        if seconds >= len(speeds) * every:
+            speeds.append(processor_speed(ONE_CORE))
         if seconds - said >= QUIET:
             said = seconds
             steps = re.findall(rb"\bstep:[0-9/]+", watchdog.tail)
@@ -188,6 +201,55 @@ def last_words(watchdog: Watchdog) -> str:
         size = space.f_blocks * space.f_frsize
         said = f"all of its {size} bytes or {space.f_files} files are used: {said}"
     return printable(said)
+
+
+# --- the charge -------------------------------------------------------------------------------------------
+
+
+def reference_settings(track: Track, data: Path) -> dict[str, str]:
+    """The preset, of any vocabulary and on any text, one thread, a line a step. Raises DataError."""
+    return PATHS | {
+        "PRESET": "floppy",
+        "VOCAB_SIZE": str(Tokenizer(tokenizer_path(track, data)).vocab_size),
+        "DTYPE": number_format(track),
+        "OMP_NUM_THREADS": "1",
+        "SEED": "0",
+        "DOC_TOKENS": "0",
+        "MAX_FLOPS": "0",
+        "ITERATIONS": str(REFERENCE_STEPS),
+        "TRAIN_LOG_EVERY": "1",
+    }
+
+
+def measure_factor(record: Record, data: Path) -> float | None:
+    """Operations that the reference makes in a processor second, over the products that a core makes in one.
+
+    The reference is the floppy preset on the track's training text. Nothing that a submission says changes
+    it. Its steps alone count, and no start, compilation or export. None where the track limits no
+    operations. Raises NoSandbox, VerifierError, DataError.
+    """
+    track = record.track
+    if not track.counts_flops:
+        return None
+    files = sandbox_files(record, data, None) | {f"/room/{SCRIPT}": REFERENCE}
+    given = reference_settings(track, data)
+    speeds: list[float] = []
+    points = []  # operations and processor seconds so far
+    step = 0
+    with script_sandbox(track, data, files, given, REFERENCE_IMPORTS) as watchdog:
+        for _ in waiting(watchdog, "the reference trains", speeds, SPEED_EVERY / 10):
+            if lines := STEP.findall(watchdog.tail):
+                step, flops = int(lines[-1][0]), float(lines[-1][1])
+                points.append((flops, watchdog.seconds))
+            if step == REFERENCE_STEPS:
+                break
+        watchdog.stop()
+        watchdog.check_machine()
+        if step < REFERENCE_STEPS:
+            why = f"the reference ended after step {step} of {REFERENCE_STEPS}: {last_words(watchdog)}"
+            raise VerifierError(f"{REFERENCE}: no operations can be charged here, {why}")
+    (first, began), (last, ended) = points[0], points[-1]
+    return (last - first) / (ended - began) / statistics.fmean(speeds)
 
 
 # --- what it left -----------------------------------------------------------------------------------------
@@ -210,11 +272,13 @@ def run_of(work: Path) -> ClaimedRun:
     return runs.parse_run("train.log", log, metrics)
 
 
-def train(record: Record, seed: int, data: Path, folder: Path, lacking: int | None = None) -> dict:
+def train(
+    record: Record, seed: int, data: Path, folder: Path, factor: float | None, lacking: int | None = None
+) -> dict:
     """Train a seed; what came of it, its artifact in `folder`. Raises NoSandbox, VerifierError."""
     track = record.track
     with training_sandbox(record, data, settings(record, seed), lacking) as ended:
-        found = asdict(ended) | {"wrong": "", "processor": this_machine()["processor"]}
+        found = asdict(ended) | {"wrong": "", "factor": factor} | this_machine()
         del found["work"]
         if ended.code:
             return found
@@ -253,23 +317,25 @@ def check_ended(name: str, found: dict) -> Check:
 
 
 def check_work(track: Track, found: dict) -> Iterator[Check]:
-    """Operations as logged, and as charged for a training's processor seconds by this machine's speeds.
+    """Operations as logged, and as charged for a training's processor seconds: what the preset makes in them.
 
-    It fails if it was charged too much at the least of them, and passes if it was not at their mean. Nothing
-    is checked where the track limits no operations.
+    It fails if it was charged too much at the least of this machine's speeds, and passes if it was not at
+    their mean. Nothing is checked where the track limits no operations.
     """
     if not track.counts_flops:
         return
     yield check_flops(track, found["train_flops"])
     processor = found["processor_seconds"]
+    factor = found["factor"]
     limit = SLACK * track["train_flops"]
     low, mean, high = found["speeds"]
-    charged = WORK * mean * processor
+    charged = factor * mean * processor
     text = (
-        f"{charged:.4g} operations are charged for {processor:.1f} processor seconds, at {WORK} of products, "
-        f"{low / 1e9:.1f} to {high / 1e9:.1f} GFLOP/s, expected {limit:.4g} at most"
+        f"{charged:.4g} operations are charged for {processor:.1f} processor seconds, expected {limit:.4g} "
+        f"at most: this machine makes {low / 1e9:.1f} to {high / 1e9:.1f} GFLOP of products in one, and the "
+        f"preset {factor:.2f} times as many"
     )
-    if charged > limit >= WORK * low * processor:
+    if charged > limit >= factor * low * processor:
         yield skip("work", f"{text}; the machine's speed varies too much to tell: again, when it is quiet")
     else:
         yield check("work", charged <= limit, text)

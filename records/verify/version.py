@@ -10,7 +10,7 @@ from data.command import REPO, printable
 from data.files import read_bytes, sha256
 
 CHANGES = "records/referee/CHANGES.md"
-JUDGES = {"records/verify/judging.py", "records/verify/claims.py"}  # whose imports decide, too
+JUDGES = {"records/verify/evaluation.py", "records/verify/claims.py"}  # whose imports decide, too
 INSIDE = {
     "records/sandbox/inside/worker.py",
     "records/sandbox/inside/training.py",

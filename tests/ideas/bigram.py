@@ -72,7 +72,7 @@ def train(folder: Path, tokens: np.ndarray, size: int) -> tuple[np.ndarray, dict
 
 
 def validation(folder: Path, counts: np.ndarray) -> dict:
-    """Values of the log's end. Empty in the sealed room, which holds no validation text."""
+    """Values of the log's end. Empty in the training sandbox, which holds no validation text."""
     tokens, headers = read_shards("val")
     if not headers:
         return {}

@@ -1,4 +1,4 @@
-"""What lies on the disk of records: metrics that are packed, digests of folders, and which referee judged."""
+"""What lies on the disk of records: metrics that are packed, and which referee judged."""
 
 import gzip
 import os
@@ -9,10 +9,9 @@ import tracemalloc
 import pytest
 
 from data.command import REPO, DataError, UsageError
-from records.archive import runs, verdicts
+from records.archive import runs
 from records.archive.metrics import find_runs
 from records.archive.runs import Record, read_runs
-from records.archive.verdicts import folder_sha256
 from records.verify import claims, version
 from tests.kit.metrics_kit import write_run
 
@@ -79,22 +78,6 @@ def test_the_logs_and_metrics_of_a_record_are_bounded_together(tmp_path):
         read_runs(tmp_path)
 
 
-# --- verdicts ---------------------------------------------------------------------------------------------
-
-
-def test_a_folder_is_read_once_until_it_changes(tmp_path, monkeypatch):
-    readme, script = tmp_path / "README.md", tmp_path / "train_gpt.py"
-    for path in (readme, script):
-        path.write_text("old")
-    read = []
-    monkeypatch.setattr(verdicts, "read_bytes", lambda path: read.append(path.name) or path.read_bytes())
-    digest = folder_sha256(tmp_path)
-    readme.write_text("other words")
-    assert [folder_sha256(tmp_path) for _ in range(3)] == [digest] * 3 and read == ["train_gpt.py"]
-    script.write_text("new")
-    assert folder_sha256(tmp_path) != digest
-
-
 # --- the referee's version -------------------------------------------------------------------------------
 
 
@@ -138,7 +121,7 @@ def test_the_digest_changes_with_what_decides_and_with_nothing_else(tmp_path):
     (tmp_path / "records/verify/rules.py").write_text("")
     for name, text, changes in (
         ("records/board/tables.py", "\n", 0),
-        ("records/verify/judging.py", "\n", 1),
+        ("records/verify/evaluation.py", "\n", 1),
         ("records/sandbox/inside/training.py", "\n", 1),
         ("records/schema.json", "\n", 1),
         ("records/verify/claims.py", late, 1),

@@ -27,7 +27,6 @@ from records.archive.tracks import load_track, record_folders
 from records.archive.verdicts import Draw, record_draw
 from records.referee.text import validation_text
 from records.verify import claims, training
-from records.verify.claims import check_source
 from tests.kit import helpers, record_kit
 from tests.kit.data_kit import call, refused
 from tests.kit.record_kit import (
@@ -521,7 +520,8 @@ def test_the_training_sandbox_has_the_training_text_and_nothing_else(author, tmp
     shards = {f"/room/data/{path.name}" for path in author.corpus.data_path.glob("*_train_*.bin")}
     own = {f"/room/{name}" for name in ("train_gpt.py", "training.py", "tokenizer.model")}
     assert set(found) == shards | own
-    assert given == {"SEED": "2", "MATRIX_LR": None, "DTYPE": "float32", "DATA_PATH": "/room/data"}
+    dtype = training.number_format(record.track)  # whatever the run's was
+    assert given == {"SEED": "2", "MATRIX_LR": None, "DTYPE": dtype, "DATA_PATH": "/room/data"}
 
 
 @slow
@@ -617,8 +617,8 @@ def test_the_board_shows_what_was_verified(author, tmp_path):
     text = board()
     assert "| 1 | [Good]" in text and "| 1.5000 ± " in text, "the scores of the judge"
     assert "by an earlier referee; seeds 77, 78 on " in text
-    assert "; judging 2 of 2 of this folder" in text
-    assert "; judgings so far: 3, of folders: 2\n" in text, "also of what is gone"
+    assert "; evaluation 2 of 2 of this folder" in text
+    assert "; evaluations so far: 3, of folders: 2\n" in text, "also of what is gone"
     for name, stale in (("README.md", False), ("submission.json", True)):
         edit(folder / name, ("nothing", "something"))
         assert ("changed since" in board()) is stale
@@ -656,7 +656,8 @@ def test_the_floppy_s_track_is_of_the_demo_corpus(name):
 def test_the_script_of_today_keeps_the_rules_of_its_tracks(name, budget):
     track = load_track(RECORDS / name)
     assert track["budget_bytes"] == budget
-    checks = list(check_source(helpers.SCRIPT.read_bytes(), track))
+    script = SimpleNamespace(script=helpers.SCRIPT.read_bytes(), track=track)
+    checks = list(claims.check_script(script))
     assert failed(checks) == set(), checks
 
 

@@ -1,16 +1,8 @@
-"""The judge: a rank rests on what the referee trained itself.
+"""The judge: a rank rests on what the referee trained itself. records/verify/README.md has its steps.
 
-1. The folder's digest is taken, and its papers are checked.
-2. As many seeds as the track asks for are drawn from the system's randomness, and recorded in the track's
-   folder before any of them is trained. So every try is counted, and nobody draws again until lucky.
-3. Each seed is trained in a sandbox. Each training lacks other documents of the text, drawn by its seed, so
-   that no script makes its seeds alike. All come before the referee decodes the text or runs a predictor.
-4. Their artifacts are scored and proven, and the scores are held against the judged scores of the incumbent,
-   the best record before this one.
-
-Nothing that a submitter wrote but the script, and the settings that it ran with, enters a rank. Logs and
-artifacts are claims. A judging goes on where it was stopped, a seed at a time. One that has ended is not
-trained again: the rule is applied once more, since another record may be the incumbent now.
+Nothing that a submitter wrote but the script, and the settings that it ran with, enters a rank. An evaluation
+goes on where it was stopped, a seed at a time. One that has ended is not trained again: the rule is applied
+once more, since another record may be the incumbent now.
 """
 
 import json
@@ -35,20 +27,13 @@ from records.verify.claims import check_papers
 
 SEEDS = 1 << 31  # numbers that a seed is drawn from
 KIND = ("processor", "gpu")  # of a machine, where seconds count
-KEPT = (  # what a verdict keeps of a training
-    "artifact_sha256",
-    "artifact_bytes",
-    "train_flops",
-    "train_seconds",
-    "processor",
-    "limits",
-    "speeds",
-)
+KEPT = ("artifact_sha256", "artifact_bytes", "train_flops", "train_seconds")  # by a verdict, of a training
+KEPT += ("processor", "limits", "speeds", "factor")
 
 
 @dataclass(frozen=True)
 class JudgeOptions:
-    work: Path  # folder of all judgings
+    work: Path  # folder of all evaluations
     data: Path = DATA
     second: Path | None = None
     again: bool = False
@@ -57,15 +42,15 @@ class JudgeOptions:
     referee: str = ""  # its version
 
 
-# --- what a judging keeps ---------------------------------------------------------------------------------
+# --- what an evaluation keeps -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Judging:
-    """One judging of one state of a folder, and what came of each of its seeds so far."""
+class Evaluation:
+    """One evaluation of one state of a folder, and what came of each of its seeds so far."""
 
     record: Record
-    home: Path  # of all judgings of the folder
+    home: Path  # of all evaluations of the folder
     draw: Draw
     referee: str  # of now
 
@@ -138,7 +123,7 @@ def versions(record: Record, referee: str) -> dict[str, str]:
 
 
 def draw_seeds(record: Record, earlier: list[Draw], args: JudgeOptions) -> Draw:
-    """As many seeds as the track asks for, none of which the submission or an earlier judging used."""
+    """As many seeds as the track asks for, none of which the submission or an earlier evaluation used."""
     wanted = record.track["seeds"]
     taken = {*record.runs, *wanted, *(seed for draw in earlier for seed in draw.seeds)}
     seeds: list[int] = []
@@ -152,14 +137,14 @@ def draw_seeds(record: Record, earlier: list[Draw], args: JudgeOptions) -> Draw:
 
 
 def home_of(record: Record, args: JudgeOptions) -> Path:
-    """The folder of all judgings of a record's folder."""
+    """The folder of all evaluations of a record's folder."""
     home = args.work / f"{record.track.name}_{record.name}"
     home.mkdir(parents=True, exist_ok=True)
     return home
 
 
-def open_judging(record: Record, args: JudgeOptions) -> Judging:
-    """The judging that was begun, or a new one whose seeds are drawn and recorded now.
+def open_evaluation(record: Record, args: JudgeOptions) -> Evaluation:
+    """The evaluation that was begun, or a new one whose seeds are drawn and recorded now.
 
     The draw of a trial is recorded in the work folder alone, and no verdict is kept of it. One that was begun
     must be ended before there is another. Raises VerifierError if it cannot go on, unless another one is
@@ -169,16 +154,16 @@ def open_judging(record: Record, args: JudgeOptions) -> Judging:
     place = record.track.folder if args.write else home
     earlier = [draw for draw in verdicts.read_draws(place) if draw.folder == record.name]
     if earlier:
-        last = Judging(record, home, earlier[-1], args.referee)
+        last = Evaluation(record, home, earlier[-1], args.referee)
         if last.obstacle and not args.again:
-            words = f"its judging of {last.draw.date} cannot go on: {last.obstacle}"
+            words = f"its evaluation of {last.draw.date} cannot go on: {last.obstacle}"
             raise VerifierError(f"{record.path}: {words}; --again draws other seeds, and is counted")
         if not last.obstacle and not (args.again and last.finished):
             return last
-    judging = Judging(record, home, draw_seeds(record, earlier, args), args.referee)
-    judging.folder.mkdir()
-    verdicts.record_draw(place, judging.draw)
-    return judging
+    evaluation = Evaluation(record, home, draw_seeds(record, earlier, args), args.referee)
+    evaluation.folder.mkdir()
+    verdicts.record_draw(place, evaluation.draw)
+    return evaluation
 
 
 # --- training ---------------------------------------------------------------------------------------------
@@ -198,20 +183,31 @@ def need_everything(record: Record, args: JudgeOptions) -> None:
         raise VerifierError(f"{record.path}: cannot be judged here, for want of {', '.join(missing)}")
 
 
-def train_seed(judging: Judging, seed: int, data: Path) -> dict:
+def factor_of(evaluation: Evaluation, data: Path) -> float | None:
+    """How operations are charged: as for the seeds that this machine trained before, else measured now."""
+    here = this_machine().items()
+    for seed in evaluation.seeds:
+        trained = evaluation.read(seed, "room") or {}
+        if here <= trained.items():
+            return trained["factor"]
+    return training.measure_factor(evaluation.record, data)
+
+
+def train_seed(evaluation: Evaluation, seed: int, data: Path) -> dict:
     """Train a seed, without the documents that it draws; what came of it. Raises NoSandbox, VerifierError."""
-    judging.check_unchanged()
-    judging.place(seed).mkdir(exist_ok=True)
-    found = training.train(judging.record, seed, data, judging.place(seed), lacking=seed)
-    judging.write(seed, "room", found)
+    evaluation.check_unchanged()
+    evaluation.place(seed).mkdir(exist_ok=True)
+    factor = factor_of(evaluation, data)
+    found = training.train(evaluation.record, seed, data, evaluation.place(seed), factor, lacking=seed)
+    evaluation.write(seed, "room", found)
     return found
 
 
-def train_all(judging: Judging, data: Path) -> Iterator[Check]:
+def train_all(evaluation: Evaluation, data: Path) -> Iterator[Check]:
     """Each seed. One that fails is the last. Raises NoSandbox, VerifierError."""
-    for seed in judging.seeds:
-        found = judging.read(seed, "room") or train_seed(judging, seed, data)
-        yield from of_seed(seed, check_trained(judging.record, found))
+    for seed in evaluation.seeds:
+        found = evaluation.read(seed, "room") or train_seed(evaluation, seed, data)
+        yield from of_seed(seed, check_trained(evaluation.record, found))
         if found["code"] or found["wrong"]:
             return
 
@@ -231,12 +227,12 @@ def check_trained(record: Record, found: dict) -> Iterator[Check]:
 # --- scores -----------------------------------------------------------------------------------------------
 
 
-def score_seed(judging: Judging, seed: int, text: Text, args: JudgeOptions) -> dict:
+def score_seed(evaluation: Evaluation, seed: int, text: Text, args: JudgeOptions) -> dict:
     """Score and prove what a seed's training gave. Raises NoSandbox, VerifierError, DataError."""
-    artifact = judging.place(seed) / ARTIFACT
-    if file_sha256(artifact).hex() != judging.read(seed, "room")["artifact_sha256"]:
+    artifact = evaluation.place(seed) / ARTIFACT
+    if file_sha256(artifact).hex() != evaluation.read(seed, "room")["artifact_sha256"]:
         raise VerifierError(f"{artifact}: is not what the training gave; remove {artifact.parent}")
-    job = find_job(judging.record.path, artifact=artifact, data=args.data, second=args.second)
+    job = find_job(evaluation.record.path, artifact=artifact, data=args.data, second=args.second)
     found: dict = {}
     lines = []
     for line in referee(job, text, proof=True):
@@ -250,19 +246,19 @@ def score_seed(judging: Judging, seed: int, text: Text, args: JudgeOptions) -> d
         else:
             lines.append([line.verdict, line.name, line.text])
     found["lines"] = lines
-    judging.write(seed, "score", found)
+    evaluation.write(seed, "score", found)
     return found
 
 
-def score_all(judging: Judging, args: JudgeOptions) -> Iterator[Check]:
+def score_all(evaluation: Evaluation, args: JudgeOptions) -> Iterator[Check]:
     """Each seed's artifact. Raises NoSandbox, VerifierError, DataError."""
     text = None
-    for seed in judging.seeds:
-        found = judging.read(seed, "score")
+    for seed in evaluation.seeds:
+        found = evaluation.read(seed, "score")
         if found is None or any(line[:2] == ["SKIP", "eval-time"] for line in found["lines"]):
-            text = text or validation_text(judging.record.track, args.data)
-            found = score_seed(judging, seed, text, args)
-        yield from of_seed(seed, check_scored(judging.record.track, found))
+            text = text or validation_text(evaluation.record.track, args.data)
+            found = score_seed(evaluation, seed, text, args)
+        yield from of_seed(seed, check_scored(evaluation.record.track, found))
 
 
 def check_scored(track: Track, found: dict) -> Iterator[Check]:
@@ -310,52 +306,54 @@ def judge_here(record: Record, args: JudgeOptions, said: list[Check]) -> Iterato
     need_everything(record, args)
     busy = f"{record.path}: another process judges it here; wait for its end"
     with locked(home_of(record, args), file="lock", refusal=busy):
-        judging = open_judging(record, args)
-        for line in check_judging(judging, args):
+        evaluation = open_evaluation(record, args)
+        for line in check_evaluation(evaluation, args):
             said.append(line)
             yield line
-        yield conclude(said, judging)
+        yield conclude(said, evaluation)
 
 
-def check_judging(judging: Judging, args: JudgeOptions) -> Iterator[Check]:
+def check_evaluation(evaluation: Evaluation, args: JudgeOptions) -> Iterator[Check]:
     """Train and score each seed, as far as that was not done before. Raises NoSandbox, VerifierError."""
-    kind = "judging" if args.write else "a trial, of which no verdict is kept: judging"
-    number = judging.scored().judging
-    yield note("judging", f"{kind} {number} of this folder, seeds {[*judging.seeds]}; {judging.folder}")
-    yield from train_all(judging, args.data)
-    if judging.failed_in_training:
+    kind = "evaluation" if args.write else "a trial, of which no verdict is kept: evaluation"
+    number = evaluation.scored().evaluation
+    seeds = [*evaluation.seeds]
+    yield note("evaluation", f"{kind} {number} of this folder, seeds {seeds}; {evaluation.folder}")
+    yield from train_all(evaluation, args.data)
+    if evaluation.failed_in_training:
         return
     try:
-        yield from score_all(judging, args)
+        yield from score_all(evaluation, args)
     except DataError as error:
         raise VerifierError(str(error)) from None
-    its = judging.scored()
+    its = evaluation.scored()
     if its.complete:
         yield check_rank(its, verdicts.best_before(its.record.track, its.name))
 
 
-def conclude(said: list[Check], judging: Judging | None = None) -> Finding:
+def conclude(said: list[Check], evaluation: Evaluation | None = None) -> Finding:
     """The verdict on what the lines say. Whatever is missing makes it `unverified`."""
     failed = list(dict.fromkeys(line.name for line in said if line.verdict == "FAIL"))
     left = {line.name: line.text for line in said if line.verdict == "SKIP"}
     left.pop("gain", None)  # of papers that claim nothing
-    more = kept_fields(judging) if judging else {}
+    more = kept_fields(evaluation) if evaluation else {}
     if failed:
-        return Finding("fails", verdicts.ON_TRAINING if judging else verdicts.ON_PAPERS, failed, left, more)
-    if left or not judging:
+        evidence = verdicts.ON_TRAINING if evaluation else verdicts.ON_PAPERS
+        return Finding("fails", evidence, failed, left, more)
+    if left or not evaluation:
         return Finding("unverified", verdicts.NOTHING, [], left, more)
-    word = "verified" if judging.record.field("claim") == "none" else "ranked"
+    word = "verified" if evaluation.record.field("claim") == "none" else "ranked"
     return Finding(word, verdicts.ON_TRAINING, more=more)
 
 
-def kept_fields(judging: Judging) -> dict:
-    """What a verdict keeps of a judging."""
-    its = judging.scored()
+def kept_fields(evaluation: Evaluation) -> dict:
+    """What a verdict keeps of an evaluation."""
+    its = evaluation.scored()
     judged = {"seeds": its.seeds, "mean": its.mean if its.scores else None}
     incumbent = verdicts.best_before(its.record.track, its.name)
     if its.complete and incumbent and its.record.field("claim") != "none":
         gain = its.gain_over(incumbent)
         judged |= {"beats": incumbent.name, "gain": gain.bpb, "least": gain.least, "p": gain.p}
         judged["alpha"] = gain.below
-    draw = judging.draw
+    draw = evaluation.draw
     return {"judged": judged, "referee": draw.referee, "track": draw.track, "machine": its.machine}
