@@ -11,7 +11,7 @@ import click
 import numpy as np
 
 from data import files, shards
-from data.command import DataError
+from data.command import DataError, nearest
 from data.door import Command
 from data.shards import TRAIN, VAL, Header, Splits, Tokenizer, check
 
@@ -201,6 +201,9 @@ def verify_apart(folder: Path, splits: Splits, tokenizer: Tokenizer | None) -> I
 def verify_all(paths: tuple[Path, ...], given: Path | None) -> Iterator[str]:
     """Check datasets (folders) and shards, with the given tokenizer or the one that a manifest names."""
     for path in paths:
+        if not path.exists():
+            yield f"FAIL {path}: no such file, expected a shard or a folder of them{nearest(path)}"
+            continue
         folder = path if path.is_dir() else path.parent
         try:
             model = given

@@ -1,5 +1,6 @@
 """What all of data/ and records/ share: errors with their exit codes, lines of output, words of a command."""
 
+import difflib
 import functools
 import os
 import shlex
@@ -97,6 +98,20 @@ def shell(*words: object) -> str:
         else:
             line.append("$'" + "".join(f"\\x{byte:02x}" for byte in os.fsencode(text)) + "'")
     return " ".join(line)
+
+
+def nearest(path: Path) -> str:
+    """What a message adds about a path that is not there: the nearest name that is, or nothing."""
+    missing = path.absolute()
+    while not missing.parent.exists():
+        missing = missing.parent
+    try:
+        names = os.listdir(missing.parent)
+    except OSError:
+        return ""
+    if missing.name in names or not (found := difflib.get_close_matches(missing.name, names, 1)):
+        return ""
+    return f"; the nearest name there is {shell(missing.parent / found[0])}"
 
 
 def near(path: Path) -> str:

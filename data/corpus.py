@@ -148,12 +148,13 @@ class Corpus:
     A document's key, which decides its split, is the second eight bytes of its sha256 as a number; its place
     in the split is decided by the whole sha256. Two parts, so that the order within a split is a shuffle.
     `text_bytes`, `largest` (document, in bytes) and `sha256_of` (its documents' digests) are by split.
+    `more` says what gives more documents.
     """
 
-    def __init__(self, path: Path, plan: Plan, expected: str | None = None):
+    def __init__(self, path: Path, plan: Plan, expected: str | None = None, more: str = ""):
         self.database = sqlite3.connect(path)
         self.dropped = dict(self.database.execute("SELECT * FROM dropped"))
-        self.last_keys = last_keys(self.database, plan)
+        self.last_keys = last_keys(self.database, plan, more)
         self.text_bytes = dict.fromkeys(SPLITS, 0)
         self.largest = dict.fromkeys(SPLITS, 0)
         digests = {split: hashlib.sha256() for split in SPLITS}
@@ -184,17 +185,17 @@ class Corpus:
         yield from self.database.execute(f"SELECT name, text {chosen}", values)
 
 
-def last_keys(database: sqlite3.Connection, plan: Plan) -> dict[str, bytes]:
+def last_keys(database: sqlite3.Connection, plan: Plan, more: str) -> dict[str, bytes]:
     """The last keys of val and of second, for SPLIT. Raises DataError where there are too few documents."""
     (documents,) = database.execute("SELECT count(*) FROM documents").fetchone()
     at_least = plan.val_docs or (2 if documents > 2 else 1)  # one alone would decide a score
     keys = "SELECT substr(hash, 9, 8) FROM documents WHERE NOT train ORDER BY 1 LIMIT ?"
     smallest = [int.from_bytes(key) for (key,) in database.execute(keys, [at_least])]
     if documents <= at_least or len(smallest) < at_least:
+        small = f", of at most {plan.val_max_bytes:,} bytes" if plan.val_max_bytes < MAX_DOCUMENT else ""
         raise DataError(
             f"the text has {documents} distinct documents that are not empty, expected at least "
-            f"{at_least + 1}: one to train on and {at_least} for validation, of at most "
-            f"{plan.val_max_bytes} bytes (--separator LINE splits plain text)"
+            f"{at_least + 1}: one to train on and {at_least} for validation{small}; {more}"
         )
     share = 0 if plan.val_docs else int(plan.val_fraction * 2**64)
     last_val = max(share - 1, smallest[-1])

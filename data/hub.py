@@ -78,7 +78,7 @@ def read_address(text: str, kind: str) -> tuple[Repo, str]:
     """The repo and the revision of hub:user/name, or hub:user/name@revision. Raises UsageError."""
     found = ADDRESS.fullmatch(text)
     try:
-        validate_repo_id(found[1] if found else text)
+        validate_repo_id(found[1] if found else "")
     except errors.HFValidationError:
         raise UsageError(f"{text}: is no address, expected hub:user/name or hub:user/name@commit") from None
     return Repo(found[1], kind, text), found[2] or MAIN

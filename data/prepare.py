@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -54,6 +55,7 @@ class Job:
     expected: str | None = None  # sha256 that the corpus must have
     skip_bad: bool = False  # documents that cannot be used are counted, and do not end the run
     origin: str = ""  # where the text was published: hub:owner/name@commit
+    more: str = "give more text"  # what is left to do for more documents
 
     @property
     def target(self) -> Path:
@@ -98,7 +100,7 @@ def build(job: Job) -> dict:
     if not documents.exists():
         say("reading the documents")
         spool(job.documents, job.plan, documents, job.skip_bad)
-    corpus = Corpus(documents, job.plan, job.expected)
+    corpus = Corpus(documents, job.plan, job.expected, job.more)
     if job.target.exists():
         return finished(job, corpus)
     if not model.exists():
@@ -193,6 +195,37 @@ FEW_BYTES = 100_000
 LARGE = 0.05  # of the bytes: one document that a model does well or badly on moves the score by hundredths
 
 
+def weakness(val: Counter[str], train: Counter[str], largest: float) -> str:
+    """Why the validation text says little about other texts; nothing where it says enough."""
+    documents, size = val["documents"], val["bytes"]
+    if size > train["bytes"]:
+        return f"the validation text has {size:,} bytes, the training text {train['bytes']:,}"
+    if documents < FEW_DOCUMENTS or size < FEW_BYTES:
+        return (
+            f"the validation text is small (documents: {documents}, bytes: {size}); below "
+            f"{FEW_DOCUMENTS} documents or {FEW_BYTES:,} bytes a score depends on chance"
+        )
+    if largest > LARGE:
+        return f"a score depends on one document, which has more than {LARGE:.0%} of the validation text"
+    return ""
+
+
+def remedy(val: Counter[str], train: Counter[str], largest: float, more: str) -> str:
+    """What mends a weakness: an option, or `more` documents."""
+    documents, size = val["documents"], val["bytes"]
+    total = documents + train["documents"]
+    if total < 2 * FEW_DOCUMENTS:
+        return more
+    usual = max(LARGE, 2 / documents)  # twice the mean, where the documents are few
+    if largest > usual:
+        return f"take --val-max-bytes {int(size * usual)}, which leaves larger documents to training"
+    enough = max(2 * FEW_DOCUMENTS, documents * FEW_BYTES // size + 1)
+    count = min(enough, total // 5)
+    if documents < count or (count < documents and size > train["bytes"]):
+        return f"take --val-docs {count}" + (f", and {more}" if count < enough else "")
+    return more
+
+
 def report(job: Job, manifest: dict) -> None:
     """Say what is there now, what its validation text is worth, and the command that trains on it."""
     dropped = manifest["dropped"]
@@ -207,27 +240,10 @@ def report(job: Job, manifest: dict) -> None:
         say("LOSSY: the tokens do not give back all of the text exactly")
     say(f"dataset: {job.target}")
     say(f"tokenizer: {job.tokenizer}")
-    documents, size = found["val"]["documents"], found["val"]["bytes"]
-    train = found["train"]["bytes"]
     largest = manifest["validation"]["largest_document"]
-    say(f"validation text: the largest of {documents:,} documents has {largest:.1%} of the bytes")
-    more = "--val-docs and --val-fraction take more; plain text gives more documents by --separator ''"
-    if size > train:
-        say(
-            f"warning: the validation text has {size:,} bytes, the training text {train:,}, of "
-            f"{documents + found['train']['documents']} documents: more documents help. Without --separator "
-            f"a few files of plain text are cut; --val-max-bytes {size // 2} leaves larger ones to training"
-        )
-    elif documents < FEW_DOCUMENTS or size < FEW_BYTES:
-        say(
-            f"warning: the validation text is small (documents: {documents}, bytes: {size}); below "
-            f"{FEW_DOCUMENTS} documents or {FEW_BYTES:,} bytes a score depends on chance: {more}"
-        )
-    elif largest > LARGE:
-        say(
-            f"warning: a score depends on one document, which has more than {LARGE:.0%} of the validation "
-            f"text: --val-max-bytes leaves large ones to training, {more}"
-        )
+    say(f"validation text: its largest document has {largest:.1%} of the bytes")
+    if wrong := weakness(**found, largest=largest):
+        say(f"warning: {wrong}: {remedy(**found, largest=largest, more=job.more)}")
     say("To train on it; with PRESET=minute before it, for a minute:")
     say(training_command(job.target, job.tokenizer, job.plan.vocab_size))
 
@@ -301,6 +317,7 @@ def text_job(
         given=model and model.model,
         skip_bad=skip_bad,
         origin=source.origin,
+        more=source.more,
     )
 
 

@@ -16,7 +16,7 @@ import click
 from huggingface_hub import DatasetCardData
 
 from data import check, hub, shards
-from data.command import DataError, say, shell
+from data.command import DataError, nearest, say, shell
 from data.door import Command
 from data.download import MANIFEST, PREFIX
 from data.shards import SPLIT_NAMES
@@ -103,7 +103,8 @@ def main(dataset: Path, to: str) -> int:
     folder = dataset.absolute()
     manifest = shards.load_manifest(folder)
     if manifest is None:
-        raise DataError(f"{folder}: holds no manifest.json, expected a dataset of python -m data prepare")
+        what = "holds no manifest.json, expected a dataset of python -m data prepare"
+        raise DataError(f"{folder}: {what}{nearest(folder)}")
     there = hub.look(hub.Repo(to, "dataset", f"--to {to}"))
     sources = files_of(folder, manifest)
     there.refuse_strangers(lambda path: path in sources or path == MANIFEST, f"the dataset {folder.name}")

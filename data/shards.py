@@ -16,7 +16,7 @@ from pathlib import Path, PurePath
 import numpy as np
 
 from data import files
-from data.command import DataError, some, warn_once
+from data.command import DataError, nearest, some, warn_once
 
 # --- header ----------------------------------------------------------------------------------------------
 
@@ -189,7 +189,8 @@ def read_header(path: Path) -> Header:
             header = parse(file.read(HEADER_BYTES), path)
             size = os.fstat(file.fileno()).st_size
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}), expected a shard") from error
+        what = f"cannot be read ({error.strerror}), expected a shard"
+        raise DataError(f"{path}: {what}{nearest(path)}") from error
     if size != header.file_bytes:
         raise DataError(
             f"{path}: file has {size} bytes, expected {header.file_bytes} "
@@ -220,10 +221,9 @@ def read_split(folder: Path, split: str) -> np.ndarray:
     """All tokens of a split ("val" or "train") in memory, in order of its shards. Raises DataError."""
     paths = find_shards(folder)[SPLIT_NAMES.index(split)]
     if not paths:
-        raise DataError(
-            f"{folder}: holds no *_{split}_*.bin, expected one or more: "
-            "python -m data prepare demo makes the demo corpus, python -m data prepare text your own"
-        )
+        make = "; python -m data prepare demo makes the demo corpus, python -m data prepare text your own"
+        what = f"holds no *_{split}_*.bin, expected one or more"
+        raise DataError(f"{folder}: {what}{nearest(folder) or make}")
     return np.concatenate([read_shard(path) for path in paths])
 
 
@@ -281,7 +281,8 @@ class Tokenizer:
             self.processor = sp = sentencepiece.SentencePieceProcessor(model_proto=self.model)
         except (OSError, RuntimeError) as error:
             reason = " ".join(str(error).split())
-            raise DataError(f"{path}: cannot be used ({reason}), expected a SentencePiece model") from error
+            what = f"cannot be used ({reason}), expected a SentencePiece model"
+            raise DataError(f"{path}: {what}{nearest(Path(path))}") from error
         self.path = Path(path)
         self.sha256 = hashlib.sha256(self.model).digest()
         self.vocab_size = sp.vocab_size()

@@ -1,6 +1,7 @@
 """Where documents come from: text files of several formats."""
 
 import bz2
+import dataclasses
 import gzip
 import io
 import itertools
@@ -10,11 +11,10 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from data.command import DataError, UsageError, say, shell, warn_once
+from data.command import DataError, UsageError, nearest, say, shell, some, warn_once
 from data.corpus import MAX_DOCUMENT, Read
 
 Reader = Callable[[Path, "Source"], Iterator[Read]]
@@ -22,7 +22,7 @@ Reader = Callable[[Path, "Source"], Iterator[Read]]
 # --- files: which are read, which are left out -----------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Source:
     """Files to read and how. `field` is for JSON and parquet, "" to find it; `separator` for plain text.
 
@@ -34,6 +34,24 @@ class Source:
     separator: str | None = None
     origin: str = ""
     bring: Callable[[Path], Path] = Path
+    unseparated: list[str] = dataclasses.field(default_factory=list)  # files that lack the separator
+    nearly: list[str] = dataclasses.field(default_factory=list)  # lines that are it but for white space
+
+    @property
+    def few(self) -> bool:
+        """Whether files of plain text are cut: as whole documents, two would be much of the text."""
+        return len(self.paths) < FEW
+
+    @property
+    def more(self) -> str:
+        """What is left to do for more documents."""
+        plain = any((reader(path) or read_text) is read_text for path in self.paths)
+        if not plain or (self.separator is None and self.few):
+            return "give more text"
+        if self.separator is None:
+            return "give more text, or --separator LINE to cut each file ('' at empty lines)"
+        few = "; without --separator a few files are cut" if self.few else ""
+        return f"give more text, or another --separator than {self.separator!r}{few}"
 
     def state(self) -> list:
         """What changes when a file, or how it is read, changes."""
@@ -44,22 +62,24 @@ class Source:
         return [self.origin, files, self.field, self.separator]
 
     def documents(self) -> Iterator[Read]:
-        """All documents. Warns where there is a separator, and it stands in none of the files."""
-        total = 0
+        """All documents. Warns where the separator is missing, or nearly there."""
         for path in self.paths:
             here = self.bring(path)
             try:
-                for document in (reader(path) or read_text)(here, self):
-                    total += 1
-                    yield document
+                yield from (reader(path) or read_text)(here, self)
             except (OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError) as error:
                 yield str(here), DataError(f"{here}: cannot be read: {error}")
             except DataError as error:
                 yield str(here), error
-        if self.separator is not None and total <= len(self.paths):
+        if self.unseparated:
             warn_once(
-                f"--separator {self.separator!r} is no line of the text (documents: {total}); "
-                "--separator '' takes empty lines, and without --separator a few files are cut"
+                f"--separator {self.separator!r}, expected as a line of every file, is missing from "
+                f"{len(self.unseparated)} of {len(self.paths)}; one document each: {some(self.unseparated)}"
+            )
+        if self.nearly:
+            warn_once(
+                f"{self.nearly[0]}, which is no --separator {self.separator!r} (such lines: "
+                f"{len(self.nearly)}): remove the white space at its ends"
             )
 
 
@@ -68,7 +88,8 @@ def find_files(paths: list[Path]) -> tuple[Path, ...]:
     found = set()
     for path in paths:
         if not path.exists():
-            raise UsageError(f"{path}: does not exist, expected a text file or a folder of them")
+            what = "does not exist, expected a text file or a folder of them"
+            raise UsageError(f"{path}: {what}{nearest(path)}")
         inside = text_files(path) if path.is_dir() else [path]
         if not inside:
             raise UsageError(f"{path}: holds no files of text, expected {FORMATS}; {OTHERS}")
@@ -127,7 +148,7 @@ def refuse(error: OSError) -> None:
 # --- readers: plain text, JSON, parquet ------------------------------------------------------------------
 
 MAX_LINE = 8 * MAX_DOCUMENT  # of JSON, where one byte of text can take six
-FEW = 10  # files of plain text are cut if they are fewer: as documents, two would be much of the text
+FEW = 10  # files of plain text are cut if they are fewer
 PIECE = 2 << 10  # bytes at least of a document cut from a large file; at most four times as many
 
 
@@ -135,30 +156,38 @@ def read_text(path: Path, source: Source) -> Iterator[Read]:
     """What stands between separator lines, or the pieces of a file that is one of few, or the file."""
     with opened(path) as file:
         if source.separator is not None:
-            yield from read_separated(file, path, source.separator.encode())
-        elif len(source.paths) < FEW:
+            yield from read_separated(file, path, source)
+        elif source.few:
             size = len(source.paths) * path.stat().st_size  # of the whole text, if its files are alike
             yield from read_pieces(file, path, min(PIECE, max(64, size // 32)))
         else:
             yield str(path), checked(file.read(MAX_DOCUMENT + 1), str(path))
 
 
-def read_separated(file: BinaryIO, path: Path, separator: bytes) -> Iterator[Read]:
-    """What stands between the lines of a file that are `separator`."""
+def read_separated(file: BinaryIO, path: Path, source: Source) -> Iterator[Read]:
+    """What stands between the lines of a file that are the separator."""
+    separator = source.separator.encode()
     document = []  # its lines, or as many as make it too large
     first = 1  # number of its first line
     size = 0
+    found = 0
     lines = iter(lambda: file.readline(MAX_DOCUMENT + 1), b"")
     for number, line in enumerate(itertools.chain(lines, [separator]), 1):
         if line.rstrip(b"\r\n") != separator:
             if size <= MAX_DOCUMENT:
                 document.append(line)
             size += len(line)
+            if line.strip() == separator.strip():
+                shown = line.decode(errors="replace").removesuffix("\n")
+                source.nearly.append(f"{path}:{number} is {shown!r}")
             continue
         yield f"{path}:{first}", checked(b"".join(document), f"{path}:{first}")
         document = []
         first = number + 1
         size = 0
+        found += 1
+    if found == 1 < number:
+        source.unseparated.append(str(path))
 
 
 def read_pieces(file: BinaryIO, path: Path, least: int) -> Iterator[Read]:
@@ -320,9 +349,10 @@ def checked(text: bytes, where: str) -> bytes | DataError:
     try:
         text.decode()
     except UnicodeDecodeError as error:
+        other = "UTF-16" if text.startswith((b"\xff\xfe", b"\xfe\xff")) else "LATIN1"
         return DataError(
             f"{where}: byte {error.start} of the document is {text[error.start]:#04x}, expected UTF-8 "
-            f"({error.reason}); iconv -f LATIN1 -t UTF-8 FILE > NEW converts Latin-1"
+            f"({error.reason}); iconv -f {other} -t UTF-8 FILE > NEW converts {other}"
         )
     return text
 

@@ -135,6 +135,7 @@ def test_text_that_cannot_be_found_is_refused_in_a_line(hub, tmp_path, files, wo
 
 
 def test_names_that_are_not_there(hub, tmp_path):
-    assert "hub:user/name" in data_kit.refused(run(hub, tmp_path, "hub:stories", code=2))
+    for words in (["hub:stories"], ["hub", "me/stories"]):
+        assert "hub:user/name" in data_kit.refused(run(hub, tmp_path, *words, code=2))
     hub.commit("me/model", {"model.bin": b""}, kind="models")
     assert "no dataset repo" in data_kit.refused(run(hub, tmp_path, "hub:me/model", code=3))
