@@ -13,10 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tqdm import tqdm
-
 from data import files
-from data.command import REPO, DataError, UsageError, printable, say, shell
+from data.command import REPO, DataError, UsageError, advancing, printable, say, shell
 
 # --- plan: everything that decides the bytes of the result -----------------------------------------------
 
@@ -83,6 +81,10 @@ SPLIT = """CASE
 END"""
 
 
+def size_of(document: Document) -> int:
+    return len(document[1])
+
+
 def usable(documents: Iterable[Read], plan: Plan, skip_bad: bool, dropped: Counter) -> Iterator[Document]:
     """The documents that can be used. Others are skipped and counted, or ten of them end it: DataError."""
     bad = []
@@ -110,11 +112,11 @@ def spool(documents: Iterable[Read], plan: Plan, path: Path, skip_bad: bool = Fa
     partial = files.beside(path)
     partial.unlink(missing_ok=True)
     dropped = Counter(empty=0, duplicates=0, skipped=0)
-    found = usable(documents, plan, skip_bad, dropped)
+    found = advancing(usable(documents, plan, skip_bad, dropped), "read", size=size_of)
     try:
-        with contextlib.closing(sqlite3.connect(partial)) as database, progress("read", None) as bar:
+        with contextlib.closing(sqlite3.connect(partial)) as database:
             database.executescript(TABLES)
-            added = add_all(database, found, plan, dropped, bar)
+            added = add_all(database, found, plan, dropped)
             (kept,) = database.execute("SELECT count(*) FROM documents").fetchone()
             dropped["duplicates"] = added - kept
             database.executemany("INSERT INTO dropped VALUES (?, ?)", dropped.items())
@@ -124,9 +126,7 @@ def spool(documents: Iterable[Read], plan: Plan, path: Path, skip_bad: bool = Fa
     os.rename(partial, path)
 
 
-def add_all(
-    database: sqlite3.Connection, documents: Iterable[Document], plan: Plan, dropped: Counter, bar: tqdm
-) -> int:
+def add_all(database: sqlite3.Connection, documents: Iterable[Document], plan: Plan, dropped: Counter) -> int:
     """Add all documents that are not empty; how many there were."""
     added = 0
     for name, text in documents:
@@ -138,7 +138,6 @@ def add_all(
         label = name.encode(errors="replace").decode()
         database.execute(ADD, (hashlib.sha256(text).digest(), train, len(text), label, text))
         added += 1
-        bar.update(len(text))
     return added
 
 
@@ -201,11 +200,6 @@ def last_keys(database: sqlite3.Connection, plan: Plan, more: str) -> dict[str, 
     last_val = max(share - 1, smallest[-1])
     last_second = min(last_val + int(plan.second_fraction * 2**64), 2**64 - 1)
     return {"last_val": last_val.to_bytes(8), "last_second": last_second.to_bytes(8)}
-
-
-def progress(what: str, total: int | None, initial: int = 0) -> tqdm:
-    """A bar of bytes with a rate on a terminal, nothing elsewhere."""
-    return tqdm(desc=what, total=total, initial=initial, unit="B", unit_scale=True, disable=None, leave=False)
 
 
 # --- the demo corpus -------------------------------------------------------------------------------------

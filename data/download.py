@@ -123,7 +123,7 @@ def shards_of(listing: dict[str, RemoteFile], folder: str, origin: str) -> list[
 
 def inside(path: str) -> str:
     """`path` where it stays below the root on every system. Raises DataError."""
-    if not path or path.startswith("/") or ".." in path.split("/") or re.search(r"[\\:\0]", path):
+    if not path or path.startswith("/") or ".." in path.split("/") or re.search(r"[\\:\x00-\x1f]", path):
         raise DataError(f"{MANIFEST} has the path {path!r}, which leads out of the folder: use another repo")
     return path
 

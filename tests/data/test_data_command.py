@@ -11,8 +11,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from data import command, files, shards
 from data.__main__ import COMMANDS, main
@@ -78,15 +76,6 @@ def test_pages_that_cannot_change_name_commands_that_work(old):
     """Frozen records are such pages, and whatever was copied from a README."""
     done = of_python("-m", old, "--help")
     assert done.returncode == 0 and "Usage: " in done.stdout
-
-
-@given(st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8")), min_size=1))
-@example(["rm", "-r", "/home/me/My Projects/a'b", "a\nb", "$HOME", ""])
-@settings(max_examples=30, deadline=None)
-def test_a_shell_gets_the_words_of_a_command_and_they_stay_on_its_line(words):
-    line = command.shell(*words)
-    done = subprocess.run(["bash", "-c", f"printf '%s\\0' {command.printable(line)}"], capture_output=True)
-    assert done.stdout == "".join(word + "\0" for word in words).encode()
 
 
 def test_a_path_that_is_not_there_gets_the_nearest_name_that_is(tmp_path):
