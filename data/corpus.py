@@ -44,10 +44,8 @@ class Plan:
     def __post_init__(self):
         words = self.name.split("_")  # the trainer finds its files by *_train_*.bin and *_val_*.bin
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.name) or {"train", "val"} & set(words):
-            raise UsageError(
-                f"--name is {self.name!r}, expected up to 100 letters, digits and . _ - without "
-                "the words train and val"
-            )
+            takes = "up to 100 letters, digits and . _ - without the words train and val"
+            raise UsageError(f"--name is {self.name!r}, expected {takes}")
 
     @property
     def dataset(self) -> str:
@@ -167,15 +165,11 @@ class Corpus:
         self.sha256 = identity.digest()
         self.sha256_of = {split: digest.hexdigest() for split, digest in digests.items()}
         if expected not in (None, self.sha256.hex()):
-            raise DataError(
-                f"the corpus has sha256 {self.sha256.hex()}, expected {expected}; to mend changed "
-                "packages: pip install --force-reinstall --no-deps -r requirements.txt"
-            )
+            mend = "to mend changed packages: pip install --force-reinstall --no-deps -r requirements.txt"
+            raise DataError(f"the corpus has sha256 {self.sha256.hex()}, expected {expected}; {mend}")
         if not self.text_bytes["train"]:
-            raise DataError(
-                "all documents fall to validation, expected one to train on at least: choose a smaller "
-                "--val-fraction"
-            )
+            mend = "choose a smaller --val-fraction"
+            raise DataError(f"all documents fall to validation, expected one to train on at least: {mend}")
 
     def read(self, split: str, skip: int = 0) -> Iterator[Document]:
         """The documents of a split, in order of their hashes, without the first `skip`."""
@@ -192,10 +186,8 @@ def last_keys(database: sqlite3.Connection, plan: Plan, more: str) -> dict[str, 
     smallest = [int.from_bytes(key) for (key,) in database.execute(keys, [at_least])]
     if documents <= at_least or len(smallest) < at_least:
         small = f", of at most {plan.val_max_bytes:,} bytes" if plan.val_max_bytes < MAX_DOCUMENT else ""
-        raise DataError(
-            f"the text has {documents} distinct documents that are not empty, expected at least "
-            f"{at_least + 1}: one to train on and {at_least} for validation{small}; {more}"
-        )
+        least = f"at least {at_least + 1}: one to train on and {at_least} for validation{small}"
+        raise DataError(f"the text has {documents} distinct documents with text, expected {least}; {more}")
     share = 0 if plan.val_docs else int(plan.val_fraction * 2**64)
     last_val = max(share - 1, smallest[-1])
     last_second = min(last_val + int(plan.second_fraction * 2**64), 2**64 - 1)

@@ -136,11 +136,10 @@ def encode(
             if lossy and not lossy_ok:
                 differing = (i for i, (a, b) in enumerate(zip(text, decoded)) if a != b)
                 at = next(differing, min(len(text), len(decoded)))
-                raise DataError(
-                    f"{name}: the tokenizer is not lossless: byte {at} of the document begins "
-                    f"{decoded[at : at + 12]!r} when decoded, expected {text[at : at + 12]!r}; take the "
-                    "document out, choose another tokenizer, or accept the loss with --lossy-ok"
-                )
+                found = f"byte {at} begins {decoded[at : at + 12]!r} when decoded"
+                mend = "take the document out, choose another tokenizer, or accept the loss with --lossy-ok"
+                expected = f"expected {text[at : at + 12]!r}"
+                raise DataError(f"{name}: the tokenizer is not lossless: {found}, {expected}; {mend}")
             yield Encoded(tokens, len(text), lossy)
 
 

@@ -63,15 +63,10 @@ class RemoteFile:
 
 def repo_id(text: str) -> str:
     """The type of an argument that names a repo."""
-    validate_repo_id(text)
-    return text
-
-
-def own_repo(text: str) -> str:
-    """The type of an argument that names a repo to write to."""
     if text.count("/") != 1:
         raise ValueError(f"{text!r} given, expected USER/NAME")
-    return repo_id(text)
+    validate_repo_id(text)
+    return text
 
 
 def read_address(text: str, kind: str) -> tuple[Repo, str]:
@@ -146,15 +141,9 @@ def ask_listing(repo: Repo, revision: str) -> tuple[str, dict[str, RemoteFile]]:
             raise ValueError(f"commit {info.sha!r}")
         listing = {}
         for file in info.siblings:
-            etag = checksum_or_none(file.lfs.sha256 if file.lfs else file.blob_id)
-            listing[file.rfilename] = RemoteFile(file.rfilename, int(file.size), etag)
+            etag = file.lfs.sha256 if file.lfs else file.blob_id
+            listing[file.rfilename] = RemoteFile(file.rfilename, int(file.size), etag.lower())
     return info.sha, listing
-
-
-def checksum_or_none(text: object) -> str:
-    """`text` where it is a sha1 or sha256, else ""."""
-    text = str(text or "").lower()
-    return text if re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", text) else ""
 
 
 def fetch(repo: Repo, commit: str, file: RemoteFile, stage: Path | None = None) -> Path:
@@ -177,8 +166,6 @@ def damage(path: Path, file: RemoteFile) -> str:
     size = path.stat().st_size
     if size != file.size:
         return f"{size} bytes, expected {file.size}"
-    if not file.etag:
-        return ""
     start = hashlib.sha256() if len(file.etag) == 64 else hashlib.sha1(b"blob %d\0" % size)
     with open(path, "rb") as stream:
         found = hashlib.file_digest(stream, lambda: start).hexdigest()
@@ -204,10 +191,9 @@ class RepoContents:
         paths = self.listing.keys() - {HUBS_OWN}
         strangers = sorted(path for path in paths if path != CARD and not ours(path))
         if strangers or paths == {CARD}:
-            raise DataError(
-                f"{self.repo.id} holds {(strangers or [CARD])[0]}, which is not of {what}: "
-                f"nothing was changed, name another repo than {self.repo.named}"
-            )
+            stranger = (strangers or [CARD])[0]
+            mend = f"nothing was changed, name another repo than {self.repo.named}"
+            raise DataError(f"{self.repo.id} holds {stranger}, which is not of {what}: {mend}")
 
 
 def look(repo: Repo) -> RepoContents:
@@ -230,7 +216,7 @@ def publish(there: RepoContents, sources: dict[str, Path], message: str) -> tupl
 
     def differs(path: str) -> bool:
         file = there.listing.get(path)
-        return file is None or not file.etag or bool(damage(sources[path], file))
+        return file is None or bool(damage(sources[path], file))
 
     changed = list(filter(differs, sources))
     if not changed:

@@ -107,10 +107,8 @@ def build(job: Job) -> dict:
         train = (text for _, text in corpus.read("train"))
         files.write_beside(model, job.given or train_tokenizer(train, job.plan))
     if job.tokenizer.exists() and job.tokenizer.read_bytes() != model.read_bytes():
-        raise UsageError(
-            f"{job.tokenizer}: another tokenizer has this name, expected a free place; choose "
-            f"another --name, or remove it: {shell('rm', job.tokenizer)}"
-        )
+        mend = f"choose another --name, or remove it: {shell('rm', job.tokenizer)}"
+        raise UsageError(f"{job.tokenizer}: another tokenizer has this name; {mend}")
     tokenizer = shards.Tokenizer(model)
     for split in (VAL, TRAIN):
         write_split(split, job.plan, corpus, tokenizer, dataset)
@@ -128,10 +126,8 @@ def finished(job: Job, corpus: Corpus) -> dict:
         made_of = manifest.get("options"), manifest.get("corpus_sha256")
         if made_of != (asdict(job.plan), corpus.sha256.hex()):
             both = [job.target] if job.given else [job.target, job.tokenizer]
-            raise UsageError(
-                f"{job.target}: exists and was made from other text or with other options, expected "
-                f"a free place; choose another --name, or remove it: {shell('rm', '-r', *both)}"
-            )
+            mend = f"choose another --name, or remove it: {shell('rm', '-r', *both)}"
+            raise UsageError(f"{job.target}: was made from other text or with other options; {mend}")
         shards.raise_failed(check.verify_folder(job.target, shards.Tokenizer(job.tokenizer), whole=True))
     except DataError as error:
         mend = shell("rm", "-r", job.target)
@@ -201,10 +197,8 @@ def weakness(val: Counter[str], train: Counter[str], largest: float) -> str:
     if size > train["bytes"]:
         return f"the validation text has {size:,} bytes, the training text {train['bytes']:,}"
     if documents < FEW_DOCUMENTS or size < FEW_BYTES:
-        return (
-            f"the validation text is small (documents: {documents}, bytes: {size}); below "
-            f"{FEW_DOCUMENTS} documents or {FEW_BYTES:,} bytes a score depends on chance"
-        )
+        least = f"below {FEW_DOCUMENTS} documents or {FEW_BYTES:,} bytes a score depends on chance"
+        return f"the validation text is small (documents: {documents}, bytes: {size}); {least}"
     if largest > LARGE:
         return f"a score depends on one document, which has more than {LARGE:.0%} of the validation text"
     return ""
@@ -238,8 +232,6 @@ def report(job: Job, manifest: dict) -> None:
         say(f"{split}: {counts}, {total['bytes'] / total['tokens']:.4f} bytes a token")
     if manifest["lossy"]:
         say("LOSSY: the tokens do not give back all of the text exactly")
-    say(f"dataset: {job.target}")
-    say(f"tokenizer: {job.tokenizer}")
     largest = manifest["validation"]["largest_document"]
     say(f"validation text: its largest document has {largest:.1%} of the bytes")
     if wrong := weakness(**found, largest=largest):
@@ -305,10 +297,8 @@ def text_job(
         raise UsageError("--val-docs and --val-fraction given, expected one of them")
     model = shards.Tokenizer(tokenizer) if tokenizer else None
     if model and (fields["model_type"] or fields["vocab_size"] not in (None, model.vocab_size)):
-        raise UsageError(
-            f"{tokenizer}: has {model.vocab_size} pieces and a type of its own, expected no "
-            "--model-type and no other --vocab-size beside --tokenizer"
-        )
+        own = f"has {model.vocab_size} pieces and a type of its own"
+        raise UsageError(f"{tokenizer}: {own}, expected no --model-type and no other --vocab-size beside it")
     return Job(
         planned(Plan(name), model, fields),
         source.documents(),
@@ -364,8 +354,8 @@ def development(root: Path, **fields: Any) -> Job:
     plan = planned(DEVELOPMENT_PLAN, None, fields)
     path = root / "data" / replace(DEMO_PLAN, vocab_size=plan.vocab_size).tokenizer
     if not path.exists():
-        where = [] if root == REPO else ["--root", root]
-        mend = shell("python", "-m", "data", "prepare", "demo", "--vocab-size", plan.vocab_size, *where)
+        options = ["--vocab-size", plan.vocab_size, "--root", root]
+        mend = shell("python", "-m", "data", "prepare", "demo", *options)
         raise DataError(f"{path}: no such file, expected the demo's tokenizer; {mend} makes it")
     model = shards.Tokenizer(path)  # with which all settings carry over
     plan = planned(plan, model, {})

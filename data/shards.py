@@ -95,10 +95,9 @@ def parse(raw: bytes, where: object) -> Header:
     expect(where, "extension version", extension_version, EXTENSION_VERSION)
     header = Header(tokens, *fields)
     if not (0 <= header.bos_id < header.vocab_size <= IDS and header.split in (VAL, TRAIN)):
-        raise DataError(
-            f"{where}: BOS id {header.bos_id}, vocabulary size {header.vocab_size}, split {header.split}; "
-            f"expected BOS id < vocabulary size <= {IDS} and split 0 or 1"
-        )
+        found = f"BOS id {header.bos_id}, vocabulary size {header.vocab_size}, split {header.split}"
+        takes = f"BOS id < vocabulary size <= {IDS} and split 0 or 1"
+        raise DataError(f"{where}: {found}; expected {takes}")
     return header
 
 
@@ -192,10 +191,8 @@ def read_header(path: Path) -> Header:
         what = f"cannot be read ({error.strerror}), expected a shard"
         raise DataError(f"{path}: {what}{nearest(path)}") from error
     if size != header.file_bytes:
-        raise DataError(
-            f"{path}: file has {size} bytes, expected {header.file_bytes} "
-            f"({HEADER_BYTES} of header and 2 for each of {header.tokens} tokens)"
-        )
+        parts = f"{HEADER_BYTES} of header and 2 for each of {header.tokens} tokens"
+        raise DataError(f"{path}: file has {size} bytes, expected {header.file_bytes} ({parts})")
     return header
 
 
@@ -290,10 +287,8 @@ class Tokenizer:
         if self.vocab_size > IDS:
             raise DataError(f"{path}: {self.vocab_size} pieces, expected at most {IDS}: tokens are uint16")
         if self.bos_id < 0:
-            raise DataError(
-                f"{path}: has no BOS, with which every document starts: train it anew with spm_train "
-                "--bos_id=1, or leave it to python -m data prepare text without --tokenizer"
-            )
+            mend = "train it anew with spm_train --bos_id=1, or prepare text without --tokenizer"
+            raise DataError(f"{path}: has no BOS, with which every document starts: {mend}")
         self.piece_bytes = np.zeros(IDS, np.uint16)
         self.opens_with_space = np.zeros(IDS, bool)
         for i in range(self.vocab_size):
@@ -415,10 +410,8 @@ def load_manifest(folder: Path) -> dict | None:
 
     errors = jsonschema.Draft202012Validator(MANIFEST).iter_errors(manifest)
     if error := jsonschema.exceptions.best_match(errors):
-        raise DataError(
-            f"{path}: {error.json_path}: {error.message[:200]}, expected what python -m data prepare writes; "
-            "make the dataset anew"
-        )
+        mend = "expected what python -m data prepare writes; make the dataset anew"
+        raise DataError(f"{path}: {error.json_path}: {error.message[:200]}, {mend}")
     return manifest
 
 

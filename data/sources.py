@@ -71,16 +71,14 @@ class Source:
                 yield str(here), DataError(f"{here}: cannot be read: {error}")
             except DataError as error:
                 yield str(here), error
+        separator = f"--separator {self.separator!r}"
         if self.unseparated:
-            warn_once(
-                f"--separator {self.separator!r}, expected as a line of every file, is missing from "
-                f"{len(self.unseparated)} of {len(self.paths)}; one document each: {some(self.unseparated)}"
-            )
+            count = f"{len(self.unseparated)} of {len(self.paths)}"
+            what = f"expected as a line of every file, is missing from {count}"
+            warn_once(f"{separator}, {what}; one document each: {some(self.unseparated)}")
         if self.nearly:
-            warn_once(
-                f"{self.nearly[0]}, which is no --separator {self.separator!r} (such lines: "
-                f"{len(self.nearly)}): remove the white space at its ends"
-            )
+            mend = f"(such lines: {len(self.nearly)}): remove the white space at its ends"
+            warn_once(f"{self.nearly[0]}, which is no {separator} {mend}")
 
 
 def find_files(paths: list[Path]) -> tuple[Path, ...]:
@@ -125,16 +123,12 @@ def text_files(folder: Path) -> list[Path]:
         for path in paths:
             if path.name.startswith("."):
                 others["hidden"] += 1
-            elif path.is_symlink() and path.is_dir():
-                say(f"left out: {path}, a link to a folder; to read it, name it as a PATH of its own")
-            elif path.is_dir():
-                continue
-            elif not reader(path):
-                others[path.suffix or "without a suffix"] += 1
-            elif not path.is_file():
-                raise DataError(f"{path}: a dangling link or no regular file: remove or mend it")
-            else:
+            elif path.is_symlink() and not path.is_file():
+                others["links that lead to no file"] += 1
+            elif path.is_file() and reader(path):
                 found.append(path)
+            elif not path.is_dir():
+                others[path.suffix or "without a suffix"] += 1
     if others:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(others.items()))
         say(f"left out in {folder}: {kinds}; read are {FORMATS}; {OTHERS}")
@@ -235,10 +229,8 @@ def line_rows(file: BinaryIO, path: Path) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(lines, 1):
         where = f"{path}:{number}"
         if len(line) > MAX_LINE:
-            while not line.endswith(b"\n") and (line := file.readline(MAX_LINE)):
-                continue
-            yield where, too_large(where)
-        elif line.strip():
+            raise too_large(where)
+        if line.strip():
             try:
                 yield where, json.loads(line)
             except (ValueError, RecursionError) as error:
@@ -249,10 +241,8 @@ def array_rows(file: BinaryIO, path: Path) -> Iterator[tuple[str, Any]]:
     """The values of a JSON array, which is read at once. Raises DataError."""
     text = file.read(MAX_LINE + 1)
     if len(text) > MAX_LINE:
-        raise DataError(
-            f"{path}: an array of more than {MAX_LINE:,} bytes, expected less, or JSON lines, which "
-            f"{shell('jq', '-c', '.[]', path)} prints"
-        )
+        what = f"an array of more than {MAX_LINE:,} bytes, expected less, or JSON lines"
+        raise DataError(f"{path}: {what}, which {shell('jq', '-c', '.[]', path)} prints")
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -272,13 +262,11 @@ def texts_of(rows: Iterable[tuple[str, Any]], field: str) -> Iterator[Read]:
 
 def column_of(strings: list[str], where: object) -> str:
     """The column that is the text: `text`, or else the only one of strings. Raises DataError."""
-    if "text" not in strings and len(strings) != 1:
-        raise DataError(
-            f"{where}: has no column that is clearly the text, expected 'text' or only one of strings, and "
-            f"has {', '.join(strings) or 'none'}; --field NAME chooses"
-        )
     if "text" in strings:
         return "text"
+    if len(strings) != 1:
+        what = "has no column that is clearly the text, expected 'text' or only one of strings"
+        raise DataError(f"{where}: {what}, and has {', '.join(strings) or 'none'}; --field NAME chooses")
     say(f"{where}: the text is in the column {strings[0]!r}")
     return strings[0]
 
@@ -297,10 +285,7 @@ def field_text(row: Any, field: str, where: str) -> bytes | DataError:
     try:
         return checked(text.encode() if isinstance(text, str) else text, where)
     except UnicodeEncodeError as error:
-        return DataError(
-            f"{where}: half a surrogate pair at character {error.start}, expected Unicode text "
-            "that UTF-8 can hold"
-        )
+        return DataError(f"{where}: half a surrogate pair at character {error.start}, expected all of it")
 
 
 def read_parquet(path: Path, source: Source) -> Iterator[Read]:
@@ -358,7 +343,5 @@ def checked(text: bytes, where: str) -> bytes | DataError:
 
 
 def too_large(where: str) -> DataError:
-    return DataError(
-        f"{where}: a document of more than {MAX_DOCUMENT:,} bytes, expected less: split it into several, "
-        "as --separator LINE does with plain text"
-    )
+    mend = "split it into several, as --separator LINE does with plain text"
+    return DataError(f"{where}: a document of more than {MAX_DOCUMENT:,} bytes, expected less: {mend}")
