@@ -243,22 +243,14 @@ def report(job: Job, manifest: dict) -> None:
 # --- command line ----------------------------------------------------------------------------------------
 
 COUNT = {"type": click.IntRange(1), "metavar": "N"}
+SHARD = {"type": click.IntRange(1, shards.MAX_TOKENS), "metavar": "N", "default": Plan.shard_tokens}
+PIECES = {"type": click.IntRange(SPECIAL_PIECES + 1, shards.IDS), "metavar": "N"}
 FRACTION = {"type": Number(0, 1, min_open=True, max_open=True), "metavar": "F"}
+COLUMN = {"default": "", "show_default": "text, or the only one of strings", "metavar": "NAME"}
 OPTIONS = [  # of all commands
     click.Option(["--root"], type=Path, default=REPO, help="write into ROOT/data"),
-    click.Option(
-        ["--shard-tokens"],
-        type=click.IntRange(1, shards.MAX_TOKENS),
-        metavar="N",
-        default=Plan.shard_tokens,
-        help="of a shard, at most",
-    ),
-    click.Option(
-        ["--vocab-size"],
-        type=click.IntRange(SPECIAL_PIECES + 1, shards.IDS),
-        metavar="N",
-        help="260: bytes  [default: 1024, or the tokenizer's]",
-    ),
+    click.Option(["--shard-tokens"], **SHARD, help="of a shard, at most"),
+    click.Option(["--vocab-size"], **PIECES, help="260: bytes  [default: 1024, or the tokenizer's]"),
 ]
 MODEL_TYPE = click.Option(["--model-type"], type=click.Choice(["bpe", "unigram"]), help="[default: bpe]")
 TEXT_OPTIONS = [  # of texts, of one's own and of the hub
@@ -271,13 +263,7 @@ TEXT_OPTIONS = [  # of texts, of one's own and of the hub
     click.Option(["--tokenizer"], type=Path, metavar="FILE", help="take this SentencePiece model"),
     click.Option(["--skip-bad"], is_flag=True, help="leave out what cannot be used, and count it"),
     click.Option(["--separator"], metavar="LINE", help="between documents of plain text; '' for empty lines"),
-    click.Option(
-        ["--field", "--column"],
-        default="",
-        show_default="text, or the only one of strings",
-        metavar="NAME",
-        help="of JSON and parquet",
-    ),
+    click.Option(["--field", "--column"], **COLUMN, help="of JSON and parquet"),
 ]
 
 
@@ -290,9 +276,17 @@ def planned(plan: Plan, model: shards.Tokenizer | None, fields: dict[str, Any]) 
 
 
 def text_job(
-    source: Source, name: str, tokenizer: Path | None, skip_bad: bool, root: Path, **fields: Any
+    source: Source,
+    name: str,
+    field: str,
+    separator: str | None,
+    tokenizer: Path | None,
+    skip_bad: bool,
+    root: Path,
+    **fields: Any,
 ) -> Job:
     """The job that TEXT_OPTIONS ask for. Raises UsageError, DataError."""
+    source = replace(source, field=field, separator=separator)
     if fields["val_docs"] and fields["val_fraction"]:
         raise UsageError("--val-docs and --val-fraction given, expected one of them")
     model = shards.Tokenizer(tokenizer) if tokenizer else None
@@ -365,35 +359,21 @@ def development(root: Path, **fields: Any) -> Job:
 @main.command(params=[*TEXT_OPTIONS])
 @click.argument("paths", nargs=-1, required=True, type=Path, metavar="PATH...")
 @click.option("--name", required=True, help="of the dataset: data/datasets/NAME_sp1024")
-def text(paths: tuple[Path, ...], field: str, separator: str | None, **options: Any) -> Job:
+def text(paths: tuple[Path, ...], **options: Any) -> Job:
     """Your own text: files, and folders of them, in all formats that data/README.md names."""
-    return text_job(Source(find_files(paths), field, separator), **options)
+    return text_job(Source(find_files(paths)), **options)
 
 
 @main.command("hub", params=[click.Argument(["address"], metavar="hub:OWNER/NAME"), *TEXT_OPTIONS])
 @click.option("--name", help="of the dataset here  [default: NAME, or NAME-SUBSET]")
-@click.option(
-    "--subset",
-    default="",
-    show_default=False,
-    metavar="PATH",
-    help="a folder or a file of the repo; . for all folders",
-)
+@click.option("--subset", metavar="PATH", help="a folder or a file of the repo; . for all folders")
 @click.option("--files", "most", **COUNT, help="only the first N files")
-def hub_text(
-    address: str,
-    name: str | None,
-    subset: str,
-    most: int | None,
-    field: str,
-    separator: str | None,
-    **options: Any,
-) -> Job:
+def hub_text(address: str, name: str | None, subset: str | None, most: int | None, **options: Any) -> Job:
     """A dataset of text from the Hugging Face hub, at main or at the commit after @."""
     repo, revision = hub.read_address(address, "dataset")
+    subset = subset or ""
     name = name or "-".join([*PurePosixPath(repo.id).parts[1:], *PurePosixPath(subset).parts])
-    source = texts.find_text(repo, revision, subset, most)
-    return text_job(replace(source, field=field, separator=separator), name, **options)
+    return text_job(texts.find_text(repo, revision, subset, most), name, **options)
 
 
 if __name__ == "__main__":  # as pages of before 2026-11-26 have it
