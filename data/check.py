@@ -170,12 +170,13 @@ def verify_apart(folder: Path, splits: Splits, tokenizer: Tokenizer | None) -> I
     """Check that no validation document stands in the training shards.
 
     One tokenizer makes one sequence of tokens of one text, so equal texts are equal sequences. A lossy
-    tokenizer makes equal sequences of different texts too: these are counted, and do not fail.
+    tokenizer makes equal sequences of different texts, too.
     """
     header = shards.read_header(splits[VAL][0])
     bos_id = tokenizer.bos_id if tokenizer else header.bos_id
-    if bos_id < 0:
-        yield f"note {folder}: val was not looked for in train: BOS id unknown, --tokenizer MODEL names it"
+    if bos_id < 0 or header.lossy:
+        why = "LOSSY" if header.lossy else "BOS id unknown, --tokenizer MODEL names it"
+        yield f"note {folder}: val was not looked for in train: {why}"
         return
     yield f"note {folder}: looking for validation documents in the training shards"
     digests = {hashlib.sha256(tokens).digest() for _, tokens in shards.documents(splits[VAL], bos_id)}
@@ -185,12 +186,8 @@ def verify_apart(folder: Path, splits: Splits, tokenizer: Tokenizer | None) -> I
         documents += 1
         if hashlib.sha256(tokens).digest() in digests:
             found.append(path.name)
-    what = f"validation documents among {documents} training documents"
     where = f" (in {', '.join(sorted({*found}))})" if found else ""
-    if header.lossy:
-        yield f"note {folder}: tokens of {what}: {len(found)}{where}; LOSSY, so the texts may differ"
-    else:
-        yield check(folder, what, len(found), 0) + where
+    yield check(folder, f"validation documents among {documents} training documents", len(found), 0) + where
 
 
 # --- commands --------------------------------------------------------------------------------------------

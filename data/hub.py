@@ -105,9 +105,7 @@ def one_line(what: str, repo: Repo, revision: str, writing: bool = False) -> Ite
 def explained(error: BaseException, what: str, repo: Repo, revision: str, writing: bool) -> DataError:
     """The error to end with: what happened, and what mends it."""
     token = "check that your token" if get_token() else "set HF_TOKEN to a token that"
-    if isinstance(error, errors.OfflineModeIsEnabled):
-        mend = GO_ON
-    elif isinstance(error, errors.RevisionNotFoundError):
+    if isinstance(error, errors.RevisionNotFoundError):
         mend = f"the repo has no revision {revision!r}: check the revision that you named"
     elif isinstance(error, errors.HfHubHTTPError) and error.response.status_code not in (401, 403, 404):
         mend = GO_ON

@@ -15,7 +15,7 @@ import pytest
 from data import command, files, shards
 from data.__main__ import COMMANDS, main
 from records.__main__ import COMMANDS as OF_RECORDS
-from tests.kit.data_kit import call, refused, write_jsonl
+from tests.kit.data_kit import call, prepare, refused, write_jsonl
 from tests.kit.helpers import ROOT, documents
 
 
@@ -113,9 +113,7 @@ def test_what_takes_long_says_how_far_it_is(monkeypatch, capsys):
 
 
 def prepared(root: Path) -> str:
-    corpus = write_jsonl(root / "texts.jsonl", documents(60, 1))
-    options = ["--name", "t", "--vocab-size", 260, "--val-docs", 5, "--root", root / "r"]
-    return call("data", "prepare", "text", corpus, *options)
+    return prepare(root / "r", write_jsonl(root / "texts.jsonl", documents(60, 1)), "--val-docs", 5)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from data import shards
 from data.check import verify_shard
 from tests.kit import helpers
-from tests.kit.data_kit import call, write_jsonl
+from tests.kit.data_kit import call, prepare
 
 MODEL = "../../tokenizers/t_500_bpe.model"
 
@@ -36,9 +36,8 @@ def failed(*args: object) -> list[str]:
 def made(tmp_path_factory) -> Path:
     """A root that `data prepare` filled: one validation shard, several for training."""
     root = tmp_path_factory.mktemp("made")
-    corpus = write_jsonl(root / "texts.jsonl", helpers.documents(600, 1))
-    options = ["--vocab-size", 500, "--shard-tokens", 5_000, "--val-docs", 30, "--root", root]
-    call("data", "prepare", "text", corpus, "--name", "t", *options)
+    options = ["--vocab-size", 500, "--shard-tokens", 5_000, "--val-docs", 30]
+    prepare(root, helpers.documents(600, 1), *options)
     return root
 
 
