@@ -1,5 +1,6 @@
 """What all of data/ and records/ share: errors with their exit codes, lines of output, words of a command."""
 
+import contextlib
 import difflib
 import functools
 import operator
@@ -80,8 +81,9 @@ def advancing(
                 line = tqdm.format_meter(done, total, now - began, prefix=what, unit_scale=True)
                 print(line, file=sys.stderr, flush=True)
             yield step
-            done += size(step)
-            bar.update(size(step))
+            taken = size(step)
+            done += taken
+            bar.update(taken)
 
 
 @functools.cache
@@ -104,15 +106,13 @@ def shell(*words: object) -> str:
 def nearest(path: Path) -> str:
     """What a message adds about a path that is not there: the nearest name that is, or nothing."""
     missing = path.absolute()
-    while not missing.parent.exists():
-        missing = missing.parent
-    try:
+    found = []
+    with contextlib.suppress(OSError):  # of a folder that is locked
+        while not missing.parent.exists():
+            missing = missing.parent
         names = os.listdir(missing.parent)
-    except OSError:
-        return ""
-    if missing.name in names or not (found := difflib.get_close_matches(missing.name, names, 1)):
-        return ""
-    return f"; the nearest name there is {shell(missing.parent / found[0])}"
+        found = [] if missing.name in names else difflib.get_close_matches(missing.name, names, 1)
+    return f"; the nearest name there is {shell(missing.parent / found[0])}" if found else ""
 
 
 def near(path: Path) -> str:
