@@ -210,13 +210,8 @@ def publish(there: RepoContents, sources: dict[str, Path], message: str) -> tupl
     They appear in one commit, so nobody sees a part of them. Large files that came before an upload was cut
     off are not sent again: the hub knows them by their hash. Raises DataError.
     """
-    repo = there.repo
-
-    def differs(path: str) -> bool:
-        file = there.listing.get(path)
-        return file is None or bool(damage(sources[path], file))
-
-    changed = list(filter(differs, sources))
+    repo, listing = there.repo, there.listing
+    changed = [path for path in sources if path not in listing or damage(sources[path], listing[path])]
     if not changed:
         return there.commit, []
     if not sys.stderr.isatty():

@@ -35,7 +35,7 @@ class Source:
     origin: str = ""
     bring: Callable[[Path], Path] = Path
     unseparated: list[str] = dataclasses.field(default_factory=list)  # files that lack the separator
-    nearly: list[str] = dataclasses.field(default_factory=list)  # lines that are it but for white space
+    nearly: list[str] = dataclasses.field(default_factory=list)  # the first line that is nearly it
 
     @property
     def few(self) -> bool:
@@ -77,8 +77,8 @@ class Source:
             what = f"expected as a line of every file, is missing from {count}"
             warn_once(f"{separator}, {what}; one document each: {some(self.unseparated)}")
         if self.nearly:
-            mend = f"(such lines: {len(self.nearly)}): remove the white space at its ends"
-            warn_once(f"{self.nearly[0]}, which is no {separator} {mend}")
+            mend = "remove the white space at its ends, and at those of other such lines"
+            warn_once(f"{self.nearly[0]}, which is no {separator}: {mend}")
 
 
 def find_files(paths: list[Path]) -> tuple[Path, ...]:
@@ -171,7 +171,7 @@ def read_separated(file: BinaryIO, path: Path, source: Source) -> Iterator[Read]
             if size <= MAX_DOCUMENT:
                 document.append(line)
             size += len(line)
-            if line.strip() == separator.strip():
+            if not source.nearly and line.strip() == separator.strip():
                 shown = line.decode(errors="replace").removesuffix("\n")
                 source.nearly.append(f"{path}:{number} is {shown!r}")
             continue

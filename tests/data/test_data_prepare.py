@@ -212,7 +212,7 @@ def test_a_file_without_the_separator_and_a_line_that_is_nearly_one_are_named(tm
         f"'---', expected as a line of every file, is missing from 1 of 2; one document each: {other}\n"
         in said
     )
-    assert f"{other}:2 is '--- ', which is no --separator '---' (such lines: 1): remove the white" in said
+    assert f"{other}:2 is '--- ', which is no --separator '---': remove the white" in said
     assert ": give more text, or another --separator than '---'; without --separator a few" in said
     assert len(read_all(place(tmp_path))) == 3
 
