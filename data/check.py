@@ -11,7 +11,7 @@ import click
 import numpy as np
 
 from data import files, shards
-from data.command import DataError
+from data.command import DataError, nearest
 from data.door import Command
 from data.shards import TRAIN, VAL, Header, Splits, Tokenizer, check
 
@@ -44,11 +44,9 @@ def verify_shard(path: Path, tokenizer: Tokenizer | None) -> list[str]:
         lines.append(check(path, "sha256 of the tokenizer", sha256, header.tokenizer.hex()))
         lines.append(check(path, "vocabulary size", header.vocab_size, tokenizer.vocab_size))
     if highest >= tokenizer.vocab_size:
-        return [
-            *lines,
-            f"FAIL {path}: highest id is {highest}, expected below the {tokenizer.vocab_size} pieces of "
-            f"{tokenizer.path}: name the model that made it, here and as TOKENIZER_PATH with its VOCAB_SIZE",
-        ]
+        pieces = f"the {tokenizer.vocab_size} pieces of {tokenizer.path}"
+        mend = "name the model that made it, here and as TOKENIZER_PATH with its VOCAB_SIZE"
+        return [*lines, f"FAIL {path}: highest id is {highest}, expected below {pieces}: {mend}"]
     size = tokenizer.text_bytes(tokens)
     if header.legacy or header.lossy:
         why = "LOSSY, the tokens do not give back the text exactly" if header.lossy else "legacy"
@@ -99,29 +97,32 @@ def verify_folder(folder: Path, tokenizer: Tokenizer | None, whole: bool = False
         return
     headers = {path: shards.read_header(path) for path in paths}
     yield from verify_set(folder, headers, whole)
-    manifest = shards.load_manifest(folder)
-    if manifest:
+    if manifest := shards.load_manifest(folder):
         yield from verify_manifest(folder, headers, manifest)
+        if tokenizer and not manifest["lossy"]:
+            found = text_sha256(splits[VAL], tokenizer)
+            yield check(folder, "sha256 of the validation text", found, manifest["val_sha256"])
     else:
         yield f"note {folder}: no manifest.json of python -m data prepare"
-    if manifest and tokenizer and not manifest["lossy"]:
-        total = hashlib.sha256()
-        for _, tokens in shards.documents(splits[VAL], tokenizer.bos_id):
-            text = tokenizer.processor.decode(tokens.tolist())
-            total.update(hashlib.sha256(text.encode()).digest())
-        yield check(folder, "sha256 of the validation text", total.hexdigest(), manifest["val_sha256"])
     if all(splits):
         yield from verify_apart(folder, splits, tokenizer)
 
 
+def text_sha256(paths: list[Path], tokenizer: Tokenizer) -> str:
+    """sha256 over the sha256 of each document's text, in order."""
+    total = hashlib.sha256()
+    for _, tokens in shards.documents(paths, tokenizer.bos_id):
+        text = tokenizer.processor.decode(tokens.tolist())
+        total.update(hashlib.sha256(text.encode()).digest())
+    return total.hexdigest()
+
+
 def verify_set(folder: Path, headers: dict[Path, Header], whole: bool) -> Iterator[str]:
     """Check that the shards, whose names are right, belong together and that none is missing."""
-    legacy = [path for path, header in headers.items() if header.legacy]
+    legacy = [path.name for path, header in headers.items() if header.legacy]
     if 0 < len(legacy) < len(headers):
-        yield (
-            f"FAIL {folder}: {len(legacy)} of {len(headers)} shards are legacy, such as {legacy[0].name}, "
-            "expected all or none: fetch or make the whole set anew"
-        )
+        few = f"{len(legacy)} of {len(headers)} shards are legacy, such as {legacy[0]}"
+        yield f"FAIL {folder}: {few}, expected all or none: fetch or make the whole set anew"
     for split, paths in enumerate(shards.by_split(headers)):
         where = f"{folder}: {shards.SPLIT_NAMES[split]}"
         needed = whole or split == VAL
@@ -155,29 +156,25 @@ def verify_manifest(folder: Path, headers: dict[Path, Header], manifest: dict) -
     listed = {entry["name"]: entry for entry in manifest["files"]}
     unlisted = sorted({path.name for path in headers} - listed.keys())
     yield check(folder, "shards that the manifest lacks", unlisted, [])
-    with ThreadPoolExecutor(THREADS) as pool:
-        digests = pool.map(files.file_sha256, headers)
-    for (path, header), digest in zip(headers.items(), digests):
+    for path, header in headers.items():
         if entry := listed.get(path.name):
-            yield check(path, "sha256", digest.hex(), entry["sha256"])
+            yield check(path, "sha256", files.file_sha256(path).hex(), entry["sha256"])
             yield check(path, "tokens", header.tokens, entry["tokens"])
             yield check(path, "bytes", header.text_bytes, entry["bytes"])
             yield check(path, "documents", header.documents, entry["documents"])
-            yield check(path, "lossy", header.lossy, manifest["lossy"])
-            yield check(path, "corpus", header.corpus.hex(), manifest["corpus_sha256"])
-            yield check(path, "tokenizer", header.tokenizer.hex(), manifest["tokenizer"]["sha256"])
 
 
 def verify_apart(folder: Path, splits: Splits, tokenizer: Tokenizer | None) -> Iterator[str]:
     """Check that no validation document stands in the training shards.
 
     One tokenizer makes one sequence of tokens of one text, so equal texts are equal sequences. A lossy
-    tokenizer makes equal sequences of different texts too: these are counted, and do not fail.
+    tokenizer makes equal sequences of different texts, too.
     """
     header = shards.read_header(splits[VAL][0])
     bos_id = tokenizer.bos_id if tokenizer else header.bos_id
-    if bos_id < 0:
-        yield f"note {folder}: val was not looked for in train: BOS id unknown, --tokenizer MODEL names it"
+    if bos_id < 0 or header.lossy:
+        why = "LOSSY" if header.lossy else "BOS id unknown, --tokenizer MODEL names it"
+        yield f"note {folder}: val was not looked for in train: {why}"
         return
     yield f"note {folder}: looking for validation documents in the training shards"
     digests = {hashlib.sha256(tokens).digest() for _, tokens in shards.documents(splits[VAL], bos_id)}
@@ -187,12 +184,8 @@ def verify_apart(folder: Path, splits: Splits, tokenizer: Tokenizer | None) -> I
         documents += 1
         if hashlib.sha256(tokens).digest() in digests:
             found.append(path.name)
-    what = f"validation documents among {documents} training documents"
     where = f" (in {', '.join(sorted({*found}))})" if found else ""
-    if header.lossy:
-        yield f"note {folder}: tokens of {what}: {len(found)}{where}; LOSSY, so the texts may differ"
-    else:
-        yield check(folder, what, len(found), 0) + where
+    yield check(folder, f"validation documents among {documents} training documents", len(found), 0) + where
 
 
 # --- commands --------------------------------------------------------------------------------------------
@@ -201,6 +194,9 @@ def verify_apart(folder: Path, splits: Splits, tokenizer: Tokenizer | None) -> I
 def verify_all(paths: tuple[Path, ...], given: Path | None) -> Iterator[str]:
     """Check datasets (folders) and shards, with the given tokenizer or the one that a manifest names."""
     for path in paths:
+        if not path.exists():
+            yield f"FAIL {path}: no such file, expected a shard or a folder of them{nearest(path)}"
+            continue
         folder = path if path.is_dir() else path.parent
         try:
             model = given
@@ -215,41 +211,29 @@ def verify_all(paths: tuple[Path, ...], given: Path | None) -> Iterator[str]:
             yield f"FAIL {error}"
 
 
-NOTHING_ELSE = "legacy: nothing else is known"
-
-
 def header_text(path: Path) -> str:
     """The header of a shard as text, or a line that says FAIL."""
     try:
         header, tokens = shards.open_shard(path)
     except DataError as error:
         return f"FAIL {error}"
-    if header.legacy:
-        return f"{path}\n  tokens {header.tokens}\n  highest id {tokens.max()}\n  {NOTHING_ELSE}"
-    values = asdict(header) | {
-        "split": shards.SPLIT_NAMES[header.split],
-        "tokenizer": header.tokenizer.hex(),
-        "crc32": f"{header.crc32:08x}",
-        "lossy": header.lossy,
-        "corpus": "unknown" if header.corpus == shards.UNKNOWN else header.corpus.hex(),
-    }
+    values = {"tokens": header.tokens, "highest id": tokens.max(), "legacy": "nothing else is known"}
+    if not header.legacy:
+        values = asdict(header) | {
+            "split": shards.SPLIT_NAMES[header.split],
+            "tokenizer": header.tokenizer.hex(),
+            "crc32": f"{header.crc32:08x}",
+            "lossy": header.lossy,
+            "corpus": "unknown" if header.corpus == shards.UNKNOWN else header.corpus.hex(),
+        }
     return "\n".join([str(path), *(f"  {key} {value}" for key, value in values.items())])
 
 
 def headers_of(paths: tuple[Path, ...]) -> Iterator[str]:
-    """The headers of the shards that `paths` name or hold, and what is wrong with the names in a folder."""
+    """The headers of the shards that `paths` name or hold."""
     for path in paths:
-        splits = shards.by_split(path.glob("*.bin")) if path.is_dir() else ([path], [])
-        if splits == ([], []):
-            yield f"FAIL {path}: holds no shards, expected *_train_*.bin and *_val_*.bin"
-            continue
-        found = [header_text(shard) for shard in splits[TRAIN] + splits[VAL]]
-        yield from found
-        if any(one.endswith(NOTHING_ELSE) for one in found):
-            yield f"note {path}: {OF_LEGACY}"
-        if path.is_dir():
-            names = shards.verify_names(path, path.glob("*.bin"))
-            yield from (line for line in names if not line.startswith("ok"))
+        val, train = shards.by_split(path.glob("*.bin"))
+        yield from map(header_text, train + val or [path])
 
 
 def print_all(lines: Iterator[str]) -> int:

@@ -1,16 +1,21 @@
 """What all of data/ and records/ share: errors with their exit codes, lines of output, words of a command."""
 
+import contextlib
+import difflib
 import functools
+import operator
 import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from tqdm import tqdm
 
 QUIET = 30  # seconds that a command may say nothing where no terminal shows a bar
+Step = TypeVar("Step")
 REPO = Path(__file__).resolve().parent.parent
 
 
@@ -58,18 +63,27 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
-def advancing(steps: Sequence, what: str) -> Iterator:
-    """`steps`, each when it is taken. A terminal shows a bar; elsewhere a line comes every QUIET seconds."""
-    if sys.stderr.isatty():
-        yield from tqdm(steps, what, leave=False)
-        return
+def advancing(
+    steps: Iterable[Step], what: str, total: int | None = None, size: Callable[[Step], int] = lambda step: 1
+) -> Iterator[Step]:
+    """`steps`, each when it is taken. A terminal shows a bar; elsewhere a line comes every QUIET seconds.
+
+    `total`: what their sizes add up to, where this is more than their number.
+    """
+    total = total or operator.length_hint(steps) or None
     began = said = time.monotonic()
-    for done, step in enumerate(steps):
-        now = time.monotonic()
-        if now - said >= QUIET:
-            said = now
-            print(tqdm.format_meter(done, len(steps), now - began, prefix=what), file=sys.stderr, flush=True)
-        yield step
+    done = 0
+    with tqdm(desc=what, total=total, unit_scale=True, disable=None, leave=False) as bar:
+        for step in steps:
+            now = time.monotonic()
+            if bar.disable and now - said >= QUIET:
+                said = now
+                line = tqdm.format_meter(done, total, now - began, prefix=what, unit_scale=True)
+                print(line, file=sys.stderr, flush=True)
+            yield step
+            taken = size(step)
+            done += taken
+            bar.update(taken)
 
 
 @functools.cache
@@ -85,18 +99,20 @@ def training_command(dataset: Path, tokenizer: Path, vocab_size: int | None) -> 
 
 
 def shell(*words: object) -> str:
-    """Words of a command for a shell, quoted; a path is relative where it lies below the working folder.
+    """Words of a command for a shell, quoted; a path is relative where it lies below the working folder."""
+    return shlex.join(near(word) if isinstance(word, Path) else str(word) for word in words)
 
-    What no terminal shows is written in bytes, so that the command stays on its line.
-    """
-    line = []
-    for word in words:
-        text = near(word) if isinstance(word, Path) else str(word)
-        if text.isprintable():
-            line.append(shlex.quote(text))
-        else:
-            line.append("$'" + "".join(f"\\x{byte:02x}" for byte in os.fsencode(text)) + "'")
-    return " ".join(line)
+
+def nearest(path: Path) -> str:
+    """What a message adds about a path that is not there: the nearest name that is, or nothing."""
+    missing = path.absolute()
+    found = []
+    with contextlib.suppress(OSError):  # of a folder that is locked
+        while not missing.parent.exists():
+            missing = missing.parent
+        names = os.listdir(missing.parent)
+        found = [] if missing.name in names else difflib.get_close_matches(missing.name, names, 1)
+    return f"; the nearest name there is {shell(missing.parent / found[0])}" if found else ""
 
 
 def near(path: Path) -> str:

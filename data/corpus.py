@@ -13,10 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tqdm import tqdm
-
 from data import files
-from data.command import REPO, DataError, UsageError, printable, say, shell
+from data.command import REPO, DataError, UsageError, advancing, printable, say, shell
 
 # --- plan: everything that decides the bytes of the result -----------------------------------------------
 
@@ -46,10 +44,8 @@ class Plan:
     def __post_init__(self):
         words = self.name.split("_")  # the trainer finds its files by *_train_*.bin and *_val_*.bin
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.name) or {"train", "val"} & set(words):
-            raise UsageError(
-                f"--name is {self.name!r}, expected up to 100 letters, digits and . _ - without "
-                "the words train and val"
-            )
+            takes = "up to 100 letters, digits and . _ - without the words train and val"
+            raise UsageError(f"--name is {self.name!r}, expected {takes}")
 
     @property
     def dataset(self) -> str:
@@ -83,6 +79,10 @@ SPLIT = """CASE
 END"""
 
 
+def size_of(document: Document) -> int:
+    return len(document[1])
+
+
 def usable(documents: Iterable[Read], plan: Plan, skip_bad: bool, dropped: Counter) -> Iterator[Document]:
     """The documents that can be used. Others are skipped and counted, or ten of them end it: DataError."""
     bad = []
@@ -110,11 +110,11 @@ def spool(documents: Iterable[Read], plan: Plan, path: Path, skip_bad: bool = Fa
     partial = files.beside(path)
     partial.unlink(missing_ok=True)
     dropped = Counter(empty=0, duplicates=0, skipped=0)
-    found = usable(documents, plan, skip_bad, dropped)
+    found = advancing(usable(documents, plan, skip_bad, dropped), "read", size=size_of)
     try:
-        with contextlib.closing(sqlite3.connect(partial)) as database, progress("read", None) as bar:
+        with contextlib.closing(sqlite3.connect(partial)) as database:
             database.executescript(TABLES)
-            added = add_all(database, found, plan, dropped, bar)
+            added = add_all(database, found, plan, dropped)
             (kept,) = database.execute("SELECT count(*) FROM documents").fetchone()
             dropped["duplicates"] = added - kept
             database.executemany("INSERT INTO dropped VALUES (?, ?)", dropped.items())
@@ -124,9 +124,7 @@ def spool(documents: Iterable[Read], plan: Plan, path: Path, skip_bad: bool = Fa
     os.rename(partial, path)
 
 
-def add_all(
-    database: sqlite3.Connection, documents: Iterable[Document], plan: Plan, dropped: Counter, bar: tqdm
-) -> int:
+def add_all(database: sqlite3.Connection, documents: Iterable[Document], plan: Plan, dropped: Counter) -> int:
     """Add all documents that are not empty; how many there were."""
     added = 0
     for name, text in documents:
@@ -138,7 +136,6 @@ def add_all(
         label = name.encode(errors="replace").decode()
         database.execute(ADD, (hashlib.sha256(text).digest(), train, len(text), label, text))
         added += 1
-        bar.update(len(text))
     return added
 
 
@@ -148,12 +145,13 @@ class Corpus:
     A document's key, which decides its split, is the second eight bytes of its sha256 as a number; its place
     in the split is decided by the whole sha256. Two parts, so that the order within a split is a shuffle.
     `text_bytes`, `largest` (document, in bytes) and `sha256_of` (its documents' digests) are by split.
+    `more` says what gives more documents.
     """
 
-    def __init__(self, path: Path, plan: Plan, expected: str | None = None):
+    def __init__(self, path: Path, plan: Plan, expected: str | None = None, more: str = ""):
         self.database = sqlite3.connect(path)
         self.dropped = dict(self.database.execute("SELECT * FROM dropped"))
-        self.last_keys = last_keys(self.database, plan)
+        self.last_keys = last_keys(self.database, plan, more)
         self.text_bytes = dict.fromkeys(SPLITS, 0)
         self.largest = dict.fromkeys(SPLITS, 0)
         digests = {split: hashlib.sha256() for split in SPLITS}
@@ -167,15 +165,11 @@ class Corpus:
         self.sha256 = identity.digest()
         self.sha256_of = {split: digest.hexdigest() for split, digest in digests.items()}
         if expected not in (None, self.sha256.hex()):
-            raise DataError(
-                f"the corpus has sha256 {self.sha256.hex()}, expected {expected}; to mend changed "
-                "packages: pip install --force-reinstall --no-deps -r requirements.txt"
-            )
+            mend = "to mend changed packages: pip install --force-reinstall --no-deps -r requirements.txt"
+            raise DataError(f"the corpus has sha256 {self.sha256.hex()}, expected {expected}; {mend}")
         if not self.text_bytes["train"]:
-            raise DataError(
-                "all documents fall to validation, expected one to train on at least: choose a smaller "
-                "--val-fraction"
-            )
+            mend = "choose a smaller --val-fraction"
+            raise DataError(f"all documents fall to validation, expected one to train on at least: {mend}")
 
     def read(self, split: str, skip: int = 0) -> Iterator[Document]:
         """The documents of a split, in order of their hashes, without the first `skip`."""
@@ -184,27 +178,20 @@ class Corpus:
         yield from self.database.execute(f"SELECT name, text {chosen}", values)
 
 
-def last_keys(database: sqlite3.Connection, plan: Plan) -> dict[str, bytes]:
+def last_keys(database: sqlite3.Connection, plan: Plan, more: str) -> dict[str, bytes]:
     """The last keys of val and of second, for SPLIT. Raises DataError where there are too few documents."""
     (documents,) = database.execute("SELECT count(*) FROM documents").fetchone()
     at_least = plan.val_docs or (2 if documents > 2 else 1)  # one alone would decide a score
     keys = "SELECT substr(hash, 9, 8) FROM documents WHERE NOT train ORDER BY 1 LIMIT ?"
     smallest = [int.from_bytes(key) for (key,) in database.execute(keys, [at_least])]
     if documents <= at_least or len(smallest) < at_least:
-        raise DataError(
-            f"the text has {documents} distinct documents that are not empty, expected at least "
-            f"{at_least + 1}: one to train on and {at_least} for validation, of at most "
-            f"{plan.val_max_bytes} bytes (--separator LINE splits plain text)"
-        )
+        small = f", of at most {plan.val_max_bytes:,} bytes" if plan.val_max_bytes < MAX_DOCUMENT else ""
+        least = f"at least {at_least + 1}: one to train on and {at_least} for validation{small}"
+        raise DataError(f"the text has {documents} distinct documents with text, expected {least}; {more}")
     share = 0 if plan.val_docs else int(plan.val_fraction * 2**64)
     last_val = max(share - 1, smallest[-1])
     last_second = min(last_val + int(plan.second_fraction * 2**64), 2**64 - 1)
     return {"last_val": last_val.to_bytes(8), "last_second": last_second.to_bytes(8)}
-
-
-def progress(what: str, total: int | None, initial: int = 0) -> tqdm:
-    """A bar of bytes with a rate on a terminal, nothing elsewhere."""
-    return tqdm(desc=what, total=total, initial=initial, unit="B", unit_scale=True, disable=None, leave=False)
 
 
 # --- the demo corpus -------------------------------------------------------------------------------------

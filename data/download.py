@@ -123,7 +123,7 @@ def shards_of(listing: dict[str, RemoteFile], folder: str, origin: str) -> list[
 
 def inside(path: str) -> str:
     """`path` where it stays below the root on every system. Raises DataError."""
-    if not path or path.startswith("/") or ".." in path.split("/") or re.search(r"[\\:\0]", path):
+    if not path or path.startswith("/") or ".." in path.split("/") or re.search(r"[\\:\x00-\x1f]", path):
         raise DataError(f"{MANIFEST} has the path {path!r}, which leads out of the folder: use another repo")
     return path
 
@@ -202,10 +202,8 @@ def report(root: Path, release: Release) -> None:
     """Say what is there and the command that trains on it."""
     train = [file for file in release.train if local(root, file).is_file()]
     tokens = sum((file.size - shards.HEADER_BYTES) // 2 for file in train)
-    print(
-        f"{release.name} of {release.origin}: {len(train)} training shards ({tokens:,} tokens), "
-        f"{len(release.val)} validation shards, tokenizer {release.tokenizer.name}. To train on it:"
-    )
+    count = f"{len(train)} training shards ({tokens:,} tokens), {len(release.val)} validation shards"
+    print(f"{release.name} of {release.origin}: {count}, {release.tokenizer.name}. To train on it:")
     print(training_command(root / release.folder, local(root, release.tokenizer), release.vocab_size))
 
 
@@ -233,10 +231,8 @@ def main(variant: str, train_shards: int | None, repo_id: str, revision: str, ro
     release = ask_release(Repo(repo_id, "dataset", f"--repo-id {repo_id}"), revision, variant)
     there = len(release.train)
     if (train_shards or 0) > there:
-        raise DataError(
-            f"{release.name} of {release.origin} has {there} training shards, and not "
-            f"{train_shards}: call with --train-shards {there} or fewer"
-        )
+        what = f"{release.name} of {release.origin} has {there} training shards, and not {train_shards}"
+        raise DataError(f"{what}: call with --train-shards {there} or fewer")
     train = release.train[: USUAL if train_shards is None else train_shards]
     needed = [release.tokenizer, *release.val, *train]
     (root / "datasets").mkdir(parents=True, exist_ok=True)

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from tqdm import tqdm
 
 from data import shards
-from data.command import DataError, UsageError, say
-from data.corpus import MAX_DOCUMENT, SPECIAL_PIECES, Corpus, Document, Plan, progress
+from data.command import DataError, UsageError, advancing, say
+from data.corpus import MAX_DOCUMENT, SPECIAL_PIECES, Corpus, Document, Plan, size_of
 from data.shards import SPLIT_NAMES, VAL
 
 # --- tokenizer -------------------------------------------------------------------------------------------
@@ -117,11 +116,7 @@ class Encoded(NamedTuple):
 
 
 def encode(
-    documents: Iterable[Document],
-    tokenizer: shards.Tokenizer,
-    compare_every: int,
-    lossy_ok: bool,
-    bar: tqdm,
+    documents: Iterable[Document], tokenizer: shards.Tokenizer, compare_every: int, lossy_ok: bool
 ) -> Iterator[Encoded]:
     """The documents in order, encoded in threads. Raises DataError where text would be lost.
 
@@ -129,7 +124,7 @@ def encode(
     decides which one, so that a resumed run compares the same.
     """
     processor = tokenizer.processor
-    for batch in map(list, groups(documents, RUNNING_BYTES, lambda document: len(document[1]))):
+    for batch in map(list, groups(documents, RUNNING_BYTES, size_of)):
         texts = [text for _, text in batch]
         encoded = processor.encode(texts, add_bos=True, num_threads=CORES, return_type="numpy")
         for (name, text), ids in zip(batch, encoded):
@@ -141,12 +136,10 @@ def encode(
             if lossy and not lossy_ok:
                 differing = (i for i, (a, b) in enumerate(zip(text, decoded)) if a != b)
                 at = next(differing, min(len(text), len(decoded)))
-                raise DataError(
-                    f"{name}: the tokenizer is not lossless: byte {at} of the document begins "
-                    f"{decoded[at : at + 12]!r} when decoded, expected {text[at : at + 12]!r}; take the "
-                    "document out, choose another tokenizer, or accept the loss with --lossy-ok"
-                )
-            bar.update(len(text))
+                found = f"byte {at} begins {decoded[at : at + 12]!r} when decoded"
+                mend = "take the document out, choose another tokenizer, or accept the loss with --lossy-ok"
+                expected = f"expected {text[at : at + 12]!r}"
+                raise DataError(f"{name}: the tokenizer is not lossless: {found}, {expected}; {mend}")
             yield Encoded(tokens, len(text), lossy)
 
 
@@ -178,12 +171,12 @@ def write_split(split: int, plan: Plan, corpus: Corpus, tokenizer: shards.Tokeni
         tokenizer=tokenizer.sha256,
         corpus=corpus.sha256,
     )
-    todo = corpus.read(name, sum(shard.documents for shard in whole))
-    total = corpus.text_bytes[name]
+    total = corpus.text_bytes[name] - sum(shard.text_bytes for shard in whole)
     say(f"encoding {name}: {total:,} bytes")
-    with progress(f"encode {name}", total, sum(shard.text_bytes for shard in whole)) as bar:
-        encoded = encode(todo, tokenizer, 1 if split == VAL else SAMPLED, plan.lossy_ok, bar)
-        in_shards = groups(encoded, plan.shard_tokens, lambda document: len(document.tokens))
-        for index, documents in enumerate(in_shards, len(whole)):
-            path = folder / f"{plan.name}_{name}_{index:06d}.bin"
-            shards.write_shard(path, replace(header, index=index), documents)
+    left = corpus.read(name, sum(shard.documents for shard in whole))
+    todo = advancing(left, f"encode {name}", total, size_of)
+    encoded = encode(todo, tokenizer, 1 if split == VAL else SAMPLED, plan.lossy_ok)
+    in_shards = groups(encoded, plan.shard_tokens, lambda document: len(document.tokens))
+    for index, documents in enumerate(in_shards, len(whole)):
+        path = folder / f"{plan.name}_{name}_{index:06d}.bin"
+        shards.write_shard(path, replace(header, index=index), documents)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from data.command import DataError, UsageError, warn_once
+from data.command import DataError, UsageError, nearest, warn_once
 
 # What file systems of a network or of a program may answer.
 NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -30,7 +30,7 @@ def read_bytes(path: Path) -> bytes:
             raise DataError(f"{path}: is no plain file, expected one")
         return path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        raise DataError(f"{path}: cannot be read: {error.strerror}{nearest(path)}") from None
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -63,22 +63,17 @@ class RemoteFile:
 
 def repo_id(text: str) -> str:
     """The type of an argument that names a repo."""
-    validate_repo_id(text)
-    return text
-
-
-def own_repo(text: str) -> str:
-    """The type of an argument that names a repo to write to."""
     if text.count("/") != 1:
         raise ValueError(f"{text!r} given, expected USER/NAME")
-    return repo_id(text)
+    validate_repo_id(text)
+    return text
 
 
 def read_address(text: str, kind: str) -> tuple[Repo, str]:
     """The repo and the revision of hub:user/name, or hub:user/name@revision. Raises UsageError."""
     found = ADDRESS.fullmatch(text)
     try:
-        validate_repo_id(found[1] if found else text)
+        validate_repo_id(found[1] if found else "")
     except errors.HFValidationError:
         raise UsageError(f"{text}: is no address, expected hub:user/name or hub:user/name@commit") from None
     return Repo(found[1], kind, text), found[2] or MAIN
@@ -110,9 +105,7 @@ def one_line(what: str, repo: Repo, revision: str, writing: bool = False) -> Ite
 def explained(error: BaseException, what: str, repo: Repo, revision: str, writing: bool) -> DataError:
     """The error to end with: what happened, and what mends it."""
     token = "check that your token" if get_token() else "set HF_TOKEN to a token that"
-    if isinstance(error, errors.OfflineModeIsEnabled):
-        mend = GO_ON
-    elif isinstance(error, errors.RevisionNotFoundError):
+    if isinstance(error, errors.RevisionNotFoundError):
         mend = f"the repo has no revision {revision!r}: check the revision that you named"
     elif isinstance(error, errors.HfHubHTTPError) and error.response.status_code not in (401, 403, 404):
         mend = GO_ON
@@ -146,15 +139,9 @@ def ask_listing(repo: Repo, revision: str) -> tuple[str, dict[str, RemoteFile]]:
             raise ValueError(f"commit {info.sha!r}")
         listing = {}
         for file in info.siblings:
-            etag = checksum_or_none(file.lfs.sha256 if file.lfs else file.blob_id)
-            listing[file.rfilename] = RemoteFile(file.rfilename, int(file.size), etag)
+            etag = file.lfs.sha256 if file.lfs else file.blob_id
+            listing[file.rfilename] = RemoteFile(file.rfilename, int(file.size), etag.lower())
     return info.sha, listing
-
-
-def checksum_or_none(text: object) -> str:
-    """`text` where it is a sha1 or sha256, else ""."""
-    text = str(text or "").lower()
-    return text if re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", text) else ""
 
 
 def fetch(repo: Repo, commit: str, file: RemoteFile, stage: Path | None = None) -> Path:
@@ -177,8 +164,6 @@ def damage(path: Path, file: RemoteFile) -> str:
     size = path.stat().st_size
     if size != file.size:
         return f"{size} bytes, expected {file.size}"
-    if not file.etag:
-        return ""
     start = hashlib.sha256() if len(file.etag) == 64 else hashlib.sha1(b"blob %d\0" % size)
     with open(path, "rb") as stream:
         found = hashlib.file_digest(stream, lambda: start).hexdigest()
@@ -204,10 +189,9 @@ class RepoContents:
         paths = self.listing.keys() - {HUBS_OWN}
         strangers = sorted(path for path in paths if path != CARD and not ours(path))
         if strangers or paths == {CARD}:
-            raise DataError(
-                f"{self.repo.id} holds {(strangers or [CARD])[0]}, which is not of {what}: "
-                f"nothing was changed, name another repo than {self.repo.named}"
-            )
+            stranger = (strangers or [CARD])[0]
+            mend = f"nothing was changed, name another repo than {self.repo.named}"
+            raise DataError(f"{self.repo.id} holds {stranger}, which is not of {what}: {mend}")
 
 
 def look(repo: Repo) -> RepoContents:
@@ -226,13 +210,8 @@ def publish(there: RepoContents, sources: dict[str, Path], message: str) -> tupl
     They appear in one commit, so nobody sees a part of them. Large files that came before an upload was cut
     off are not sent again: the hub knows them by their hash. Raises DataError.
     """
-    repo = there.repo
-
-    def differs(path: str) -> bool:
-        file = there.listing.get(path)
-        return file is None or not file.etag or bool(damage(sources[path], file))
-
-    changed = list(filter(differs, sources))
+    repo, listing = there.repo, there.listing
+    changed = [path for path in sources if path not in listing or damage(sources[path], listing[path])]
     if not changed:
         return there.commit, []
     if not sys.stderr.isatty():

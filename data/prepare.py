@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -53,6 +54,7 @@ class Job:
     expected: str | None = None  # sha256 that the corpus must have
     skip_bad: bool = False  # documents that cannot be used are counted, and do not end the run
     origin: str = ""  # where the text was published: hub:owner/name@commit
+    more: str = "give more text"  # what is left to do for more documents
 
     @property
     def target(self) -> Path:
@@ -97,17 +99,15 @@ def build(job: Job) -> dict:
     if not documents.exists():
         say("reading the documents")
         spool(job.documents, job.plan, documents, job.skip_bad)
-    corpus = Corpus(documents, job.plan, job.expected)
+    corpus = Corpus(documents, job.plan, job.expected, job.more)
     if job.target.exists():
         return finished(job, corpus)
     if not model.exists():
         train = (text for _, text in corpus.read("train"))
         files.write_beside(model, job.given or train_tokenizer(train, job.plan))
     if job.tokenizer.exists() and job.tokenizer.read_bytes() != model.read_bytes():
-        raise UsageError(
-            f"{job.tokenizer}: another tokenizer has this name, expected a free place; choose "
-            f"another --name, or remove it: {shell('rm', job.tokenizer)}"
-        )
+        mend = f"choose another --name, or remove it: {shell('rm', job.tokenizer)}"
+        raise UsageError(f"{job.tokenizer}: another tokenizer has this name; {mend}")
     tokenizer = shards.Tokenizer(model)
     for split in (VAL, TRAIN):
         write_split(split, job.plan, corpus, tokenizer, dataset)
@@ -125,10 +125,8 @@ def finished(job: Job, corpus: Corpus) -> dict:
         made_of = manifest.get("options"), manifest.get("corpus_sha256")
         if made_of != (asdict(job.plan), corpus.sha256.hex()):
             both = [job.target] if job.given else [job.target, job.tokenizer]
-            raise UsageError(
-                f"{job.target}: exists and was made from other text or with other options, expected "
-                f"a free place; choose another --name, or remove it: {shell('rm', '-r', *both)}"
-            )
+            mend = f"choose another --name, or remove it: {shell('rm', '-r', *both)}"
+            raise UsageError(f"{job.target}: was made from other text or with other options; {mend}")
         shards.raise_failed(check.verify_folder(job.target, shards.Tokenizer(job.tokenizer), whole=True))
     except DataError as error:
         mend = shell("rm", "-r", job.target)
@@ -192,6 +190,35 @@ FEW_BYTES = 100_000
 LARGE = 0.05  # of the bytes: one document that a model does well or badly on moves the score by hundredths
 
 
+def weakness(val: Counter[str], train: Counter[str], largest: float) -> str:
+    """Why the validation text says little about other texts; nothing where it says enough."""
+    documents, size = val["documents"], val["bytes"]
+    if size > train["bytes"]:
+        return f"the validation text has {size:,} bytes, the training text {train['bytes']:,}"
+    if documents < FEW_DOCUMENTS or size < FEW_BYTES:
+        least = f"below {FEW_DOCUMENTS} documents or {FEW_BYTES:,} bytes a score depends on chance"
+        return f"the validation text is small (documents: {documents}, bytes: {size}); {least}"
+    if largest > LARGE:
+        return f"a score depends on one document, which has more than {LARGE:.0%} of the validation text"
+    return ""
+
+
+def remedy(val: Counter[str], train: Counter[str], largest: float, more: str) -> str:
+    """What mends a weakness: an option, or `more` documents."""
+    documents, size = val["documents"], val["bytes"]
+    total = documents + train["documents"]
+    if total < 2 * FEW_DOCUMENTS:
+        return more
+    usual = max(LARGE, 2 / documents)  # twice the mean, where the documents are few
+    if largest > usual:
+        return f"take --val-max-bytes {int(size * usual)}, which leaves larger documents to training"
+    enough = max(2 * FEW_DOCUMENTS, documents * FEW_BYTES // size + 1)
+    count = min(enough, total // 5)
+    if documents < count or (count < documents and size > train["bytes"]):
+        return f"take --val-docs {count}" + (f", and {more}" if count < enough else "")
+    return more
+
+
 def report(job: Job, manifest: dict) -> None:
     """Say what is there now, what its validation text is worth, and the command that trains on it."""
     dropped = manifest["dropped"]
@@ -204,29 +231,10 @@ def report(job: Job, manifest: dict) -> None:
         say(f"{split}: {counts}, {total['bytes'] / total['tokens']:.4f} bytes a token")
     if manifest["lossy"]:
         say("LOSSY: the tokens do not give back all of the text exactly")
-    say(f"dataset: {job.target}")
-    say(f"tokenizer: {job.tokenizer}")
-    documents, size = found["val"]["documents"], found["val"]["bytes"]
-    train = found["train"]["bytes"]
     largest = manifest["validation"]["largest_document"]
-    say(f"validation text: the largest of {documents:,} documents has {largest:.1%} of the bytes")
-    more = "--val-docs and --val-fraction take more; plain text gives more documents by --separator ''"
-    if size > train:
-        say(
-            f"warning: the validation text has {size:,} bytes, the training text {train:,}, of "
-            f"{documents + found['train']['documents']} documents: more documents help. Without --separator "
-            f"a few files of plain text are cut; --val-max-bytes {size // 2} leaves larger ones to training"
-        )
-    elif documents < FEW_DOCUMENTS or size < FEW_BYTES:
-        say(
-            f"warning: the validation text is small (documents: {documents}, bytes: {size}); below "
-            f"{FEW_DOCUMENTS} documents or {FEW_BYTES:,} bytes a score depends on chance: {more}"
-        )
-    elif largest > LARGE:
-        say(
-            f"warning: a score depends on one document, which has more than {LARGE:.0%} of the validation "
-            f"text: --val-max-bytes leaves large ones to training, {more}"
-        )
+    say(f"validation text: its largest document has {largest:.1%} of the bytes")
+    if wrong := weakness(**found, largest=largest):
+        say(f"warning: {wrong}: {remedy(**found, largest=largest, more=job.more)}")
     say("To train on it; with PRESET=minute before it, for a minute:")
     say(training_command(job.target, job.tokenizer, job.plan.vocab_size))
 
@@ -234,22 +242,14 @@ def report(job: Job, manifest: dict) -> None:
 # --- command line ----------------------------------------------------------------------------------------
 
 COUNT = {"type": click.IntRange(1), "metavar": "N"}
+SHARD = {"type": click.IntRange(1, shards.MAX_TOKENS), "metavar": "N", "default": Plan.shard_tokens}
+PIECES = {"type": click.IntRange(SPECIAL_PIECES + 1, shards.IDS), "metavar": "N"}
 FRACTION = {"type": Number(0, 1, min_open=True, max_open=True), "metavar": "F"}
+COLUMN = {"default": "", "show_default": "text, or the only one of strings", "metavar": "NAME"}
 OPTIONS = [  # of all commands
     click.Option(["--root"], type=Path, default=REPO, help="write into ROOT/data"),
-    click.Option(
-        ["--shard-tokens"],
-        type=click.IntRange(1, shards.MAX_TOKENS),
-        metavar="N",
-        default=Plan.shard_tokens,
-        help="of a shard, at most",
-    ),
-    click.Option(
-        ["--vocab-size"],
-        type=click.IntRange(SPECIAL_PIECES + 1, shards.IDS),
-        metavar="N",
-        help="260: bytes  [default: 1024, or the tokenizer's]",
-    ),
+    click.Option(["--shard-tokens"], **SHARD, help="of a shard, at most"),
+    click.Option(["--vocab-size"], **PIECES, help="260: bytes  [default: 1024, or the tokenizer's]"),
 ]
 MODEL_TYPE = click.Option(["--model-type"], type=click.Choice(["bpe", "unigram"]), help="[default: bpe]")
 TEXT_OPTIONS = [  # of texts, of one's own and of the hub
@@ -262,13 +262,7 @@ TEXT_OPTIONS = [  # of texts, of one's own and of the hub
     click.Option(["--tokenizer"], type=Path, metavar="FILE", help="take this SentencePiece model"),
     click.Option(["--skip-bad"], is_flag=True, help="leave out what cannot be used, and count it"),
     click.Option(["--separator"], metavar="LINE", help="between documents of plain text; '' for empty lines"),
-    click.Option(
-        ["--field", "--column"],
-        default="",
-        show_default="text, or the only one of strings",
-        metavar="NAME",
-        help="of JSON and parquet",
-    ),
+    click.Option(["--field", "--column"], **COLUMN, help="of JSON and parquet"),
 ]
 
 
@@ -281,17 +275,23 @@ def planned(plan: Plan, model: shards.Tokenizer | None, fields: dict[str, Any]) 
 
 
 def text_job(
-    source: Source, name: str, tokenizer: Path | None, skip_bad: bool, root: Path, **fields: Any
+    source: Source,
+    name: str,
+    field: str,
+    separator: str | None,
+    tokenizer: Path | None,
+    skip_bad: bool,
+    root: Path,
+    **fields: Any,
 ) -> Job:
     """The job that TEXT_OPTIONS ask for. Raises UsageError, DataError."""
+    source = replace(source, field=field, separator=separator)
     if fields["val_docs"] and fields["val_fraction"]:
         raise UsageError("--val-docs and --val-fraction given, expected one of them")
     model = shards.Tokenizer(tokenizer) if tokenizer else None
     if model and (fields["model_type"] or fields["vocab_size"] not in (None, model.vocab_size)):
-        raise UsageError(
-            f"{tokenizer}: has {model.vocab_size} pieces and a type of its own, expected no "
-            "--model-type and no other --vocab-size beside --tokenizer"
-        )
+        own = f"has {model.vocab_size} pieces and a type of its own"
+        raise UsageError(f"{tokenizer}: {own}, expected no --model-type and no other --vocab-size beside it")
     return Job(
         planned(Plan(name), model, fields),
         source.documents(),
@@ -300,6 +300,7 @@ def text_job(
         given=model and model.model,
         skip_bad=skip_bad,
         origin=source.origin,
+        more=source.more,
     )
 
 
@@ -345,8 +346,8 @@ def development(root: Path, **fields: Any) -> Job:
     plan = planned(DEVELOPMENT_PLAN, None, fields)
     path = root / "data" / replace(DEMO_PLAN, vocab_size=plan.vocab_size).tokenizer
     if not path.exists():
-        where = [] if root == REPO else ["--root", root]
-        mend = shell("python", "-m", "data", "prepare", "demo", "--vocab-size", plan.vocab_size, *where)
+        options = ["--vocab-size", plan.vocab_size, "--root", root]
+        mend = shell("python", "-m", "data", "prepare", "demo", *options)
         raise DataError(f"{path}: no such file, expected the demo's tokenizer; {mend} makes it")
     model = shards.Tokenizer(path)  # with which all settings carry over
     plan = planned(plan, model, {})
@@ -356,35 +357,21 @@ def development(root: Path, **fields: Any) -> Job:
 @main.command(params=[*TEXT_OPTIONS])
 @click.argument("paths", nargs=-1, required=True, type=Path, metavar="PATH...")
 @click.option("--name", required=True, help="of the dataset: data/datasets/NAME_sp1024")
-def text(paths: tuple[Path, ...], field: str, separator: str | None, **options: Any) -> Job:
+def text(paths: tuple[Path, ...], **options: Any) -> Job:
     """Your own text: files, and folders of them, in all formats that data/README.md names."""
-    return text_job(Source(find_files(paths), field, separator), **options)
+    return text_job(Source(find_files(paths)), **options)
 
 
 @main.command("hub", params=[click.Argument(["address"], metavar="hub:OWNER/NAME"), *TEXT_OPTIONS])
 @click.option("--name", help="of the dataset here  [default: NAME, or NAME-SUBSET]")
-@click.option(
-    "--subset",
-    default="",
-    show_default=False,
-    metavar="PATH",
-    help="a folder or a file of the repo; . for all folders",
-)
+@click.option("--subset", metavar="PATH", help="a folder or a file of the repo; . for all folders")
 @click.option("--files", "most", **COUNT, help="only the first N files")
-def hub_text(
-    address: str,
-    name: str | None,
-    subset: str,
-    most: int | None,
-    field: str,
-    separator: str | None,
-    **options: Any,
-) -> Job:
+def hub_text(address: str, name: str | None, subset: str | None, most: int | None, **options: Any) -> Job:
     """A dataset of text from the Hugging Face hub, at main or at the commit after @."""
     repo, revision = hub.read_address(address, "dataset")
+    subset = subset or ""
     name = name or "-".join([*PurePosixPath(repo.id).parts[1:], *PurePosixPath(subset).parts])
-    source = texts.find_text(repo, revision, subset, most)
-    return text_job(replace(source, field=field, separator=separator), name, **options)
+    return text_job(texts.find_text(repo, revision, subset, most), name, **options)
 
 
 if __name__ == "__main__":  # as pages of before 2026-11-26 have it

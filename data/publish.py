@@ -16,7 +16,7 @@ import click
 from huggingface_hub import DatasetCardData
 
 from data import check, hub, shards
-from data.command import DataError, say, shell
+from data.command import DataError, nearest, say, shell
 from data.door import Command
 from data.download import MANIFEST, PREFIX
 from data.shards import SPLIT_NAMES
@@ -40,38 +40,27 @@ def files_of(folder: Path, manifest: dict) -> dict[str, Path]:
 
 def index(folder: Path, manifest: dict) -> dict:
     """The manifest.json of the whole repo, which `download` reads."""
-    tokenizer = manifest["tokenizer"]
-    model = Path(tokenizer["file"])
-    return {
-        "datasets": [
-            {
-                "name": folder.name,
-                "tokenizer_name": model.stem,
-                "path": f"datasets/{folder.name}",
-                "stats": {
-                    f"files_{split}": shards.totals(manifest, split)["shards"] for split in SPLIT_NAMES
-                },
-            }
-        ],
-        "tokenizers": [
-            {
-                "name": model.stem,
-                "vocab_size": tokenizer["vocab_size"],
-                "model_path": f"tokenizers/{model.name}",
-            }
-        ],
+    model = Path(manifest["tokenizer"]["file"])
+    dataset = {
+        "name": folder.name,
+        "tokenizer_name": model.stem,
+        "path": f"datasets/{folder.name}",
+        "stats": {f"files_{split}": shards.totals(manifest, split)["shards"] for split in SPLIT_NAMES},
     }
+    tokenizer = {
+        "name": model.stem,
+        "vocab_size": manifest["tokenizer"]["vocab_size"],
+        "model_path": f"tokenizers/{model.name}",
+    }
+    return {"datasets": [dataset], "tokenizers": [tokenizer]}
 
 
 def card(folder: Path, manifest: dict, repo_id: str) -> str:
     """The README.md of the repo."""
     tags = ["bytegolf", "lossy"] if manifest["lossy"] else ["bytegolf"]
     head = DatasetCardData(tags=tags, pretty_name=folder.name, task_categories=["text-generation"])
-    tokenizer = manifest["tokenizer"]
-    found = {split: shards.totals(manifest, split) for split in SPLIT_NAMES}
-    rows = [[split, *(f"{count:,}" for count in total.values())] for split, total in found.items()]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    options = ["--repo-id", repo_id, "--variant", folder.name, "--train-shards", found["train"]["shards"]]
+    count = shards.totals(manifest, "train")["shards"]
+    options = ["--repo-id", repo_id, "--variant", folder.name, "--train-shards", count]
     fetching = shell("python", "-m", "data", "download", *options)
     return f"""---
 {head.to_yaml()}
@@ -79,31 +68,26 @@ def card(folder: Path, manifest: dict, repo_id: str) -> str:
 
 # {folder.name}
 
-{LOSSY if manifest["lossy"] else ""}Token shards of a text, and the tokenizer that made them: \
-{tokenizer["vocab_size"]:,} pieces, {tokenizer["model_type"]}.
-
-| split | shards | documents | bytes of text | tokens |
-|---|---|---|---|---|
-{table}
+{LOSSY if manifest["lossy"] else ""}Token shards of a text, and the tokenizer that made them. \
+`datasets/datasets/{folder.name}/manifest.json` has their sizes, their hashes, and the options that made them.
 
 In a copy of the bytegolf repository this fetches shards and tokenizer and checks every one of them:
 
 ```bash
 {fetching}
 ```
-
-`datasets/datasets/{folder.name}/manifest.json` has the hash of every file, and the options that made it.
 """
 
 
 @click.command(cls=Command, help=__doc__)
 @click.argument("dataset", type=Path)
-@click.option("--to", type=hub.own_repo, required=True, metavar="USER/NAME", help="the repo that gets it")
+@click.option("--to", type=hub.repo_id, required=True, metavar="USER/NAME", help="the repo that gets it")
 def main(dataset: Path, to: str) -> int:
     folder = dataset.absolute()
     manifest = shards.load_manifest(folder)
     if manifest is None:
-        raise DataError(f"{folder}: holds no manifest.json, expected a dataset of python -m data prepare")
+        what = "holds no manifest.json, expected a dataset of python -m data prepare"
+        raise DataError(f"{folder}: {what}{nearest(folder)}")
     there = hub.look(hub.Repo(to, "dataset", f"--to {to}"))
     sources = files_of(folder, manifest)
     there.refuse_strangers(lambda path: path in sources or path == MANIFEST, f"the dataset {folder.name}")

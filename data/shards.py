@@ -16,7 +16,7 @@ from pathlib import Path, PurePath
 import numpy as np
 
 from data import files
-from data.command import DataError, some, warn_once
+from data.command import DataError, nearest, some, warn_once
 
 # --- header ----------------------------------------------------------------------------------------------
 
@@ -95,10 +95,9 @@ def parse(raw: bytes, where: object) -> Header:
     expect(where, "extension version", extension_version, EXTENSION_VERSION)
     header = Header(tokens, *fields)
     if not (0 <= header.bos_id < header.vocab_size <= IDS and header.split in (VAL, TRAIN)):
-        raise DataError(
-            f"{where}: BOS id {header.bos_id}, vocabulary size {header.vocab_size}, split {header.split}; "
-            f"expected BOS id < vocabulary size <= {IDS} and split 0 or 1"
-        )
+        found = f"BOS id {header.bos_id}, vocabulary size {header.vocab_size}, split {header.split}"
+        takes = f"BOS id < vocabulary size <= {IDS} and split 0 or 1"
+        raise DataError(f"{where}: {found}; expected {takes}")
     return header
 
 
@@ -189,12 +188,11 @@ def read_header(path: Path) -> Header:
             header = parse(file.read(HEADER_BYTES), path)
             size = os.fstat(file.fileno()).st_size
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}), expected a shard") from error
+        what = f"cannot be read ({error.strerror}), expected a shard"
+        raise DataError(f"{path}: {what}{nearest(path)}") from error
     if size != header.file_bytes:
-        raise DataError(
-            f"{path}: file has {size} bytes, expected {header.file_bytes} "
-            f"({HEADER_BYTES} of header and 2 for each of {header.tokens} tokens)"
-        )
+        parts = f"{HEADER_BYTES} of header and 2 for each of {header.tokens} tokens"
+        raise DataError(f"{path}: file has {size} bytes, expected {header.file_bytes} ({parts})")
     return header
 
 
@@ -220,10 +218,9 @@ def read_split(folder: Path, split: str) -> np.ndarray:
     """All tokens of a split ("val" or "train") in memory, in order of its shards. Raises DataError."""
     paths = find_shards(folder)[SPLIT_NAMES.index(split)]
     if not paths:
-        raise DataError(
-            f"{folder}: holds no *_{split}_*.bin, expected one or more: "
-            "python -m data prepare demo makes the demo corpus, python -m data prepare text your own"
-        )
+        make = "; python -m data prepare demo makes the demo corpus, python -m data prepare text your own"
+        what = f"holds no *_{split}_*.bin, expected one or more"
+        raise DataError(f"{folder}: {what}{nearest(folder) or make}")
     return np.concatenate([read_shard(path) for path in paths])
 
 
@@ -281,7 +278,8 @@ class Tokenizer:
             self.processor = sp = sentencepiece.SentencePieceProcessor(model_proto=self.model)
         except (OSError, RuntimeError) as error:
             reason = " ".join(str(error).split())
-            raise DataError(f"{path}: cannot be used ({reason}), expected a SentencePiece model") from error
+            what = f"cannot be used ({reason}), expected a SentencePiece model"
+            raise DataError(f"{path}: {what}{nearest(Path(path))}") from error
         self.path = Path(path)
         self.sha256 = hashlib.sha256(self.model).digest()
         self.vocab_size = sp.vocab_size()
@@ -289,10 +287,8 @@ class Tokenizer:
         if self.vocab_size > IDS:
             raise DataError(f"{path}: {self.vocab_size} pieces, expected at most {IDS}: tokens are uint16")
         if self.bos_id < 0:
-            raise DataError(
-                f"{path}: has no BOS, with which every document starts: train it anew with spm_train "
-                "--bos_id=1, or leave it to python -m data prepare text without --tokenizer"
-            )
+            mend = "train it anew with spm_train --bos_id=1, or prepare text without --tokenizer"
+            raise DataError(f"{path}: has no BOS, with which every document starts: {mend}")
         self.piece_bytes = np.zeros(IDS, np.uint16)
         self.opens_with_space = np.zeros(IDS, bool)
         for i in range(self.vocab_size):
@@ -414,10 +410,8 @@ def load_manifest(folder: Path) -> dict | None:
 
     errors = jsonschema.Draft202012Validator(MANIFEST).iter_errors(manifest)
     if error := jsonschema.exceptions.best_match(errors):
-        raise DataError(
-            f"{path}: {error.json_path}: {error.message[:200]}, expected what python -m data prepare writes; "
-            "make the dataset anew"
-        )
+        mend = "expected what python -m data prepare writes; make the dataset anew"
+        raise DataError(f"{path}: {error.json_path}: {error.message[:200]}, {mend}")
     return manifest
 
 

@@ -1,6 +1,7 @@
 """Where documents come from: text files of several formats."""
 
 import bz2
+import dataclasses
 import gzip
 import io
 import itertools
@@ -10,11 +11,10 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from data.command import DataError, UsageError, say, shell, warn_once
+from data.command import DataError, UsageError, nearest, say, shell, some, warn_once
 from data.corpus import MAX_DOCUMENT, Read
 
 Reader = Callable[[Path, "Source"], Iterator[Read]]
@@ -22,7 +22,7 @@ Reader = Callable[[Path, "Source"], Iterator[Read]]
 # --- files: which are read, which are left out -----------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Source:
     """Files to read and how. `field` is for JSON and parquet, "" to find it; `separator` for plain text.
 
@@ -34,6 +34,24 @@ class Source:
     separator: str | None = None
     origin: str = ""
     bring: Callable[[Path], Path] = Path
+    unseparated: list[str] = dataclasses.field(default_factory=list)  # files that lack the separator
+    nearly: list[str] = dataclasses.field(default_factory=list)  # the first line that is nearly it
+
+    @property
+    def few(self) -> bool:
+        """Whether files of plain text are cut: as whole documents, two would be much of the text."""
+        return len(self.paths) < FEW
+
+    @property
+    def more(self) -> str:
+        """What is left to do for more documents."""
+        plain = any((reader(path) or read_text) is read_text for path in self.paths)
+        if not plain or (self.separator is None and self.few):
+            return "give more text"
+        if self.separator is None:
+            return "give more text, or --separator LINE to cut each file ('' at empty lines)"
+        few = "; without --separator a few files are cut" if self.few else ""
+        return f"give more text, or another --separator than {self.separator!r}{few}"
 
     def state(self) -> list:
         """What changes when a file, or how it is read, changes."""
@@ -44,23 +62,23 @@ class Source:
         return [self.origin, files, self.field, self.separator]
 
     def documents(self) -> Iterator[Read]:
-        """All documents. Warns where there is a separator, and it stands in none of the files."""
-        total = 0
+        """All documents. Warns where the separator is missing, or nearly there."""
         for path in self.paths:
             here = self.bring(path)
             try:
-                for document in (reader(path) or read_text)(here, self):
-                    total += 1
-                    yield document
+                yield from (reader(path) or read_text)(here, self)
             except (OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError) as error:
                 yield str(here), DataError(f"{here}: cannot be read: {error}")
             except DataError as error:
                 yield str(here), error
-        if self.separator is not None and total <= len(self.paths):
-            warn_once(
-                f"--separator {self.separator!r} is no line of the text (documents: {total}); "
-                "--separator '' takes empty lines, and without --separator a few files are cut"
-            )
+        separator = f"--separator {self.separator!r}"
+        if self.unseparated:
+            count = f"{len(self.unseparated)} of {len(self.paths)}"
+            what = f"expected as a line of every file, is missing from {count}"
+            warn_once(f"{separator}, {what}; one document each: {some(self.unseparated)}")
+        if self.nearly:
+            mend = "remove the white space at its ends, and at those of other such lines"
+            warn_once(f"{self.nearly[0]}, which is no {separator}: {mend}")
 
 
 def find_files(paths: list[Path]) -> tuple[Path, ...]:
@@ -68,7 +86,8 @@ def find_files(paths: list[Path]) -> tuple[Path, ...]:
     found = set()
     for path in paths:
         if not path.exists():
-            raise UsageError(f"{path}: does not exist, expected a text file or a folder of them")
+            what = "does not exist, expected a text file or a folder of them"
+            raise UsageError(f"{path}: {what}{nearest(path)}")
         inside = text_files(path) if path.is_dir() else [path]
         if not inside:
             raise UsageError(f"{path}: holds no files of text, expected {FORMATS}; {OTHERS}")
@@ -104,16 +123,12 @@ def text_files(folder: Path) -> list[Path]:
         for path in paths:
             if path.name.startswith("."):
                 others["hidden"] += 1
-            elif path.is_symlink() and path.is_dir():
-                say(f"left out: {path}, a link to a folder; to read it, name it as a PATH of its own")
-            elif path.is_dir():
-                continue
-            elif not reader(path):
-                others[path.suffix or "without a suffix"] += 1
-            elif not path.is_file():
-                raise DataError(f"{path}: a dangling link or no regular file: remove or mend it")
-            else:
+            elif path.is_symlink() and not path.is_file():
+                others["links that lead to no file"] += 1
+            elif path.is_file() and reader(path):
                 found.append(path)
+            elif not path.is_dir():
+                others[path.suffix or "without a suffix"] += 1
     if others:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(others.items()))
         say(f"left out in {folder}: {kinds}; read are {FORMATS}; {OTHERS}")
@@ -127,7 +142,7 @@ def refuse(error: OSError) -> None:
 # --- readers: plain text, JSON, parquet ------------------------------------------------------------------
 
 MAX_LINE = 8 * MAX_DOCUMENT  # of JSON, where one byte of text can take six
-FEW = 10  # files of plain text are cut if they are fewer: as documents, two would be much of the text
+FEW = 10  # files of plain text are cut if they are fewer
 PIECE = 2 << 10  # bytes at least of a document cut from a large file; at most four times as many
 
 
@@ -135,30 +150,38 @@ def read_text(path: Path, source: Source) -> Iterator[Read]:
     """What stands between separator lines, or the pieces of a file that is one of few, or the file."""
     with opened(path) as file:
         if source.separator is not None:
-            yield from read_separated(file, path, source.separator.encode())
-        elif len(source.paths) < FEW:
+            yield from read_separated(file, path, source)
+        elif source.few:
             size = len(source.paths) * path.stat().st_size  # of the whole text, if its files are alike
             yield from read_pieces(file, path, min(PIECE, max(64, size // 32)))
         else:
             yield str(path), checked(file.read(MAX_DOCUMENT + 1), str(path))
 
 
-def read_separated(file: BinaryIO, path: Path, separator: bytes) -> Iterator[Read]:
-    """What stands between the lines of a file that are `separator`."""
+def read_separated(file: BinaryIO, path: Path, source: Source) -> Iterator[Read]:
+    """What stands between the lines of a file that are the separator."""
+    separator = source.separator.encode()
     document = []  # its lines, or as many as make it too large
     first = 1  # number of its first line
     size = 0
+    found = 0
     lines = iter(lambda: file.readline(MAX_DOCUMENT + 1), b"")
     for number, line in enumerate(itertools.chain(lines, [separator]), 1):
         if line.rstrip(b"\r\n") != separator:
             if size <= MAX_DOCUMENT:
                 document.append(line)
             size += len(line)
+            if not source.nearly and line.strip() == separator.strip():
+                shown = line.decode(errors="replace").removesuffix("\n")
+                source.nearly.append(f"{path}:{number} is {shown!r}")
             continue
         yield f"{path}:{first}", checked(b"".join(document), f"{path}:{first}")
         document = []
         first = number + 1
         size = 0
+        found += 1
+    if found == 1 < number:
+        source.unseparated.append(str(path))
 
 
 def read_pieces(file: BinaryIO, path: Path, least: int) -> Iterator[Read]:
@@ -206,10 +229,8 @@ def line_rows(file: BinaryIO, path: Path) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(lines, 1):
         where = f"{path}:{number}"
         if len(line) > MAX_LINE:
-            while not line.endswith(b"\n") and (line := file.readline(MAX_LINE)):
-                continue
-            yield where, too_large(where)
-        elif line.strip():
+            raise too_large(where)
+        if line.strip():
             try:
                 yield where, json.loads(line)
             except (ValueError, RecursionError) as error:
@@ -220,10 +241,8 @@ def array_rows(file: BinaryIO, path: Path) -> Iterator[tuple[str, Any]]:
     """The values of a JSON array, which is read at once. Raises DataError."""
     text = file.read(MAX_LINE + 1)
     if len(text) > MAX_LINE:
-        raise DataError(
-            f"{path}: an array of more than {MAX_LINE:,} bytes, expected less, or JSON lines, which "
-            f"{shell('jq', '-c', '.[]', path)} prints"
-        )
+        what = f"an array of more than {MAX_LINE:,} bytes, expected less, or JSON lines"
+        raise DataError(f"{path}: {what}, which {shell('jq', '-c', '.[]', path)} prints")
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -243,13 +262,11 @@ def texts_of(rows: Iterable[tuple[str, Any]], field: str) -> Iterator[Read]:
 
 def column_of(strings: list[str], where: object) -> str:
     """The column that is the text: `text`, or else the only one of strings. Raises DataError."""
-    if "text" not in strings and len(strings) != 1:
-        raise DataError(
-            f"{where}: has no column that is clearly the text, expected 'text' or only one of strings, and "
-            f"has {', '.join(strings) or 'none'}; --field NAME chooses"
-        )
     if "text" in strings:
         return "text"
+    if len(strings) != 1:
+        what = "has no column that is clearly the text, expected 'text' or only one of strings"
+        raise DataError(f"{where}: {what}, and has {', '.join(strings) or 'none'}; --field NAME chooses")
     say(f"{where}: the text is in the column {strings[0]!r}")
     return strings[0]
 
@@ -268,10 +285,7 @@ def field_text(row: Any, field: str, where: str) -> bytes | DataError:
     try:
         return checked(text.encode() if isinstance(text, str) else text, where)
     except UnicodeEncodeError as error:
-        return DataError(
-            f"{where}: half a surrogate pair at character {error.start}, expected Unicode text "
-            "that UTF-8 can hold"
-        )
+        return DataError(f"{where}: half a surrogate pair at character {error.start}, expected all of it")
 
 
 def read_parquet(path: Path, source: Source) -> Iterator[Read]:
@@ -320,15 +334,14 @@ def checked(text: bytes, where: str) -> bytes | DataError:
     try:
         text.decode()
     except UnicodeDecodeError as error:
+        other = "UTF-16" if text.startswith((b"\xff\xfe", b"\xfe\xff")) else "LATIN1"
         return DataError(
             f"{where}: byte {error.start} of the document is {text[error.start]:#04x}, expected UTF-8 "
-            f"({error.reason}); iconv -f LATIN1 -t UTF-8 FILE > NEW converts Latin-1"
+            f"({error.reason}); iconv -f {other} -t UTF-8 FILE > NEW converts {other}"
         )
     return text
 
 
 def too_large(where: str) -> DataError:
-    return DataError(
-        f"{where}: a document of more than {MAX_DOCUMENT:,} bytes, expected less: split it into several, "
-        "as --separator LINE does with plain text"
-    )
+    mend = "split it into several, as --separator LINE does with plain text"
+    return DataError(f"{where}: a document of more than {MAX_DOCUMENT:,} bytes, expected less: {mend}")

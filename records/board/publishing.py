@@ -105,7 +105,7 @@ def files_of(record: Record, data: Path) -> dict[str, Path]:
 
 @click.command(cls=Command)
 @click.argument("record", type=Path)
-@click.option("--to", type=hub.own_repo, required=True, metavar="USER/NAME", help="the repo that gets it")
+@click.option("--to", type=hub.repo_id, required=True, metavar="USER/NAME", help="the repo that gets it")
 @click.option("--license", "license_id", default="mit", help="of script and artifacts, as the hub names it")
 @click.option("--data", type=Path, default=DATA, help="folder with tokenizers/")
 def publish(record: Path, to: str, license_id: str, data: Path) -> int:

@@ -11,13 +11,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
-from data import command, files
+from data import command, files, shards
 from data.__main__ import COMMANDS, main
 from records.__main__ import COMMANDS as OF_RECORDS
-from tests.kit.data_kit import call, refused, write_jsonl
+from tests.kit.data_kit import call, prepare, refused, write_jsonl
 from tests.kit.helpers import ROOT, documents
 
 
@@ -80,13 +78,19 @@ def test_pages_that_cannot_change_name_commands_that_work(old):
     assert done.returncode == 0 and "Usage: " in done.stdout
 
 
-@given(st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8")), min_size=1))
-@example(["rm", "-r", "/home/me/My Projects/a'b", "a\nb", "$HOME", ""])
-@settings(max_examples=30, deadline=None)
-def test_a_shell_gets_the_words_of_a_command_and_they_stay_on_its_line(words):
-    line = command.shell(*words)
-    done = subprocess.run(["bash", "-c", f"printf '%s\\0' {command.printable(line)}"], capture_output=True)
-    assert done.stdout == "".join(word + "\0" for word in words).encode()
+def test_a_path_that_is_not_there_gets_the_nearest_name_that_is(tmp_path):
+    prepared(tmp_path)
+    text, dataset = tmp_path / "texts.jsonl", tmp_path / "r/data/datasets/t_sp260"
+    wrong = dataset.with_name("t_sp26")
+    for code, there, words in (
+        (3, dataset, ["verify", wrong]),
+        (3, dataset.parent, ["inspect", tmp_path / "r/data/dataset/t_sp260"]),
+        (3, dataset, ["publish", wrong, "--to", "me/x"]),
+        (2, text, ["prepare", "text", tmp_path / "text.jsonl", "--name", "x"]),
+    ):
+        assert f"; the nearest name there is {there}\n" in call("data", *words, code=code)
+    with pytest.raises(command.DataError, match=f"; the nearest name there is {dataset}$"):
+        shards.read_split(wrong, "val")
 
 
 # --- output -------------------------------------------------------------------------------------
@@ -109,9 +113,7 @@ def test_what_takes_long_says_how_far_it_is(monkeypatch, capsys):
 
 
 def prepared(root: Path) -> str:
-    corpus = write_jsonl(root / "texts.jsonl", documents(60, 1))
-    options = ["--name", "t", "--vocab-size", 260, "--val-docs", 5, "--root", root / "r"]
-    return call("data", "prepare", "text", corpus, *options)
+    return prepare(root / "r", write_jsonl(root / "texts.jsonl", documents(60, 1)), "--val-docs", 5)
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,8 @@ NAME = "words_sp400"
 def root(tmp_path_factory):
     """data/ with a dataset of ours in several shards."""
     root = tmp_path_factory.mktemp("here")
-    text = data_kit.write_jsonl(root / "words.jsonl", helpers.documents(400, 3))
-    options = ("--name", "words", "--vocab-size", 400, "--shard-tokens", 4000, "--val-docs", 20)
-    data_kit.call("data", "prepare", "text", text, *options, "--root", root)
+    options = ("--vocab-size", 400, "--shard-tokens", 4000, "--val-docs", 20)
+    data_kit.prepare(root, helpers.documents(400, 3), *options, name="words")
     return root / "data"
 
 
@@ -49,9 +48,7 @@ def test_what_is_published_is_what_download_fetches(hub, root, tmp_path):
 
 
 def test_the_card_of_a_lossy_dataset_says_so(hub, tmp_path):
-    text = data_kit.write_jsonl(tmp_path / "marks.jsonl", [f"{n} \u2581" for n in range(9)])
-    options = ("--name", "words", "--vocab-size", 260, "--lossy-ok", "--root", tmp_path)
-    data_kit.call("data", "prepare", "text", text, *options)
+    data_kit.prepare(tmp_path, [f"{n} \u2581" for n in range(9)], "--lossy-ok", name="words")
     with hub.here():
         data_kit.call("data", "publish", tmp_path / "data/datasets/words_sp260", "--to", REPO)
     card = DatasetCard(hub.files(REPO)["README.md"].decode())

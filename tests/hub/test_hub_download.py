@@ -224,16 +224,11 @@ def test_a_hub_that_says_no(hub, tmp_path):
 
 # --- a server or a repo that lies ------------------------------------------------------------------------
 
-BROKEN = {
-    "dies": {"dies_after": 2500},
-    "wrong bytes": {"body": lambda data: data[:-1] + b"\xff"},
-}
 
-
-@pytest.mark.parametrize("how", BROKEN)
+@pytest.mark.parametrize("how", [{"dies_after": 2500}, {"body": lambda data: data[:-1] + b"\xff"}])
 def test_a_body_that_is_not_the_file(hub, tmp_path, how):
     """However often the client tries: no dataset is there before all of it is."""
-    hub.fault(SECOND, **BROKEN[how])
+    hub.fault(SECOND, **how)
     line = refused(hub, tmp_path, HF_HUB_DOWNLOAD_TIMEOUT="1")
     assert "train_000001.bin: " in line and "run the same command again" in line
     assert not (tmp_path / DATA).exists()
@@ -331,13 +326,6 @@ def test_a_full_disk(hub, disk):
     line = refused(hub, disk)
     assert "No space left on device" in line and "make room" in line
     (disk / "ballast").unlink()
-    check_goes_on(hub, disk)
-
-
-def test_a_disk_that_cannot_be_written(hub, disk):
-    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-    assert "Read-only file system" in (line := refused(hub, disk)) and "mend this" in line
-    subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
     check_goes_on(hub, disk)
 
 

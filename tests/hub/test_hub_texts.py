@@ -9,7 +9,6 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from data import texts
 from tests.kit import data_kit, helpers
 
 pytestmark = pytest.mark.slow
@@ -52,8 +51,7 @@ def manifest(root: Path, name: str) -> dict:
 def own(tmp_path_factory) -> str:
     """What identifies the same documents as a text of one's own: all their hashes."""
     root = tmp_path_factory.mktemp("own")
-    path = data_kit.write_jsonl(root / "own.jsonl", DOCUMENTS)
-    data_kit.call("data", "prepare", "text", path, "--name", "own", *OPTIONS, "--root", root)
+    data_kit.prepare(root, DOCUMENTS, *OPTIONS, name="own")
     return manifest(root, "own")["corpus_sha256"]
 
 
@@ -111,19 +109,11 @@ def test_a_subset_and_the_first_files_of_it(hub, tmp_path):
     assert sum(file["documents"] for file in made["files"]) == 150
 
 
-def test_what_the_hub_converted_is_read_where_the_owner_has_other_files(hub, own, tmp_path):
-    hub.commit("them/script", {"load.cfg": b"-", "README.md": b"# card\n"})
-    hub.commit("them/script", {"default/train/0000.parquet": parquet(DOCUMENTS)}, ref="refs/convert/parquet")
-    said = data_kit.refused(run(hub, tmp_path, "hub:them/script", code=3))
-    assert "load.cfg" in said and texts.CONVERTED in said
-    run(hub, tmp_path, f"hub:them/script{texts.CONVERTED}")
-    assert manifest(tmp_path, "script")["corpus_sha256"] == own
-
-
 @pytest.mark.parametrize(
     ("files", "words"),
     [
         ({"train.parquet": parquet(DOCUMENTS, "a", b=DOCUMENTS)}, "has a, b; --field NAME chooses"),
+        ({"load.cfg": b"-"}, "but load.cfg; @refs/convert/parquet after the name reads what the hub made"),
         ({"train.jsonl": b'{"a": 1}'}, "has none; --field NAME chooses"),
         ({"train.parquet": b"PAR1 cut"}, "no parquet file"),
         ({"train.jsonl.gz": b"\x1f\x8b\x08\x00cut"}, "cannot be read"),
@@ -135,6 +125,7 @@ def test_text_that_cannot_be_found_is_refused_in_a_line(hub, tmp_path, files, wo
 
 
 def test_names_that_are_not_there(hub, tmp_path):
-    assert "hub:user/name" in data_kit.refused(run(hub, tmp_path, "hub:stories", code=2))
+    for words in (["hub:stories"], ["hub", "me/stories"]):
+        assert "hub:user/name" in data_kit.refused(run(hub, tmp_path, *words, code=2))
     hub.commit("me/model", {"model.bin": b""}, kind="models")
     assert "no dataset repo" in data_kit.refused(run(hub, tmp_path, "hub:me/model", code=3))

@@ -41,6 +41,14 @@ def refused(said: str) -> str:
     return line
 
 
+def prepare(root: Path, source: Path | list[str], *options: object, name: str = "t", code: int = 0) -> str:
+    """What `data prepare text` says of a file or of documents; 260 pieces, or as `options` have it."""
+    if isinstance(source, list):
+        source = write_jsonl(root / f"{name}.jsonl", source)
+    given = ("--name", name, "--vocab-size", 260, "--root", root, *options)
+    return call("data", "prepare", "text", source, *given, code=code)
+
+
 def write_jsonl(path: Path, texts: list[str]) -> Path:
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     return path

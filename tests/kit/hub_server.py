@@ -50,6 +50,10 @@ class Request(NamedTuple):
     path: str
 
 
+class RefusalError(Exception):
+    """A status, and the hub's word for why."""
+
+
 class HubServer:
     def __init__(self):
         self.lock = threading.Lock()
@@ -169,6 +173,10 @@ class Handler(BaseHTTPRequestHandler):
                 self.answer(self.fault.status, {}, b"")
             else:
                 self.route(f"{self.command.replace('HEAD', 'GET')} {path}")
+        except RefusalError as refusal:
+            status, code = refusal.args
+            headers = {"X-Error-Code": code, "X-Error-Message": code}
+            self.answer(status, headers, json.dumps({"error": code}).encode())
         except (ConnectionError, TimeoutError):
             self.close_connection = True  # the client went away, as some tests want it to
 
@@ -178,27 +186,28 @@ class Handler(BaseHTTPRequestHandler):
         for pattern, work in ROUTES.items():
             if match := re.fullmatch(pattern, line):
                 return work(self, *(group and unquote(group) for group in match.groups()))
-        return self.refuse(404, "")
+        raise RefusalError(404, "")
+
+    def check_writer(self, namespace: str) -> None:
+        if self.token != "hf_write":
+            raise RefusalError(401, "")
+        if namespace != "me":
+            raise RefusalError(403, "")
 
     def open(self, kind: str | None, repo_id: str, revision: str = "main") -> tuple[str, dict]:
-        """(commit, files); or ("", {}) after a refusal."""
+        """The commit and its files."""
+        if self.command == "POST":
+            self.check_writer(repo_id.partition("/")[0])
         repo = self.hub.repos.get(f"{kind or 'models'}/{repo_id}")
-        if self.command == "POST" and self.token != "hf_write":
-            self.refuse(401, "")
-        elif self.command == "POST" and not repo_id.startswith("me/"):
-            self.refuse(403, "")
-        elif not repo or repo["token"] not in ("", self.token):
-            self.refuse(401, "RepoNotFound")
-        elif (commit := repo["refs"].get(revision, revision)) not in repo["commits"]:
-            self.refuse(404, "RevisionNotFound")
-        else:
-            return commit, repo["commits"][commit]
-        return "", {}
+        if not repo or repo["token"] not in ("", self.token):
+            raise RefusalError(401, "RepoNotFound")
+        commit = repo["refs"].get(revision, revision)
+        if commit not in repo["commits"]:
+            raise RefusalError(404, "RevisionNotFound")
+        return commit, repo["commits"][commit]
 
     def info(self, kind: str, repo_id: str, revision: str | None) -> None:
         commit, files = self.open(kind, repo_id, revision or "main")
-        if not commit:
-            return
         siblings = []
         for path, data in sorted(files.items()):
             git, sha256 = checksums(data)
@@ -209,10 +218,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def resolve(self, kind: str | None, repo_id: str, revision: str, path: str) -> None:
         commit, files = self.open(kind, repo_id, revision)
-        if not commit:
-            return
         if path not in files:
-            return self.refuse(404, "EntryNotFound")
+            raise RefusalError(404, "EntryNotFound")
         data = files[path]
         headers = {"X-Repo-Commit": commit, "ETag": f'"{checksums(data)[is_lfs(path)]}"'}
         wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
@@ -243,18 +250,14 @@ class Handler(BaseHTTPRequestHandler):
         asked = json.loads(self.sent)
         repo_id = f"{asked['organization']}/{asked['name']}"
         kind = f"{asked['type'] or 'model'}s"
-        if self.token != "hf_write":
-            return self.refuse(401, "")
-        if asked["organization"] != "me":
-            return self.refuse(403, "")
+        self.check_writer(asked["organization"])
         if f"{kind}/{repo_id}" in self.hub.repos:
-            return self.refuse(409, "")
+            raise RefusalError(409, "")
         self.hub.commit(repo_id, {".gitattributes": b"*.bin filter=lfs\n"}, kind=kind)
-        return self.say({"url": f"{self.hub.url}/{repo_id if kind == 'models' else f'datasets/{repo_id}'}"})
+        self.say({"url": f"{self.hub.url}/{repo_id if kind == 'models' else f'datasets/{repo_id}'}"})
 
     def preupload(self, kind: str, repo_id: str) -> None:
-        if not self.open(kind, repo_id)[0]:
-            return
+        self.open(kind, repo_id)
         said = []
         for file in json.loads(self.sent)["files"]:
             mode = "lfs" if is_lfs(file["path"]) else "regular"
@@ -263,8 +266,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def batch(self, kind: str | None, repo_id: str) -> None:
         """Where to put the blobs; those that are here already need no action."""
-        if not self.open(kind, repo_id)[0]:
-            return
+        self.open(kind, repo_id)
         objects = json.loads(self.sent)["objects"]
         for one in objects:
             if one["oid"] not in self.hub.blobs:
@@ -274,11 +276,9 @@ class Handler(BaseHTTPRequestHandler):
     def take(self, kind: str, repo_id: str) -> None:
         """A commit: a line for what it is, and one for each file."""
         commit, files = self.open(kind, repo_id)
-        if not commit:
-            return
         head, *lines = map(json.loads, self.sent.splitlines())
         if head["value"].get("parentCommit") not in (None, commit):
-            return self.refuse(412, "")
+            raise RefusalError(412, "")
         after = dict(files)
         for line in lines:
             value = line["value"]
@@ -288,13 +288,9 @@ class Handler(BaseHTTPRequestHandler):
                 assert line["key"] == "lfsFile"
                 after[value["path"]] = self.hub.blobs[value["oid"]]
         made = self.hub.commit(repo_id, after, kind=kind)
-        return self.say({"commitUrl": f"{self.hub.url}/{repo_id}/commit/{made}", "commitOid": made})
+        self.say({"commitUrl": f"{self.hub.url}/{repo_id}/commit/{made}", "commitOid": made})
 
     # --- answers ------------------------------------------------------------------------------------------
-
-    def refuse(self, status: int, code: str) -> None:
-        headers = {"X-Error-Code": code, "X-Error-Message": code}
-        self.answer(status, headers, json.dumps({"error": code}).encode())
 
     def say(self, value: object) -> None:
         self.answer(200, {"Content-Type": "application/json"}, json.dumps(value).encode())
