@@ -255,6 +255,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_anything_but_one_new_folder_of_plain_files_is_refused(hub, change):
     apply, words = CHANGES[change]

@@ -217,6 +217,7 @@ def test_scores_in_streams_are_made_once(place):
     assert rows_of(place.run("--report"))[1][2] == "1.0010"
 
 
+@pytest.mark.slow
 def test_settings_grow_with_the_operations_and_the_fit_is_that_of_the_scores(place):
     """Scores are WIDTH, a power of the budget; the gain of `half` is half of the base's score."""
     rule = "scale.WIDTH = {{value = {}, power = {}, multiple = 1}}"

@@ -503,6 +503,7 @@ def load_predictor(artifact, device):
 """
 
 
+@slow
 @sandboxed
 def test_the_second_text_finds_a_model_that_knows_the_public_one_by_heart(stand):
     """Only a record that is trained again by the judge has shown that it does not."""
@@ -548,6 +549,7 @@ def test_without_a_sandbox_foreign_code_is_refused(stand, bigram, monkeypatch):
     assert failed(checks) == set() and 0 < result.bpb < 8
 
 
+@slow
 @sandboxed
 def test_a_full_machine_says_nothing_of_a_record(stand, monkeypatch):
     slow = "time.sleep(1)"  # so that the watchdog looks before it ends
@@ -720,6 +722,7 @@ def told(stand, bigram):
     return run
 
 
+@slow
 def test_files_are_compressed_and_decompressed(told, tmp_path):
     text, again = tmp_path / "a.txt", tmp_path / "b.txt"
     text.write_text(" ".join(helpers.documents(20, 8)), encoding="utf-8")
@@ -751,6 +754,7 @@ def test_a_sample_is_written(told, tmp_path):
     assert "the record raised" in told("sample", *words, code=3)
 
 
+@slow
 def test_a_prompt_may_hold_what_the_terminal_does_not_know(stand, bigram):
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0"}
     words = ["sample", bigram, *stand.place, "--prompt", "naïve "]
@@ -758,6 +762,7 @@ def test_a_prompt_may_hold_what_the_terminal_does_not_know(stand, bigram):
     assert said.startswith("na\\xefve ") and errors == ""
 
 
+@slow
 def test_a_file_is_completed(told, tmp_path):
     """What is new can be put behind the file; a bigram model goes on from the last token alone."""
     file = tmp_path / "a.txt"
