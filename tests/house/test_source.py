@@ -62,6 +62,7 @@ def test_a_script_stays_short_and_is_not_packed(name):
     assert tokens.total() <= 13.5 * len(tokens)
 
 
+@pytest.mark.slow
 def test_functions_are_short_and_larger_ones_of_a_script_say_what_they_do():
     for name in PYTHON:
         for node in ast.walk(tree_of(name)):

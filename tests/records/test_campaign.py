@@ -172,6 +172,7 @@ def test_a_gain_is_kept_and_a_loss_discarded_as_soon_as_that_is_known(place):
     assert "over its budget of bytes" in place.try_idea(fat, code=1)
 
 
+@pytest.mark.slow
 def test_noise_is_no_verdict(place):
     noise = [0.02, -0.03, 0.01, -0.01, 0.04, -0.02, 0.0, 0.01]
     said = place.try_idea(idea(noise), "--pairs", 5, code=2)

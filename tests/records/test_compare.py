@@ -162,6 +162,7 @@ def test_no_interval_grows_with_more_runs(values):
             assert lower >= low and higher <= high
 
 
+@pytest.mark.slow
 def test_intervals_hold_for_whoever_looks_after_each_run():
     """Three hundred equal sides of eight: at most one in twenty is ever thought to differ."""
     generator = np.random.default_rng(1)

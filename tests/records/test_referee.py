@@ -121,6 +121,7 @@ def tokenizer(stand):
 # --- honest -----------------------------------------------------------------------------------------------
 
 
+@slow
 @sandboxed
 def test_a_foreign_model_is_scored_and_proven(stand, bigram):
     result, checks = stand.judge(stand.job(bigram), True)
@@ -541,6 +542,7 @@ def test_torch_runs_where_a_text_is_scored_without_what_it_compiles_with(stand):
     assert "the sum is 0.0, and sympy is not there" in str(checks[-1]), checks[-1]
 
 
+@slow
 def test_without_a_sandbox_foreign_code_is_refused(stand, bigram, monkeypatch):
     monkeypatch.setattr(bubblewrap, "tried", lambda: {"/bin/bwrap": "no permissions"})
     with pytest.raises(NoSandbox, match=r"/bin/bwrap: no permissions.*--trust"):

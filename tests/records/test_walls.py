@@ -344,6 +344,7 @@ def test_data_that_only_their_owner_can_read_are_read(tmp_path):
     assert run("print(open('/room/x').read())", given={"/room/x": path}) == "text"
 
 
+@pytest.mark.slow
 @sandboxed
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone makes devices")
 def test_the_devices_of_a_gpu_can_be_read_and_written():
