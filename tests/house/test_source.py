@@ -186,20 +186,18 @@ def test_the_tables_are_the_generated_ones():
     assert readme.with_tables(README) == README
 
 
-def test_ci_runs_the_test_command_of_the_readme_word_for_word(tmp_path):
+def test_ci_runs_the_test_command_of_the_readme():
     """With all that it needs in the command, also on a machine without a sandbox."""
     tests, _ = WORKFLOW.split("\n  types:\n")
-    run = (helpers.ROOT / ".ci/run").read_text()
-    assert "- run: .ci/run\n" in tests and "install" not in tests + run
+    assert "- run: .ci/run\n" in tests and "install" not in tests
     assert "setting: user.max_user_namespaces=0\n" in tests
     block = re.search(r"<!-- test command -->\n```bash\n(.*?)```", README, re.DOTALL)[1]
     assert block.count("\n") == 1 and "-m pytest" in block
-    (tmp_path / ".ci").mkdir()
-    (tmp_path / ".ci/run").write_text(run)
-    stand_in = "echo \"in $PWD\" && printf '%s|' a 'b c' && exit 7"
-    (tmp_path / "README.md").write_text(README.replace(block, stand_in + "\n"), encoding="utf-8")
-    done = subprocess.run(["bash", tmp_path / ".ci/run"], cwd="/", text=True, capture_output=True)
-    assert (done.returncode, done.stdout) == (7, f"+ {stand_in}\nin {tmp_path}\na|b c|")
+    echo = {"BASH_FUNC_exec%%": "() { printf '%s\\n' \"$@\"; }"}  # in place of bash's own
+    done = subprocess.run(
+        ["bash", helpers.ROOT / ".ci/run"], cwd="/", env=echo, text=True, capture_output=True
+    )
+    assert (done.returncode, done.stdout) == (0, f"+ {block}bash\n-c\n{block}")
 
 
 def test_exit_codes_are_the_same_everywhere(monkeypatch):
