@@ -3,7 +3,6 @@
 \b
     python -m tests.chaos                all rows, about a quarter of an hour on two cores
     python -m tests.chaos kill disk      some rows
-    python -m tests.chaos --write        all rows, written to tests/RELIABILITY.md and README.md
 
 One row a promise: tried, survived, and the median of what the row times. A try that fails is reported with
 the folder that it leaves. What this machine does not allow (mounts, network namespaces) is reported as
@@ -32,7 +31,6 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 import psutil
-import torch
 
 import train_gpt
 from tests.kit import helpers, readme
@@ -322,22 +320,6 @@ def lost_node(task: Try) -> list[float]:
     return [seconds]
 
 
-def restarted(task: Try) -> list[float]:
-    """torchrun --max-restarts: a rank is killed, torchrun starts all again, they go on by themselves."""
-    torchrun = helpers.command(2, torchrun=("--standalone", "--max-restarts=1"))
-    run = Launch(task.folder, task.env(2), command=torchrun)
-    found = all_ranks([run], 2)
-    run.wait(task.rng.uniform(0.1, 0.4))
-    steps, began = run.out.count("step:"), time.monotonic()
-    os.kill(task.rng.choice([*found.values()]), signal.SIGKILL)
-    run.wait(until=lambda: run.out.count("step:") > steps + 2 and "resumed from" in run.out)
-    seconds = time.monotonic() - began
-    run.need(0)
-    assert "resumed from" in run.out, "it did not go on from a checkpoint"
-    task.check_end(2)
-    return [seconds]
-
-
 # --- the table --------------------------------------------------------------------------------------------
 
 
@@ -357,7 +339,6 @@ ROWS = [
     Row("disk", "disk full or read-only: reported, bit-exact end", STEP, 6, 1, disks),
     Row("world", "resumed on other numbers of ranks (1, 2, 4, 8): same losses", STEP, 6, 1, other_world),
     Row("node", "two nodes, one or the link lost: ends in time, bit-exact end", END, 3, 1, lost_node),
-    Row("restart", "torchrun --max-restarts: a rank killed, bit-exact end", STEP, 2, 1, restarted),
 ]
 
 
@@ -404,46 +385,10 @@ def cells(row: Row, outcomes: list[Outcome]) -> str:
     return readme.table_row(row.promise, str(tried), str(sum(one.survived for one in outcomes)), median)
 
 
-REPORT = """# Reliability
-
-What `tests/chaos.py` did to the script, and what survived. The command writes this page with `--write`:
-
-```bash
-python -m tests.chaos
-```
-
-{date}, about {minutes:.0f} minutes on {machine}, {cores} cores; torch {torch}.
-The script: train_gpt.py of commit {commit}, sha256 {sha256}.
-
-| promise | tried | survived | median |
-| --- | ---: | ---: | --- |
-{rows}"""
-
-
-def report(results: dict[Row, list[Outcome]], minutes: float) -> str:
-    """The text of RELIABILITY.md."""
-    describe = ["git", "-C", helpers.ROOT, "describe", "--always", "--dirty", "--abbrev=12"]
-    text = REPORT.format(
-        date=time.strftime("%Y-%m-%d"),
-        minutes=minutes,
-        machine=train_gpt.Machine(torch.device("cpu")).facts()["processor"],
-        cores=os.cpu_count(),
-        torch=torch.__version__,
-        commit=subprocess.run(describe, capture_output=True, text=True).stdout.strip(),
-        sha256=helpers.sha256(helpers.SCRIPT).hex(),
-        rows="".join(cells(row, outcomes) for row, outcomes in results.items()),
-    )
-    failures = [one.trouble for outcomes in results.values() for one in outcomes if one.survived < one.tried]
-    return text + "".join(f"\n- failed: {failure}" for failure in failures)
-
-
 @click.command(help=__doc__)
 @click.argument("only", type=click.Choice([row.name for row in ROWS]), nargs=-1)
-@click.option("--write", is_flag=True, help="write the report of all rows, and the README's table")
-def main(only: tuple[str, ...], write: bool) -> None:
-    if only and write:
-        raise click.UsageError("--write takes all rows")
-    began, folder = time.monotonic(), Path(tempfile.mkdtemp(prefix="chaos_"))
+def main(only: tuple[str, ...]) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="chaos_"))
     shared = Shared(folder)
     begun = {}
     with ThreadPoolExecutor(JOBS) as pool:
@@ -454,14 +399,14 @@ def main(only: tuple[str, ...], write: bool) -> None:
                 rng = random.Random(f"{SEED} {row.name} {index}")
                 task = Try(shared, folder / row.name / str(index), rng, index, count)
                 begun[row].append(pool.submit(outcome, row, task))
-    results = {row: [one.result() for one in outcomes] for row, outcomes in begun.items()}
-    text = report(results, (time.monotonic() - began) / 60)
-    print(text)
-    if write:
-        readme.RELIABILITY.write_text(text, encoding="utf-8")
-        readme.write()
-    if "- failed: " in text:
-        sys.exit(1)
+        print("| promise | tried | survived | median |\n| --- | ---: | ---: | --- |")
+        failed = []
+        for row, outcomes in begun.items():
+            ended = [one.result() for one in outcomes]
+            print(cells(row, ended), end="", flush=True)
+            failed += [one.trouble for one in ended if one.survived < one.tried]
+    if failed:
+        sys.exit("\n".join(failed))
     shutil.rmtree(folder)
 
 
