@@ -1,13 +1,13 @@
-"""Kills, signals, full disks and lost machines against the real script, at random moments, counted.
+"""Kills, signals and full disks against the real script, at random moments, counted.
 
 \b
     python -m tests.chaos                all rows, about a quarter of an hour on two cores
     python -m tests.chaos kill disk      some rows
 
-One row a promise: tried, survived, and the median of what the row times. A try that fails is reported with
-the folder that it leaves. What this machine does not allow (mounts, network namespaces) is reported as
-skipped. No two calls hit the same places: what the machine does at a moment is not in our hands.
-What takes no random moment, such as a damaged checkpoint, is in tests/trainer/test_reliability.py.
+One row a promise: tried, survived, and the median of the seconds to the first new step. A try that fails is
+reported with the folder that it leaves. What this machine does not allow (mounts) is reported as skipped. No
+two calls hit the same places: what the machine does at a moment is not in our hands. What takes no random
+moment, such as a damaged checkpoint, is in tests/trainer/test_reliability.py.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ import psutil
 
 import train_gpt
 from tests.kit import helpers, readme
-from tests.kit.launch import Launch, all_ranks, end_of, is_done, watch_the_others
+from tests.kit.launch import Launch, end_of, is_done
 
 JOBS = 2  # calls at a time
 SEED = 5
@@ -243,7 +243,7 @@ def disks(task: Try) -> list[float]:
     return (disk_full, read_only)[task.index % 2](task)
 
 
-# --- rows: ranks and nodes --------------------------------------------------------------------------------
+# --- rows: ranks ------------------------------------------------------------------------------------------
 
 WORLDS = [(a, b) for a in (0, 2, 4, 8) for b in (0, 2, 4, 8) if a != b]  # 0: without torchrun
 EIGHT = {"BATCH_SLOTS": 8, "TRAIN_BATCH_TOKENS": 512, "ITERATIONS": 60, "DIST_TIMEOUT": 120}
@@ -262,83 +262,22 @@ def other_world(task: Try) -> list[float]:
     return [run.first_step]
 
 
-@contextlib.contextmanager
-def two_nodes(name: str) -> Iterator[list[str]]:
-    """Two network namespaces joined by a veth pair: 10.77.0.1 and 10.77.0.2 on it."""
-    names = [f"{name}a", f"{name}b"]
-    ends = ["veth0", "netns", names[0], "type", "veth", "peer", "veth1", "netns", names[1]]
-    try:
-        for each in names:
-            as_root("ip", "netns", "add", each)
-        as_root("ip", "link", "add", *ends)
-        for number, each in enumerate(names):
-            as_root("ip", "-n", each, "addr", "add", f"10.77.0.{number + 1}/24", "dev", f"veth{number}")
-            for device in ("lo", f"veth{number}"):
-                as_root("ip", "-n", each, "link", "set", device, "up")
-        yield names
-    finally:
-        for each in names:
-            subprocess.run(["ip", "netns", "del", each], capture_output=True)
-
-
-def launch_nodes(task: Try, names: list[str], timeout: float) -> list[Launch]:
-    """torchrun on both nodes, one rank each; they share the folder."""
-    launches = []
-    options = ["--nnodes=2", "--master_addr=10.77.0.1", "--master_port=29555"]
-    for number, name in enumerate(names):
-        env = task.env(2, GLOO_SOCKET_IFNAME=f"veth{number}", DIST_TIMEOUT=timeout)
-        torchrun = helpers.command(1, torchrun=(*options, f"--node_rank={number}"))
-        launches.append(Launch(task.folder, env, command=["ip", "netns", "exec", name, *torchrun]))
-    return launches
-
-
-def lost_node(task: Try) -> list[float]:
-    """A node dies, or the link between them; the same command goes on, to the end of a run on one node."""
-    kind, timeout = ("node 1", "node 0", "link")[task.index % 3], 8.0
-    lost = 0 if kind == "node 0" else 1
-    with two_nodes(f"bg{os.getpid()}n{task.index}") as names:
-        link = ["ip", "-n", names[0], "link", "set", "veth0"]
-        launches = launch_nodes(task, names, timeout)
-        others, dead = all_ranks(launches, 2), []
-        launches[0].wait(task.rng.uniform(0, 0.4))
-        began = time.monotonic()
-        if kind == "link":
-            as_root(*link, "down")
-        else:
-            dead = [others.pop(lost)]
-            launches[lost].kill()
-        watch_the_others(dead, others, timeout)
-        seconds = time.monotonic() - began
-        for each in launches:
-            each.kill()  # torchrun itself may wait for the other node
-        said = launches[1 - lost].err
-        assert "lost a rank: " in said, f"{kind} is not reported: {said[-1500:]}"
-        as_root(*link, "up")
-        for each in launch_nodes(task, names, timeout):
-            each.need(0)
-    task.check_end(2)
-    return [seconds]
-
-
 # --- the table --------------------------------------------------------------------------------------------
 
 
 class Row(NamedTuple):
     name: str
     promise: str
-    timed: str  # what the median is of
     tries: int
     each: int  # tries in one call
     attempt: Callable[[Try], list[float]]
 
 
-STEP, END = "to the first new step", "until the others had ended"
 ROWS = [
-    Row("kill", "SIGKILL at random moments, resumed until done: bit-exact end", STEP, 60, 5, killed),
-    Row("signal", "SIGTERM, SIGINT, SIGHUP: exit 16, bit-exact end", STEP, 20, 5, signalled),
-    Row("disk", "disk full or read-only: reported, bit-exact end", STEP, 6, 1, disks),
-    Row("world", "resumed on other numbers of ranks (1, 2, 4, 8): same losses", STEP, 6, 1, other_world),
-    Row("node", "two nodes, one or the link lost: ends in time, bit-exact end", END, 3, 1, lost_node),
+    Row("kill", "SIGKILL at random moments, resumed until done: bit-exact end", 60, 5, killed),
+    Row("signal", "SIGTERM, SIGINT, SIGHUP: exit 16, bit-exact end", 20, 5, signalled),
+    Row("disk", "disk full or read-only: reported, bit-exact end", 6, 1, disks),
+    Row("world", "resumed on other numbers of ranks (1, 2, 4, 8): same losses", 6, 1, other_world),
 ]
 
 
@@ -381,7 +320,7 @@ def cells(row: Row, outcomes: list[Outcome]) -> str:
     if not tried:
         return readme.table_row(row.promise, "-", "-", outcomes[0].trouble)
     seconds = [second for one in outcomes for second in one.seconds]
-    median = f"{statistics.median(seconds):.1f} s {row.timed}" if seconds else "-"
+    median = f"{statistics.median(seconds):.1f} s to the first new step" if seconds else "-"
     return readme.table_row(row.promise, str(tried), str(sum(one.survived for one in outcomes)), median)
 
 
