@@ -1,15 +1,14 @@
 """Measure the trainer, alone or beside another commit, in one process.
 
+\b
     python -m tests.bench step                    a whole optimizer step, against the machine's limit
     python -m tests.bench eval                    a forward pass of the evaluation
-    python -m tests.bench predictor               a token of each of a referee's streams, the window half full
     python -m tests.bench step --against REV      this tree and a commit in turns, and the ratio of speeds
 
 PRESET names the shape, by default floppy, and other settings are taken from the environment, too: DEVICE=cuda
-measures a GPU. --wide takes the shape of WIDE. Prints one `key: value` a line.
+measures a GPU. Prints one `key: value` a line.
 """
 
-import argparse
 import importlib.util
 import os
 import statistics
@@ -22,16 +21,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import click
 import numpy as np
 import torch
 
 from tests.kit import helpers
 
 Call = Callable[[], Any]
-WIDE = helpers.pairs("""
-    NUM_LAYERS=6 MODEL_DIM=256 NUM_HEADS=4 NUM_KV_HEADS=2 MLP_MULT=2 VOCAB_SIZE=1024
-    TRAIN_SEQ_LEN=512 TRAIN_BATCH_TOKENS=16384 BATCH_SLOTS=8 VAL_BATCH_SIZE=32768
-""")
 
 
 def load_script(path: Path) -> ModuleType:
@@ -42,120 +38,92 @@ def load_script(path: Path) -> ModuleType:
     return module
 
 
-def all_seconds(call: Call, repeats: int) -> list[float]:
-    seconds = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - began)
-    return seconds
-
-
-# --- what is measured -------------------------------------------------------------------------------------
-
-
-def make_trainer(script: ModuleType, s: Any) -> Any:
-    machine = script.open_machine(s)
-    machine.choose_dtype(s.dtype)
-    return script.Trainer(s, machine)
+def seconds_of(call: Call) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
 
 
 def random_tokens(s: Any, *shape: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, s.vocab_size, shape)
 
 
-def step(trainer: Any, folder: Path) -> tuple[Call, int]:
+def step(script: ModuleType, trainer: Any) -> tuple[Call, int]:
     """Forward, backward, gradient sum, Muon and Adam."""
     s = trainer.s
     batch = trainer.machine.tensor(random_tokens(s, s.batch_slots, s.slot_tokens + 1))
-    plan = sys.modules[type(trainer).__module__].Plan(s)
-    if hasattr(plan, "steps"):  # scripts until 7c7c01c are given the rate beside the step
-        arguments = [batch, next(plan.steps()), 1.0]
-    else:
-        arguments = [batch, plan.step(0)]
-    return lambda: float(trainer.step(*arguments)[0]), s.train_batch_tokens
+    first = script.Plan(s).step(0)
+    return lambda: float(trainer.step(batch, first)[0]), s.train_batch_tokens
 
 
-def evaluation(trainer: Any, folder: Path) -> tuple[Call, int]:
+def evaluation(script: ModuleType, trainer: Any) -> tuple[Call, int]:
     s = trainer.s
     ids = random_tokens(s, s.eval_rows, s.eval_window + 1)
     return lambda: trainer.model.nll(ids), s.eval_rows * s.eval_window
 
 
-def predictor(trainer: Any, folder: Path) -> tuple[Call, int]:
-    """As the referee has it."""
-    artifact = folder / "model.ptz"
-    artifact.write_bytes(trainer.export(""))
-    script = sys.modules[type(trainer).__module__]
-    its = script.load_predictor(artifact, trainer.machine.device.type)
-    its.start(its.rows)
-    ids = np.full(its.rows, 7)
-    all_seconds(lambda: its.step(ids), trainer.s.eval_window // 2)
-    return lambda: its.step(ids), its.rows
+WHAT = {"step": step, "eval": evaluation}
 
 
-WHAT = {"step": step, "eval": evaluation, "predictor": predictor}
+class Measured:
+    """A trainer of the script at a path, and a call that is compiled and warm, with its tokens."""
+
+    def __init__(self, path: Path, what: str):
+        self.script = load_script(path)
+        given = {name: value for name, value in os.environ.items() if name.lower() in self.script.ROWS}
+        s, _ = self.script.load_settings(given, "floppy")
+        machine = self.script.open_machine(s)
+        machine.choose_dtype(s.dtype)
+        self.trainer = self.script.Trainer(s, machine)
+        self.call, self.tokens = WHAT[what](self.script, self.trainer)
+        for _ in range(3):
+            self.call()
 
 
-def prepared(path: Path, args: argparse.Namespace, folder: Path) -> tuple[Any, Call, int]:
-    """A trainer of the script at a path, a call that is compiled and warm, and the call's tokens."""
-    script = load_script(path)
-    shape = WIDE if args.wide else {}
-    given = {name: value for name, value in os.environ.items() if name.lower() in script.ROWS}
-    trainer = make_trainer(script, script.load_settings({**shape, **given}, "floppy")[0])
-    call, tokens = WHAT[args.what](trainer, folder)
-    all_seconds(call, 3)
-    return trainer, call, tokens
-
-
-def alone(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def alone(what: str, repeats: int) -> dict[str, Any]:
     """Milliseconds and tokens per second; of a step also the share of the peak of products."""
-    trainer, call, tokens = prepared(helpers.SCRIPT, args, folder)
-    seconds = all_seconds(call, args.repeats)
+    measured = Measured(helpers.SCRIPT, what)
+    seconds = [seconds_of(measured.call) for _ in range(repeats)]
     median = statistics.median(seconds)
+    peak = measured.trainer.machine.peak_flops
     found = {
-        "tokens_per_second": round(tokens / median),
+        "tokens_per_second": round(measured.tokens / median),
         "ms_min_median_max": [round(each * 1e3, 1) for each in (min(seconds), median, max(seconds))],
-        "peak_gflops": round(trainer.machine.peak_flops / 1e9),
+        "peak_gflops": round(peak / 1e9),
     }
-    if args.what == "step":
-        script = sys.modules[type(trainer).__module__]
-        flops = script.step_flops(trainer.s)
-        found["mfu"] = f"{flops / median / trainer.machine.peak_flops:.1%}"
+    if what == "step":
+        found["mfu"] = f"{measured.script.step_flops(measured.trainer.s) / median / peak:.1%}"
     return found
 
 
-def against(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def against(what: str, repeats: int, revision: str) -> dict[str, Any]:
     """The ratio of the speeds of two trees.
 
     Processes that follow one another are no pair: on a shared host the second was up to 5 % faster.
     """
-    show = ["git", "-C", str(helpers.ROOT), "show", f"{args.against}:train_gpt.py"]
-    other = folder / "train_gpt.py"
-    other.write_bytes(subprocess.run(show, check=True, stdout=subprocess.PIPE).stdout)
-    calls = [prepared(path, args, folder)[1] for path in (helpers.SCRIPT, other)]
-    seconds = np.zeros((args.repeats, 2))
-    for number, row in enumerate(seconds):
-        for which in (0, 1) if number % 2 else (1, 0):
-            row[which] = all_seconds(calls[which], 1)[0]
+    show = ["git", "-C", str(helpers.ROOT), "show", f"{revision}:train_gpt.py"]
+    with tempfile.TemporaryDirectory() as folder:
+        other = Path(folder, "train_gpt.py")
+        other.write_bytes(subprocess.run(show, check=True, stdout=subprocess.PIPE).stdout)
+        calls = [Measured(path, what).call for path in (helpers.SCRIPT, other)]
+        seconds = np.zeros((repeats, 2))
+        for number, row in enumerate(seconds):
+            for which in (0, 1) if number % 2 else (1, 0):
+                row[which] = seconds_of(calls[which])
     ratios = seconds[:, 1] / seconds[:, 0]
     return {
-        "figure": f"{np.median(ratios):.3f} speed of this tree / {args.against}, {args.what}",
+        "figure": f"{np.median(ratios):.3f} speed of this tree / {revision}, {what}",
         "quartiles": np.quantile(ratios, (0.25, 0.5, 0.75)).round(3).tolist(),
         "median_ms_this_that": (1e3 * np.median(seconds, 0)).round(1).tolist(),
     }
 
 
-def main() -> None:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("what", choices=WHAT)
-    parser.add_argument("--repeats", type=int, default=10, help="how often, for the median")
-    parser.add_argument("--wide", action="store_true", help="the shape of WIDE")
-    parser.add_argument("--against", metavar="REV", help="another commit to compare with")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        rows = (against if args.against else alone)(args, Path(folder))
+@click.command(help=__doc__)
+@click.argument("what", type=click.Choice([*WHAT]))
+@click.option("--repeats", default=10, show_default=True, help="how often, for the median")
+@click.option("--against", "revision", metavar="REV", help="another commit to compare with")
+def main(what: str, repeats: int, revision: str | None) -> None:
+    rows = against(what, repeats, revision) if revision else alone(what, repeats)
     rows["threads"] = torch.get_num_threads()
     for key, value in rows.items():
         print(f"{key}: {value}")

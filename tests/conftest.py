@@ -20,7 +20,7 @@ settings.load_profile("here")
 # same sandbox would keep each other waiting.
 LONGEST = """
     test_records test_cluster test_campaign test_follow test_run test_pages test_referee test_mlx
-    test_reliability test_compare test_judge test_walls test_foreign test_limits test_hub_records
+    test_reliability test_compare test_judge test_walls test_foreign test_hub_records
 """
 
 

@@ -13,7 +13,6 @@ grad_norms, lr_muls and momenta.
 Letters: B batch, T tokens, D width, H heads, G key-value heads, R = H / G, K head width, V vocabulary.
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -315,6 +314,5 @@ def make() -> Arrays:
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__.split("\n")[0]).parse_args()  # refuses all but --help
     np.savez(GOLDEN, **make())  # not compressed: the bytes depend on no version of zlib
     sys.stdout.write(f"{GOLDEN}: {GOLDEN.stat().st_size} bytes\n")

@@ -68,6 +68,7 @@ def test_every_command_has_its_help_without_docstrings():
     assert (done.returncode, done.stderr, done.stdout.count("Usage: ")) == (0, "", 22)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "old",
     ["data.shards", "data.prepare", "data.download", "data.publish", "records.referee", "records.board"],

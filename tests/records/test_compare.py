@@ -150,6 +150,7 @@ def test_more_pairs_never_take_away_what_is_known(tmp_path):
 PAIR = strategies.tuples(strategies.floats(0.5, 4), strategies.floats(0.5, 4))
 
 
+@pytest.mark.slow
 @given(strategies.lists(PAIR, min_size=1, max_size=9))
 def test_no_interval_grows_with_more_runs(values):
     """With and without pairs; so the band of a difference is monotone in evidence."""
@@ -161,6 +162,7 @@ def test_no_interval_grows_with_more_runs(values):
             assert lower >= low and higher <= high
 
 
+@pytest.mark.slow
 def test_intervals_hold_for_whoever_looks_after_each_run():
     """Three hundred equal sides of eight: at most one in twenty is ever thought to differ."""
     generator = np.random.default_rng(1)

@@ -97,6 +97,7 @@ def here(tmp_path, monkeypatch):
     return lambda *args: records(["follow", *map(str, args)])
 
 
+@pytest.mark.slow
 def test_a_run_is_in_tensorboard_however_often_it_is_sent(tmp_path):
     foreign = {"note": "words", "hash": "0732e123", "parts": [1], "huge": 10**400}
     odd = step(21, train_loss="nan", grad_norm="inf", large=10**20, **foreign)

@@ -682,6 +682,7 @@ def test_settings_are_bytes_of_the_record_and_new_ones(bench):
     assert new.new_bytes == old.new_bytes + 12
 
 
+@pytest.mark.slow
 def test_all_that_have_a_rank_keep_it_by_the_rule_of_today():
     """Earlier referees did not price new bytes."""
     entries = [entry for entry in load_entries(load_track(RECORDS / "track_floppy")) if entry.beats]

@@ -49,6 +49,7 @@ def test_markdown_of_others_is_no_program():
     assert "<h3>Title</h3>" in documents.markdown("# Title")
 
 
+@pytest.mark.slow
 def test_losses_that_are_not_finite_make_a_gap(tmp_path):
     def fail(event):
         return event | {"train_loss": "inf"} if event.get("step") == 20 else event

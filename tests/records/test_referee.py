@@ -121,6 +121,7 @@ def tokenizer(stand):
 # --- honest -----------------------------------------------------------------------------------------------
 
 
+@slow
 @sandboxed
 def test_a_foreign_model_is_scored_and_proven(stand, bigram):
     result, checks = stand.judge(stand.job(bigram), True)
@@ -503,6 +504,7 @@ def load_predictor(artifact, device):
 """
 
 
+@slow
 @sandboxed
 def test_the_second_text_finds_a_model_that_knows_the_public_one_by_heart(stand):
     """Only a record that is trained again by the judge has shown that it does not."""
@@ -540,6 +542,7 @@ def test_torch_runs_where_a_text_is_scored_without_what_it_compiles_with(stand):
     assert "the sum is 0.0, and sympy is not there" in str(checks[-1]), checks[-1]
 
 
+@slow
 def test_without_a_sandbox_foreign_code_is_refused(stand, bigram, monkeypatch):
     monkeypatch.setattr(bubblewrap, "tried", lambda: {"/bin/bwrap": "no permissions"})
     with pytest.raises(NoSandbox, match=r"/bin/bwrap: no permissions.*--trust"):
@@ -548,6 +551,7 @@ def test_without_a_sandbox_foreign_code_is_refused(stand, bigram, monkeypatch):
     assert failed(checks) == set() and 0 < result.bpb < 8
 
 
+@slow
 @sandboxed
 def test_a_full_machine_says_nothing_of_a_record(stand, monkeypatch):
     slow = "time.sleep(1)"  # so that the watchdog looks before it ends
@@ -720,6 +724,7 @@ def told(stand, bigram):
     return run
 
 
+@slow
 def test_files_are_compressed_and_decompressed(told, tmp_path):
     text, again = tmp_path / "a.txt", tmp_path / "b.txt"
     text.write_text(" ".join(helpers.documents(20, 8)), encoding="utf-8")
@@ -755,6 +760,7 @@ def test_a_sample_is_written(told, tmp_path):
     assert "the record raised" in told("sample", *words, code=3)
 
 
+@slow
 def test_a_prompt_may_hold_what_the_terminal_does_not_know(stand, bigram):
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0"}
     words = ["sample", bigram, *stand.place, "--prompt", "naïve "]
@@ -762,6 +768,7 @@ def test_a_prompt_may_hold_what_the_terminal_does_not_know(stand, bigram):
     assert said.startswith("na\\xefve ") and errors == ""
 
 
+@slow
 def test_a_file_is_completed(told, tmp_path):
     """A bigram model goes on from the last token alone. The last line has its end."""
     file = tmp_path / "a.txt"

@@ -37,6 +37,7 @@ def change(run, part, **values):
     edit_json(run / "config.json", lambda about: about[part].update(values))
 
 
+@pytest.mark.slow
 def test_all_commands_need_neither_track_nor_trust(run, tmp_path, monkeypatch):
     monkeypatch.setattr(bubblewrap, "tried", dict)
     text = tmp_path / "a.txt"

@@ -85,6 +85,7 @@ def new_track(folder, data, *more, code=0, records=None):
     return call("records", "track", "new", folder, *words, *more, code=code)
 
 
+@pytest.mark.slow
 def test_a_new_track_has_its_text_its_limits_and_the_rules_of_another(tales, tmp_path):
     """It ends with a command that trains within these limits, which the script takes as it is."""
     data, manifest = tales

@@ -138,6 +138,7 @@ FOLDERS += ["/sys/devices/system/cpu", "/etc", "/dev", "/proc"]
 CHANNELS = [(ASKS, TIMES, folder) for folder in FOLDERS] + [(DROPS, LOOKS, "pages of files")]
 
 
+@pytest.mark.slow
 @sandboxed
 @pytest.mark.parametrize("says, hears, where", CHANNELS, ids=[where for *_, where in CHANNELS])
 def test_names_that_do_not_exist_and_pages_of_files_tell_nothing(says, hears, where):
@@ -169,6 +170,7 @@ print(zlib.crc32(str(numbers).encode()))
 """
 
 
+@pytest.mark.slow
 @sandboxed
 def test_sizes_and_numbers_of_inodes_are_those_of_a_new_file_system(monkeypatch):
     monkeypatch.setattr(predictor, "sandbox_user", lambda: 64000 if os.geteuid() == 0 else 0)
@@ -213,6 +215,7 @@ for at in range(70000):
 }
 
 
+@pytest.mark.slow
 @sandboxed
 @pytest.mark.parametrize("folder", ["/tmp", "/dev/shm", "/room/work"])
 @pytest.mark.parametrize("kind", WRITES)
@@ -341,6 +344,7 @@ def test_data_that_only_their_owner_can_read_are_read(tmp_path):
     assert run("print(open('/room/x').read())", given={"/room/x": path}) == "text"
 
 
+@pytest.mark.slow
 @sandboxed
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone makes devices")
 def test_the_devices_of_a_gpu_can_be_read_and_written():
@@ -355,6 +359,7 @@ def test_the_devices_of_a_gpu_can_be_read_and_written():
         path.unlink()
 
 
+@pytest.mark.slow
 @sandboxed
 def test_a_virtual_environment_in_the_repository_shows_neither_shards_nor_repository(tmp_path, monkeypatch):
     """As `python -m venv .` makes it."""
@@ -436,6 +441,7 @@ def test_the_machines_bwrap_is_taken_where_it_works_and_else_the_wheels(tmp_path
 # --- limits by the kernel ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @sandboxed
 @pytest.mark.cgroups
 def test_mapped_files_are_no_memory_of_a_record(tmp_path):
@@ -462,6 +468,7 @@ event.set()
 """
 
 
+@pytest.mark.slow
 @sandboxed
 def test_threads_of_a_machine_with_128_cores_are_allowed():
     """numpy and torch start pools of their own, and each thread reserves a stack that it does not use."""

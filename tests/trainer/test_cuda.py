@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from tests.kit import helpers
-from tests.kit.launch import Launch, all_ranks, watch_the_others
+from tests.kit.launch import Launch
 from tests.trainer.test_model import assert_attention, attention_case
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
-ONE_GPU = helpers.ROOT / "tests/kit/one_gpu.py"
 COMPILED = {"DEVICE": "cuda", "DTYPE": "bfloat16", "COMPILE": 1, "WARMUP_STEPS": 2}
 KINDS = {
     "cpu": {"DEVICE": "cpu"},
@@ -86,9 +85,6 @@ def test_the_reference_shape_takes_a_step_on_the_gpu(tmp_path, corpus):
     assert run.losses()[0] == pytest.approx(5.766, abs=0.02)
 
 
-# --- runs that were stopped, and ranks --------------------------------------------------------------------
-
-
 def test_a_killed_run_goes_on_where_it_was(corpus, tmp_path):
     env = corpus.env(**COMPILED, ITERATIONS=40, RUN_ID="run", CKPT_SECONDS=1e-6)
     whole = Launch(tmp_path / "whole", env).need(0)
@@ -97,19 +93,3 @@ def test_a_killed_run_goes_on_where_it_was(corpus, tmp_path):
     assert "resumed from" in resumed.out
     assert len(resumed.losses()) == len(whole.losses()) == 40
     np.testing.assert_allclose(resumed.losses(), whole.losses(), rtol=0.01)
-
-
-def test_two_ranks_on_one_gpu_train_what_one_trains(runs, corpus, tmp_path):
-    env = corpus.env(DEVICE="cuda", ITERATIONS=20, VAL_LOSS_EVERY=10, PYTHONPATH=helpers.ROOT)
-    run = helpers.run_script(tmp_path, env, ranks=2, script=ONE_GPU)
-    assert run.code == 0, run.err
-    np.testing.assert_allclose(run.losses(), runs["cuda"].losses(), rtol=1e-3)
-
-
-def test_a_rank_that_dies_ends_the_other(corpus, tmp_path):
-    env = corpus.env(DEVICE="cuda", RUN_ID="lost", ITERATIONS=10**5, TRAIN_LOG_EVERY=1, DIST_TIMEOUT=6)
-    run = Launch(tmp_path, env, provoke="kill@12:rank=1", command=helpers.command(2, ONE_GPU))
-    others = all_ranks([run], 2)
-    watch_the_others([others.pop(1)], others, 6.0)
-    run.kill()
-    assert "lost a rank: dead, or silent for DIST_TIMEOUT" in run.err

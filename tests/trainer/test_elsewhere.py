@@ -31,16 +31,17 @@ NAMES += ["a_train.bin", "b_val_1.bin", "b_train_1.bin", "a_val_1.BIN", "notes.t
 @given(st.lists(st.sampled_from(NAMES), max_size=7, unique=True))
 def test_trainer_and_data_read_the_same_files_in_the_same_order(names):
     with tempfile.TemporaryDirectory() as where:
-        folder = Path(where)
+        folder = Path(where, "set")  # others' folders may stand beside `where`, and go
+        folder.mkdir()
         for name in names:
             (folder / name).touch()
         notes: list[str] = []
         found = {}
         for split in ("val", "train"):
             try:
-                found[split] = find_shards(where, split, notes)
+                found[split] = find_shards(str(folder), split, notes)
             except DataError as error:
-                assert where in str(error)
+                assert str(folder) in str(error)
         sets = {path.name.split("_")[0] for path in itertools.chain(*found.values())}
         try:
             expected = dict(zip(("val", "train"), shards.find_shards(folder)))

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import train_gpt
+from tests import parity
 from tests.kit import helpers
 from train_gpt import Machine, Predictor, Trainer, load_settings
 
@@ -70,23 +71,16 @@ def attention_case(B, T, H, G, K, dtype=torch.float32, gain=1.0, device="cpu"):
     return [part.to(device, dtype).requires_grad_() for part in (q, k, v)]
 
 
-def math_attention(q, k, v, window):
-    """PyTorch's own, in float64; a position sees the last `window` ones, itself among them."""
-    shape = q.shape
-    q = q.flatten(2, 3)
-    q, k, v = (x.double().transpose(1, 2) for x in (q, k, v))
-    places = torch.arange(q.size(2), device=q.device)
-    distance = places[:, None] - places
-    seen = (distance >= 0) & (distance < window)
-    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        out = F.scaled_dot_product_attention(q, k, v, seen, enable_gqa=True)
-    return out.transpose(1, 2).reshape(shape)
+def reference_attention(q, k, v, window):
+    """parity.py's, in float64 on the CPU, of the same shape as q."""
+    parts = (x.double().cpu() for x in (q.flatten(2, 3), k, v))
+    return parity.attention(*parts, window).reshape(q.shape).to(q.device)
 
 
 def assert_attention(parts: list[torch.Tensor], window: float, error: float) -> None:
-    """train_gpt's is PyTorch's: what it finds, within half the error, and its gradients."""
+    """train_gpt's is the reference's: what it finds, within half the error, and its gradients."""
     out = train_gpt.attention(*parts, window)
-    reference = math_attention(*parts, window)
+    reference = reference_attention(*parts, window)
     assert (out.shape, out.dtype) == (reference.shape, parts[0].dtype)
     furthest = (out.double() - reference).abs().max()
     assert furthest < error / 2 * reference.abs().max()
@@ -108,7 +102,7 @@ CASES = """
 @pytest.mark.parametrize("dtype, error", [(torch.float32, 1e-5), (torch.bfloat16, 0.04)])
 @pytest.mark.parametrize("case", CASES.split())
 @pytest.mark.parametrize("window", [math.inf, 300, 128, 100, 1])
-def test_attention_is_pytorchs_with_its_gradients(case, dtype, error, window):
+def test_attention_is_the_references_with_its_gradients(case, dtype, error, window):
     assert_attention(attention_case(*map(int, case.split("x")), dtype), window, error)
 
 
@@ -116,7 +110,7 @@ def test_attention_is_pytorchs_with_its_gradients(case, dtype, error, window):
 def test_attention_is_exact_for_any_gain_it_may_learn(gain):
     """A gain of 200 at width 16 makes scores of +-800 nats."""
     parts = attention_case(1, 200, 4, 2, 16, gain=gain)
-    reference = math_attention(*parts, math.inf)
+    reference = reference_attention(*parts, math.inf)
     furthest = (train_gpt.attention(*parts, math.inf) - reference).abs().max()
     assert furthest < 1e-4 * reference.abs().max()
 

@@ -348,12 +348,8 @@ def test_without_a_compiler_one_line_says_so_and_the_run_is_eager(base_run, corp
 # --- settings at work -------------------------------------------------------------------------------------
 
 VARIANTS = {
-    "seed": {"SEED": 7},
     "bfloat16": {"DTYPE": "bfloat16"},
     "window": {"EVAL_SEQ_LEN": 16},
-    "slots": {"BATCH_SLOTS": 4},
-    "softcap": {"LOGIT_SOFTCAP": 3},
-    "length": {"TRAIN_SEQ_LEN": 25, "TRAIN_BATCH_TOKENS": 600},  # no divisor of the reference's batch
     "int8": {"MODEL_DIM": 192, "NUM_HEADS": 2},  # wide enough for matrices in int8
 }
 
