@@ -10,7 +10,7 @@ import numpy as np
 import sentencepiece
 
 from data import shards
-from data.command import DataError
+from data.command import DataError, nearest
 from data.files import sha256
 
 Tokenizer = sentencepiece.SentencePieceProcessor
@@ -45,10 +45,8 @@ class Text:
 def load_tokenizer(path: Path) -> Tokenizer:
     """Raises DataError."""
     if not path.exists():
-        raise DataError(
-            f"{path}: no such file; python -m data prepare demo makes the demo corpus and its tokenizer, "
-            "--data names another folder"
-        )
+        mend = "; python -m data prepare demo makes the demo's, --data names another folder"
+        raise DataError(f"{path}: no such file{nearest(path) or mend}")
     return shards.Tokenizer(path).processor
 
 

@@ -46,6 +46,19 @@ def test_the_others_end_in_time_when_a_rank_is_lost(corpus, tmp_path, spec):
 
 
 @pytest.mark.slow
+def test_torchrun_starts_the_ranks_again_when_one_was_killed(corpus, tmp_path):
+    """--max-restarts: the run goes on from its checkpoint by itself."""
+    env = corpus.env(RUN_ID="run", ITERATIONS=200, CKPT_SECONDS=0.01, TRAIN_LOG_EVERY=1, **SMALL)
+    command = helpers.command(2, torchrun=("--standalone", "--max-restarts=1"))
+    run = Launch(tmp_path, env, command=command)
+    ranks = all_ranks(run, 2)
+    run.wait(until=lambda: "step:20/" in run.out)
+    os.kill(ranks[1], signal.SIGKILL)
+    final = run.need(0).final
+    assert (final["steps"], final["resumes"]) == ("200", "1") and "resumed from" in run.out
+
+
+@pytest.mark.slow
 def test_bad_numbers_of_one_rank_change_none_and_a_replica_that_changed_is_named(corpus, tmp_path):
     """Before and behind a step without finite numbers, both ranks hold the same state."""
     faults = "nan@5:rank=1:part=qkv,inf@9:rank=0,drift@15:rank=1,hash@5,hash@6,hash@9,hash@10"
