@@ -734,8 +734,7 @@ def byte_table(tokenizer: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def bytes_of_tokens(tokenizer: Any, tokens: np.ndarray) -> np.ndarray:
     """Bytes of each token of a stream, int64[n]; documents begin after a control token."""
     inner, first, control = byte_table(tokenizer)
-    after_control = np.ones(len(tokens), bool)
-    after_control[1:] = control[tokens[:-1]]
+    after_control = np.append(True, control[tokens[:-1]])  # the first is
     return np.asarray(np.where(after_control, first[tokens], inner[tokens]))
 
 
@@ -806,7 +805,6 @@ def decode_artifact(blob: bytes, path: Any) -> tuple[Facts, Arrays, str]:
     """Settings, float32 weights by name, sha256 of the tokenizer. Raises DataError."""
     try:
         tensors, head = unpack_tensors(blob)
-        tokenizer_sha256 = head["tokenizer_sha256"]
         settings = {k: parse_setting(k, format_value(v)) for k, v in head["settings"].items()}
         s = Settings(**settings)
         check_settings(s)
@@ -820,9 +818,9 @@ def decode_artifact(blob: bytes, path: Any) -> tuple[Facts, Arrays, str]:
                 raise ValueError(f"{name} is {x.shape}, expected finite numbers of {shape}")
         if tensors:
             raise ValueError(f"its {min(tensors)!r} has no place in the model")
+        return settings, weights, head["tokenizer_sha256"]
     except DAMAGED as error:
         raise DataError(f"{path} is damaged or of another script: {error!r}") from None
-    return settings, weights, tokenizer_sha256
 
 
 # --- predictor: what the referee calls (records/README.md) --------------------------------
@@ -1257,6 +1255,8 @@ def open_machine(s: Settings) -> Machine:
     if cuda and local >= torch.cuda.device_count():
         raise SettingError(f"DEVICE={s.device}: torch finds no GPU of number LOCAL_RANK={local}")
     machine = Machine(torch.device(f"cuda:{local}" if cuda else "cpu"), rank, world, compile=s.compile)
+    if " " in os.environ.get("TMPDIR", "") + os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""):  # torch quotes none
+        os.environ |= {"TMPDIR": "/tmp", "TORCHINDUCTOR_CACHE_DIR": f"/tmp/torchinductor_{os.getuid()}"}
     try:
         machine.compiled(torch.neg)(torch.zeros(2, device=machine.device))
     except Exception as error:  # no C++ compiler, or a broken one: eager runs
