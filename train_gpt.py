@@ -1255,7 +1255,7 @@ def open_machine(s: Settings) -> Machine:
     if cuda and local >= torch.cuda.device_count():
         raise SettingError(f"DEVICE={s.device}: torch finds no GPU of number LOCAL_RANK={local}")
     machine = Machine(torch.device(f"cuda:{local}" if cuda else "cpu"), rank, world, compile=s.compile)
-    if " " in os.environ.get("TMPDIR", "") + os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""):  # torch quotes none
+    if " " in os.environ.get("TMPDIR", "") + os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""):  # not quoted
         os.environ |= {"TMPDIR": "/tmp", "TORCHINDUCTOR_CACHE_DIR": f"/tmp/torchinductor_{os.getuid()}"}
     try:
         machine.compiled(torch.neg)(torch.zeros(2, device=machine.device))
