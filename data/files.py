@@ -11,11 +11,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from data.command import DataError, UsageError, nearest, warn_once
+from data.command import QUIET, DataError, UsageError, nearest, warn_once
 
 # What file systems of a network or of a program may answer.
 NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -132,6 +134,25 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 @contextlib.contextmanager
+def repeated(line: str) -> Iterator[None]:
+    """Print a line now, and each half a minute with the seconds so far until the block ends; '': nothing."""
+    done = threading.Event()
+
+    def say() -> None:
+        began = time.monotonic()
+        while line and not done.wait(QUIET):
+            print(f"{line} ({time.monotonic() - began:.0f} s so far)", file=sys.stderr, flush=True)
+
+    if line:
+        print(line, file=sys.stderr, flush=True)
+    threading.Thread(target=say, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+@contextlib.contextmanager
 def locked(
     folder: Path, shared: bool = False, file: str = "", waiting: str = "", refusal: str = ""
 ) -> Iterator[None]:
@@ -152,9 +173,8 @@ def locked(
             except BlockingIOError:
                 if refusal:
                     raise UsageError(refusal) from None
-                if waiting:
-                    print(waiting, file=sys.stderr, flush=True)
-                fcntl.flock(lock, kind)
+                with repeated(waiting):
+                    fcntl.flock(lock, kind)
         yield
     finally:
         os.close(lock)

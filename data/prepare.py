@@ -209,13 +209,13 @@ def remedy(val: Counter[str], train: Counter[str], largest: float, more: str) ->
     total = documents + train["documents"]
     if total < 2 * FEW_DOCUMENTS:
         return more
-    usual = max(LARGE, 2 / documents)  # twice the mean, where the documents are few
-    if largest > usual:
-        return f"take --val-max-bytes {int(size * usual)}, which leaves larger documents to training"
     enough = max(2 * FEW_DOCUMENTS, documents * FEW_BYTES // size + 1)
     count = min(enough, total // 5)
     if documents < count or (count < documents and size > train["bytes"]):
         return f"take --val-docs {count}" + (f", and {more}" if count < enough else "")
+    usual = max(LARGE, 2 / documents)  # twice the mean, where the documents are few
+    if largest > usual and size >= FEW_BYTES:
+        return f"take --val-max-bytes {int(size * usual)}, which leaves larger documents to training"
     return more
 
 
@@ -234,7 +234,8 @@ def report(job: Job, manifest: dict) -> None:
     largest = manifest["validation"]["largest_document"]
     say(f"validation text: its largest document has {largest:.1%} of the bytes")
     if wrong := weakness(**found, largest=largest):
-        say(f"warning: {wrong}: {remedy(**found, largest=largest, more=job.more)}")
+        mend = remedy(**found, largest=largest, more=job.more)
+        say(f"warning: {wrong}: {mend}; a text that is made anew takes another --name")
     say("To train on it; with PRESET=minute before it, for a minute:")
     say(training_command(job.target, job.tokenizer, job.plan.vocab_size))
 

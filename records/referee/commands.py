@@ -155,7 +155,7 @@ def write(prompt: str, shown: bool, tokens: int, temperature: float, seed: int, 
     with job_of(**place, alone=True) as job:
         tokenizer = load_tokenizer(job.tokenizer_path)
         fed = tokenizer.encode(prompt)[-CONTEXT:]
-        with job.predictor() as predictor:
+        with job.predictor(scored=False) as predictor:
             written = sampled(predictor, tokenizer, fed, tokens, temperature, np.random.default_rng(seed))
             first = next(written)  # once the model is there: an error stands on a line of its own
             print(prompt if shown else "", end="")
@@ -204,7 +204,7 @@ def convert(codec: Callable[..., bytes], file: Path, output: Path, place: dict[s
         given = read_bytes(file)
         if codec is coder.decompress:
             need_same_model(file, given, job)
-        with job.predictor() as predictor:
+        with job.predictor(scored=False) as predictor:
             try:
                 made = codec(predictor, load_tokenizer(job.tokenizer_path), job.name, given)
             except DataError as error:

@@ -110,7 +110,7 @@ def on_this_machine(sees_text: bool) -> Iterator[None]:
     Caches and clocks carry bits between sandboxes that live at once, so one that trains must not live beside
     a text that it will be scored on. Raises NoSandbox.
     """
-    waiting = "another record runs on this machine: waiting for its sandbox to end"
+    waiting = "another record is scored or trained on this machine: waiting for its end; Ctrl-C is safe"
     with locked(lock_folder(), shared=not sees_text, waiting=waiting):
         yield
 

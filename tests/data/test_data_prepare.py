@@ -260,14 +260,14 @@ def test_what_the_validation_text_is_worth_and_the_command_that_trains(tmp_path)
             1,
             "small (documents: 1, bytes: 2000); below 10 documents or 100,000 bytes a score ",
         ),
-        ("fewer", texts, 1, "depends on chance: take --val-docs 51\n"),
-        ("half", texts[:60], 50, "bytes, the training text 20,000: take --val-docs 12, and give more text\n"),
+        ("fewer", texts, 1, "depends on chance: take --val-docs 51; "),
+        ("half", texts[:60], 50, "bytes, the training text 20,000: take --val-docs 12, and give more text; "),
         ("one", [*texts, long], 60, "than 5% of the validation text: take --val-max-bytes 7400, which "),
         (
             "most",
             [*texts[:3], long],
             1,
-            f"has {len(long):,} bytes, the training text 6,000: give more text\n",
+            f"has {len(long):,} bytes, the training text 6,000: give more text; ",
         ),
     ):
         said = make(root, write_jsonl(tmp_path / "t.jsonl", lines), "--val-docs", count, name=name)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import train_gpt
 from tests.kit import data_kit, helpers, record_kit
 
 FROZEN = re.compile(r"records/track_\w+/20\d\d-")  # a record's folder stays as it was sent
@@ -61,6 +62,15 @@ def test_files_that_are_named_with_their_folder_exist(paper):
     assert not [word for word in named if not PLACEHOLDER.search(word) and not [*helpers.ROOT.glob(word)]]
 
 
+def test_the_tour_names_what_the_script_has():
+    for name in re.findall(
+        r"`([A-Za-z_.]+)`", text_of(".github/CONTRIBUTING.md").partition("## Add an idea")[2]
+    ):
+        first, *rest = name.split(".")
+        if hasattr(train_gpt, first):
+            assert all(hasattr(getattr(train_gpt, first), part) for part in rest), name
+
+
 OURS = re.compile(r"-m (data|records|tests(?:\.\w+)+)\b([^&|;#`']*)")
 help_of = functools.cache(data_kit.call)
 
@@ -72,10 +82,7 @@ def test_commands_name_modules_scripts_and_options_that_exist(paper):
             assert (helpers.ROOT / script).exists(), line
         for module, rest in OURS.findall(line):
             assert importlib.util.find_spec(module), line
-            if module not in (
-                "data",
-                "records",
-            ):  # tests begin to work at once
+            if module.startswith("tests"):  # which begin to work at once
                 continue
             command, *more = rest.split()
             words = [command, more[0].split(":")[0]] if command in ("prepare", "track") else [command]

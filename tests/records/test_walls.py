@@ -561,7 +561,7 @@ def test_a_sandbox_that_sees_a_text_lives_alone(kinds, tmp_path, monkeypatch, ca
         assert len(lives) == ("text" not in kinds)
     other.join()
     assert lives == [second]
-    said = "another record runs on this machine: waiting for its sandbox to end\n"
+    said = "another record is scored or trained on this machine: waiting for its end; Ctrl-C is safe\n"
     assert capsys.readouterr().err == (said if "text" in kinds else "")
 
 
@@ -585,13 +585,14 @@ def test_scoring_takes_the_machine_and_training_shares_it(stand, tmp_path, monke
     for module in (jobs, training):
         monkeypatch.setattr(module, "watched", look)
     job = stand.job(stand.record())
-    with pytest.raises(NoSandbox), job.predictor():
-        pass
+    for scored in (True, False):
+        with pytest.raises(NoSandbox), job.predictor(scored):
+            pass
     record = SimpleNamespace(track=job.track, path=job.script.parent)
     monkeypatch.setattr(training, "sandbox_files", lambda *_: {})
     with pytest.raises(NoSandbox), training.training_sandbox(record, stand.data, {}):
         pass
-    assert seen == [(False, False), (True, False)] and is_free(shared=False)
+    assert seen == [(False, False), (True, True), (True, False)] and is_free(shared=False)
 
 
 def test_all_users_of_a_machine_take_one_lock(tmp_path, monkeypatch):
