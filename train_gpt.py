@@ -918,7 +918,7 @@ class TokenStream:
             need(path, "extension", header["extension"], 0x31464C47 if self.extended else 0)
             tokens = self.read(start, int(header["tokens"]))
             highest = max(int(tokens.max()), s.vocab_size - 1)
-            need(path, "highest token", highest, s.vocab_size - 1, "see VOCAB_SIZE, TOKENIZER_PATH")
+            need(path, "highest token", highest, s.vocab_size - 1, "see VOCAB_SIZE, data/README.md")
             crc32 = zlib.crc32(tokens.data)
             if self.extended:
                 need(path, "index and split", header[["index", "split"]].item(), (index, split == "train"))
@@ -1091,7 +1091,7 @@ def open_run(s: Settings, about: Facts, scripts: Facts) -> tuple[Path, Arrays, F
                 continue
             found = f"{name.upper()}={format_value(now)}: {folder} was begun with {format_value(was)}"
             begun = " ".join(f"{key.upper()}={facts['settings'][key]}" for key in ("preset", "data_path"))
-            text = f"RUN_ID={folder.name} was begun by {begun}: give those or a new RUN_ID; {found}"
+            text = f"{found}, by {begun}: give that again, or a new RUN_ID"
             raise DataError(text) if kind == "sha256" else SettingError(text)
     os.truncate(metrics, min(facts.get("metrics_bytes", 0), len(events)))  # steps again
     for name, blob in (scripts | {"config.json": json.dumps(about, indent=1).encode()}).items():

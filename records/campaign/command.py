@@ -108,7 +108,7 @@ def score_missing(runs: list[SeedRun], track: Track, data: Path) -> int:
 def alone(home: Path) -> contextlib.AbstractContextManager[None]:
     """Nobody else runs into this folder until the block ends. Raises UsageError."""
     home.mkdir(parents=True, exist_ok=True)
-    refusal = f"{home}: this campaign is at work there already, expected one at a time"
+    refusal = f"{home}: this campaign is at work there already; wait for its end, or stop it"
     return locked(home, file="lock", refusal=refusal)
 
 
@@ -128,7 +128,7 @@ def name_ignored(script: bytes) -> None:
     lines = script.decode(errors="replace")
     known = [name for name in os.environ if re.search(rf"^    {name.lower()}: \w+ = ", lines, re.MULTILINE)]
     if known:
-        mend = f"write them into {SCRIPT}, or into FILE's [settings]"
+        mend = f"write them into {SCRIPT}; a preset is --preset, and a campaign's file has [settings]"
         warn_once(f"settings of the shell do not count: {some(sorted(known))}; {mend}")
 
 

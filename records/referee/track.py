@@ -97,7 +97,7 @@ def refuse_place(folder: Path, records: Path) -> None:
         raise UsageError(f"{folder}: exists already; edit {folder / TRACK}, or choose another name")
     if folder.resolve().parent != records.resolve() or not re.fullmatch("track_[a-z0-9_]+", folder.name):
         named = shell(records / "track_tales")
-        raise UsageError(f"{folder}: a track is a folder such as {named}, of a-z, 0-9 and _")
+        raise UsageError(f"{folder}: a track is a folder of records/, such as {named}, of a-z, 0-9 and _")
 
 
 def tokenizer_of(folder: Path, like: Track) -> str:

@@ -57,7 +57,7 @@ def check_folder(record: Record) -> Iterator[Check]:
     for path in paths:
         size = path.lstat().st_size
         if not runs.FILES.fullmatch(path.name):
-            wrong.append(f"{path.name!r} has no place in a record")
+            wrong.append(f"{path.name!r} has no place in a record; remove it")
         elif path.is_symlink() or not path.is_file():
             wrong.append(f"{path.name} is no plain file")
         elif size > runs.most_bytes(path, budget):

@@ -113,9 +113,9 @@ def test_a_new_track_has_its_text_its_limits_and_the_rules_of_another(tales, tmp
     "name, words",
     [
         ("records/track_here", "exists already; edit "),
-        ("records/tales", "a track is a folder such as "),
-        ("track_tales", "a track is a folder such as "),
-        ("records/more/track_tales", "a track is a folder such as "),
+        ("records/tales", "a track is a folder of records/, such as "),
+        ("track_tales", "a track is a folder of records/, such as "),
+        ("records/more/track_tales", "a track is a folder of records/, such as "),
     ],
 )
 def test_a_new_track_is_a_new_folder_of_records(tales, tmp_path, name, words):

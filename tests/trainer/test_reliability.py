@@ -210,7 +210,7 @@ def test_a_setting_that_changes_the_result_is_refused_by_name(copy, monkeypatch)
     before, values = contents(copy), config_of(copy)["settings"]
     for name in ROWS.keys() - FREE:
         was = re.escape(train_gpt.format_value(values[name]))
-        said = f"begun by PRESET=.*; {name.upper()}=.* with {was}$"
+        said = f"^{name.upper()}=.* with {was}, by PRESET=.*: give that again, or a new RUN_ID$"
         with pytest.raises(train_gpt.SettingError, match=said):
             reopen(copy, **{name: other(name, values[name])})
     assert contents(copy) == before
