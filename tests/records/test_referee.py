@@ -296,7 +296,7 @@ def step(found):
 answers(step)
 ### two answers to one question | protocol: the record answered before it was asked
 def step(found):
-    os.write(pipe, ANSWER)
+    os.write(pipe, ANSWER * 2)
     return found
 answers(step)
 ### an answer of its own kind | protocol: the answer is none of the protocol
