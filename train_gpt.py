@@ -58,11 +58,11 @@ class DataError(ValueError): ...  # a file is damaged, or another's
 FLOPPY = (
     dict(data_path="./data/datasets/demo_sp1024", tokenizer_path="./data/tokenizers/demo_1024_bpe.model")
     | dict(num_layers=4, model_dim=192, num_heads=3, num_kv_heads=1, qk_gain_init=4.0, matrix_lr=0.06)
-    | dict(key_shift=1.0, short_window=128, exclusive_attention=True, mlp_leak=0.5, doc_tokens=16384)
+    | dict(key_shift=1.0, short_window=128, exclusive_attention=True, mlp_leak=0.5)
     | dict(train_seq_len=1024, train_batch_tokens=8192, val_batch_size=65536, iterations=10**5)
-    | dict(max_wallclock_seconds=0.0, max_flops=1e14, warmup_steps=2, lr_warmup_steps=20, warmdown_iters=0.6)
+    | dict(max_flops=1e14, warmup_steps=2, lr_warmup_steps=20, warmdown_iters=0.6)
     | dict(muon_momentum=0.95, muon_momentum_warmup_start=0.85, muon_momentum_warmup_steps=300)
-    | dict(budget_bytes=1474560, code_bytes="zlib")
+    | dict(doc_tokens=16384, max_wallclock_seconds=0.0, budget_bytes=1474560, code_bytes="zlib")
 )
 MINUTE = FLOPPY | (
     dict(num_layers=2, model_dim=128, num_heads=2, short_window=0, qk_gain_init=1.5, matrix_lr=0.04)
@@ -163,7 +163,7 @@ def parse_setting(name: str, text: str) -> Any:
     if ROWS[name].type == "str" and text in choices:
         return text
     parse, takes = KINDS.get(str(ROWS[name].type), (None, f"one of {', '.join(choices)}"))
-    if parse and re.fullmatch("[0-9.eE+-]+", text):  # Python also reads 1_0, and digits of other scripts
+    if parse and re.fullmatch("[0-9.eE+-]+", text):  # Python also reads 1_0
         with contextlib.suppress(ValueError, TypeError):
             if low <= parse(text) <= high:
                 return parse(text)
@@ -184,7 +184,7 @@ def load_settings(env: Mapping[str, str], default_preset: str) -> tuple[Settings
     for name in sorted(env.keys() - names - {"MODEL_DIR"}):  # which is others'
         for meant in difflib.get_close_matches(name.upper(), names, 1, cutoff=0.85):
             found = f"{name}={env[name]!r} is no setting, {meant} is"
-            places = [i for i in range(1, len(meant)) if meant[i] > "9"]  # a letter missing or wrong?
+            places = [i for i in range(1, len(meant)) if meant[i] > "9"]  # one letter off?
             if re.fullmatch("|".join(f"{meant[:i]}.?{meant[i + 1 :]}" for i in places), name.upper()):
                 raise SettingError(f"{found}: write that or unset it")
             print(f"note: {found}", file=sys.stderr)  # other tools' words
@@ -302,7 +302,7 @@ class Plan:
         self.num_steps = min(s.iterations, int((s.max_flops or LARGE) // self.flops))
 
     def step(self, number: int, elapsed: float = 0.0) -> Step:
-        """Its rate: a linear rise, constant, a linear fall to 0 over the last part of the run."""
+        """Its rate: a linear rise, constant, a linear fall to 0 over the run's last part."""
         s = self.s
         clock = elapsed / (s.max_wallclock_seconds or math.inf)
         progress = max(number / s.iterations, number * self.flops / (s.max_flops or math.inf), clock)
@@ -364,7 +364,7 @@ def rope_tables(s: Settings, device: torch.device, length: int) -> Rope:
 def norm_and_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """RMS-normalise each head and turn its pairs, one of each half, by the position."""
     x = rms_norm(x)
-    swapped = torch.unflatten(x, -1, (2, -1)).flip(-2).flatten(-2)  # quicker than to cut and join
+    swapped = torch.unflatten(x, -1, (2, -1)).flip(-2).flatten(-2)  # quicker than joining
     return x * cos + swapped * sin
 
 
@@ -389,7 +389,7 @@ def attention(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, window: float) ->
 
 
 def attention_by_blocks(q_BTGRK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, window: float) -> Tensor:
-    """attention by blocks of queries: a step around torch's own is 1.4 to 1.7 times as long."""
+    """attention by blocks of queries: torch's own makes a step 1.4 to 1.7 times as long."""
     scale = q_BTGRK.size(-1) ** -0.5 * math.log2(math.e)  # exp2 is quicker than exp
     q_BGTRK = (q_BTGRK * scale).transpose(1, 2).contiguous()  # else bmm copies a slice of each
     k_BGTK = k_BTGK.transpose(1, 2).contiguous()
@@ -683,7 +683,7 @@ class Trainer:
         return loss, gradient
 
     def step(self, batch: Any, step: Step) -> tuple[Any, Any, Any]:
-        """One step on this rank's slots, int64[n, slot_tokens + 1]: loss, gradient norm, whether finite."""
+        """One step, of int64[n, slot_tokens + 1], this rank's: loss, gradient norm, finite."""
         loss, grad = self.loss_and_gradient(batch)
         for part in (loss, grad):
             self.machine.collective(dist.all_reduce, part, group=self.machine.reducers)
@@ -698,7 +698,7 @@ class Trainer:
         self.model.nll(np.zeros((s.eval_rows, s.eval_window + 1), np.int64))
         batch = self.machine.tensor(np.zeros((slots, s.slot_tokens + 1), np.int64))
         self.loss_and_gradient(batch)
-        self.machine.collective(dist.barrier, group=self.machine.patient)  # compiling may take long
+        self.machine.collective(dist.barrier, group=self.machine.patient)  # compilers are slow
         for _ in range(s.warmup_steps):
             self.step(batch, plan.step(0))
         self.reset()
@@ -887,7 +887,7 @@ def find_shards(folder: str, split: str, notes: list[str]) -> list[Path]:
     names = sorted(path.name for path in Path(folder).glob("[!.]*.bin"))
     shards = [re.fullmatch(r"(.+)_(train|val)_([0-9]+)\.bin", name) for name in names]
     others = ", ".join([name for name, shard in zip(names, shards) if not shard][:3])
-    notes += [f"note: {folder}: left out, since not named as shards: {others}"] if others else []
+    notes += [f"note: {folder}: left out, not named as shards: {others}"] if others else []
     own = sorted((int(shard[3]), shard[1], shard[0]) for shard in shards if shard and shard[2] == split)
     if not own:
         here = {str(path.parent) for path in Path(folder).parent.glob(f"*/*_{split}_*.bin")}
@@ -928,7 +928,7 @@ class TokenStream:
                 need(path, "crc32 of the tokens", crc32, header["crc32"])
             header["crc32"] = crc32  # so a resume knows the text of legacy shards, too
             begins.append(start + np.flatnonzero(tokens == bos))
-        self.documents = np.unique(np.concatenate(begins))  # where they begin; the last goes on at 0
+        self.documents = np.unique(np.concatenate(begins))  # starts; the last goes on at 0
 
     def read(self, start: int, length: int) -> np.ndarray:
         """uint16[length] from token `start` on, the first token following the last."""
@@ -959,7 +959,7 @@ class BatchReader:
             document = np.searchsorted(stream.documents, middles, "right") - 1
             short = sizes[document] <= s.doc_tokens
             windows = windows[short] if short.mean() >= 0.1 else windows
-            found = f"note: {short.mean():.0%} of the text is in documents of at most DOC_TOKENS"
+            found = f"note: {short.mean():.0%} of the text is in documents up to DOC_TOKENS"
             notes.append(f"{found}; they are read, or all if that is below 10%")
         self.order = np.random.Generator(np.random.Philox(key=s.seed)).permutation(windows)
 
@@ -990,9 +990,9 @@ def load_corpus(s: Settings, with_train: bool = True) -> Corpus:
     notes: list[str] = []
     train = TokenStream(s, "train", sha256(blob), tokenizer.bos_id(), notes) if with_train else None
     hashes = {"train_sha256": sha256(train.headers if train else b""), "tokenizer_sha256": sha256(blob)}
-    if train and not any(Path(s.data_path).glob("[!.]*_val_*.bin")):  # as where a record is retrained
+    if train and not any(Path(s.data_path).glob("[!.]*_val_*.bin")):  # as in a retraining
         none = np.zeros(0, np.uint16)
-        return Corpus(train, none, none, [*notes, "note: no validation text, no score"], hashes)
+        return Corpus(train, none, none, [*notes, "note: no validation text or score"], hashes)
     val = TokenStream(s, "val", sha256(blob), tokenizer.bos_id(), notes)
     if train and train.extended and len(train.paths) < train.headers["shards"][0]:
         notes.append(f"note: {len(train.paths)} of {train.headers['shards'][0]} training shards are here")
@@ -1152,7 +1152,7 @@ class Run:
             if counters.skipped_in_a_row == s.max_skipped:
                 raise FloatingPointError(f"{found}, the last of MAX_SKIPPED; lower MATRIX_LR or SCALAR_LR")
         clock = seconds / (s.max_wallclock_seconds or math.inf)
-        done = max(step / s.iterations, flops / (s.max_flops or math.inf), clock)  # of the limit that ends it
+        done = max(step / s.iterations, flops / (s.max_flops or math.inf), clock)  # of the run
         self.line(  # speeds are averages over the run
             f"step:{step}/{self.num_steps} train_loss:{loss:.4f} time:{seconds:.0f}s "
             f"left:{seconds / done - seconds:.0f}s tok_s:{counters.tokens_seen / seconds:.0f} "
@@ -1189,7 +1189,7 @@ class Machine:
     dtype: torch.dtype = torch.float32  # of products
     peak_flops: float = math.inf  # per second, measured, of one process in dtype
     compile: bool = False
-    patient: Any = None  # the process group that waits for a rank that compiles, or a slow disk
+    patient: Any = None  # process group that waits for compilers and slow disks
     reducers: Any = None  # the process group that sums gradients
     signals: list[int] = dataclasses.field(default_factory=list)  # those to stop that came
 
@@ -1243,7 +1243,7 @@ class Machine:
 
 def open_machine(s: Settings) -> Machine:
     """Device, compiler and process groups. Raises SettingError for what is not there."""
-    defaults = {"WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": 0}  # torchrun sets them, and MASTER_ADDR
+    defaults = {"WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": 0}  # torchrun's, and MASTER_ADDR
     given = os.environ if "MASTER_ADDR" in os.environ else {}
     world, rank, local = (int(given.get(name) or default) for name, default in defaults.items())
     fits = [n for n in range(1, s.batch_slots + 1) if s.batch_slots % n == 0]
@@ -1253,7 +1253,7 @@ def open_machine(s: Settings) -> Machine:
     if world == 1 and os.environ.get("SLURM_NTASKS", "1") != "1":
         print("note: SLURM_NTASKS, but no MASTER_ADDR: each task trains alone; torchrun joins them")
     if cuda and local >= torch.cuda.device_count():
-        raise SettingError(f"DEVICE={s.device}: torch finds no GPU of number LOCAL_RANK={local}")
+        raise SettingError(f"DEVICE={s.device}: torch finds no GPU LOCAL_RANK={local}")
     machine = Machine(torch.device(f"cuda:{local}" if cuda else "cpu"), rank, world, compile=s.compile)
     if " " in os.environ.get("TMPDIR", "") + os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""):  # not quoted
         os.environ |= {"TMPDIR": "/tmp", "TORCHINDUCTOR_CACHE_DIR": f"/tmp/torchinductor_{os.getuid()}"}
@@ -1262,16 +1262,16 @@ def open_machine(s: Settings) -> Machine:
     except Exception as error:  # no C++ compiler, or a broken one: eager runs
         machine.compile = False
         print("compile:0 (torch.compile fails, so eager):", *str(error).rpartition("Output:")[2].split()[:30])
-    torch._dynamo.config.suppress_errors = True  # eager, and a warning, where its cache is damaged
+    torch._dynamo.config.suppress_errors = True  # a damaged cache: eager, and a warning
     keep_freed_memory()
-    for path in ("cpu.max", "cpu/cpu.cfs_quota_us"):  # a container's limit: more threads would wait
+    for path in ("cpu.max", "cpu/cpu.cfs_quota_us"):  # a container's limit
         with contextlib.suppress(OSError, *DAMAGED):
             cores = int(Path("/sys/fs/cgroup", path).read_text().split()[0]) // 100_000
             if cores >= 0:  # -1 and max: no limit
                 torch.set_num_threads(max(1, min(cores, torch.get_num_threads())))
     if world > 1:  # small decisions travel as CPU tensors over gloo: no GPU waits for them
         timeout = datetime.timedelta(seconds=s.dist_timeout)
-        store, *_ = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
+        store, *_ = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore
         store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)  # type: ignore
         dist.init_process_group("gloo", timeout=timeout, store=store, rank=rank, world_size=world)
         machine.patient = dist.new_group(timeout=datetime.timedelta(hours=1))
@@ -1282,7 +1282,7 @@ def open_machine(s: Settings) -> Machine:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep freed memory: page faults of temporaries make a step 1.4 times as long."""
+    """Let glibc keep freed memory: its page faults make a step 1.4 times as long."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", min)  # elsewhere nothing happens
     for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 2**26)):  # mmap, trim, top pad
         mallopt(option, value)
@@ -1371,7 +1371,7 @@ def finish(trainer: Trainer, corpus: Corpus, run: Run) -> int:
     rows |= {"preset": s.preset, "seed": s.seed, "run_id": run.folder.name} | vars(run.counters)
     rows |= {"total_bytes": total, "budget_bytes": s.budget_bytes, "budget": "ok" if fits else "over"}
     python = os.path.relpath(sys.executable)
-    run.final(rows | score | {"next": f"{python} -m records sample {run.folder}"})  # what counts comes last
+    run.final(rows | score | {"next": f"{python} -m records sample {run.folder}"})
     return 0 if fits else 4
 
 
@@ -1380,7 +1380,7 @@ def run_all(s: Settings, about: Facts, scripts: Facts, machine: Machine, make: F
     s = dataclasses.replace(s, dtype=machine.choose_dtype(s.dtype))
     corpus, plan, settings, origins = load_corpus(s), Plan(s), dataclasses.asdict(s), about["origins"]
     environment = machine.facts() | {"dtype": s.dtype} | about["environment"]
-    model = {"params": sum(param.size for param in parameter_table(s))}  # of a fork they differ
+    model = {"params": sum(param.size for param in parameter_table(s))}  # forks differ
     about |= {"settings": settings, "sha256": corpus.sha256 | model, "environment": environment}
     folder, arrays, facts, notes = machine.on_rank_0(lambda: open_run(s, about, scripts))
     reader = BatchReader(s, corpus.train, machine, corpus.notes)
@@ -1434,7 +1434,7 @@ def dry_run(s: Settings, origins: dict[str, str], code_bytes: int) -> int:
     return 0
 
 
-NO_MEMORY = "out of memory|DefaultCPUAllocator|(Unable|Attempting) to allocate"  # torch says, and MLX
+NO_MEMORY = "out of memory|DefaultCPUAllocator|(Unable|Attempting) to allocate"  # torch, MLX
 EXIT_CODES = {SettingError: 2, DataError: 3, FloatingPointError: 17, OSError: 16, dist.DistError: 16}
 
 
@@ -1454,7 +1454,7 @@ def run_script(open_machine: Function, make: Function, file: str, *arguments: st
     try:
         machine = open_machine(s)
     except (ValueError, RuntimeError) as error:
-        if isinstance(error, (SettingError, dist.DistError)) or "MASTER_ADDR" not in os.environ:
+        if isinstance(error, SettingError | dist.DistError) or "MASTER_ADDR" not in os.environ:
             raise  # as it is; the second: a rank came too late
         raise SettingError(f"{error}; see WORLD_SIZE, RANK, MASTER_PORT, GLOO_SOCKET_IFNAME") from None
     for name in ("TERM", "INT", "HUP", "USR1", "USR2", "XCPU"):  # the last three: of clusters

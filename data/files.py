@@ -135,16 +135,15 @@ def write_whole(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def repeated(line: str) -> Iterator[None]:
-    """Print a line now, and each half a minute with the seconds so far until the block ends; '': nothing."""
+    """Print a line now, and each half a minute with the seconds so far until the block ends."""
     done = threading.Event()
 
     def say() -> None:
         began = time.monotonic()
-        while line and not done.wait(QUIET):
+        while not done.wait(QUIET):
             print(f"{line} ({time.monotonic() - began:.0f} s so far)", file=sys.stderr, flush=True)
 
-    if line:
-        print(line, file=sys.stderr, flush=True)
+    print(line, file=sys.stderr, flush=True)
     threading.Thread(target=say, daemon=True).start()
     try:
         yield
@@ -173,7 +172,7 @@ def locked(
             except BlockingIOError:
                 if refusal:
                     raise UsageError(refusal) from None
-                with repeated(waiting):
+                with repeated(waiting) if waiting else contextlib.nullcontext():
                     fcntl.flock(lock, kind)
         yield
     finally:

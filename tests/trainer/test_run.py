@@ -198,7 +198,7 @@ def test_without_validation_text_a_run_makes_the_same_bytes_and_no_score(base_ru
     env = corpus.env(DATA_PATH="data", RUN_ID="run", **BASE)
     run = run_main(tmp_path, env)
     assert (run.code, run.err) == (0, "")
-    assert "note: no validation text, no score" in run.out.splitlines()
+    assert "note: no validation text or score" in run.out.splitlines()
     assert not re.search("val_(loss|bpb)", run.out) and run.events("val") == []
     missing = base_run.final.keys() - run.final.keys() - {"eval_seconds"}
     assert missing == {name for name in base_run.final if name.startswith("val_")}
