@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from data.command import REPO, DataError, UsageError
+from data.command import QUIET, REPO, DataError, UsageError
 from data.files import read_bytes, scratch_folder, write_beside
 from records.archive.runs import METRICS, SCRIPT
 from records.campaign.runs import Endings, SeedRun, Share
@@ -153,7 +153,11 @@ def run_there(runs: list[SeedRun], address: str, share: Share) -> Endings:
     try:
         working = submit(runs, share)
         while working:
-            (task,), _ = ray.wait([*working])
+            done, _ = ray.wait([*working], timeout=QUIET)
+            if not done:
+                yield next(iter(working.values())), None
+                continue
+            (task,) = done
             run = working.pop(task)
             try:
                 ended = ray.get(task)

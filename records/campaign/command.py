@@ -35,8 +35,9 @@ from records.archive.runs import SCRIPT, run_artifact
 from records.archive.tracks import DATA, RECORDS, Track, load_track
 from records.campaign import report, scaling
 from records.campaign.attempt import CODES, UNKNOWN, judge
-from records.campaign.runs import SeedRun, Share, run_all, run_here
+from records.campaign.runs import Clock, SeedRun, Share, run_all, run_here
 from records.campaign.variants import (
+    LAST_LINES,
     Campaign,
     Dataset,
     Variant,
@@ -54,7 +55,6 @@ from records.sandbox.predictor import SandboxError
 FIRST_SEED = 1337  # of --try
 STOPPED = 16  # exit code of a run, and of a campaign, with which the same command goes on
 
-LAST_LINES = 10  # of a run that failed
 NOT_REACHED = (
     "pair 1 is alike to the last bit: the edit changes nothing in a run with PRESET={preset}. If it is of a "
     f"default of Settings: a preset's row in {SCRIPT} overrides it. Edit it there, or name another --preset"
@@ -63,20 +63,20 @@ NOT_REACHED = (
 # --- runs and their scores --------------------------------------------------------------------------------
 
 
-def run_missing(runs: list[SeedRun], args: SimpleNamespace) -> set[int]:
+def run_missing(runs: list[SeedRun], args: SimpleNamespace, clock: Clock | None = None) -> set[int]:
     """Run what has not ended, here or on a cluster. The exit codes of the runs that failed.
 
-    With --try the first one that fails is the last.
+    With --try, which has a clock for all pairs, the first one that fails is the last.
     """
     if args.ray is None:
         share = Share(1 if args.cores else args.threads_per_run, args.gpus_per_run)
         here = functools.partial(run_here, at_once=args.cores or 1, share=share)
-        return run_all(runs, here, to_the_end=not args.trying)
+        return run_all(runs, here, clock)
     from records.campaign import cluster  # which loads Ray
 
     share = Share(args.threads_per_run or 1, args.gpus_per_run)
     there = functools.partial(cluster.run_there, address=args.ray, share=share)
-    return run_all(runs, there)
+    return run_all(runs, there, clock)
 
 
 @functools.cache
@@ -132,35 +132,24 @@ def name_ignored(script: bytes) -> None:
         warn_once(f"settings of the shell do not count: {some(sorted(known))}; {mend}")
 
 
-def check_syntax(script: bytes, where: str) -> None:
-    """Raises DataError of a script that Python cannot read."""
-    try:
-        compile(script, SCRIPT, "exec")
-    except (SyntaxError, ValueError) as error:  # the second: of a zero byte
-        raise DataError(f"{where}: {type(error).__name__}: {error}; mend it, then try again") from None
-
-
 def two_variants(args: SimpleNamespace, dataset: Dataset, home: Path, flops: int) -> list[Variant]:
     """The working tree's and HEAD's, each in a folder named by its script: HEAD's runs serve many tries."""
     old, new = script_of("HEAD"), read_bytes(args.script)
-    check_syntax(new, str(args.script))
-    check_syntax(old, f"{SCRIPT} of HEAD")
     name_ignored(new)
     if old == new:
         mend = "expected an idea in it; edit it, then try"
         raise UsageError(f"{args.script}: is {SCRIPT} as HEAD has it, {mend}")
     settings = {"PRESET": args.preset, "VAL_TOKENS_LIMIT": "0", "MAX_FLOPS": str(flops)}
-    variants = []
-    for script in (new, old):
-        variants.append(Variant(home / sha256(script)[:12], settings, [], dataset))
-        variants[-1].make_folder(script)
+    variants = [Variant(home / sha256(script)[:12], settings, [], dataset) for script in (new, old)]
     say(f"HEAD's script is {variants[1].name}, the one here {variants[0].name}; their runs lie in {home}")
+    for variant, script in zip(variants, (new, old)):
+        variant.make_folder(script)
     return variants
 
 
-def run_pair(pair: list[SeedRun], track: Track, args: SimpleNamespace) -> float:
+def run_pair(pair: list[SeedRun], track: Track, args: SimpleNamespace, clock: Clock) -> float:
     """The new script's bits per byte less those of the old one. Raises KeyboardInterrupt, DataError."""
-    if run_missing(pair, args) == {STOPPED}:
+    if run_missing(pair, args, clock) == {STOPPED}:
         raise KeyboardInterrupt
     for run in pair:
         if not run.end():
@@ -179,11 +168,13 @@ def try_script(args: SimpleNamespace) -> int:
     share = args.budget or 0.03
     home = args.logs / f"try/{args.dataset}_{args.preset}_{share:g}"
     variants = two_variants(args, dataset, home, round(share * track["train_flops"]))
+    seeds = range(FIRST_SEED, FIRST_SEED + args.pairs)
+    pairs = [[SeedRun(variant, seed) for variant in variants] for seed in seeds]  # the new one may fail
     differences = []
     with alone(home):
-        for seed in range(FIRST_SEED, FIRST_SEED + args.pairs):
-            pair = [SeedRun(variant, seed) for variant in variants]  # the new one first: it may fail
-            differences.append(run_pair(pair, track, args))
+        clock = Clock(sum(not run.end() for pair in pairs for run in pair))
+        for pair in pairs:
+            differences.append(run_pair(pair, track, args, clock))
             found = judge(differences, over=pair[0].is_over() and not pair[1].is_over())
             if not any(differences):
                 say(NOT_REACHED.format(preset=args.preset))

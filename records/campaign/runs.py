@@ -1,21 +1,17 @@
 """The runs of a campaign: one variant with one seed, as a process in the variant's folder."""
 
 import contextlib
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from data.command import DataError, say
+from data.command import QUIET, DataError, printable, say
 from data.files import parse_json, read_bytes, read_json
 from records.archive.runs import METRICS, SCRIPT, ClaimedRun
 from records.campaign.variants import Variant
-
-# What runs see of our environment: settings of the shell must not change them.
-KEPT = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
 
 @dataclass(frozen=True)
@@ -51,10 +47,8 @@ class SeedRun:
 
     def start(self, share: Share, **options) -> subprocess.Popen:
         """Start the run's process, which resumes an earlier one."""
-        environment = {name: os.environ[name] for name in KEPT if name in os.environ}
+        environment = self.variant.environment() | {"SEED": str(self.seed), "RUN_ID": str(self.seed)}
         environment |= {"OMP_NUM_THREADS": str(share.threads)} if share.threads else {}
-        environment |= self.variant.settings | self.variant.dataset.settings
-        environment |= {"SEED": str(self.seed), "RUN_ID": str(self.seed)}
         ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={share.gpus}"]
         words = [sys.executable, *(ranks if share.gpus > 1 else []), SCRIPT]
         with open(self.output, "wb") as out:
@@ -94,7 +88,33 @@ class SeedRun:
         return "" if self.end() else f"exit code {code}: {self.last_lines(1)[0]}"
 
 
-Endings = Iterator[tuple[SeedRun, int]]  # runs with the exit codes of their processes, as they end
+# runs with the exit codes of their processes, as they end; None: of one that is still at work
+Endings = Iterator[tuple[SeedRun, int | None]]
+
+
+@dataclass
+class Clock:
+    """Says on stderr how many runs have ended, and what the others take at most: a try may know sooner."""
+
+    total: int
+    ended: int = 0
+    began: float = field(default_factory=time.monotonic)
+    said: float = field(default_factory=time.monotonic)
+
+    def look(self, run: SeedRun, ended: bool) -> None:
+        """Say it when a run has ended, and of one at work where nothing was said for QUIET seconds."""
+        now = time.monotonic()
+        if not ended and now - self.said < QUIET:
+            return
+        self.said = now
+        self.ended += ended
+        line = f"{self.ended} of {self.total} trainings have ended"
+        if 0 < self.ended < self.total:
+            rest = (now - self.began) * (self.total / self.ended - 1)
+            line += f", the rest takes about {rest:.0f} s at most"
+        if not ended and run.output.exists():  # a cluster's are elsewhere
+            line += f"; {run}: {run.last_lines(1)[0]}"
+        print(printable(line), file=sys.stderr, flush=True)
 
 
 def run_here(runs: list[SeedRun], at_once: int, share: Share) -> Endings:
@@ -107,8 +127,10 @@ def run_here(runs: list[SeedRun], at_once: int, share: Share) -> Endings:
                 run = waiting.pop()
                 working[run] = run.start(share)
             time.sleep(0.02)
-            for run in [run for run, process in working.items() if process.poll() is not None]:
-                yield run, working.pop(run).returncode
+            for run, process in [*working.items()]:
+                if process.poll() is not None:
+                    del working[run]
+                yield run, process.returncode
     finally:
         for process in working.values():
             process.terminate()
@@ -117,19 +139,22 @@ def run_here(runs: list[SeedRun], at_once: int, share: Share) -> Endings:
 
 
 def run_all(
-    runs: list[SeedRun], run_them: Callable[[list[SeedRun]], Endings], to_the_end: bool = True
+    runs: list[SeedRun], run_them: Callable[[list[SeedRun]], Endings], of_all: Clock | None = None
 ) -> set[int]:
     """Run what has not ended and print how it ends. Returns the exit codes of the runs that failed.
 
-    `to_the_end`: also what comes after a run that failed.
+    `of_all`: these are a part of what it counts, and the first one that fails is the last.
     """
     failed = set()
-    with contextlib.closing(run_them([run for run in runs if not run.end()])) as endings:
+    missing = [run for run in runs if not run.end()]
+    clock = of_all or Clock(len(missing))
+    with contextlib.closing(run_them(missing)) as endings:
         for run, code in endings:
-            failure = run.failure(code)
-            say(f"{run}: {failure or f'{run.bpb(False):.4f} bits per byte'}")
-            if failure:
-                failed.add(code)
-                if not to_the_end:
+            if code is not None:
+                failure = run.failure(code)
+                say(f"{run}: {failure or f'{run.bpb(False):.4f} bits per byte'}")
+                failed |= {code} if failure else set()
+                if failure and of_all:
                     break
+            clock.look(run, ended=code is not None)
     return failed

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tempfile
 import tomllib
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from records.archive.tracks import Track
 from records.referee.text import load_tokenizer
 
 ABOUT = "arm.json"  # in a variant's folder: what its runs depend on, beside the script
+LAST_LINES = 10  # of a run that failed
+# What runs see of our environment: settings of the shell must not change them.
+KEPT = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 OURS = {"SEED", "RUN_ID", "MAX_FLOPS", "DATA_PATH", "TOKENIZER_PATH", "VOCAB_SIZE", "DRY_RUN", "EVAL_ONLY"}
 OURS |= {"VAL_TOKENS_LIMIT"}  # 0: scores of a part of the text are no scores
 
@@ -178,6 +182,11 @@ class Variant:
     def name(self) -> str:
         return self.folder.name
 
+    def environment(self) -> dict[str, str]:
+        """What its runs see, but for the seed. Raises DataError."""
+        kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+        return kept | self.settings | self.dataset.settings
+
     def about(self) -> dict:
         """What runs depend on now, beside the script."""
         patches = [sha256(read_bytes(path)) for path in self.patches]
@@ -204,7 +213,20 @@ class Variant:
             return
         with growing_folder(self.folder) as folder:
             (folder / SCRIPT).write_bytes(script)
+            if b"dry_run" in script:  # one without would train
+                self.rehearse(folder)
             (folder / ABOUT).write_text(json.dumps(self.about(), indent=1) + "\n")
+
+    def rehearse(self, folder: Path) -> None:
+        """Have the script itself look at the settings before any run. Raises UsageError, DataError."""
+        env = self.environment() | {"DRY_RUN": "1"}
+        words = [sys.executable, SCRIPT]
+        done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, errors="replace")
+        if done.returncode:
+            *before, last = done.stderr.splitlines() or ["said nothing"]
+            print(*before[-LAST_LINES:], sep="\n", end="\n" * bool(before), file=sys.stderr)
+            kind = UsageError if done.returncode == UsageError.exit_code else DataError
+            raise kind(f"variant {self.name}, before any run: {last}")
 
 
 def setting_text(value: str | float | bool) -> str:

@@ -97,7 +97,8 @@ def compare(measure: Measure, base: list[Metrics], new: list[Metrics]) -> Differ
     values = [[measure.value(run) for run in side] for side in (base, new)]
     both = values[0] + values[1]
     if None in both:
-        return Difference(measure, *values)
+        note = "a run has none" if all(run.final for run in base + new) else "a run has not ended"
+        return Difference(measure, *values, note=note)
     if not all(map(math.isfinite, both)):
         worse = measure.good and all(map(math.isfinite, values[0]))
         return Difference(measure, *values, WORSE if worse else NONE, "not finite")

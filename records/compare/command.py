@@ -95,11 +95,15 @@ def behind_the_table(its: Comparison) -> Iterator[str]:
 
 
 def advice(found: Difference) -> Iterator[str]:
-    """What to run where there are too few seeds for an interval."""
-    if found.verdict == UNKNOWN and found.low == -math.inf:
+    """Why there is no verdict, and what to run where there are too few seeds for an interval."""
+    if found.verdict == NONE:
+        yield f"no verdict: {found.note}"
+    elif found.verdict == UNKNOWN and found.low == -math.inf:
         yield f"no interval: it takes {FIRST} seeds on each side, or {FIRST} seeds that both sides have"
         yield "  SEED=N RUN_ID=NAME and the run's own settings before python train_gpt.py train another one"
         yield "  python -m records sweep --try trains such pairs of train_gpt.py and HEAD's"
+    elif found.verdict == UNKNOWN:
+        yield f"not known: {found.note or 'zero is inside of an interval that is wider than the noise'}"
 
 
 def verdict_line(found: Difference) -> str:

@@ -40,10 +40,11 @@ def val_loss(run: Metrics) -> float | None:
 def measures(runs: list[Metrics]) -> list[Measure]:
     """The lines of the table. `runs`: all of both sides."""
     loss = {"unit": "nats", "form": ".4f", "good": -1, "judged": False}
-    text = ("val_bytes", "tokenizer_sha256")
+    text = ("part_of_text", "val_bytes", "tokenizer_sha256")
+    partial = ", partial" if any(run.part_of_text == "partial" for run in runs) else ""
     noise = find_noise(runs)
     bits = {"form": ".4f", "good": -1, "noise": noise}
-    bits["needs"] = ("val_bytes",)
+    bits["needs"] = text[:2]
     ratio = {"relative": True, "noise": 0.05, "least": 0.01}
     # two runs of one program lie 5 % apart, or what their speed wandered within a run
     wander = max(run.wander for run in runs)
@@ -66,9 +67,9 @@ def measures(runs: list[Metrics]) -> list[Measure]:
         Measure("steps", "steps", lambda run: float(run.steps), exact=True),
         Measure("tokens", "tokens", tokens, exact=True),
         Measure("flops", "operations", flops, form=".4e", exact=True),
-        Measure("train_loss", "train loss at the end", ended_loss, needs=text[1:], **loss),
-        Measure("val_loss", "validation loss", val_loss, needs=text, **loss),
-        Measure("val_bpb", "bits per byte", logged("val_bpb"), **bits),
+        Measure("train_loss", "train loss at the end", ended_loss, needs=text[2:], **loss),
+        Measure("val_loss", f"validation loss{partial}", val_loss, needs=text, **loss),
+        Measure("val_bpb", f"bits per byte{partial}", logged("val_bpb"), **bits),
         *([score] if any(run.score for run in runs) else []),
         Measure("step_ms", "median step", step_ms, **step),
         Measure("tokens_per_second", "tokens/s", rate, good=1, **speed),

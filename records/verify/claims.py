@@ -199,6 +199,12 @@ def wanted_value(record: Record, name: str) -> object:
     return dataset.get(f"logged_{name}", dataset.get(name))
 
 
+def place_of(run: ClaimedRun, name: str) -> str:
+    """The log, and the number of the line that has a value of its final block."""
+    rows = [*run.final]
+    return f"{run.name}:{run.log.count(chr(10)) + 3 + rows.index(name)}" if name in rows else run.name
+
+
 def check_hashes(record: Record) -> Iterator[Check]:
     """All logs name this script and the track's data."""
     for name, what in HASHES.items():
@@ -206,7 +212,7 @@ def check_hashes(record: Record) -> Iterator[Check]:
         expected = record.values(name)[0] if value is None else value
         owner = SCRIPT if name == "script_sha256" else f"{record.track.name}'s {record.track.dataset['name']}"
         others = [run for run in record.runs.values() if run.value(name) != expected]
-        wrong = [f"{run.name}: {what} {run.value(name)}, that of {owner} is {expected}" for run in others]
+        wrong = [f"{place_of(run, name)}: {what} {run.value(name)}, {owner} has {expected}" for run in others]
         yield none_wrong(name.replace("_", "-"), wrong, f"{what} {expected} in all logs, as of {owner}")
 
 
@@ -226,7 +232,6 @@ def check_logs(record: Record) -> Iterator[Check]:
 
 def wrong_end(run: ClaimedRun) -> Iterator[str]:
     """Where the ends of log and metrics differ."""
-    both = f"{run.name} and {run.metrics_name} differ"
     events = [*run.events]
     ends = [at for at, (_, event) in enumerate(events) if event.get("event") == "final"]
     if not ends:
@@ -236,14 +241,16 @@ def wrong_end(run: ClaimedRun) -> Iterator[str]:
         place, _ = events[ends[0] + 1]
         yield f"{place}: a line after the final event, expected none"
     last = {key: str(value) for key, value in events[ends[0]][1].items() if key != "event"}
-    for key in sorted(last.keys() | run.final.keys()):
+    for key in [*run.final, *sorted(last.keys() - run.final.keys())]:
         if last.get(key) != run.final.get(key):
+            both = f"{place_of(run, key)} and {run.metrics_name} differ"
             yield f"{both}: {key} is {run.final.get(key)} and {last.get(key)}"
     vals = run.kind("val")
     if not vals or vals[-1].get("step") != run.value("steps"):
         yield f"{run.metrics_name}: no validation at step {run.value('steps')}, with which {run.name} ends"
     elif run.final.get("val_bpb_unquantized") not in (None, f"{vals[-1]['val_bpb']:.8f}"):
-        yield f"{both}: val_bpb_unquantized is not the last validation's {vals[-1]['val_bpb']:.8f}"
+        its = f"val_bpb_unquantized is not the last validation's {vals[-1]['val_bpb']:.8f}"
+        yield f"{place_of(run, 'val_bpb_unquantized')} and {run.metrics_name} differ: {its}"
 
 
 def wrong_steps(run: ClaimedRun) -> Iterator[str]:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from records.campaign import command, report, variants
+from records.campaign import command, report, runs, variants
 from tests.kit import helpers, record_kit
 from tests.kit.campaign_kit import NARROW, SMEAR, STAND_IN, Place, committed, idea, rows_of, wait_until
 from tests.kit.data_kit import refused
@@ -166,6 +166,7 @@ def test_a_gain_is_kept_and_a_loss_discarded_as_soon_as_that_is_known(place):
     found = re.fullmatch(r"verdict: keep difference:-0.0100 low:(\S+) high:(\S+)", said.splitlines()[-1])
     assert float(found[1]) < -0.01 < float(found[2]) < 0
     assert said.count("bits per byte\n") == 6, "three pairs were enough"
+    assert "1 of 16 trainings have ended, the rest takes about " in said
     said = place.try_idea(idea([-gain for gain in GAINS]), "--json", code=1)
     value = json.loads(said.splitlines()[-1])
     assert value["verdict"] == "discard" and value["low"] > 0 and value["pairs"] == 3
@@ -199,12 +200,19 @@ def test_a_try_without_a_verdict_is_refused_in_a_line(place, monkeypatch):
     said = place.try_idea(broken, code=3)
     assert "exit code 17: no finite numbers" in said and "no verdict" in refused(said)
     assert said.count(" 1337: ") == 1, "HEAD's script was not run"
-    line = refused(place.try_idea(idea(GAINS) + "x = = 1\n", code=3))
-    assert "/train_gpt.py: SyntaxError: invalid syntax (train_gpt.py, line" in line and "mend it" in line
-    assert "train_gpt.py: SyntaxError: source" in refused(place.try_idea(idea(GAINS) + "\0", code=3))
+    monkeypatch.setattr(runs, "QUIET", 0)
+    said = place.try_idea(idea(GAINS) + "x = = 1\n", code=3)
+    assert "0 of 16 trainings have ended; " in said and "SyntaxError: invalid syntax" in said
     assert "expected FILE, or --try" in refused(place.run("--try", code=2))
     monkeypatch.setattr(command, "judge", None)
     assert "TypeError: 'NoneType'" in place.try_idea(idea(GAINS), code=3), "1 would be discard"
+
+
+@pytest.mark.slow
+def test_a_script_looks_at_the_settings_of_a_try_before_any_run(place):
+    said = place.try_idea(helpers.SCRIPT.read_text(), "--preset", "minut", code=2)
+    assert "before any run: train_gpt.py: PRESET='minut': takes one of 10min_16mb, " in refused(said)
+    assert not [*place.root.glob("campaigns/try/*/*")]
 
 
 # --- scores and statistics --------------------------------------------------------------------------------

@@ -119,6 +119,7 @@ ONE_RUN = {  # what a run has other than seed 1's, and the verdicts that are not
     "few steps": ({"steps": 5}, LENGTH | speed("-") | {"val_bpb": "not known"}),
     "diverged": ({"val_loss": "nan", "val_bpb": "nan"}, {"val_loss": "worse", "val_bpb": "worse"}),
     "other text": ({"val_bytes": 7}, {"val_bpb": "-"}),
+    "a part of the text": ({"val_bpb": "1.5 partial"}, {"val_bpb": "-"}),
     "other tokens a step": (
         {"settings": {"train_batch_tokens": 8192}},
         {"step_ms": "-", "tokens": "differs", "tokens_per_second": "better"},
@@ -331,6 +332,7 @@ def test_a_run_that_has_not_ended(tmp_path, capsys):
     code, out, _ = run(capsys, [good], [living], "--unfinished", "--html", page)
     words = "living has not ended: 60 steps so far; the last 3 changed nothing"
     assert code == 4 and words in out and words in page.read_text()
+    assert "\nno verdict: a run has not ended\nval_bpb: - " in out
 
 
 ODD = [None, True, -1, 0, 1e308, 10**400, "", "nan", "x", [], {}, [1] * 9, "1.5 partial", "\ud800", 0.5]

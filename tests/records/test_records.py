@@ -22,7 +22,7 @@ from data.files import sha256
 from records.__main__ import main as records
 from records.archive import verdicts
 from records.archive.checks import check
-from records.archive.runs import Record, pack, read_runs
+from records.archive.runs import Record, pack, parse_run, read_runs
 from records.archive.tracks import load_track, record_folders
 from records.archive.verdicts import Draw, record_draw
 from records.referee.text import validation_text
@@ -328,7 +328,7 @@ TAMPERED = {
     "built on itself": (change("built_on", NAME), "built-on"),
     "an idea from a whole page": (change("idea_from", "x" * 201), "schema"),
     # logs
-    "edited log": (log("\nval_bpb: ", "\nval_bpb: 0"), f"logs: {BOTH}: val_bpb is 0[0-9.]+ and [0-9.]+$"),
+    "edited log": (log("\nval_bpb: ", "\nval_bpb: 0"), f"logs: {LOG}:[0-9]+ and .*: val_bpb is 0[0-9.]+ and"),
     "steps left out": (
         steps(lambda e: e if e.get("step") != 7 else None),
         f"logs: {METRICS}:[0-9]+: step 8, expected 7; {BOTH}: 12 steps and 11$",
@@ -382,7 +382,7 @@ TAMPERED = {
     "operations that grow less": (at_step(9, train_flops=7), "logs"),
     "wrong val split": (
         every("val_sha256", "ab" * 32),
-        "val-sha256: train_seed1.log: sha256 of the validation tokens (ab){32}, that of track_tiny's",
+        "val-sha256: train_seed1.log:[0-9]+: sha256 of the validation tokens (ab){32}, track_tiny's",
     ),
     "other training data": (every("train_sha256", "ab" * 32), "train-sha256"),
     "other tokenizer": (every("tokenizer_sha256", "ab" * 32), "tokenizer-sha256"),
@@ -421,6 +421,12 @@ def test_a_tampered_record_is_failed_by_its_check(author, tmp_path, kind):
     assert its and re.match(f"FAIL {words}", its[0]) and len(its[0].splitlines()) == 1, lines
     if name in LONELY.split() and kind not in IN_COMPANY:
         assert lines == its
+
+
+def test_the_line_of_an_edited_log_is_named():
+    metrics = b'{"event": "val", "step": 1, "val_bpb": 2}\n{"event": "final", "steps": 1, "val_bpb": 2.0}\n'
+    run = parse_run("a.log", b"run:a\nstep:1/1\n---\nsteps: 1\nval_bpb: 1.0\n", metrics)
+    assert [*claims.wrong_end(run)] == ["a.log:5 and metrics.jsonl differ: val_bpb is 1.0 and 2.0"]
 
 
 @slow
