@@ -130,11 +130,6 @@ class Metrics:
             return None
 
     @property
-    def part_of_text(self) -> str:
-        """Of the validation text, what bits per byte are of: all, or partial by VAL_TOKENS_LIMIT."""
-        return "partial" if str(self.final.get("val_bpb")).endswith(" partial") else "all"
-
-    @property
     def flops_per_step(self) -> float | None:
         return positive(float(self.table["train_flops"][-1]) / self.steps)
 

@@ -153,19 +153,18 @@ def run_there(runs: list[SeedRun], address: str, share: Share) -> Endings:
     try:
         working = submit(runs, share)
         while working:
-            done, _ = ray.wait([*working], timeout=QUIET)
-            if not done:
+            tasks, _ = ray.wait([*working], timeout=QUIET)
+            if not tasks:
                 yield next(iter(working.values())), None
-                continue
-            (task,) = done
-            run = working.pop(task)
-            try:
-                ended = ray.get(task)
-            except DataError as error:
-                raise DataError(*error.cause.args) from None
-            except ray.exceptions.RayError as error:
-                ended = Ended(1, str(error).encode(), {})
-            keep(run, ended)
-            yield run, ended.code
+            for task in tasks:
+                run = working.pop(task)
+                try:
+                    ended = ray.get(task)
+                except DataError as error:
+                    raise DataError(*error.cause.args) from None
+                except ray.exceptions.RayError as error:
+                    ended = Ended(1, str(error).encode(), {})
+                keep(run, ended)
+                yield run, ended.code
     finally:
         ray.shutdown()

@@ -37,7 +37,6 @@ from records.campaign import report, scaling
 from records.campaign.attempt import CODES, UNKNOWN, judge
 from records.campaign.runs import Clock, SeedRun, Share, run_all, run_here
 from records.campaign.variants import (
-    LAST_LINES,
     Campaign,
     Dataset,
     Variant,
@@ -55,6 +54,7 @@ from records.sandbox.predictor import SandboxError
 FIRST_SEED = 1337  # of --try
 STOPPED = 16  # exit code of a run, and of a campaign, with which the same command goes on
 
+LAST_LINES = 10  # of a run that failed
 NOT_REACHED = (
     "pair 1 is alike to the last bit: the edit changes nothing in a run with PRESET={preset}. If it is of a "
     f"default of Settings: a preset's row in {SCRIPT} overrides it. Edit it there, or name another --preset"
@@ -268,9 +268,7 @@ GPUS = "2 or more: torchrun, a process for each"
 @click.option("--dataset", default="development_sp1024", help="with --try: never a validation text")
 @click.option("--json", "as_json", is_flag=True, help="with --try: the last line is one JSON object")
 @click.option("--report", is_flag=True, help="run nothing")
-@click.option(
-    "--scaling", "--law", is_flag=True, help="run nothing; fit lines to all budgets, write FILE's .json"
-)
+@click.option("--scaling", "--law", is_flag=True, help="run nothing; fit lines, write FILE's .json")
 @click.option("--script", type=Path, default=REPO / SCRIPT, help="to patch, where FILE names no commit")
 @click.option("--data", type=Path, default=DATA, help="folder with datasets/ and tokenizers/")
 @click.option("--records", type=Path, default=RECORDS, help="folder of the tracks")
@@ -281,10 +279,8 @@ def main(**options: Any) -> int:
     except KeyboardInterrupt:
         print("stopped; the same command goes on", file=sys.stderr)
         return STOPPED
-    except (DataError, UsageError, OSError):
-        raise
-    except Exception:
-        if not options["trying"]:
+    except Exception as error:
+        if not options["trying"] or isinstance(error, DataError | UsageError | OSError):
             raise
         traceback.print_exc()  # Python's own exit code would be that of discard
         return DataError.exit_code

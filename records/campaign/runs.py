@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from data.command import QUIET, DataError, printable, say
@@ -90,16 +90,15 @@ class SeedRun:
 
 # runs with the exit codes of their processes, as they end; None: of one that is still at work
 Endings = Iterator[tuple[SeedRun, int | None]]
+Runner = Callable[[list[SeedRun]], Endings]
 
 
-@dataclass
 class Clock:
     """Says on stderr how many runs have ended, and what the others take at most: a try may know sooner."""
 
-    total: int
-    ended: int = 0
-    began: float = field(default_factory=time.monotonic)
-    said: float = field(default_factory=time.monotonic)
+    def __init__(self, total: int):
+        self.total, self.ended = total, 0
+        self.began = self.said = time.monotonic()
 
     def look(self, run: SeedRun, ended: bool) -> None:
         """Say it when a run has ended, and of one at work where nothing was said for QUIET seconds."""
@@ -138,9 +137,7 @@ def run_here(runs: list[SeedRun], at_once: int, share: Share) -> Endings:
             process.wait()
 
 
-def run_all(
-    runs: list[SeedRun], run_them: Callable[[list[SeedRun]], Endings], of_all: Clock | None = None
-) -> set[int]:
+def run_all(runs: list[SeedRun], run_them: Runner, of_all: Clock | None = None) -> set[int]:
     """Run what has not ended and print how it ends. Returns the exit codes of the runs that failed.
 
     `of_all`: these are a part of what it counts, and the first one that fails is the last.

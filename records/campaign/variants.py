@@ -21,7 +21,6 @@ from records.archive.tracks import Track
 from records.referee.text import load_tokenizer
 
 ABOUT = "arm.json"  # in a variant's folder: what its runs depend on, beside the script
-LAST_LINES = 10  # of a run that failed
 # What runs see of our environment: settings of the shell must not change them.
 KEPT = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 OURS = {"SEED", "RUN_ID", "MAX_FLOPS", "DATA_PATH", "TOKENIZER_PATH", "VOCAB_SIZE", "DRY_RUN", "EVAL_ONLY"}
@@ -51,11 +50,7 @@ SHARED = {
     "patches": {"type": "array", "items": {"type": "string"}},
 }
 SCHEMA = closed(
-    "track",
-    "dataset",
-    "base",
-    "seeds",
-    "arms",
+    *("track", "dataset", "base", "seeds", "arms"),
     track=NAME,
     dataset=NAME,
     base=NAME,
@@ -220,13 +215,12 @@ class Variant:
     def rehearse(self, folder: Path) -> None:
         """Have the script itself look at the settings before any run. Raises UsageError, DataError."""
         env = self.environment() | {"DRY_RUN": "1"}
-        words = [sys.executable, SCRIPT]
-        done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, errors="replace")
+        done = subprocess.run([sys.executable, SCRIPT], cwd=folder, env=env, capture_output=True)
         if done.returncode:
-            *before, last = done.stderr.splitlines() or ["said nothing"]
-            print(*before[-LAST_LINES:], sep="\n", end="\n" * bool(before), file=sys.stderr)
+            *before, last = done.stderr.decode(errors="replace").splitlines(True) or ["said nothing"]
+            sys.stderr.writelines(before)
             kind = UsageError if done.returncode == UsageError.exit_code else DataError
-            raise kind(f"variant {self.name}, before any run: {last}")
+            raise kind(f"variant {self.name}, before any run: {last.rstrip()}")
 
 
 def setting_text(value: str | float | bool) -> str:

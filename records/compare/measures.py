@@ -27,10 +27,6 @@ def over(amount: float | None, seconds: float | None) -> float | None:
     return amount / seconds if amount and seconds else None
 
 
-def of_all_steps(amount: float | None, run: Metrics) -> float | None:
-    return amount and amount * run.steps
-
-
 def val_loss(run: Metrics) -> float | None:
     """Nats a token, after the export; else of the last validation."""
     last = run.vals[-1]["val_loss"] if run.final and run.vals else None
@@ -40,11 +36,11 @@ def val_loss(run: Metrics) -> float | None:
 def measures(runs: list[Metrics]) -> list[Measure]:
     """The lines of the table. `runs`: all of both sides."""
     loss = {"unit": "nats", "form": ".4f", "good": -1, "judged": False}
-    text = ("part_of_text", "val_bytes", "tokenizer_sha256")
-    partial = ", partial" if any(run.part_of_text == "partial" for run in runs) else ""
+    text = ("val_bytes", "tokenizer_sha256")
+    partial = ", partial" if any("partial" in str(run.final.get("val_bpb")) for run in runs) else ""
     noise = find_noise(runs)
     bits = {"form": ".4f", "good": -1, "noise": noise}
-    bits["needs"] = text[:2]
+    bits["needs"] = ("val_bytes",)
     ratio = {"relative": True, "noise": 0.05, "least": 0.01}
     # two runs of one program lie 5 % apart, or what their speed wandered within a run
     wander = max(run.wander for run in runs)
@@ -58,8 +54,8 @@ def measures(runs: list[Metrics]) -> list[Measure]:
     score = Measure("stream_bpb", "bits per byte by the referee", lambda run: run.score, **bits)
     ended_loss = lambda run: float(run.last_losses.mean()) if run.final else None
     step_ms = lambda run: run.step_seconds and 1e3 * run.step_seconds
-    tokens = lambda run: of_all_steps(run.tokens_per_step, run)
-    flops = lambda run: of_all_steps(run.flops_per_step, run)
+    tokens = lambda run: run.tokens_per_step and run.tokens_per_step * run.steps
+    flops = lambda run: run.flops_per_step and run.flops_per_step * run.steps
     rate = lambda run: over(run.tokens_per_step, run.step_seconds)
     training = lambda run: float(run.table["train_seconds"][-1])  # stalls and all
     return [
@@ -67,7 +63,7 @@ def measures(runs: list[Metrics]) -> list[Measure]:
         Measure("steps", "steps", lambda run: float(run.steps), exact=True),
         Measure("tokens", "tokens", tokens, exact=True),
         Measure("flops", "operations", flops, form=".4e", exact=True),
-        Measure("train_loss", "train loss at the end", ended_loss, needs=text[2:], **loss),
+        Measure("train_loss", "train loss at the end", ended_loss, needs=text[1:], **loss),
         Measure("val_loss", f"validation loss{partial}", val_loss, needs=text, **loss),
         Measure("val_bpb", f"bits per byte{partial}", logged("val_bpb"), **bits),
         *([score] if any(run.score for run in runs) else []),

@@ -59,14 +59,7 @@ def find_track(word: str) -> Track:
 @click.option("--track", required=True, help="a track's folder, or its name in records/")
 @click.option("--name", required=True, type=record_name, metavar="NAME", help="such as LongerContext")
 @click.option("--author", type=text, required=True, metavar="WHO")
-@click.option(
-    "--what",
-    "what_changed",
-    type=text,
-    required=True,
-    metavar="TEXT",
-    help="what changed, in a sentence or two",
-)
+@click.option("--what", "what_changed", type=text, required=True, metavar="TEXT", help="what changed")
 @click.option("--why", type=text, required=True, metavar="TEXT", help="why it helps")
 @click.option("--built-on", type=text, metavar="RECORD", help="folder of the track whose script it changes")
 @click.option("--idea-from", type=text, metavar="TEXT", help="whose idea it is: a name, a paper, an address")
@@ -199,9 +192,7 @@ def refuse_contradictions(
 @click.argument("record", type=Path)
 @of_data
 @of_second
-@click.option(
-    "--work", type=Path, default=REPO / "logs/judge", help="keeps what was trained, so that it can go on"
-)
+@click.option("--work", type=Path, default=REPO / "logs/judge", help="keeps what was trained")
 @click.option("--again", is_flag=True, help="judge once more what was judged already, with other seeds")
 @click.option("--write", is_flag=True, help="record the seeds before they are trained, and the verdict")
 @by_whom

@@ -11,10 +11,7 @@ from data.files import read_bytes, sha256
 
 CHANGES = "records/referee/CHANGES.md"
 JUDGES = {"records/verify/evaluation.py", "records/verify/claims.py"}  # whose imports decide, too
-INSIDE = {
-    "records/sandbox/inside/worker.py",
-    "records/sandbox/inside/training.py",
-}  # which run by their paths
+INSIDE = {f"records/sandbox/inside/{name}.py" for name in ("worker", "training")}  # run by their paths
 SCHEMA = "records/schema.json"
 
 

@@ -203,16 +203,11 @@ def test_a_try_without_a_verdict_is_refused_in_a_line(place, monkeypatch):
     assert "exit code 17: no finite numbers" in said and "no verdict" in refused(said)
     assert said.count(" 1337: ") == 1, "HEAD's script was not run"
     assert "SyntaxError: invalid syntax\n" in place.try_idea(idea(GAINS) + "x = = 1\n", code=3)
+    said = place.try_idea(helpers.SCRIPT.read_text(), "--preset", "minut", code=2)
+    assert "before any run: train_gpt.py: PRESET='minut': takes one of 10min_16mb, " in refused(said)
     assert "expected FILE, or --try" in refused(place.run("--try", code=2))
     monkeypatch.setattr(command, "judge", None)
     assert "TypeError: 'NoneType'" in place.try_idea(idea(GAINS), code=3), "1 would be discard"
-
-
-@pytest.mark.slow
-def test_a_script_looks_at_the_settings_of_a_try_before_any_run(place):
-    said = place.try_idea(helpers.SCRIPT.read_text(), "--preset", "minut", code=2)
-    assert "before any run: train_gpt.py: PRESET='minut': takes one of 10min_16mb, " in refused(said)
-    assert not [*place.root.glob("campaigns/try/*/*")]
 
 
 # --- scores and statistics --------------------------------------------------------------------------------

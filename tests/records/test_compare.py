@@ -119,7 +119,6 @@ ONE_RUN = {  # what a run has other than seed 1's, and the verdicts that are not
     "few steps": ({"steps": 5}, LENGTH | speed("-") | {"val_bpb": "not known"}),
     "diverged": ({"val_loss": "nan", "val_bpb": "nan"}, {"val_loss": "worse", "val_bpb": "worse"}),
     "other text": ({"val_bytes": 7}, {"val_bpb": "-"}),
-    "a part of the text": ({"val_bpb": "1.5 partial"}, {"val_bpb": "-"}),
     "other tokens a step": (
         {"settings": {"train_batch_tokens": 8192}},
         {"step_ms": "-", "tokens": "differs", "tokens_per_second": "better"},
@@ -133,6 +132,11 @@ def test_one_run_a_side_says_something_of_speed_and_nothing_of_losses(tmp_path, 
     values, expected = ONE_RUN[case]
     found = verdicts([write_run(tmp_path / "a")], [write_run(tmp_path / "b", **values)])
     assert {key: verdict for key, verdict in found.items() if verdict != "same"} == UNJUDGED | expected
+
+
+def test_a_partial_score_is_called_so(tmp_path, capsys):
+    part = [write_run(tmp_path / "a", val_bpb="1.5 partial")]
+    assert "\nbits per byte, partial " in run(capsys, part, part)[1]
 
 
 def losses_of(tmp_path, side: str, losses: list[float], first: int = 1) -> list:
@@ -224,12 +228,6 @@ def test_the_example_of_the_page_is_what_compare_says(capsys):
     ends = [*means_interval(row.base, row.new), row.low, row.high]
     for value in (*ends, gains.min(), gains.max()):
         assert f"{value:.4f}" in page
-
-
-def test_operations_that_are_not_finite_have_no_verdict(tmp_path):
-    base, odd = (write_run(tmp_path / name, 1) for name in "ab")
-    edit_events(odd, lambda event: event | {"train_flops": "inf"} if event["event"] == "step" else event)
-    assert "flops" in keys([base], [odd], "-")
 
 
 def test_a_run_is_no_repeat_of_itself(tmp_path, capsys):

@@ -382,7 +382,7 @@ TAMPERED = {
     "operations that grow less": (at_step(9, train_flops=7), "logs"),
     "wrong val split": (
         every("val_sha256", "ab" * 32),
-        "val-sha256: train_seed1.log:[0-9]+: sha256 of the validation tokens (ab){32}, track_tiny's",
+        "val-sha256: train_seed1.log: sha256 of the validation tokens (ab){32}, that of track_tiny's",
     ),
     "other training data": (every("train_sha256", "ab" * 32), "train-sha256"),
     "other tokenizer": (every("tokenizer_sha256", "ab" * 32), "tokenizer-sha256"),
