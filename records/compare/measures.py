@@ -23,10 +23,6 @@ def logged(name: str) -> Callable[[Metrics], float | None]:
     return lambda run: run.logged(name)
 
 
-def over(amount: float | None, seconds: float | None) -> float | None:
-    return amount / seconds if amount and seconds else None
-
-
 def val_loss(run: Metrics) -> float | None:
     """Nats a token, after the export; else of the last validation."""
     last = run.vals[-1]["val_loss"] if run.final and run.vals else None
@@ -56,7 +52,7 @@ def measures(runs: list[Metrics]) -> list[Measure]:
     step_ms = lambda run: run.step_seconds and 1e3 * run.step_seconds
     tokens = lambda run: run.tokens_per_step and run.tokens_per_step * run.steps
     flops = lambda run: run.flops_per_step and run.flops_per_step * run.steps
-    rate = lambda run: over(run.tokens_per_step, run.step_seconds)
+    rate = lambda run: run.tokens_per_step and run.step_seconds and run.tokens_per_step / run.step_seconds
     training = lambda run: float(run.table["train_seconds"][-1])  # stalls and all
     return [
         Measure("params", "parameters", logged("params"), exact=True),

@@ -336,10 +336,9 @@ def check_lineage(record: Record) -> Iterator[Check]:
     if "built_on" not in record.submission:
         return
     named = record.submission["built_on"]
-    good = named in {path.name for path in record.track.records} - {record.name}
-    yield check(
-        "built-on", good, f"{named} is {'' if good else 'not '}another record of the track, expected so"
-    )
+    others = {path.name for path in record.track.records} - {record.name}
+    there = "is" if named in others else "is not"
+    yield check("built-on", named in others, f"{named} {there} another record of the track, expected so")
 
 
 def check_claim(record: Record) -> Iterator[Check]:
