@@ -33,6 +33,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # threads that wait let other programs compute
 import numpy as np
 import safetensors.numpy
 import sentencepiece
@@ -1004,7 +1005,7 @@ def load_corpus(s: Settings, with_train: bool = True) -> Corpus:
         spaceless = tokenizer.is_unknown(tokenizer.piece_to_id("\u2581"))
         need(s.tokenizer_path, "whether spaces have no piece", spaceless, False, "bytes cannot be counted")
         unknown = np.sum(tokens == tokenizer.unk_id())
-        notes.append(f"note: legacy shards: {total} bytes if {s.tokenizer_path} made them, {unknown} unknown")
+        notes.append(f"warning: val_bpb is right if {s.tokenizer_path} made these shards; unknown: {unknown}")
     elif val.headers["flags"][0] & 1:  # lossy tokenizer: the true bytes, spread
         sizes = np.diff(np.cumsum(sizes, dtype=np.int64) * stated // max(total, 1), prepend=0)
         notes.append(f"note: lossy tokenizer: {total} bytes decoded of {stated}")
@@ -1245,7 +1246,7 @@ def open_machine(s: Settings) -> Machine:
     """Device, compiler and process groups. Raises SettingError for what is not there."""
     defaults = {"WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": 0}  # torchrun's, and MASTER_ADDR
     given = os.environ if "MASTER_ADDR" in os.environ else {}
-    world, rank, local = (int(given.get(name) or default) for name, default in defaults.items())
+    world, rank, local = (int(given.get(name) or value) for name, value in defaults.items())
     fits = [n for n in range(1, s.batch_slots + 1) if s.batch_slots % n == 0]
     if world not in fits:
         raise SettingError(f"WORLD_SIZE={world}: by BATCH_SLOTS takes one of {', '.join(map(str, fits))}")
@@ -1370,8 +1371,7 @@ def finish(trainer: Trainer, corpus: Corpus, run: Run) -> int:
     rows |= {"params": sum(trainer.model.sizes)} | ({"peak_memory_mib": memory} if memory else {})
     rows |= {"preset": s.preset, "seed": s.seed, "run_id": run.folder.name} | vars(run.counters)
     rows |= {"total_bytes": total, "budget_bytes": s.budget_bytes, "budget": "ok" if fits else "over"}
-    python = os.path.relpath(sys.executable)
-    run.final(rows | score | {"next": f"{python} -m records sample {run.folder}"})
+    run.final(rows | score | {"next": f"{os.path.relpath(sys.executable)} -m records sample {run.folder}"})
     return 0 if fits else 4
 
 
@@ -1416,7 +1416,7 @@ def score_only(s: Settings, origins: dict[str, str], machine: Machine, make: Fun
     check_settings(s)
     machine.choose_dtype(s.dtype)
     corpus, run = load_corpus(s, with_train=False), Run(machine, s)
-    run.line("\n".join([f"scoring {s.eval_only}", *corpus.notes]))
+    run.line("\n".join([f"scoring {s.eval_only} on {s.data_path}", *corpus.notes]))
     run.final(score_artifact(make(s, machine), blob, s.eval_only, corpus, run))
     return 0
 
