@@ -891,10 +891,10 @@ def find_shards(folder: str, split: str, notes: list[str]) -> list[Path]:
     notes += [f"note: {folder}: left out, not named as shards: {others}"] if others else []
     own = sorted((int(shard[3]), shard[1], shard[0]) for shard in shards if shard and shard[2] == split)
     if not own:
-        here = {str(path.parent) for path in Path(folder).parent.glob(f"*/*_{split}_*.bin")}
-        there = others or ", ".join(difflib.get_close_matches(folder, here, 3, cutoff=0))
-        found = f"there are {there}" if there else GET_DATA
-        raise DataError(f"DATA_PATH={folder} (in {os.getcwd()}): no *_{split}_*.bin; {found}")
+        here = {str(p.parent) for p in Path("data/datasets").glob(f"*/*_{split}_*.bin")}
+        there = others or ", ".join(difflib.get_close_matches(folder, here, 3, cutoff=0)) or "none"
+        found = f"no <set>_{split}_<number>.bin; there are {there}; {GET_DATA}"
+        raise DataError(f"DATA_PATH={folder} (in {os.getcwd()}): {found}")
     first = min(own[0][0], 1)  # numbers begin with 0 or 1
     odd = [name for i, (*place, name) in enumerate(own) if place != [first + i, own[0][1]]]
     need(folder, "shards of another dataset, of one number, or after a missing one", odd, [], "move or fetch")
@@ -1005,7 +1005,7 @@ def load_corpus(s: Settings, with_train: bool = True) -> Corpus:
         spaceless = tokenizer.is_unknown(tokenizer.piece_to_id("\u2581"))
         need(s.tokenizer_path, "whether spaces have no piece", spaceless, False, "bytes cannot be counted")
         unknown = np.sum(tokens == tokenizer.unk_id())
-        notes.append(f"warning: val_bpb is right if {s.tokenizer_path} made these shards; unknown: {unknown}")
+        notes.append(f"warning: legacy shards: scored as made by {s.tokenizer_path}; unknown: {unknown}")
     elif val.headers["flags"][0] & 1:  # lossy tokenizer: the true bytes, spread
         sizes = np.diff(np.cumsum(sizes, dtype=np.int64) * stated // max(total, 1), prepend=0)
         notes.append(f"note: lossy tokenizer: {total} bytes decoded of {stated}")
@@ -1380,8 +1380,8 @@ def run_all(s: Settings, about: Facts, scripts: Facts, machine: Machine, make: F
     s = dataclasses.replace(s, dtype=machine.choose_dtype(s.dtype))
     corpus, plan, settings, origins = load_corpus(s), Plan(s), dataclasses.asdict(s), about["origins"]
     environment = machine.facts() | {"dtype": s.dtype} | about["environment"]
-    model = {"params": sum(param.size for param in parameter_table(s))}  # forks differ
-    about |= {"settings": settings, "sha256": corpus.sha256 | model, "environment": environment}
+    size = {"params": sum(param.size for param in parameter_table(s))}  # forks differ
+    about |= {"settings": settings, "sha256": corpus.sha256 | size, "environment": environment}
     folder, arrays, facts, notes = machine.on_rank_0(lambda: open_run(s, about, scripts))
     reader = BatchReader(s, corpus.train, machine, corpus.notes)
     run, trainer = Run(machine, s, folder, about), make(s, machine)
