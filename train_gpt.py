@@ -33,6 +33,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # threads that wait let other programs compute
 import numpy as np
 import safetensors.numpy
 import sentencepiece
@@ -890,10 +891,10 @@ def find_shards(folder: str, split: str, notes: list[str]) -> list[Path]:
     notes += [f"note: {folder}: left out, not named as shards: {others}"] if others else []
     own = sorted((int(shard[3]), shard[1], shard[0]) for shard in shards if shard and shard[2] == split)
     if not own:
-        here = {str(path.parent) for path in Path(folder).parent.glob(f"*/*_{split}_*.bin")}
-        there = others or ", ".join(difflib.get_close_matches(folder, here, 3, cutoff=0))
-        found = f"there are {there}" if there else GET_DATA
-        raise DataError(f"DATA_PATH={folder} (in {os.getcwd()}): no *_{split}_*.bin; {found}")
+        here = {str(p.parent) for p in Path("data/datasets").glob(f"*/*_{split}_*.bin")}
+        there = others or ", ".join(difflib.get_close_matches(folder, here, 3, cutoff=0)) or "none"
+        found = f"no <set>_{split}_<number>.bin; there are {there}; {GET_DATA}"
+        raise DataError(f"DATA_PATH={folder} (in {os.getcwd()}): {found}")
     first = min(own[0][0], 1)  # numbers begin with 0 or 1
     odd = [name for i, (*place, name) in enumerate(own) if place != [first + i, own[0][1]]]
     need(folder, "shards of another dataset, of one number, or after a missing one", odd, [], "move or fetch")
@@ -1004,7 +1005,7 @@ def load_corpus(s: Settings, with_train: bool = True) -> Corpus:
         spaceless = tokenizer.is_unknown(tokenizer.piece_to_id("\u2581"))
         need(s.tokenizer_path, "whether spaces have no piece", spaceless, False, "bytes cannot be counted")
         unknown = np.sum(tokens == tokenizer.unk_id())
-        notes.append(f"note: legacy shards: {total} bytes if {s.tokenizer_path} made them, {unknown} unknown")
+        notes.append(f"warning: legacy shards: scored as made by {s.tokenizer_path}; unknown: {unknown}")
     elif val.headers["flags"][0] & 1:  # lossy tokenizer: the true bytes, spread
         sizes = np.diff(np.cumsum(sizes, dtype=np.int64) * stated // max(total, 1), prepend=0)
         notes.append(f"note: lossy tokenizer: {total} bytes decoded of {stated}")
@@ -1245,7 +1246,7 @@ def open_machine(s: Settings) -> Machine:
     """Device, compiler and process groups. Raises SettingError for what is not there."""
     defaults = {"WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": 0}  # torchrun's, and MASTER_ADDR
     given = os.environ if "MASTER_ADDR" in os.environ else {}
-    world, rank, local = (int(given.get(name) or default) for name, default in defaults.items())
+    world, rank, local = (int(given.get(name) or value) for name, value in defaults.items())
     fits = [n for n in range(1, s.batch_slots + 1) if s.batch_slots % n == 0]
     if world not in fits:
         raise SettingError(f"WORLD_SIZE={world}: by BATCH_SLOTS takes one of {', '.join(map(str, fits))}")
@@ -1370,8 +1371,7 @@ def finish(trainer: Trainer, corpus: Corpus, run: Run) -> int:
     rows |= {"params": sum(trainer.model.sizes)} | ({"peak_memory_mib": memory} if memory else {})
     rows |= {"preset": s.preset, "seed": s.seed, "run_id": run.folder.name} | vars(run.counters)
     rows |= {"total_bytes": total, "budget_bytes": s.budget_bytes, "budget": "ok" if fits else "over"}
-    python = os.path.relpath(sys.executable)
-    run.final(rows | score | {"next": f"{python} -m records sample {run.folder}"})
+    run.final(rows | score | {"next": f"{os.path.relpath(sys.executable)} -m records sample {run.folder}"})
     return 0 if fits else 4
 
 
@@ -1380,8 +1380,8 @@ def run_all(s: Settings, about: Facts, scripts: Facts, machine: Machine, make: F
     s = dataclasses.replace(s, dtype=machine.choose_dtype(s.dtype))
     corpus, plan, settings, origins = load_corpus(s), Plan(s), dataclasses.asdict(s), about["origins"]
     environment = machine.facts() | {"dtype": s.dtype} | about["environment"]
-    model = {"params": sum(param.size for param in parameter_table(s))}  # forks differ
-    about |= {"settings": settings, "sha256": corpus.sha256 | model, "environment": environment}
+    size = {"params": sum(param.size for param in parameter_table(s))}  # forks differ
+    about |= {"settings": settings, "sha256": corpus.sha256 | size, "environment": environment}
     folder, arrays, facts, notes = machine.on_rank_0(lambda: open_run(s, about, scripts))
     reader = BatchReader(s, corpus.train, machine, corpus.notes)
     run, trainer = Run(machine, s, folder, about), make(s, machine)
@@ -1416,7 +1416,7 @@ def score_only(s: Settings, origins: dict[str, str], machine: Machine, make: Fun
     check_settings(s)
     machine.choose_dtype(s.dtype)
     corpus, run = load_corpus(s, with_train=False), Run(machine, s)
-    run.line("\n".join([f"scoring {s.eval_only}", *corpus.notes]))
+    run.line("\n".join([f"scoring {s.eval_only} on {s.data_path}", *corpus.notes]))
     run.final(score_artifact(make(s, machine), blob, s.eval_only, corpus, run))
     return 0
 

@@ -78,7 +78,7 @@ def advancing(
             now = time.monotonic()
             if bar.disable and now - said >= QUIET:
                 said = now
-                line = tqdm.format_meter(done, total, now - began, prefix=what, unit_scale=True)
+                line = tqdm.format_meter(done, total or 0, now - began, prefix=what, unit_scale=True)
                 print(line, file=sys.stderr, flush=True)
             yield step
             taken = size(step)

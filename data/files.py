@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from data.command import QUIET, DataError, UsageError, nearest, warn_once
 
@@ -41,7 +41,7 @@ def parse_json(text: str | bytes) -> Any:
     It refuses what readers understand differently: NaN, Infinity, 1e999, doubled keys and half characters.
     """
 
-    def refuse_constant(name: str):
+    def refuse_constant(name: str) -> NoReturn:
         raise ValueError(f"{name} is no JSON")
 
     def finite(number: str) -> float:
@@ -50,7 +50,7 @@ def parse_json(text: str | bytes) -> Any:
             raise ValueError(f"{number[:40]} is too large for a number")
         return value
 
-    def refuse_doubles(pairs: list) -> dict:
+    def refuse_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(dict(pairs)) < len(pairs):
             raise ValueError("a key stands twice in one object")
         return dict(pairs)
@@ -59,14 +59,14 @@ def parse_json(text: str | bytes) -> Any:
         value = json.loads(
             text, parse_constant=refuse_constant, parse_float=finite, object_pairs_hook=refuse_doubles
         )
-        if (b"\\u" if isinstance(text, bytes) else "\\u") in text:
+        if "\\u" in (text.decode() if isinstance(text, bytes) else text):
             json.dumps(value, ensure_ascii=False).encode()  # half a character raises a ValueError
         return value
     except RecursionError:
         raise ValueError("lists or objects are nested too deep") from None
 
 
-def read_json(path: Path) -> dict:
+def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file. Raises DataError."""
     try:
         value = parse_json(read_bytes(path))
@@ -77,7 +77,7 @@ def read_json(path: Path) -> dict:
     return value
 
 
-def sha256(data: bytes) -> str:
+def sha256(data: bytes | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
@@ -97,7 +97,7 @@ def warned(what: str, *errors: int) -> Iterator[None]:
         warn_once(f"{what} ({error.strerror})")
 
 
-def sync(file: IO) -> None:
+def sync(file: IO[Any]) -> None:
     """Put a file's bytes on the disk, so that no rename can overtake them."""
     file.flush()
     folder = os.path.dirname(os.path.abspath(file.name))

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePath
+from typing import Any
 
 import numpy as np
 
@@ -113,29 +114,27 @@ def parse_name(path: PurePath) -> tuple[str, int, int] | None:
     return match and (match["set"], SPLIT_NAMES.index(match["split"]), int(match["number"]))
 
 
-def shard_number(path: PurePath) -> int:
-    return parse_name(path)[2]
-
-
 def by_split(paths: Iterable[Path]) -> Splits:
     """(val, train) shards by the numbers in their names; hidden ones and other names are left out."""
-    splits = ([], [])
-    for path in sorted(filter(parse_name, paths), key=shard_number):
-        splits[parse_name(path)[1]].append(path)
+    splits: Splits = ([], [])
+    named = [(name, path) for path in paths if (name := parse_name(path))]
+    for (_, split, _), path in sorted(named, key=lambda shard: shard[0][2]):
+        splits[split].append(path)
     return splits
 
 
-def verify_names(where: object, paths: Iterable[PurePath]) -> Iterator[str]:
+def verify_names(where: object, paths: Iterable[Path]) -> Iterator[str]:
     """Check that files, hidden ones apart, are shards of one set, and none is missing between others."""
     names = [path for path in paths if not path.name.startswith(".")]
     splits = by_split(names)
     named = splits[VAL] + splits[TRAIN]
     if others := sorted(path.name for path in set(names) - set(named)):
         yield f"note {where}: left out, not named as shards: {some(others)}"
-    sets = sorted({parse_name(path)[0] for path in named})
+    claims = {path: claim for path in named if (claim := parse_name(path))}
+    sets = sorted({set_name for set_name, *_ in claims.values()})
     yield check(where, f"number of sets ({', '.join(sets)})", len(sets), 1)
     for name, split in zip(SPLIT_NAMES, splits):
-        numbers = [shard_number(path) for path in split]
+        numbers = [claims[path][2] for path in split]
         doubled = [n for n, after in itertools.pairwise(numbers) if n == after]
         before = [min(numbers[0], 1) - 1] if numbers else []  # they begin with 0 or 1
         yield check(f"{where}: {name}", "missing shards by their names", gaps(before + numbers), [])
@@ -208,7 +207,7 @@ def read_shard(path: Path) -> np.ndarray:
     A legacy shard has no checksum.
     """
     header, tokens = open_shard(path)
-    crc32 = zlib.crc32(tokens)
+    crc32 = zlib.crc32(tokens.data)
     if not header.legacy and crc32 != header.crc32:
         raise DataError(f"{path}: crc32 is {crc32:08x}, expected {header.crc32:08x}: make or fetch it again")
     return tokens
@@ -319,8 +318,8 @@ def documents(paths: Iterable[Path], bos_id: int) -> Iterator[tuple[Path, np.nda
     Other projects cut documents at a shard's end: these are joined. Raises DataError where a shard holds no
     start of a document.
     """
-    begun = None
-    cut = np.zeros(0, np.uint16)  # the last document so far, which may go on in the next shard
+    begun: Path | None = None
+    cut: np.ndarray = np.zeros(0, np.uint16)  # the last document so far, which may go on in the next shard
     for path in paths:
         tokens = np.asarray(open_shard(path)[1])
         starts = np.flatnonzero(tokens == bos_id).tolist()
@@ -333,7 +332,7 @@ def documents(paths: Iterable[Path], bos_id: int) -> Iterator[tuple[Path, np.nda
             yield path, tokens[start:end]
         begun = path
         cut = tokens[starts[-1] :]
-    if len(cut):
+    if begun:
         yield begun, cut
 
 
@@ -365,7 +364,7 @@ def without_some(source: Path, tokenizer: Tokenizer, seed: int) -> bytes:
         documents=header.documents - count,
         max_id=int(left.max()),
         text_bytes=header.text_bytes - tokenizer.text_bytes(gone),
-        crc32=zlib.crc32(left),
+        crc32=zlib.crc32(left.data),
     )
     return pack(header) + left.tobytes()
 
@@ -377,7 +376,7 @@ TEXT = {"type": "string"}
 COUNT = {"type": "integer"}
 
 
-def an_object(fields: dict[str, dict]) -> dict:
+def an_object(fields: dict[str, Any]) -> dict[str, Any]:
     """The JSON schema of an object with these fields at least."""
     return {"type": "object", "required": sorted(fields), "properties": fields}
 
@@ -398,7 +397,7 @@ MANIFEST = an_object(
 )
 
 
-def load_manifest(folder: Path) -> dict | None:
+def load_manifest(folder: Path) -> dict[str, Any] | None:
     """The dataset's manifest, None where there is none of ours. Raises DataError where it is damaged."""
     path = folder / "manifest.json"
     if not path.exists():
@@ -415,16 +414,16 @@ def load_manifest(folder: Path) -> dict | None:
     return manifest
 
 
-def totals(manifest: dict, split: str) -> Counter[str]:
+def totals(manifest: dict[str, Any], split: str) -> Counter[str]:
     """What the shards of a split hold together: `shards`, `documents`, `bytes` and `tokens`."""
-    found = Counter(shards=0, documents=0, bytes=0, tokens=0)
+    found: Counter[str] = Counter(shards=0, documents=0, bytes=0, tokens=0)
     for file in manifest["files"]:
         if file["split"] == split:
             found.update(shards=1, **{key: file[key] for key in ("documents", "bytes", "tokens")})
     return found
 
 
-def own_tokenizer(folder: Path, manifest: dict) -> Path:
+def own_tokenizer(folder: Path, manifest: dict[str, Any]) -> Path:
     """The file that the manifest names, from where `folder` stands; else from where a link leads."""
     file = manifest["tokenizer"]["file"]
     beside = Path(os.path.normpath(folder.absolute() / file))
@@ -433,7 +432,8 @@ def own_tokenizer(folder: Path, manifest: dict) -> Path:
 
 def main(argv: list[str] | None = None) -> int:
     """`python -m data.shards verify`, as frozen records name it. By name: a verdict imports no command."""
-    return importlib.import_module("data.__main__").main(argv)
+    code: int = importlib.import_module("data.__main__").main(argv)
+    return code
 
 
 if __name__ == "__main__":

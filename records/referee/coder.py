@@ -14,8 +14,8 @@ import math
 import struct
 import zlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
 
 import constriction
 import numpy as np
@@ -29,6 +29,7 @@ HEAD = struct.Struct("<4s8sIIII")  # magic, record, rows, tokens, bytes and crc3
 MAGIC = b"BGc2"
 MAX_TOKENS = 1 << 24  # of one compressed file
 STREAM_TOKENS = 2048  # a file is cut into streams of no fewer: what stands before is no context across a cut
+Coder = Callable[[np.ndarray, np.ndarray], np.ndarray]  # logits float32[k, V], places int64[k] -> int64[k]
 CATEGORICAL = constriction.stream.model.Categorical(perfect=False)
 
 
@@ -63,10 +64,10 @@ class Charge:
         self.charged = np.zeros(len(tokens))
         self.stream = constriction.stream.queue.RangeEncoder() if writing else None
         self.thread = ThreadPoolExecutor(1, "charge")
-        self.work = self.thread.submit(int)  # what was called for last
+        self.work: Future[Any] = self.thread.submit(int)  # what was called for last
 
     def __call__(self, logits: np.ndarray, places: np.ndarray) -> np.ndarray:
-        ids = self.tokens[places].astype(np.int64)
+        ids: np.ndarray = self.tokens[places].astype(np.int64)
         self.work.result()
         self.work = self.thread.submit(self.charge, logits, places, ids)
         return ids
@@ -91,7 +92,8 @@ class Charge:
         self.work.result()
         if self.stream is None:
             return b""
-        return self.stream.get_compressed().astype(">u4").tobytes().rstrip(b"\0")
+        words: np.ndarray = self.stream.get_compressed()
+        return words.astype(">u4").tobytes().rstrip(b"\0")
 
 
 class Decoder:
@@ -103,9 +105,10 @@ class Decoder:
 
     def __call__(self, logits: np.ndarray, places: np.ndarray) -> np.ndarray:
         try:
-            return self.stream.decode(CATEGORICAL, weigh(logits)[0]).astype(np.int64)
+            ids: np.ndarray = self.stream.decode(CATEGORICAL, weigh(logits)[0])
         except AssertionError as error:
             raise DataError(f"damaged: {error}") from None
+        return ids.astype(np.int64)
 
 
 def stream_starts(total: int, rows: int) -> np.ndarray:
@@ -114,11 +117,11 @@ def stream_starts(total: int, rows: int) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(lengths)])
 
 
-def code(predictor: Predictor, starts: np.ndarray, bos: int | None, coder: Callable) -> np.ndarray:
+def code(predictor: Predictor, starts: np.ndarray, bos: int | None, coder: Coder) -> np.ndarray:
     """int64[n]: all tokens of the streams that begin at `starts`, from the calls of a predictor and a coder.
 
-    `coder(logits float32[k, V], places int64[k]) -> int64[k]` names the token at each place. Only `bos`, if
-    the text begins with it, is free. A stream that has ended is fed zeros.
+    The coder names the token at each place. Only `bos`, if the text begins with it, is free. A stream that
+    has ended is fed zeros.
     """
     rows = len(starts) - 1
     lengths = np.diff(starts)
@@ -169,7 +172,7 @@ def decompress(predictor: Predictor, tokenizer: Tokenizer, record: bytes, data: 
     tokens = code(predictor, stream_starts(total, rows), tokenizer.bos_id(), Decoder(data[HEAD.size :]))
     if tokens.max() >= tokenizer.vocab_size():
         raise DataError("damaged: holds a token that the tokenizer does not know")
-    text = tokenizer.decode(tokens[1:].tolist()).encode()
+    text: bytes = tokenizer.decode(tokens[1:].tolist()).encode()
     if len(text) != size or zlib.crc32(text) != crc32:
         raise DataError(
             f"what was decompressed has {len(text)} bytes and crc32 {zlib.crc32(text):08x}, expected {size} "

@@ -79,7 +79,7 @@ def validation_text(track: Rules, data: Path) -> Text:
     tokenizer = load_tokenizer(data / "tokenizers" / track.dataset["tokenizer"])
     tokens = shards.read_split(folder, "val")
     text = decode(tokenizer, tokens)
-    for name, found in (("val_sha256", text.sha256), ("logged_val_sha256", sha256(tokens))):
+    for name, found in (("val_sha256", text.sha256), ("logged_val_sha256", sha256(tokens.data))):
         if (expected := track.dataset[name]) not in (None, found):
             raise DataError(f"{folder}: the validation text has {name} {found}, expected {expected}")
     return text
