@@ -213,23 +213,6 @@ def test_a_machine_that_wanders_is_told_from_a_slower_script(tmp_path):
     assert keys([base], [wanders], "worse") == set()
 
 
-def test_the_example_of_the_page_is_what_compare_says(capsys):
-    page = (ROOT / "records/compare/README.md").read_text()
-    records = [PAR.with_name(f"2026-11-22_{name}") for name in ("Rung5-Pointer", "Rung6-Memory")]
-    base, new = records[:1], records[1:]
-    shown = run(capsys, base, new)[1].splitlines()
-    lines = [line for line in page.splitlines() if line.startswith("bits per byte by the referee")]
-    assert lines[0] in shown
-    its = load(base, new, on="stream_bpb")
-    row = its.decisive
-    found = {one.measure.key: one.verdict for one in its.rows}
-    assert found["stream_bpb"] == "better" and found["val_bpb"] == "same", "of one training"
-    gains = np.subtract(row.base, row.new)
-    ends = [*means_interval(row.base, row.new), row.low, row.high]
-    for value in (*ends, gains.min(), gains.max()):
-        assert f"{value:.4f}" in page
-
-
 def test_a_run_is_no_repeat_of_itself(tmp_path, capsys):
     one, other = (write_run(tmp_path / name, 1) for name in "ab")
     assert run(capsys, [one], [one])[0] == 0
