@@ -11,6 +11,8 @@ line says which, and what mends it), 16 stopped and can go on, 130 Ctrl-C, 141 t
 
 import sys
 
+if not __package__:  # it was started by its path
+    sys.exit(f"error: cd {__file__.rpartition('/data/')[0]} and give python -m data")
 from data.door import Door
 
 COMMANDS = {

@@ -236,8 +236,8 @@ def report(job: Job, manifest: dict) -> None:
     if wrong := weakness(**found, largest=largest):
         mend = remedy(**found, largest=largest, more=job.more)
         say(f"warning: {wrong}: {mend}; a text that is made anew takes another --name")
-    say("To train on it; with PRESET=minute before it, for a minute:")
-    say(training_command(job.target, job.tokenizer, job.plan.vocab_size))
+    say("To train on it for a minute:")
+    say(training_command(PRESET="minute", DATA_PATH=job.target))
 
 
 # --- command line ----------------------------------------------------------------------------------------

@@ -189,6 +189,7 @@ def main(folders: tuple[Path, ...], to: str, patience: int) -> int:
         raise UsageError(f"--to {to}: the package is not installed: {install}")
     for path in folders:
         if not run_folders(path):
-            wrong = f"{path}: holds no {METRICS}, expected a run's folder in logs/, or one above"
-            raise DataError(wrong + nearest_runs(path))
+            wrong = f"holds no {METRICS}" if path.is_dir() else "is no folder"
+            wrong += f", expected a run's folder in logs/, or one above{nearest_runs(path)}"
+            raise DataError(f"{path}: {wrong}")
     return follow_all(folders, patience)

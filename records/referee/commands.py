@@ -11,7 +11,7 @@ import click
 import numpy as np
 
 from data import door
-from data.command import DataError, UsageError, shell, some
+from data.command import DataError, UsageError, shell, some, training_command
 from data.files import read_bytes, write_whole
 from records.archive.checks import Check
 from records.archive.runs import SCRIPT, is_address, is_own
@@ -42,14 +42,15 @@ RECORD = [
 
 
 def need_record(place: Path) -> None:
-    """Raises DataError of a file, and of a folder above the runs or records that could be meant."""
+    """Raises DataError of a file, and of a folder that is neither, with those that could be meant."""
     if place.is_file():
-        raise DataError(f"{place}: is a file, expected the folder of a run or a record, as {place.parent}")
-    inside = sorted(script.parent for script in place.glob(f"*/{SCRIPT}"))
-    if inside and not (place / SCRIPT).exists():
-        command = click.get_current_context().command_path
-        names = some([shell(each) for each in inside])
-        raise DataError(f"{place}: is no run or record, but holds some: {command} with one of {names}")
+        its = f", as {place.parent}" if [*place.parent.glob("model*")] else ""
+        raise DataError(f"{place}: is a file, expected the folder of a run or a record{its}")
+    if place.is_dir() and not (place / SCRIPT).exists():
+        inside = [shell(script.parent) for script in sorted(place.glob(f"*/{SCRIPT}"))]
+        named = f"but holds some: {click.get_current_context().command_path} with one of {some(inside)}"
+        made = f"expected its {SCRIPT}; {training_command(RUN_ID='first', PRESET='minute')} makes logs/first"
+        raise DataError(f"{place}: is no run or record, {named if inside else made}")
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
@@ -24,6 +25,7 @@ of_second = click.option("--second", type=Path, help="second text: a JSON string
 of_trust = click.option("--trust", is_flag=True, help="score it without a sandbox where there is none")
 by_whom = click.option("--by", type=text, metavar="NAME", help="with --write  [default: git's user.name]")
 STAYS = "the verdict that is kept rests on more, and stays"
+STOPPED = 16  # exit code with which the same command goes on
 UNSCORED = 3  # exit code: no check failed, and of a record nothing was scored
 
 
@@ -83,12 +85,17 @@ def freeze(
             --what "what changed" --why "why it helps" [--claim record|none]
 
     Script, logs and artifacts are copied byte for byte, metrics are packed by gzip, and the referee scores
-    every artifact. A folder that `verify` would fail on its papers is not made.
+    every artifact, once: a run's folder keeps its score. No folder is made that `verify` would fail.
     """
     rules = find_track(track)
     target = rules.folder / f"{day}_{name}"
     given = {key: word for key, word in words.items() if word is not None}
-    freezing.freeze(runs, rules, target, data, trust, given)
+    try:
+        freezing.freeze(runs, rules, target, data, trust, given)
+    except KeyboardInterrupt:
+        kept = "scores that were printed are kept, the one under way is lost"
+        print(f"stopped, nothing is frozen: {kept}; the same command goes on", file=sys.stderr)
+        return STOPPED
     command = shell("python", "-m", "records", "verify", target)
     print(f"{target}: fill in the README's ablation, then {command}")
     return 0

@@ -275,10 +275,9 @@ def test_what_the_validation_text_is_worth_and_the_command_that_trains(tmp_path)
         sizes = [len(text) for text in read_split(place(root, name), "val")[0]]
         found = manifest_of(place(root, name))["validation"]
         assert found["largest_document"] == round(max(sizes) / sum(sizes), 4)
-    assert shlex.split(said.splitlines()[-1])[:4] == [
-        "VOCAB_SIZE=260",
+    assert shlex.split(said.splitlines()[-1])[:3] == [
+        "PRESET=minute",
         f"DATA_PATH={root}/data/datasets/most_sp260",
-        f"TOKENIZER_PATH={root}/data/tokenizers/most_260_bpe.model",
         command.near(Path(sys.executable)),
     ]
 
