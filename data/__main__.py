@@ -16,10 +16,7 @@ if not __package__:  # it was started by its path
 from data.door import Door
 
 COMMANDS = {
-    "prepare": (
-        "data.prepare:main",
-        "make a tokenizer and shards of text: the demo's, your own, or the hub's",
-    ),
+    "prepare": ("data.prepare:main", "make tokenizer and shards of text: the demo's, your own, the hub's"),
     "download": ("data.download:main", "fetch published shards and their tokenizer"),
     "verify": ("data.check:verify", "check every byte of shards"),
     "inspect": ("data.check:inspect", "print the headers of shards"),

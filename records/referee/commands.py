@@ -25,18 +25,13 @@ from records.sandbox.jobs import PredictorJob, find_job
 
 # --- a record ---------------------------------------------------------------------------------------------
 
-
 RECORD = [
     click.Argument(["record"], type=Path),
     click.Option(["--track"], type=Path, help="folder with track.json  [default: the record's parent]"),
     click.Option(["--dataset"], help="one of the track's vocabularies  [default: the record's]"),
     click.Option(["--artifact"], type=Path, help="[default: the record's model_seed<N>.ptz]"),
     click.Option(["--data"], type=Path, default=DATA, help="folder with datasets/ and tokenizers/"),
-    click.Option(
-        ["--device"],
-        type=click.Choice(["cpu", "cuda"]),
-        help="[default: the track's; sample, complete: cpu]",
-    ),
+    click.Option(["--device"], type=click.Choice(["cpu", "cuda"]), help="[default: track's; to write: cpu]"),
     click.Option(["--trust"], is_flag=True, help="run the record without a sandbox"),
 ]
 
@@ -143,9 +138,7 @@ CONTEXT = 1024  # last tokens of a prompt that the model is fed
 WRITING = [
     click.Option(["--tokens"], type=click.IntRange(1), default=200, metavar="N", help="to write"),
     click.Option(["--temperature"], type=door.Number(0), default=0.8, metavar="T", help="0: no chance"),
-    click.Option(
-        ["--seed"], type=click.IntRange(0), default=1, metavar="N", help="another one, another text"
-    ),
+    click.Option(["--seed"], type=click.IntRange(0), default=1, metavar="N", help="another: another text"),
 ]
 FILE = click.Argument(["file"], type=Path)
 TO_FILE = click.Option(["-o", "--output"], type=Path, help="[default: FILE.bg, or FILE without .bg]")

@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
@@ -25,7 +24,6 @@ of_second = click.option("--second", type=Path, help="second text: a JSON string
 of_trust = click.option("--trust", is_flag=True, help="score it without a sandbox where there is none")
 by_whom = click.option("--by", type=text, metavar="NAME", help="with --write  [default: git's user.name]")
 STAYS = "the verdict that is kept rests on more, and stays"
-STOPPED = 16  # exit code with which the same command goes on
 UNSCORED = 3  # exit code: no check failed, and of a record nothing was scored
 
 
@@ -61,14 +59,7 @@ def find_track(word: str) -> Track:
 @click.option("--track", required=True, help="a track's folder, or its name in records/")
 @click.option("--name", required=True, type=record_name, metavar="NAME", help="such as LongerContext")
 @click.option("--author", type=text, required=True, metavar="WHO")
-@click.option(
-    "--what",
-    "what_changed",
-    type=text,
-    required=True,
-    metavar="TEXT",
-    help="what changed, in a sentence or two",
-)
+@click.option("--what", "what_changed", type=text, required=True, metavar="TEXT", help="what changed")
 @click.option("--why", type=text, required=True, metavar="TEXT", help="why it helps")
 @click.option("--built-on", type=text, metavar="RECORD", help="folder of the track whose script it changes")
 @click.option("--idea-from", type=text, metavar="TEXT", help="whose idea it is: a name, a paper, an address")
@@ -94,8 +85,8 @@ def freeze(
         freezing.freeze(runs, rules, target, data, trust, given)
     except KeyboardInterrupt:
         kept = "scores that were printed are kept, the one under way is lost"
-        print(f"stopped, nothing is frozen: {kept}; the same command goes on", file=sys.stderr)
-        return STOPPED
+        click.echo(f"stopped, nothing is frozen: {kept}; the same command goes on", err=True)
+        return 16
     command = shell("python", "-m", "records", "verify", target)
     print(f"{target}: fill in the README's ablation, then {command}")
     return 0

@@ -1,8 +1,4 @@
-"""A record's folder made from the run directories of its seeds.
-
-Script, logs and artifacts are copied byte for byte, metrics are packed by gzip, and the referee scores every
-artifact. A folder that `verify` would fail on its papers is not made.
-"""
+"""A record's folder made from the run directories of its seeds, as `records freeze --help` says."""
 
 import contextlib
 import json
@@ -91,19 +87,17 @@ def score(job: PredictorJob, text: Text, source: Path) -> float:
     kept = source / KEPT
     of = {"model": job.name.hex(), "text": text.sha256, "referee": referee_version(), **this_machine()}
     found = read_json(kept) if kept.exists() else {}
-    if of.items() <= found.items():
-        say(f"{source}: {found['score']:.8f} bits per byte, as {kept} has it")
-        return found["score"]
-    try:
-        first = next(iter(referee(job, text, proof=False)))
-    except (NoSandbox, SandboxError) as error:
-        raise DataError(str(error)) from None
-    if not isinstance(first, Result):
-        raise DataError(f"{source}: the referee cannot score it: {first}")
-    found = of | {"score": round(first.bpb, 8)}
-    with contextlib.suppress(OSError):  # an archive of runs may be for reading alone
-        write_beside(kept, json.dumps(found).encode())
-    say(f"{source}: {first.bpb:.8f} bits per byte")
+    if not of.items() <= found.items():
+        try:
+            first = next(iter(referee(job, text, proof=False)))
+        except (NoSandbox, SandboxError) as error:
+            raise DataError(str(error)) from None
+        if not isinstance(first, Result):
+            raise DataError(f"{source}: the referee cannot score it: {first}")
+        found = of | {"score": round(first.bpb, 8)}
+        with contextlib.suppress(OSError):  # an archive of runs may be for reading alone
+            write_beside(kept, json.dumps(found).encode())
+    say(f"{source}: {found['score']:.8f} bits per byte, kept in {kept}")
     return found["score"]
 
 
