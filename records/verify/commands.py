@@ -76,7 +76,7 @@ def freeze(
             --what "what changed" --why "why it helps" [--claim record|none]
 
     Script, logs and artifacts are copied byte for byte, metrics are packed by gzip, and the referee scores
-    every artifact, once: a run's folder keeps its score. No folder is made that `verify` would fail.
+    every artifact, once: a run's folder keeps its score. No folder is made whose papers `verify` would fail.
     """
     rules = find_track(track)
     target = rules.folder / f"{day}_{name}"
@@ -84,7 +84,7 @@ def freeze(
     try:
         freezing.freeze(runs, rules, target, data, trust, given)
     except KeyboardInterrupt:
-        kept = "scores that were printed are kept, the one under way is lost"
+        kept = "scores that were kept stay, the one under way is lost"
         click.echo(f"stopped, nothing is frozen: {kept}; the same command goes on", err=True)
         return 16
     command = shell("python", "-m", "records", "verify", target)

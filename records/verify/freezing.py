@@ -97,7 +97,7 @@ def score(job: PredictorJob, text: Text, source: Path) -> float:
         found = of | {"score": round(first.bpb, 8)}
         with contextlib.suppress(OSError):  # an archive of runs may be for reading alone
             write_beside(kept, json.dumps(found).encode())
-    say(f"{source}: {found['score']:.8f} bits per byte, kept in {kept}")
+    say(f"{source}: {found['score']:.8f} bits per byte{f', kept in {kept}' if kept.exists() else ''}")
     return found["score"]
 
 
