@@ -59,14 +59,7 @@ def find_track(word: str) -> Track:
 @click.option("--track", required=True, help="a track's folder, or its name in records/")
 @click.option("--name", required=True, type=record_name, metavar="NAME", help="such as LongerContext")
 @click.option("--author", type=text, required=True, metavar="WHO")
-@click.option(
-    "--what",
-    "what_changed",
-    type=text,
-    required=True,
-    metavar="TEXT",
-    help="what changed, in a sentence or two",
-)
+@click.option("--what", "what_changed", type=text, required=True, metavar="TEXT", help="what changed")
 @click.option("--why", type=text, required=True, metavar="TEXT", help="why it helps")
 @click.option("--built-on", type=text, metavar="RECORD", help="folder of the track whose script it changes")
 @click.option("--idea-from", type=text, metavar="TEXT", help="whose idea it is: a name, a paper, an address")
@@ -83,12 +76,17 @@ def freeze(
             --what "what changed" --why "why it helps" [--claim record|none]
 
     Script, logs and artifacts are copied byte for byte, metrics are packed by gzip, and the referee scores
-    every artifact. A folder that `verify` would fail on its papers is not made.
+    every artifact, once: a run's folder keeps its score. No folder is made whose papers `verify` would fail.
     """
     rules = find_track(track)
     target = rules.folder / f"{day}_{name}"
     given = {key: word for key, word in words.items() if word is not None}
-    freezing.freeze(runs, rules, target, data, trust, given)
+    try:
+        freezing.freeze(runs, rules, target, data, trust, given)
+    except KeyboardInterrupt:
+        kept = "scores that were kept stay, the one under way is lost"
+        click.echo(f"stopped, nothing is frozen: {kept}; the same command goes on", err=True)
+        return 16
     command = shell("python", "-m", "records", "verify", target)
     print(f"{target}: fill in the README's ablation, then {command}")
     return 0
