@@ -11,13 +11,12 @@ line says which, and what mends it), 16 stopped and can go on, 130 Ctrl-C, 141 t
 
 import sys
 
+if not __package__:  # it was started by its path
+    sys.exit(f"error: cd {__file__.rpartition('/data/')[0]} and give python -m data")
 from data.door import Door
 
 COMMANDS = {
-    "prepare": (
-        "data.prepare:main",
-        "make a tokenizer and shards of text: the demo's, your own, or the hub's",
-    ),
+    "prepare": ("data.prepare:main", "make tokenizer and shards of text: the demo's, your own, the hub's"),
     "download": ("data.download:main", "fetch published shards and their tokenizer"),
     "verify": ("data.check:verify", "check every byte of shards"),
     "inspect": ("data.check:inspect", "print the headers of shards"),

@@ -11,7 +11,7 @@ import click
 import numpy as np
 
 from data import files, shards
-from data.command import DataError, nearest
+from data.command import DataError, nearest, some
 from data.door import Command
 from data.shards import TRAIN, VAL, Header, Splits, Tokenizer, check
 
@@ -84,7 +84,7 @@ def verify_folder(folder: Path, tokenizer: Tokenizer | None, whole: bool = False
     splits = shards.by_split(folder.glob("*.bin"))
     paths = splits[TRAIN] + splits[VAL]
     if not paths:
-        yield f"FAIL {folder}: holds no shards, expected *_train_*.bin and *_val_*.bin"
+        yield no_shards(folder)
         return
     lines = list(shards.verify_names(folder, folder.glob("*.bin")))
     yield from lines
@@ -106,6 +106,12 @@ def verify_folder(folder: Path, tokenizer: Tokenizer | None, whole: bool = False
         yield f"note {folder}: no manifest.json of python -m data prepare"
     if all(splits):
         yield from verify_apart(folder, splits, tokenizer)
+
+
+def no_shards(folder: Path) -> str:
+    others = some(sorted(path.name for path in folder.glob("*.bin")))
+    mend = f"; rename {others} like this" if others else ""
+    return f"FAIL {folder}: holds no shards, expected NAME_train_000000.bin and NAME_val_000000.bin{mend}"
 
 
 def text_sha256(paths: list[Path], tokenizer: Tokenizer) -> str:
@@ -216,7 +222,7 @@ def header_text(path: Path) -> str:
     try:
         header, tokens = shards.open_shard(path)
     except DataError as error:
-        return f"FAIL {error}"
+        return no_shards(path) if path.is_dir() else f"FAIL {error}"
     values = {"tokens": header.tokens, "highest id": tokens.max(), "legacy": "nothing else is known"}
     if not header.legacy:
         values = asdict(header) | {

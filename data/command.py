@@ -17,6 +17,7 @@ from tqdm import tqdm
 QUIET = 30  # seconds that a command may say nothing where no terminal shows a bar
 Step = TypeVar("Step")
 REPO = Path(__file__).resolve().parent.parent
+tqdm.monitor_interval = 0  # no thread of its own: who counts a process's tasks would find it
 
 
 class DataError(Exception):
@@ -73,7 +74,7 @@ def advancing(
     total = total or operator.length_hint(steps) or None
     began = said = time.monotonic()
     done = 0
-    with tqdm(desc=what, total=total, unit_scale=True, disable=None, leave=False) as bar:
+    with tqdm(desc=what, total=total, unit_scale=True, disable=None, leave=False, miniters=1) as bar:
         for step in steps:
             now = time.monotonic()
             if bar.disable and now - said >= QUIET:
@@ -91,11 +92,10 @@ def warn_once(line: str) -> None:
     print(f"warning: {printable(line)}", file=sys.stderr, flush=True)
 
 
-def training_command(dataset: Path, tokenizer: Path, vocab_size: int | None) -> str:
-    """The command line that trains on a dataset, for the folder that the user is in."""
-    settings = [f"VOCAB_SIZE={vocab_size}"] if vocab_size else []
-    settings += [f"DATA_PATH={shell(dataset)}", f"TOKENIZER_PATH={shell(tokenizer)}"]
-    return " ".join([*settings, shell(Path(sys.executable or "python"), REPO / "train_gpt.py")])
+def training_command(**settings: object) -> str:
+    """The command line that trains with these settings, for the folder that the user is in."""
+    given = [f"{name}={shell(value)}" for name, value in settings.items() if value]
+    return " ".join([*given, shell(Path(sys.executable or "python"), REPO / "train_gpt.py")])
 
 
 def shell(*words: object) -> str:

@@ -204,7 +204,8 @@ def report(root: Path, release: Release) -> None:
     tokens = sum((file.size - shards.HEADER_BYTES) // 2 for file in train)
     count = f"{len(train)} training shards ({tokens:,} tokens), {len(release.val)} validation shards"
     print(f"{release.name} of {release.origin}: {count}, {release.tokenizer.name}. To train on it:")
-    print(training_command(root / release.folder, local(root, release.tokenizer), release.vocab_size))
+    paths = {"DATA_PATH": root / release.folder, "TOKENIZER_PATH": local(root, release.tokenizer)}
+    print(training_command(VOCAB_SIZE=release.vocab_size, **paths))
 
 
 # --- the command line ------------------------------------------------------------------------------------

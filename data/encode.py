@@ -103,7 +103,6 @@ CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os
 RUNNING_BYTES = MAX_DOCUMENT  # being encoded at a time; this bounds the memory, whatever the threads
 SAMPLED = 32  # one training document in so many is decoded again and compared
 
-
 Item = TypeVar("Item")
 
 

@@ -81,7 +81,6 @@ def read_address(text: str, kind: str) -> tuple[Repo, str]:
 
 # --- errors -----------------------------------------------------------------------------------------------
 
-
 # What the client raises: on the way to the hub (RuntimeError: from its storage, Xet), and where an answer is
 # not a hub's.
 NO_CONNECTION = (OSError, httpx2.RequestError, RuntimeError, errors.XetDownloadError)

@@ -221,10 +221,8 @@ def remedy(val: Counter[str], train: Counter[str], largest: float, more: str) ->
 
 def report(job: Job, manifest: dict) -> None:
     """Say what is there now, what its validation text is worth, and the command that trains on it."""
-    dropped = manifest["dropped"]
-    say(f"dropped: {dropped['duplicates']:,} exact duplicates, {dropped['empty']:,} empty documents")
-    if dropped.get("skipped"):  # older manifests have no such field
-        say(f"skipped: {dropped['skipped']:,} documents that could not be used")
+    dropped = [f"{count:,} {why}" for why, count in manifest["dropped"].items()]
+    say(f"documents dropped: {', '.join(dropped)}")
     found = {split: shards.totals(manifest, split) for split in SPLIT_NAMES}
     for split, total in found.items():
         counts = ", ".join(f"{count:,} {what}" for what, count in total.items())
@@ -236,8 +234,8 @@ def report(job: Job, manifest: dict) -> None:
     if wrong := weakness(**found, largest=largest):
         mend = remedy(**found, largest=largest, more=job.more)
         say(f"warning: {wrong}: {mend}; a text that is made anew takes another --name")
-    say("To train on it; with PRESET=minute before it, for a minute:")
-    say(training_command(job.target, job.tokenizer, job.plan.vocab_size))
+    say("To train on it for a minute:")
+    say(training_command(PRESET="minute", DATA_PATH=job.target))
 
 
 # --- command line ----------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ Ctrl-C, 141 the output was closed.
 
 import sys
 
+if not __package__:  # it was started by its path
+    sys.exit(f"error: cd {__file__.rpartition('/records/')[0]} and give python -m records")
 from data.door import Door
 
 COMMANDS = {

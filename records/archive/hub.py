@@ -10,6 +10,7 @@ import re
 import shutil
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from huggingface_hub.utils import disable_progress_bars
@@ -23,6 +24,7 @@ from records.archive.tracks import RECORDS, Track, load_track
 
 PLACE = re.compile(rf"(track_[a-z0-9_]+)/({FOLDER.pattern})/(?P<file>[^/]+)", re.ASCII)
 TOKENIZERS = "tokenizers"  # a folder of the repo, as of data/
+say = partial(print, file=sys.stderr, flush=True)  # apart from what a model writes, which goes to stdout
 
 
 def cache_folder() -> Path:
@@ -37,11 +39,6 @@ class FetchedRecord:
     address: str  # hub:user/name@commit
     path: Path
     track: Path
-
-
-def say(line: str) -> None:
-    """Apart from what a model writes, which goes to stdout."""
-    print(line, file=sys.stderr, flush=True)
 
 
 # --- a record ---------------------------------------------------------------------------------------------

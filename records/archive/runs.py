@@ -171,7 +171,7 @@ def parse_run(name: str, log: bytes, metrics: bytes, metrics_name: str = "metric
         pass
     body, mark, block = text.rpartition("\n---\n")
     if not mark:
-        raise DataError(f"{name}: no finished run: the log has no line '---'")
+        raise DataError(f"{name}: no finished run: no line '---' in it; the command that began it goes on")
     lines = block.removesuffix("\n").split("\n")
     rows = dict(line.split(": ", 1) for line in lines if re.fullmatch(r"[a-z0-9_]+: \S.*", line))
     if len(rows) < len(lines) or "\n---\n" in body or not all(map(str.isprintable, lines)):

@@ -102,7 +102,6 @@ def tokenizer_path(track: Track, data: Path) -> Path:
 
 # --- reference compressors --------------------------------------------------------------------------------
 
-
 REFERENCE = "yardsticks.json"
 NOTHING, TRAINING = "nothing", "the training text"  # what a compressor has before the text
 

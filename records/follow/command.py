@@ -179,9 +179,7 @@ def follow_all(folders: tuple[Path, ...], patience: int) -> int:
 @click.command(cls=Command, help=__doc__)
 @click.argument("folders", nargs=-1, required=True, type=Path, metavar="RUN...")
 @click.option("--to", type=click.Choice(["tensorboard"]), default="tensorboard", help="where they are shown")
-@click.option(
-    "--patience", type=click.IntRange(0), default=600, metavar="S", help="a run silent so long is dead"
-)
+@click.option("--patience", type=click.IntRange(0), default=600, metavar="S", help="a run so silent is dead")
 def main(folders: tuple[Path, ...], to: str, patience: int) -> int:
     """Follow all until they have ended; the exit code."""
     if importlib.util.find_spec(to) is None:
@@ -189,6 +187,7 @@ def main(folders: tuple[Path, ...], to: str, patience: int) -> int:
         raise UsageError(f"--to {to}: the package is not installed: {install}")
     for path in folders:
         if not run_folders(path):
-            wrong = f"{path}: holds no {METRICS}, expected a run's folder in logs/, or one above"
-            raise DataError(wrong + nearest_runs(path))
+            wrong = f"holds no {METRICS}" if path.is_dir() else "is no folder"
+            wrong += f", expected a run's folder in logs/, or one above{nearest_runs(path)}"
+            raise DataError(f"{path}: {wrong}")
     return follow_all(folders, patience)

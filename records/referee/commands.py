@@ -11,7 +11,7 @@ import click
 import numpy as np
 
 from data import door
-from data.command import DataError, UsageError, shell, some
+from data.command import DataError, UsageError, shell, some, training_command
 from data.files import read_bytes, write_whole
 from records.archive.checks import Check
 from records.archive.runs import SCRIPT, is_address, is_own
@@ -25,31 +25,27 @@ from records.sandbox.jobs import PredictorJob, find_job
 
 # --- a record ---------------------------------------------------------------------------------------------
 
-
 RECORD = [
     click.Argument(["record"], type=Path),
     click.Option(["--track"], type=Path, help="folder with track.json  [default: the record's parent]"),
     click.Option(["--dataset"], help="one of the track's vocabularies  [default: the record's]"),
     click.Option(["--artifact"], type=Path, help="[default: the record's model_seed<N>.ptz]"),
     click.Option(["--data"], type=Path, default=DATA, help="folder with datasets/ and tokenizers/"),
-    click.Option(
-        ["--device"],
-        type=click.Choice(["cpu", "cuda"]),
-        help="[default: the track's; sample, complete: cpu]",
-    ),
+    click.Option(["--device"], type=click.Choice(["cpu", "cuda"]), help="[default: track's; to write: cpu]"),
     click.Option(["--trust"], is_flag=True, help="run the record without a sandbox"),
 ]
 
 
 def need_record(place: Path) -> None:
-    """Raises DataError of a file, and of a folder above the runs or records that could be meant."""
+    """Raises DataError of a file, and of a folder that is neither, with those that could be meant."""
     if place.is_file():
-        raise DataError(f"{place}: is a file, expected the folder of a run or a record, as {place.parent}")
-    inside = sorted(script.parent for script in place.glob(f"*/{SCRIPT}"))
-    if inside and not (place / SCRIPT).exists():
-        command = click.get_current_context().command_path
-        names = some([shell(each) for each in inside])
-        raise DataError(f"{place}: is no run or record, but holds some: {command} with one of {names}")
+        its = f", as {place.parent}" if [*place.parent.glob("model*")] else ""
+        raise DataError(f"{place}: is a file, expected the folder of a run or a record{its}")
+    if place.is_dir() and not (place / SCRIPT).exists():
+        inside = [shell(script.parent) for script in sorted(place.glob(f"*/{SCRIPT}"))]
+        named = f"but holds some: {click.get_current_context().command_path} with one of {some(inside)}"
+        made = f"expected its {SCRIPT}; {training_command(RUN_ID='first', PRESET='minute')} makes logs/first"
+        raise DataError(f"{place}: is no run or record, {named if inside else made}")
 
 
 @contextlib.contextmanager
@@ -142,9 +138,7 @@ CONTEXT = 1024  # last tokens of a prompt that the model is fed
 WRITING = [
     click.Option(["--tokens"], type=click.IntRange(1), default=200, metavar="N", help="to write"),
     click.Option(["--temperature"], type=door.Number(0), default=0.8, metavar="T", help="0: no chance"),
-    click.Option(
-        ["--seed"], type=click.IntRange(0), default=1, metavar="N", help="another one, another text"
-    ),
+    click.Option(["--seed"], type=click.IntRange(0), default=1, metavar="N", help="another: another text"),
 ]
 FILE = click.Argument(["file"], type=Path)
 TO_FILE = click.Option(["-o", "--output"], type=Path, help="[default: FILE.bg, or FILE without .bg]")

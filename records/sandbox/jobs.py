@@ -154,11 +154,12 @@ def find_artifact(record: Path) -> Path:
     if is_run(record):
         artifact = run_artifact(record)
         if not artifact.exists():
-            raise DataError(f"{record}: holds no {artifact.name}, which a run writes at its end")
+            mend = f"to resume it, train with RUN_ID={record.name} and the settings that begin its train.log"
+            raise DataError(f"{record}: holds no {artifact.name}, which a run writes at its end; {mend}")
         return artifact
     artifacts = sorted(record.glob("model*"))
     if not artifacts:
-        raise DataError(f"{record}: holds no model_seed<N>.ptz; --artifact names the file")
+        raise DataError(f"{record}: is no run, and holds no model_seed<N>.ptz; --artifact names the file")
     return artifacts[0]
 
 

@@ -76,12 +76,17 @@ def freeze(
             --what "what changed" --why "why it helps" [--claim record|none]
 
     Script, logs and artifacts are copied byte for byte, metrics are packed by gzip, and the referee scores
-    every artifact. A folder that `verify` would fail on its papers is not made.
+    every artifact, once: a run's folder keeps its score. No folder is made whose papers `verify` would fail.
     """
     rules = find_track(track)
     target = rules.folder / f"{day}_{name}"
     given = {key: word for key, word in words.items() if word is not None}
-    freezing.freeze(runs, rules, target, data, trust, given)
+    try:
+        freezing.freeze(runs, rules, target, data, trust, given)
+    except KeyboardInterrupt:
+        kept = "scores that were kept stay, the one under way is lost"
+        click.echo(f"stopped, nothing is frozen: {kept}; the same command goes on", err=True)
+        return 16
     command = shell("python", "-m", "records", "verify", target)
     print(f"{target}: fill in the README's ablation, then {command}")
     return 0

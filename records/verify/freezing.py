@@ -1,15 +1,12 @@
-"""A record's folder made from the run directories of its seeds.
+"""A record's folder made from the run directories of its seeds, as `records freeze --help` says."""
 
-Script, logs and artifacts are copied byte for byte, metrics are packed by gzip, and the referee scores every
-artifact. A folder that `verify` would fail on its papers is not made.
-"""
-
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 
-from data.command import DataError, UsageError
-from data.files import growing_folder, read_bytes, sha256
+from data.command import DataError, UsageError, say
+from data.files import growing_folder, read_bytes, read_json, sha256, write_beside
 from records.archive.runs import (
     ARTIFACT,
     SCRIPT,
@@ -27,6 +24,9 @@ from records.referee.text import Text, validation_text
 from records.sandbox.jobs import PredictorJob, find_job
 from records.sandbox.predictor import NoSandbox, SandboxError
 from records.verify.claims import OF_THE_RUNS, PAPERS, check_papers
+from records.verify.version import referee_version
+
+KEPT = "referee.json"  # in a run's folder: its score, and what that is a score of
 
 
 def freeze(
@@ -83,15 +83,22 @@ def copy_files(folder: Path, runs: dict[Path, ClaimedRun], most: int) -> None:
 
 
 def score(job: PredictorJob, text: Text, source: Path) -> float:
-    """The referee's score of a run's artifact. Raises DataError."""
-    try:
-        first = next(iter(referee(job, text, proof=False)))
-    except (NoSandbox, SandboxError) as error:
-        raise DataError(str(error)) from None
-    if not isinstance(first, Result):
-        raise DataError(f"{source}: the referee cannot score it: {first}")
-    print(f"{source}: {first.bpb:.8f} bits per byte", flush=True)
-    return round(first.bpb, 8)
+    """The referee's score of a run's artifact, counted once: its folder keeps it. Raises DataError."""
+    kept = source / KEPT
+    of = {"model": job.name.hex(), "text": text.sha256, "referee": referee_version(), **this_machine()}
+    found = read_json(kept) if kept.exists() else {}
+    if not of.items() <= found.items():
+        try:
+            first = next(iter(referee(job, text, proof=False)))
+        except (NoSandbox, SandboxError) as error:
+            raise DataError(str(error)) from None
+        if not isinstance(first, Result):
+            raise DataError(f"{source}: the referee cannot score it: {first}")
+        found = of | {"score": round(first.bpb, 8)}
+        with contextlib.suppress(OSError):  # an archive of runs may be for reading alone
+            write_beside(kept, json.dumps(found).encode())
+    say(f"{source}: {found['score']:.8f} bits per byte{f', kept in {kept}' if kept.exists() else ''}")
+    return found["score"]
 
 
 def write_words(folder: Path, name: str, submission: dict, checks: list[Callable]) -> None:

@@ -207,7 +207,7 @@ DAMAGES = {  # what is done to the dataset and its second training shard, words 
     "two sets": (lambda d, s: shutil.copy(s, d / "u_train_000000.bin"), "number of sets (t, u) is 2"),
     "train as val": (lambda d, s: shutil.copy(s, d / "t_val_000000.bin"), "split is 1, expected 0"),
     "no val": (lambda d, s: (d / "t_val_000000.bin").unlink(), "val: no shards"),
-    "nothing": (lambda d, s: [path.unlink() for path in d.glob("*.bin")], "holds no shards"),
+    "no numbers": (lambda d, s: [p.rename(f"{p}.bin") for p in [*d.glob("*")]], ".bin.bin like this"),
     "directory": (lambda d, s: instead(s, Path.mkdir), "Is a directory"),
     "dangling": (lambda d, s: instead(s, lambda path: path.symlink_to("nowhere.bin")), "No such file"),
     "other tokenizer": (

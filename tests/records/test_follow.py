@@ -260,7 +260,7 @@ def test_a_run_that_vanishes_is_left_and_the_others_followed(here, tmp_path, mon
 def test_wrong_uses_are_one_line(here, tmp_path, capsys, monkeypatch):
     folder = make_run(tmp_path / "logs/first", lines(1, 10))
     assert here("logs/first/config.json") == 3
-    assert "holds no metrics.jsonl, expected a run's folder in logs/, or one above" in capsys.readouterr().err
+    assert "is no folder, expected a run's folder in logs/, or one above" in capsys.readouterr().err
     followed = follow.follow(folder, patience=600)
     next(followed)
     assert here(folder) == 2

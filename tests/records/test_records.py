@@ -26,7 +26,7 @@ from records.archive.runs import Record, pack, parse_run, read_runs
 from records.archive.tracks import load_track, record_folders
 from records.archive.verdicts import Draw, record_draw
 from records.referee.text import validation_text
-from records.verify import claims, training
+from records.verify import claims, freezing, training
 from tests.kit import helpers, record_kit
 from tests.kit.data_kit import call, refused
 from tests.kit.record_kit import (
@@ -584,6 +584,17 @@ def test_freeze_refuses(author, tmp_path):
     (away / "run2/train.log").write_text("killed")
     refusal(*args, code=3)
     assert sorted(author.track.parent.rglob("*")) == before
+
+
+@slow
+def test_a_freeze_that_is_stopped_keeps_its_scores(author, monkeypatch):
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    (author.root / f"logs/run{SEEDS[-1]}/referee.json").unlink()
+    monkeypatch.setattr(freezing, "referee", stopped)
+    said = call("records", "freeze", *author.freeze_words(name="Again"), code=16)
+    assert said.count("bits per byte, kept in ") == len(SEEDS) - 1 and "; the same command goes on" in said
 
 
 # --- board ------------------------------------------------------------------------------------------------

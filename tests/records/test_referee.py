@@ -783,7 +783,7 @@ def test_a_file_is_completed(told, tmp_path):
     assert "none.txt: cannot be read" in told("complete", tmp_path / "none.txt", code=3)
 
 
-def test_a_folder_of_runs_and_a_file_of_one_are_no_record(bigram):
+def test_a_folder_of_runs_and_a_file_of_one_are_no_record(bigram, tmp_path):
     said = refused(call("records", "sample", bigram.parent, code=3))
     assert said.startswith(
         f"error: {bigram.parent}: is no run or record, but holds some: python -m records sample "
@@ -791,6 +791,8 @@ def test_a_folder_of_runs_and_a_file_of_one_are_no_record(bigram):
     assert str(bigram) in said
     said = refused(call("records", "score", bigram / "train_gpt.py", code=3))
     assert said.endswith(f"is a file, expected the folder of a run or a record, as {bigram}")
+    said = refused(call("records", "score", tmp_path, code=3))
+    assert "is no run or record, expected its train_gpt.py; RUN_ID=first PRESET=minute " in said
 
 
 def test_the_folder_of_a_run_is_a_record(tmp_path):
@@ -805,7 +807,7 @@ def test_the_folder_of_a_run_is_a_record(tmp_path):
     with pytest.raises(DataError, match=r"holds no train_gpt\.py, expected the script that made its model"):
         find_job(tmp_path)
     model.rename(tmp_path / "model.ptz.part")  # as a kill leaves it
-    with pytest.raises(DataError, match=r"holds no model\.ptz, which a run writes at its end"):
+    with pytest.raises(DataError, match=r"holds no model\.ptz, .* train with RUN_ID="):
         find_job(tmp_path)
     config.unlink()
     script.touch()
