@@ -40,7 +40,6 @@ from records.campaign.variants import (
     Campaign,
     Dataset,
     Variant,
-    base_script,
     load_dataset,
     read_campaign,
     script_of,
@@ -190,7 +189,7 @@ def try_script(args: SimpleNamespace) -> int:
 
 def sweep(campaign: Campaign, budget: float, args: SimpleNamespace) -> int:
     """Run and score all that is not done yet. The exit code. Raises DataError, UsageError."""
-    base = base_script(campaign.value, args.script)
+    base = script_of(campaign.value["commit"]) if "commit" in campaign.value else read_bytes(args.script)
     name_ignored(base)
     variants = campaign.variants(budget)
     for variant in variants:

@@ -88,8 +88,7 @@ class SeedRun:
         return "" if self.end() else f"exit code {code}: {self.last_lines(1)[0]}"
 
 
-# runs with the exit codes of their processes, as they end; None: of one that is still at work
-Endings = Iterator[tuple[SeedRun, int | None]]
+Endings = Iterator[tuple[SeedRun, int | None]]  # as runs end, their exit codes; None: one is at work
 Runner = Callable[[list[SeedRun]], Endings]
 
 

@@ -138,11 +138,6 @@ def script_of(commit: str) -> bytes:
     return git(f"commit {commit}", wrong, "show", f"{commit}:{SCRIPT}", cwd=REPO)
 
 
-def base_script(value: dict, script: Path) -> bytes:
-    """What a campaign's patches are applied to. Raises UsageError, DataError."""
-    return script_of(value["commit"]) if "commit" in value else read_bytes(script)
-
-
 def patches_of(value: dict, variant: dict) -> list[Path]:
     """The patches of all variants, then the variant's own."""
     return [REPO / path for path in value.get("patches", []) + variant.get("patches", [])]

@@ -280,7 +280,7 @@ def test_the_campaigns_of_the_repository_can_begin(path):
         there = subprocess.run(["git", "cat-file", "-e", commit], cwd=helpers.ROOT, capture_output=True)
         if there.returncode:
             pytest.skip(f"this clone does not reach back to {commit}")
-    base = variants.base_script(value, helpers.SCRIPT)
+    base = variants.script_of(commit) if commit else helpers.SCRIPT.read_bytes()
     for variant in value["arms"].values():
         script = variants.patched(base, variants.patches_of(value, variant))
         compile(script, "train_gpt.py", "exec")
