@@ -50,7 +50,11 @@ SHARED = {
     "patches": {"type": "array", "items": {"type": "string"}},
 }
 SCHEMA = closed(
-    *("track", "dataset", "base", "seeds", "arms"),
+    "track",
+    "dataset",
+    "base",
+    "seeds",
+    "arms",
     track=NAME,
     dataset=NAME,
     base=NAME,

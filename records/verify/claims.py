@@ -358,8 +358,17 @@ def check_claim(record: Record) -> Iterator[Check]:
     yield verdicts.check_gain(its, incumbent, "its own scores")
 
 
-OF_THE_RUNS = [check_folder, check_date, check_files, check_script]
-OF_THE_RUNS += [check_hashes, check_logs, check_limits, check_seeds, check_artifact]
+OF_THE_RUNS = [
+    check_folder,
+    check_date,
+    check_files,
+    check_script,
+    check_hashes,
+    check_logs,
+    check_limits,
+    check_seeds,
+    check_artifact,
+]
 PAPERS = [*OF_THE_RUNS, check_submission, check_lineage, check_claim]
 FIRST = {  # after these checks nothing else is checked where one of their lines fails
     check_folder: "nothing in such a folder is read",

@@ -197,7 +197,9 @@ def refuse_contradictions(
 @click.argument("record", type=Path)
 @of_data
 @of_second
-@click.option("--work", type=Path, default=REPO / "logs/judge", help="keeps what was trained")
+@click.option(
+    "--work", type=Path, default=REPO / "logs/judge", help="keeps what was trained, so that it can go on"
+)
 @click.option("--again", is_flag=True, help="judge once more what was judged already, with other seeds")
 @click.option("--write", is_flag=True, help="record the seeds before they are trained, and the verdict")
 @by_whom

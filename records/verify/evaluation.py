@@ -237,8 +237,12 @@ def score_seed(evaluation: Evaluation, seed: int, text: Text, args: JudgeOptions
     lines = []
     for line in referee(job, text, proof=True):
         if isinstance(line, Result):
-            found = {"score": line.bpb, "limits": line.limits}
-            found |= {"processor_seconds": round(line.seconds, 1), "seconds": round(line.wall, 1)}
+            found = {
+                "score": line.bpb,
+                "processor_seconds": round(line.seconds, 1),
+                "seconds": round(line.wall, 1),
+                "limits": line.limits,
+            }
         else:
             lines.append([line.verdict, line.name, line.text])
     found["lines"] = lines

@@ -212,9 +212,12 @@ def reference_settings(track: Track, data: Path) -> dict[str, str]:
         "PRESET": "floppy",
         "VOCAB_SIZE": str(Tokenizer(tokenizer_path(track, data)).vocab_size),
         "DTYPE": number_format(track),
+        "OMP_NUM_THREADS": "1",
+        "SEED": "0",
+        "DOC_TOKENS": "0",
+        "MAX_FLOPS": "0",
         "ITERATIONS": str(REFERENCE_STEPS),
-        **dict.fromkeys(("OMP_NUM_THREADS", "TRAIN_LOG_EVERY"), "1"),
-        **dict.fromkeys(("SEED", "DOC_TOKENS", "MAX_FLOPS"), "0"),
+        "TRAIN_LOG_EVERY": "1",
     }
 
 

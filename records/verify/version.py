@@ -11,7 +11,10 @@ from data.files import read_bytes, sha256
 
 CHANGES = "records/referee/CHANGES.md"
 JUDGES = {"records/verify/evaluation.py", "records/verify/claims.py"}  # whose imports decide, too
-INSIDE = {f"records/sandbox/inside/{name}.py" for name in ("worker", "training")}  # run by their paths
+INSIDE = {
+    "records/sandbox/inside/worker.py",
+    "records/sandbox/inside/training.py",
+}  # which run by their paths
 SCHEMA = "records/schema.json"
 
 
