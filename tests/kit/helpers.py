@@ -109,6 +109,23 @@ def sha256(path: Path) -> bytes:
     return hashlib.sha256(path.read_bytes()).digest()
 
 
+def patch(path: Path, at: int, new: bytes) -> None:
+    """Overwrite bytes of a file; a negative place counts from the end."""
+    with open(path, "r+b") as file:
+        file.seek(at, os.SEEK_END if at < 0 else os.SEEK_SET)
+        file.write(new)
+
+
+def put(path: Path, place: int, value: int) -> None:
+    """Overwrite one int of a shard's header."""
+    patch(path, 4 * place, (value % 2**32).to_bytes(4, "little"))
+
+
+def flip(path: Path, at: int) -> None:
+    """Another bit in a byte of a file."""
+    patch(path, at, bytes([path.read_bytes()[at] ^ 1]))
+
+
 def pairs(text: str) -> dict[str, str]:
     """The NAME=value words of a text."""
     return dict(word.split("=") for word in text.split())
@@ -237,6 +254,12 @@ def command(
     """The command line of the script; with ranks, under the real torchrun."""
     words = ["-m", "torch.distributed.run", *torchrun, f"--nproc_per_node={ranks}"] if ranks else []
     return [sys.executable, *words, str(script)]
+
+
+def python(*words: object, **options) -> subprocess.CompletedProcess[str]:
+    """What Python does with these words, by default in the repository's folder."""
+    options = {"cwd": ROOT, "text": True, "capture_output": True} | options
+    return subprocess.run([sys.executable, *map(str, words)], **options)
 
 
 def run_script(

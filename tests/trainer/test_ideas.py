@@ -87,8 +87,8 @@ def test_a_patch_is_short_and_says_what_it_does(name):
 @pytest.mark.parametrize("command", ["check", "format --check"])
 def test_patched_scripts_are_tidy(modules, command):
     scripts = [module.__file__ for module in modules.values()]
-    ruff = [sys.executable, "-m", "ruff", *command.split(), "--no-cache", "--config", ".ruff.toml"]
-    done = subprocess.run([*ruff, *scripts], cwd=helpers.ROOT, text=True, capture_output=True)
+    options = ["--no-cache", "--config", ".ruff.toml"]
+    done = helpers.python("-m", "ruff", *command.split(), *options, *scripts)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
