@@ -197,25 +197,14 @@ def test_what_is_no_artifact_is_refused():
     array = {"a": np.zeros(3)}
     blobs = [
         b"",
-        b"\0",
         b"x" * 1000,
-        zlib.compress(b""),
         zlib.compress(b"\xff" * 8),
-        zlib.compress(bytes(8)),
         zlib.compress((100_000).to_bytes(8, "little") + b"[" * 100_000),
         zlib.compress(safetensors.numpy.save({})),
         zlib.compress(safetensors.numpy.save(array, {"bytegolf": "{}"})),
         zlib.compress(safetensors.numpy.save(array, {"bytegolf": "[" * 50_000})),
-        b"\x80\x04\x95\x01\x00",
     ]
     assert [blob for blob in blobs if decode(blob) is not None] == []
-
-
-def test_bytes_after_the_end_change_nothing(artifact):
-    """They count as bytes of the artifact; a reader never sees them."""
-    *_, blob = artifact
-    for longer in (blob + b"\0", blob * 2):
-        assert_equal(decode(longer), decode(blob))
 
 
 # --- files ------------------------------------------------------------------------------------------------
