@@ -256,12 +256,21 @@ def test_metrics_that_were_lost_or_half_of_a_final_event_do_not_stop_a_resume(co
 # --- full disks -------------------------------------------------------------------------------------------
 
 
+LIMITED = ["bash", "-c", 'ulimit -f 90; exec "$0" "$@"', *helpers.command()]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_for_which_there_is_no_room_is_a_warning(corpus, tmp_path):
+    run = Launch(tmp_path, corpus.env(RUN_ID="run"), command=LIMITED).need(0)
+    assert "\nwarning: no checkpoint: " in run.out and "File too large" in run.out
+
+
 @pytest.mark.slow
 def test_a_file_that_may_not_grow_stops_the_run_and_it_goes_on(corpus, tmp_path):
     small = SMALL | {"MODEL_DIM": 8, "NUM_HEADS": 2, "NUM_LAYERS": 1, "TRAIN_SEQ_LEN": 16}
     env = corpus.env(RUN_ID="run", ITERATIONS=700, TRAIN_LOG_EVERY=1, **small)
-    limited = ["bash", "-c", 'ulimit -f 90; exec "$0" "$@"', *helpers.command()]
-    run = Launch(tmp_path, env, command=limited).need(16)
-    assert "File too large" in run.err and "RUN_ID=run goes on" in run.err
-    done = helpers.run_here(train_gpt.main, tmp_path, env)
-    assert end_of(done.folder)["steps"] == 700
+    for _ in range(2):
+        run = Launch(tmp_path, env, command=LIMITED).need(16)
+        assert "File too large" in run.err and "RUN_ID=run goes on" in run.err
+    runs = [helpers.run_here(train_gpt.main, cwd, env) for cwd in (tmp_path, tmp_path / "alone")]
+    assert end_of(runs[0].folder) == end_of(runs[1].folder)
