@@ -178,39 +178,33 @@ def other_world(task: Try) -> list[float]:
 class Row(NamedTuple):
     name: str
     promise: str
-    tries: int
+    calls: int
     each: int  # tries in one call
     attempt: Callable[[Try], list[float]]
 
 
 ROWS = [
-    Row("kill", "SIGKILL at random moments, resumed until done: bit-exact end", 60, 5, killed),
-    Row("signal", "SIGTERM, SIGINT, SIGHUP: exit 16, bit-exact end", 20, 5, signalled),
+    Row("kill", "SIGKILL at random moments, resumed until done: bit-exact end", 12, 5, killed),
+    Row("signal", "SIGTERM, SIGINT, SIGHUP: exit 16, bit-exact end", 4, 5, signalled),
     Row("world", "resumed on other numbers of ranks (1, 2, 4, 8): same losses", 6, 1, other_world),
 ]
 
 
-class Outcome(NamedTuple):
-    """What came of a call."""
-
-    tried: int
-    survived: int
-    seconds: list[float]
-    trouble: str = ""  # why it failed
+Outcome = tuple[int, list[float], str]
 
 
 def outcome(row: Row, task: Try) -> Outcome:
-    """One call of a row. What fails loses all its tries, and leaves its folder."""
+    """How many tries of a call survived, its seconds, and why it failed: then it leaves its folder."""
     task.folder.mkdir(parents=True)
     try:
         seconds = row.attempt(task)
     except Exception as error:  # what is wrong in this file counts, too
         where = f"{row.name}: {type(error).__name__}: {error} (see {task.folder})"
-        return Outcome(task.count, 0, [], where.splitlines()[0])
+        return 0, [], where.splitlines()[0]
     finally:
         end_all_below(task.folder)
     shutil.rmtree(task.folder)
-    return Outcome(task.count, task.count, seconds)
+    return task.count, seconds, ""
 
 
 def end_all_below(folder: Path) -> None:
@@ -223,10 +217,10 @@ def end_all_below(folder: Path) -> None:
 
 def cells(row: Row, outcomes: list[Outcome]) -> str:
     """A row of the table."""
-    tried = sum(one.tried for one in outcomes)
-    seconds = [second for one in outcomes for second in one.seconds]
+    survived = sum(count for count, *_ in outcomes)
+    seconds = [second for _, some, _ in outcomes for second in some]
     median = f"{statistics.median(seconds):.1f} s to the first new step" if seconds else "-"
-    return readme.table_row(row.promise, str(tried), str(sum(one.survived for one in outcomes)), median)
+    return readme.table_row(row.promise, str(row.calls * row.each), str(survived), median)
 
 
 @click.command(help=__doc__)
@@ -238,17 +232,16 @@ def main(only: tuple[str, ...]) -> None:
     with ThreadPoolExecutor(JOBS) as pool:
         for row in [row for row in ROWS if row.name in only or not only]:
             begun[row] = []
-            for index in range(-(-row.tries // row.each)):
-                count = min(row.each, row.tries - index * row.each)
+            for index in range(row.calls):
                 rng = random.Random(f"{SEED} {row.name} {index}")
-                task = Try(shared, folder / row.name / str(index), rng, index, count)
+                task = Try(shared, folder / row.name / str(index), rng, index, row.each)
                 begun[row].append(pool.submit(outcome, row, task))
         print("| promise | tried | survived | median |\n| --- | ---: | ---: | --- |")
         failed = []
         for row, outcomes in begun.items():
             ended = [one.result() for one in outcomes]
             print(cells(row, ended), end="", flush=True)
-            failed += [one.trouble for one in ended if one.survived < one.tried]
+            failed += [trouble for *_, trouble in ended if trouble]
     if failed:
         sys.exit("\n".join(failed))
     shutil.rmtree(folder)

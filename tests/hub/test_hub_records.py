@@ -36,11 +36,6 @@ def refused(hub, *args: object, **hub_here: str) -> str:
     return data_kit.refused(call(hub, *args, code=3, **hub_here))
 
 
-def verify(hub, author: Author, place: object, *args: object, **more) -> str:
-    places = ("--data", author.data, "--track", author.track, "--second", author.data / "second.jsonl")
-    return call(hub, "verify", place, *places, *TRUST, *args, **more)
-
-
 def put(hub, author: Author, **changes: bytes | None) -> str:
     """A commit of a repo with the record in it, and files changed in its folder; None takes one away."""
     place = f"{author.track.name}/{author.folder.name}"
@@ -113,7 +108,8 @@ def test_what_holds_something_else_is_left_as_it_is(hub, author):
 def test_a_record_is_fetched_at_a_commit_and_judged_in_the_sandbox(hub, author, tmp_path):
     publish(hub, author.folder, author.data)
     commit = hub.repos[f"models/{REPO}"]["refs"]["main"]
-    out = verify(hub, author, f"hub:{REPO}")
+    places = ("--data", author.data, "--track", author.track, "--second", author.data / "second.jsonl")
+    out = call(hub, "verify", f"hub:{REPO}", *places, *TRUST)
     assert f"hub:{REPO}@{commit}, of track_tiny" in out and "1 records, 0 checks failed" in out
     hub.commit(REPO, {"README.md": b"it has moved on"}, kind="models")
 

@@ -267,15 +267,9 @@ def run_script(
 ) -> ScriptRun:
     """Run the real train_gpt.py as a process of its own in `cwd`."""
     cwd.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(
-        [*prefix, *command(ranks, script)],
-        cwd=cwd,
-        env=clean_environment(**env),
-        timeout=900,  # compilers beside other tests take minutes
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-    )
+    words, env = [*prefix, *command(ranks, script)], clean_environment(**env)
+    options = {"timeout": 900, "capture_output": True, "encoding": "utf-8"}  # compilers take minutes
+    done = subprocess.run(words, cwd=cwd, env=env, **options)
     return ScriptRun(done.returncode, done.stdout, done.stderr, cwd)
 
 

@@ -10,8 +10,8 @@ It speaks repo info of a commit with git and LFS checksums, HEAD and GET of /res
 ETag, ranges, and the hub's error codes. Files that end in .bin, .model, .ptz or .parquet are in LFS. It sends
 their content itself, where the hub leads elsewhere, and speaks no Xet.
 
-For uploads it speaks the creation of a repo, preupload, LFS batch, PUT, and commits as NDJSON. The token
-hf_write may write in the namespace me.
+For uploads it speaks the creation of a repo, and commits as NDJSON with all files in them: sending to LFS is
+the client's own. The token hf_write may write in the namespace me.
 """
 
 import base64
@@ -66,7 +66,6 @@ class HubServer:
     def reset(self) -> None:
         """Forget all repos, faults and requests."""
         self.repos: dict[str, dict] = {}  # kind/id -> refs {name: commit}, commits {commit: files}, token
-        self.blobs: dict[str, bytes] = {}  # sha256 -> what was uploaded
         self.home = Path()  # of the client
         self.faults: list[Fault] = []
         self.requests: list[Request] = []
@@ -168,7 +167,7 @@ class Handler(BaseHTTPRequestHandler):
         self.fault = self.hub.take_fault(f"{self.command} {unquote(path)}")
         try:
             self.fault.before()
-            self.sent = self.body() if self.command in ("POST", "PUT") else b""
+            self.sent = self.body() if self.command == "POST" else b""
             if self.fault.status:
                 self.answer(self.fault.status, {}, b"")
             else:
@@ -180,7 +179,7 @@ class Handler(BaseHTTPRequestHandler):
         except (ConnectionError, TimeoutError):
             self.close_connection = True  # the client went away, as some tests want it to
 
-    do_GET = do_HEAD = do_POST = do_PUT = serve
+    do_GET = do_HEAD = do_POST = serve
 
     def route(self, line: str) -> None:
         for pattern, work in ROUTES.items():
@@ -242,10 +241,6 @@ class Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return b"".join(parts)
 
-    def put(self, sha256: str) -> None:
-        self.hub.blobs[sha256] = self.sent
-        self.answer(200, {}, b"")
-
     def create(self) -> None:
         asked = json.loads(self.sent)
         repo_id = f"{asked['organization']}/{asked['name']}"
@@ -258,20 +253,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def preupload(self, kind: str, repo_id: str) -> None:
         self.open(kind, repo_id)
-        said = []
-        for file in json.loads(self.sent)["files"]:
-            mode = "lfs" if is_lfs(file["path"]) else "regular"
-            said.append({"path": file["path"], "uploadMode": mode, "shouldIgnore": False})
-        self.say({"files": said})
-
-    def batch(self, kind: str | None, repo_id: str) -> None:
-        """Where to put the blobs; those that are here already need no action."""
-        self.open(kind, repo_id)
-        objects = json.loads(self.sent)["objects"]
-        for one in objects:
-            if one["oid"] not in self.hub.blobs:
-                one["actions"] = {"upload": {"href": f"{self.hub.url}/blob/{one['oid']}"}}
-        self.say({"transfer": "basic", "objects": objects})
+        paths = [file["path"] for file in json.loads(self.sent)["files"]]
+        mode = {"uploadMode": "regular", "shouldIgnore": False}
+        self.say({"files": [{"path": path} | mode for path in paths]})
 
     def take(self, kind: str, repo_id: str) -> None:
         """A commit: a line for what it is, and one for each file."""
@@ -281,12 +265,8 @@ class Handler(BaseHTTPRequestHandler):
             raise RefusalError(412, "")
         after = dict(files)
         for line in lines:
-            value = line["value"]
-            if line["key"] == "file":
-                after[value["path"]] = base64.b64decode(value["content"])
-            else:
-                assert line["key"] == "lfsFile"
-                after[value["path"]] = self.hub.blobs[value["oid"]]
+            assert line["key"] == "file"
+            after[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
         made = self.hub.commit(repo_id, after, kind=kind)
         self.say({"commitUrl": f"{self.hub.url}/{repo_id}/commit/{made}", "commitOid": made})
 
@@ -317,10 +297,8 @@ OF_FILES = "/(?:(datasets)/)?([^/]+/[^/]+?)"
 ROUTES = {
     f"GET {ANY}(?:/revision/([^/]+))?": Handler.info,
     f"GET {OF_FILES}/resolve/([^/]+)/(.+)": Handler.resolve,
-    "PUT /blob/([0-9a-f]{64})": Handler.put,
     "POST /api/validate-yaml": lambda handler: handler.say({"errors": [], "warnings": []}),
     "POST /api/repos/create": Handler.create,
     f"POST {ANY}/preupload/main": Handler.preupload,
-    f"POST {OF_FILES}.git/info/lfs/objects/batch": Handler.batch,
     f"POST {ANY}/commit/main": Handler.take,
 }
