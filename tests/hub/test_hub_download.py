@@ -124,7 +124,7 @@ def test_brings_what_was_published_and_names_the_command_that_trains(hub, tmp_pa
     words = shlex.split(out.splitlines()[-1], posix=True)
     assert words[0] == "VOCAB_SIZE=1024" and words[-1] == script
     assert hub.head[:12] in out
-    assert {r.path.split("/resolve/")[1][:40] for r in hub.requests if "/resolve/" in r.path} == {hub.head}
+    assert {r.split("/resolve/")[1][:40] for r in hub.requests if "/resolve/" in r} == {hub.head}
     assert len(hub.fetched()) == len(set(hub.fetched())) == 6  # each file once, and the manifest
 
 

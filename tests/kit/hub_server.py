@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -45,30 +44,26 @@ class Fault:
     stalls_after: int | None = None  # then send nothing more
 
 
-class Request(NamedTuple):
-    method: str
-    path: str
-
-
 class RefusalError(Exception):
     """A status, and the hub's word for why."""
 
 
-class HubServer:
+class HubServer(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
     def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
         self.lock = threading.Lock()
         self.reset()
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"hub": self}))
-        self.server.daemon_threads = True
-        self.server.block_on_close = False
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self.url = f"http://127.0.0.1:{self.server_port}"
 
     def reset(self) -> None:
         """Forget all repos, faults and requests."""
         self.repos: dict[str, dict] = {}  # kind/id -> refs {name: commit}, commits {commit: files}, token
         self.home = Path()  # of the client
         self.faults: list[Fault] = []
-        self.requests: list[Request] = []
+        self.requests: list[str] = []  # METHOD /path
         self.closing = threading.Event()  # ends the answers that stall
 
     @contextlib.contextmanager
@@ -94,15 +89,6 @@ class HubServer:
         ours = {"HF_ENDPOINT": self.url, "HF_HOME": str(self.home), "HF_HUB_DISABLE_XET": "1"}
         return ours | {"HF_TOKEN": "", "NO_PROXY": "*"} | variables
 
-    def __enter__(self):
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
-        return self
-
-    def __exit__(self, *_):
-        self.closing.set()
-        self.server.shutdown()
-        self.server.server_close()
-
     def commit(
         self,
         repo_id: str,
@@ -127,8 +113,8 @@ class HubServer:
 
     def fetched(self, pattern: str = "", since: int = 0) -> list[str]:
         """Names of the files whose content was asked for, in order; `since` counts requests."""
-        asked = [one.path for one in self.requests[since:] if one.method == "GET" and "/resolve/" in one.path]
-        return [path.rpartition("/")[2] for path in asked if re.search(pattern, path)]
+        asked = [line for line in self.requests[since:] if re.match(f"GET .*/resolve/.*({pattern})", line)]
+        return [line.rpartition("/")[2] for line in asked]
 
     def fault(self, where: str, **how) -> None:
         self.faults.append(Fault(where, **how))
@@ -155,7 +141,6 @@ class Handler(BaseHTTPRequestHandler):
     """One connection. ROUTES, below, says what is understood."""
 
     protocol_version = "HTTP/1.1"
-    hub: HubServer
 
     def log_message(self, *_):  # the tests look at hub.requests
         return
@@ -163,8 +148,9 @@ class Handler(BaseHTTPRequestHandler):
     def serve(self) -> None:
         path = urlsplit(self.path).path
         self.token = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        self.hub.requests.append(Request(self.command, unquote(path)))
-        self.fault = self.hub.take_fault(f"{self.command} {unquote(path)}")
+        line = f"{self.command} {unquote(path)}"
+        self.server.requests.append(line)
+        self.fault = self.server.take_fault(line)
         try:
             self.fault.before()
             self.sent = self.body() if self.command == "POST" else b""
@@ -197,7 +183,7 @@ class Handler(BaseHTTPRequestHandler):
         """The commit and its files."""
         if self.command == "POST":
             self.check_writer(repo_id.partition("/")[0])
-        repo = self.hub.repos.get(f"{kind or 'models'}/{repo_id}")
+        repo = self.server.repos.get(f"{kind or 'models'}/{repo_id}")
         if not repo or repo["token"] not in ("", self.token):
             raise RefusalError(401, "RepoNotFound")
         commit = repo["refs"].get(revision, revision)
@@ -246,10 +232,10 @@ class Handler(BaseHTTPRequestHandler):
         repo_id = f"{asked['organization']}/{asked['name']}"
         kind = f"{asked['type'] or 'model'}s"
         self.check_writer(asked["organization"])
-        if f"{kind}/{repo_id}" in self.hub.repos:
+        if f"{kind}/{repo_id}" in self.server.repos:
             raise RefusalError(409, "")
-        self.hub.commit(repo_id, {".gitattributes": b"*.bin filter=lfs\n"}, kind=kind)
-        self.say({"url": f"{self.hub.url}/{repo_id if kind == 'models' else f'datasets/{repo_id}'}"})
+        self.server.commit(repo_id, {".gitattributes": b"*.bin filter=lfs\n"}, kind=kind)
+        self.say({"url": f"{self.server.url}/{repo_id if kind == 'models' else f'datasets/{repo_id}'}"})
 
     def preupload(self, kind: str, repo_id: str) -> None:
         self.open(kind, repo_id)
@@ -267,8 +253,8 @@ class Handler(BaseHTTPRequestHandler):
         for line in lines:
             assert line["key"] == "file"
             after[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-        made = self.hub.commit(repo_id, after, kind=kind)
-        self.say({"commitUrl": f"{self.hub.url}/{repo_id}/commit/{made}", "commitOid": made})
+        made = self.server.commit(repo_id, after, kind=kind)
+        self.say({"commitUrl": f"{self.server.url}/{repo_id}/commit/{made}", "commitOid": made})
 
     # --- answers ------------------------------------------------------------------------------------------
 
@@ -288,7 +274,7 @@ class Handler(BaseHTTPRequestHandler):
         stops = [n for n in (fault.dies_after, fault.stalls_after) if n is not None]
         self.wfile.write(body[: stops[0]] if stops else body)
         if fault.stalls_after is not None:
-            self.hub.closing.wait(60)
+            self.server.closing.wait(60)
         self.close_connection = self.close_connection or bool(stops)
 
 
