@@ -235,7 +235,6 @@ CHANGES = {
     "old record grows": (also(f"{OLD}/more", record=""), "expected a new folder"),
     "old record gone": (lambda root: shutil.rmtree(root / OLD), "git says D 000000"),
     "new and old": (also(f"{OLD}/README.md"), "git says M 100644"),
-    "old record renamed": (lambda root: (root / OLD).rename(root / NEW), "D 000000"),
     "link": (link, "git says A 120000"),
     "link in place of the folder": (lambda root: (root / NEW).symlink_to(OLD), "expected one new folder"),
     "track becomes a link": (track_becomes_a_link, "nothing else"),
