@@ -32,7 +32,8 @@ import zstandard
 from data import command, encode, prepare, shards, sources
 from data import corpus as corpora
 from tests.kit import data_kit, helpers
-from tests.kit.data_kit import call, refused, start, write_jsonl
+from tests.kit.data_kit import call, manifest_of, refused, start, write_jsonl
+from tests.kit.launch import contents
 
 ODD = [
     *["a\0b", "\0", "\r\n", "one\r\ntwo\r\n", "\t\tx\n", " ", "   lead", "trail   ", "\n\n\n", "\ufeffbom"],
@@ -67,10 +68,6 @@ def place(root: Path, name: str = "t", vocab: int = 260) -> Path:
     return root / f"data/datasets/{name}_sp{vocab}"
 
 
-def manifest_of(folder: Path) -> dict:
-    return json.loads((folder / "manifest.json").read_text())
-
-
 def read_split(folder: Path, split: str) -> tuple[list[bytes], list[np.ndarray]]:
     """(texts, int32 headers) of a split, decoded by SentencePiece; the format written down a second time."""
     model = folder / manifest_of(folder)["tokenizer"]["file"]
@@ -90,11 +87,6 @@ def read_split(folder: Path, split: str) -> tuple[list[bytes], list[np.ndarray]]
 
 def read_all(folder: Path) -> list[bytes]:
     return sorted(read_split(folder, "val")[0] + read_split(folder, "train")[0])
-
-
-def tree(root: Path) -> dict[str, bytes]:
-    """Everything that a run left below a folder."""
-    return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
 
 
 def sha(text: bytes) -> bytes:
@@ -182,7 +174,7 @@ def test_formats_compressions_order_and_duplicates_do_not_matter(corpus, tmp_pat
     make(tmp_path / "one", corpus, *options)
     said = make(tmp_path / "two", mixed.parent, *options, mixed / "c.log.gz", mixed / "enwik")
     assert "dropped: 10 exact duplicates, 2 empty documents" in said
-    one, two = tree(tmp_path / "one"), tree(tmp_path / "two")
+    one, two = contents(tmp_path / "one"), contents(tmp_path / "two")
     manifests = [json.loads(found.pop("data/datasets/t_sp400/manifest.json")) for found in (one, two)]
     assert one == two
     assert manifests[0] | {"dropped": 0} == manifests[1] | {"dropped": 0}
@@ -281,7 +273,7 @@ def test_space_marks_are_refused_with_their_places(tmp_path):
     line = refused(make(tmp_path, many, code=3))
     assert line.startswith(f"error: {many}:2: holds U+2581") and "; --lossy-ok accepts the loss; " in line
     assert line.endswith(f"; --skip-bad leaves such documents out, as {names}")
-    assert not tree(tmp_path / "data")
+    assert not contents(tmp_path / "data")
     said = make(tmp_path, many, "--skip-bad", name="m")
     assert said.count(": holds U+2581") == 10 and "skipped: 40 documents" in said
     assert len(read_all(place(tmp_path, "m"))) == 20
@@ -324,7 +316,7 @@ def test_tokenizers_that_are_refused(corpus, tmp_path, options, line):
     model = given_tokenizer(tmp_path, **options)
     said = run("text", corpus, "--name", "q", "--tokenizer", model, "--root", tmp_path, code=3)
     assert line in refused(said)
-    assert not tree(tmp_path / "data")
+    assert not contents(tmp_path / "data")
 
 
 # --- formats ---------------------------------------------------------------------------------------------
@@ -360,9 +352,9 @@ def test_bad_files_are_named(tmp_path, name):
     (tmp_path / name).write_bytes(content)
     line = refused(make(tmp_path, tmp_path / name, code=3))
     assert all(part in line for part in [*parts, "--skip-bad leaves such documents out"]), line
-    assert not tree(tmp_path / "data")
+    assert not contents(tmp_path / "data")
     good = write_jsonl(tmp_path / "good.jsonl", ["one", "two", "three"])
-    said = run("text", tmp_path / name, *words(tmp_path, good, "--skip-bad")[1:])
+    said = make(tmp_path, good, tmp_path / name, "--skip-bad")
     assert "skipped: 1 documents that could not be used" in said
     assert f"skipped: {tmp_path / name}" in said
     assert {b"one", b"two", b"three"} <= set(read_all(place(tmp_path)))
@@ -440,19 +432,19 @@ def test_bad_arguments(corpus, tmp_path, monkeypatch):
     for code, cases in ((2, BAD_ARGUMENTS), (3, BAD_FOR_THE_TEXT)):
         for args, line in cases:
             assert line in refused(make(tmp_path / "root", corpus, *args, code=code))
-            assert not tree(tmp_path / "root"), args
+            assert not contents(tmp_path / "root"), args
 
 
 def test_what_is_there_is_kept(corpus, tmp_path):
     root = tmp_path / "my root"  # which a printed command quotes
     make(root, corpus)
-    before = tree(root / "data")
+    before = contents(root / "data")
     assert "is whole" in make(root, corpus)
     said = refused(make(root, corpus, "--val-docs", 5, code=2))
     model = root / "data/tokenizers/t_260_bpe.model"
     assert said.endswith(f"rm -r '{place(root)}' '{model}'")
     assert "was made from other text" in refused(make(root, ["one", "two"], code=2))
-    assert tree(root / "data") == before
+    assert contents(root / "data") == before
     folder = place(root)
     shard = folder / "t_train_000000.bin"
     shard.write_bytes(shard.read_bytes()[:-2])
@@ -499,7 +491,7 @@ def test_whatever_stops_a_run_the_next_one_makes_the_same_bytes(tmp_path):
     corpus = write_jsonl(tmp_path / "texts.jsonl", documents(500))
     line = words(tmp_path / "plain", corpus, "--vocab-size", 400, "--shard-tokens", 5_000, "--val-docs", 40)
     run(*line)
-    expected = tree(tmp_path / "plain")
+    expected = contents(tmp_path / "plain")
     rng = random.Random(20)
     for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
         root = tmp_path / number.name
@@ -513,9 +505,9 @@ def test_whatever_stops_a_run_the_next_one_makes_the_same_bytes(tmp_path):
             if moment == MOMENTS[0] and number != signal.SIGKILL:
                 assert process.returncode == 16 and "continues" in said, said
             if place(root, vocab=400).exists():
-                assert tree(root).items() >= expected.items()
+                assert contents(root).items() >= expected.items()
         run(*line, "--root", root)
-        assert tree(root) == expected
+        assert contents(root) == expected
     root = tmp_path / "full"
 
     def limit():
@@ -527,7 +519,7 @@ def test_whatever_stops_a_run_the_next_one_makes_the_same_bytes(tmp_path):
     assert full.returncode == 3 and not place(root, vocab=400).exists()
     assert "cannot be written" in said and "make room, then run the same command again" in said
     run(*line, "--root", root)
-    assert tree(root) == expected
+    assert contents(root) == expected
 
 
 def test_second_run_continues(corpus, tmp_path, monkeypatch):
@@ -542,7 +534,7 @@ def test_second_run_continues(corpus, tmp_path, monkeypatch):
     said = make(tmp_path / "cut", corpus, *options)
     assert said.startswith(f"encoding val: 0 bytes\nencoding train: {missing:,} bytes\n")
     make(tmp_path / "plain", corpus, *options)
-    assert tree(tmp_path / "cut") == tree(tmp_path / "plain")
+    assert contents(tmp_path / "cut") == contents(tmp_path / "plain")
 
 
 # --- the demo corpus -------------------------------------------------------------------------------------
@@ -624,4 +616,4 @@ def test_a_changed_demo_corpus_is_refused(tmp_path, monkeypatch):
     with pytest.raises(shards.DataError, match=r"the corpus has sha256 .*: pip install --force-reinstall"):
         corpora.demo_documents("second")
     assert "pip install --force-reinstall" in refused(run("demo", "--root", tmp_path, code=3))
-    assert not tree(tmp_path / "data")
+    assert not contents(tmp_path / "data")

@@ -22,6 +22,7 @@ import pytest
 from data import shards
 from data.files import NO_LOCK
 from tests.kit import data_kit, helpers
+from tests.kit.launch import contents
 
 pytestmark = pytest.mark.slow
 
@@ -94,9 +95,8 @@ def check_whole(root: Path, train_shards: int = 2, files: dict | None = None) ->
     kept = re.compile(rf"datasets/({DATA}/.*(train_00000[0-{train_shards - 1}]|val_\d+)\.bin|tokenizers/.*)")
     published = (files or FILES).items()
     expected = {path.removeprefix("datasets/"): data for path, data in published if kept.fullmatch(path)}
-    there = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if path.is_file()}
     ours = {f"{DATA}/source.json", "datasets/.download.lock"}
-    assert {name: path.read_bytes() for name, path in there.items() if name not in ours} == expected
+    assert {name: data for name, data in contents(root).items() if name not in ours} == expected
 
 
 def check_goes_on(hub, root: Path, **variables: str) -> None:
