@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -113,11 +114,7 @@ def prepared(root: Path) -> str:
 def test_what_a_file_system_cannot_do_is_a_warning(tmp_path, monkeypatch, module, name, codes):
     """Once for each place, which it names. Any other error ends the command."""
     for code in codes:
-
-        def fail(*_, code=code):
-            raise OSError(code, os.strerror(code))
-
-        monkeypatch.setattr(module, name, fail)
+        monkeypatch.setattr(module, name, mock.Mock(side_effect=OSError(code, os.strerror(code))))
         root = tmp_path / str(code)
         root.mkdir()
         said = prepared(root)

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import filelock
 import numpy as np
@@ -395,12 +396,8 @@ def test_what_a_folder_holds_is_read_listed_or_refused(tmp_path, monkeypatch):
     make(tmp_path, folder, folder / "c.log", folder / "Makefile", name="s")
     assert read_all(place(tmp_path, "s")) == sorted(texts.values())
 
-    def locked(path, real=os.scandir):  # the tests may run as a user who may read everything
-        if str(path).endswith("inner"):
-            raise PermissionError(13, "Permission denied", str(path))
-        return real(path)
-
-    monkeypatch.setattr(os, "scandir", locked)
+    locked = PermissionError(13, "Permission denied", f"{folder}/inner")  # root may read everything
+    monkeypatch.setattr(os, "scandir", mock.Mock(side_effect=locked))
     line = refused(make(tmp_path, folder, name="u", code=3))
     assert f"{folder}/inner: cannot be read (Permission denied)" in line
 

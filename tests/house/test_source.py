@@ -9,6 +9,7 @@ import sys
 import tokenize
 from collections import Counter
 from graphlib import TopologicalSorter
+from unittest import mock
 
 import pytest
 
@@ -184,11 +185,7 @@ def test_exit_codes_are_the_same_everywhere(monkeypatch):
     codes = {0, 4}
     monkeypatch.setenv("PRESET", "smoke")
     for error in (train_gpt.SettingError, train_gpt.DataError, FloatingPointError, InterruptedError):
-
-        def fail(*_, error=error):
-            raise error("as raised")
-
-        codes.add(train_gpt.main(open_machine=fail))
+        codes.add(train_gpt.main(open_machine=mock.Mock(side_effect=error("as raised"))))
     text = re.search(r"## Exit codes\n(.*?)\n##", README, re.DOTALL)[1]
     assert {int(code) for code in re.findall(r"^\| (\d+) ", text, re.MULTILINE)} == codes
     text = re.search(r"Exit codes: (.*)", train_gpt.__doc__, re.DOTALL)[1]

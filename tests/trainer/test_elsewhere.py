@@ -7,6 +7,7 @@ import json
 import shutil
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -163,11 +164,8 @@ def test_two_tasks_of_slurm_without_torchrun_are_noted(capsys, monkeypatch):
     assert "note: SLURM_NTASKS" in capsys.readouterr().out
 
 
-def fail(number: int):
-    def call(*_):
-        raise OSError(number, "not here")
-
-    return call
+def fail(number: int) -> mock.Mock:
+    return mock.Mock(side_effect=OSError(number, "not here"))
 
 
 def test_a_mount_without_locks_is_noted_and_one_without_fsync_is_written(tmp_path, monkeypatch, capsys):

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import zlib
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -259,19 +260,12 @@ def test_bare_surroundings_do_not_stop_a_run(corpus, tmp_path):
     assert "val_bpb: " in log.split("\n---\n")[1], "the files have it all"
 
 
-def failing(error: Exception):
-    def fail(s):
-        raise error
-
-    return fail
-
-
 NO_MEMORY = {
     "torch": lambda s: torch.empty(2**60),
     "python": lambda s: bytes(2**60),
     "numpy": lambda s: np.empty(2**60, np.uint8),
-    "cuda": failing(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")),
-    "mlx": failing(RuntimeError("[malloc] Unable to allocate 68719476736 bytes.")),
+    "cuda": mock.Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")),
+    "mlx": mock.Mock(side_effect=RuntimeError("[malloc] Unable to allocate 68719476736 bytes.")),
 }
 
 
@@ -289,8 +283,9 @@ def test_any_library_that_has_no_memory_left_is_understood_on_any_rank(
 
 def test_memory_in_an_errors_text_is_no_lack_of_it(monkeypatch):
     monkeypatch.setenv("PRESET", "smoke")
+    error = RuntimeError("CUDA error: an illegal memory access")
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        train_gpt.main(open_machine=failing(RuntimeError("CUDA error: an illegal memory access")))
+        train_gpt.main(open_machine=mock.Mock(side_effect=error))
 
 
 # --- ranks ------------------------------------------------------------------------------------------------
