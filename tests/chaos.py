@@ -1,13 +1,12 @@
-"""Kills, signals and full disks against the real script, at random moments, counted.
+"""Kills and signals against the real script, at random moments, counted.
 
 \b
     python -m tests.chaos                all rows, about a quarter of an hour on two cores
-    python -m tests.chaos kill disk      some rows
+    python -m tests.chaos kill world     some rows
 
 One row a promise: tried, survived, and the median of the seconds to the first new step. A try that fails is
-reported with the folder that it leaves. What this machine does not allow (mounts) is reported as skipped. No
-two calls hit the same places: what the machine does at a moment is not in our hands. What takes no random
-moment, such as a damaged checkpoint, is in tests/trainer/test_reliability.py.
+reported with the folder that it leaves. No two calls hit the same places: what the machine does at a moment
+is not in our hands. What takes no random moment is in tests/trainer/test_reliability.py.
 """
 
 import contextlib
@@ -17,12 +16,10 @@ import re
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +29,6 @@ import click
 import numpy as np
 import psutil
 
-import train_gpt
 from tests.kit import helpers, readme
 from tests.kit.launch import Launch, end_of, is_done
 
@@ -40,10 +36,6 @@ JOBS = 2  # calls at a time
 SEED = 5
 # small as can be, so that a process's life is steps and checkpoints, not arithmetic
 SMALL = {"ITERATIONS": 200, "TRAIN_LOG_EVERY": 1, "VAL_LOSS_EVERY": 50, "CKPT_SECONDS": 0.05, "RUN_ID": "run"}
-
-
-class Skip(Exception):
-    """What this machine does not let us try."""
 
 
 class Shared:
@@ -161,88 +153,6 @@ def signalled(task: Try) -> list[float]:
     return again_and_again(task, 2 * (task.index % 3 == 1), signal_once)
 
 
-# --- rows: disks ------------------------------------------------------------------------------------------
-
-
-def as_root(*command: str) -> None:
-    """Raises Skip if this machine does not let us."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True)
-    except FileNotFoundError:
-        raise Skip(f"no command {command[0]} here") from None
-    if done.returncode:
-        raise Skip(f"{' '.join(command[:2])}: {done.stderr.strip()}")
-
-
-@contextlib.contextmanager
-def small_disk(path: Path) -> Iterator[Path]:
-    """A file system of 3 MiB."""
-    path.mkdir(parents=True, exist_ok=True)
-    as_root("mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(path))
-    try:
-        yield path
-    finally:
-        as_root("umount", "-l", str(path))
-
-
-def fill(disk: Path, seconds: float) -> None:
-    """Take all that is free, again and again: what the run frees, others take."""
-    end = time.monotonic() + seconds
-    with open(disk / "filler", "ab", buffering=0) as file:
-        while time.monotonic() < end:
-            for size in (65536, 4096, 512, 1):
-                with contextlib.suppress(OSError):
-                    while file.write(bytes(size)) == size:
-                        continue
-            time.sleep(0.01)
-
-
-def newest_step(run: Path) -> int:
-    """The step of the run's newest checkpoint, which must be whole; 0 where there is none."""
-    paths = sorted((run / "checkpoint").glob("step_*.ckpt"))
-    return train_gpt.unpack_tensors(paths[-1].read_bytes())[1]["counters"]["steps"] if paths else 0
-
-
-def disk_full(task: Try) -> list[float]:
-    """Others fill the disk while the run trains: it stops, and goes on when there is room."""
-    with small_disk(task.folder / "logs") as disk:
-        run = task.launch()
-        assert run.wait_for_step(task.rng.uniform(0, 0.8)) is None, "ended too soon"
-        fill(disk, 0.3)
-        kept = newest_step(task.run)
-        run.need(16)
-        assert "No space left on device" in run.err, f"not reported: {run.err}"
-        assert newest_step(task.run) >= kept, "the last good checkpoint is gone"
-        task.launch().need(16)
-        (disk / "filler").unlink()
-        return task.resume()
-
-
-def read_only(task: Try) -> list[float]:
-    """The checkpoints' folder becomes read-only while the run trains, then the whole disk for a resume."""
-    with small_disk(task.folder / "logs") as disk:
-        run, folder = task.launch(), str(task.run / "checkpoint")
-        assert run.wait_for_step(task.rng.uniform(0.2, 0.8)) is None, "ended too soon"
-        as_root("mount", "--bind", folder, folder)
-        as_root("mount", "-o", "remount,ro,bind", folder)
-        time.sleep(0.3)
-        kept = newest_step(task.run)
-        run.process.send_signal(signal.SIGTERM)
-        run.need(16)
-        assert "warning: no checkpoint" in run.out and "Read-only file system" in run.out, "no warning"
-        as_root("umount", folder)
-        assert newest_step(task.run) >= kept, "the last good checkpoint is gone"
-        as_root("mount", "-o", "remount,ro", str(disk))
-        refused = task.launch().need(2, 16)
-        assert "Read-only file system" in refused.err, f"not reported: {refused.err}"
-        as_root("mount", "-o", "remount,rw", str(disk))
-        return task.resume()
-
-
-def disks(task: Try) -> list[float]:
-    return (disk_full, read_only)[task.index % 2](task)
-
-
 # --- rows: ranks ------------------------------------------------------------------------------------------
 
 WORLDS = [(a, b) for a in (0, 2, 4, 8) for b in (0, 2, 4, 8) if a != b]  # 0: without torchrun
@@ -253,7 +163,7 @@ def other_world(task: Try) -> list[float]:
     """Begun on one number of ranks, ended on another: the same losses but for rounding."""
     before, behind = WORLDS[(task.index * 5 + 3) % 12]
     task.launch(before, "kill@30", CKPT_SECONDS=1e-6, **EIGHT).wait()
-    assert newest_step(task.run) > 0, "no checkpoint"
+    assert [*task.run.glob("checkpoint/*.ckpt")], "no checkpoint"
     run = task.launch(behind, **EIGHT)
     run.need(0)
     both = [helpers.events(folder, "step") for folder in (task.run, task.alone(**EIGHT))]
@@ -268,42 +178,33 @@ def other_world(task: Try) -> list[float]:
 class Row(NamedTuple):
     name: str
     promise: str
-    tries: int
+    calls: int
     each: int  # tries in one call
     attempt: Callable[[Try], list[float]]
 
 
 ROWS = [
-    Row("kill", "SIGKILL at random moments, resumed until done: bit-exact end", 60, 5, killed),
-    Row("signal", "SIGTERM, SIGINT, SIGHUP: exit 16, bit-exact end", 20, 5, signalled),
-    Row("disk", "disk full or read-only: reported, bit-exact end", 6, 1, disks),
+    Row("kill", "SIGKILL at random moments, resumed until done: bit-exact end", 12, 5, killed),
+    Row("signal", "SIGTERM, SIGINT, SIGHUP: exit 16, bit-exact end", 4, 5, signalled),
     Row("world", "resumed on other numbers of ranks (1, 2, 4, 8): same losses", 6, 1, other_world),
 ]
 
 
-class Outcome(NamedTuple):
-    """What came of a call."""
-
-    tried: int
-    survived: int
-    seconds: list[float]
-    trouble: str = ""  # why it failed, or was skipped
+Outcome = tuple[int, list[float], str]
 
 
 def outcome(row: Row, task: Try) -> Outcome:
-    """One call of a row. What fails loses all its tries, and leaves its folder."""
+    """How many tries of a call survived, its seconds, and why it failed: then it leaves its folder."""
     task.folder.mkdir(parents=True)
     try:
         seconds = row.attempt(task)
-    except Skip as error:
-        return Outcome(0, 0, [], f"skipped: {error}")
     except Exception as error:  # what is wrong in this file counts, too
         where = f"{row.name}: {type(error).__name__}: {error} (see {task.folder})"
-        return Outcome(task.count, 0, [], where.splitlines()[0])
+        return 0, [], where.splitlines()[0]
     finally:
         end_all_below(task.folder)
     shutil.rmtree(task.folder)
-    return Outcome(task.count, task.count, seconds)
+    return task.count, seconds, ""
 
 
 def end_all_below(folder: Path) -> None:
@@ -316,12 +217,10 @@ def end_all_below(folder: Path) -> None:
 
 def cells(row: Row, outcomes: list[Outcome]) -> str:
     """A row of the table."""
-    tried = sum(one.tried for one in outcomes)
-    if not tried:
-        return readme.table_row(row.promise, "-", "-", outcomes[0].trouble)
-    seconds = [second for one in outcomes for second in one.seconds]
+    survived = sum(count for count, *_ in outcomes)
+    seconds = [second for _, some, _ in outcomes for second in some]
     median = f"{statistics.median(seconds):.1f} s to the first new step" if seconds else "-"
-    return readme.table_row(row.promise, str(tried), str(sum(one.survived for one in outcomes)), median)
+    return readme.table_row(row.promise, str(row.calls * row.each), str(survived), median)
 
 
 @click.command(help=__doc__)
@@ -333,17 +232,16 @@ def main(only: tuple[str, ...]) -> None:
     with ThreadPoolExecutor(JOBS) as pool:
         for row in [row for row in ROWS if row.name in only or not only]:
             begun[row] = []
-            for index in range(-(-row.tries // row.each)):
-                count = min(row.each, row.tries - index * row.each)
+            for index in range(row.calls):
                 rng = random.Random(f"{SEED} {row.name} {index}")
-                task = Try(shared, folder / row.name / str(index), rng, index, count)
+                task = Try(shared, folder / row.name / str(index), rng, index, row.each)
                 begun[row].append(pool.submit(outcome, row, task))
         print("| promise | tried | survived | median |\n| --- | ---: | ---: | --- |")
         failed = []
         for row, outcomes in begun.items():
             ended = [one.result() for one in outcomes]
             print(cells(row, ended), end="", flush=True)
-            failed += [one.trouble for one in ended if one.survived < one.tried]
+            failed += [trouble for *_, trouble in ended if trouble]
     if failed:
         sys.exit("\n".join(failed))
     shutil.rmtree(folder)

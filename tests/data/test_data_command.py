@@ -5,10 +5,10 @@ import fcntl
 import io
 import os
 import re
-import subprocess
 import sys
 import threading
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -16,14 +16,7 @@ from data import command, files, shards
 from data.__main__ import COMMANDS, main
 from records.__main__ import COMMANDS as OF_RECORDS
 from tests.kit.data_kit import call, prepare, refused, write_jsonl
-from tests.kit.helpers import ROOT, documents
-
-
-def of_python(*words: object, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *map(str, words)], cwd=ROOT, capture_output=True, text=True, **options
-    )
-
+from tests.kit.helpers import documents, python
 
 # --- arguments, help, words for a shell ------------------------------------------------------------------
 
@@ -34,14 +27,12 @@ def of_python(*words: object, **options: object) -> subprocess.CompletedProcess[
         "data download --train-shards -1",
         "data download --repo-id a/b/c",
         "data download --variannt x",
-        "data prepare demo --name x",
         "data prepare text x --name x --val-fraction nan",
         "data verify",
         "records follow logs --to nothing",
         "records verify x --retrain -1",
         "records nothing",
         "records board --html",
-        "records compare --base a b --new c --html",
         "records track new",
     ],
 )
@@ -64,7 +55,7 @@ for line in sys.argv[1:]:
 
 def test_every_command_has_its_help_without_docstrings():
     lines = [f"data {name}" for name in ("", *COMMANDS)] + [f"records {name}" for name in ("", *OF_RECORDS)]
-    done = of_python("-OO", "-W", "ignore", "-c", HELPED, *lines)
+    done = python("-OO", "-W", "ignore", "-c", HELPED, *lines)
     assert (done.returncode, done.stderr, done.stdout.count("Usage: ")) == (0, "", 22)
 
 
@@ -75,7 +66,7 @@ def test_every_command_has_its_help_without_docstrings():
 )
 def test_pages_that_cannot_change_name_commands_that_work(old):
     """Frozen records are such pages, and whatever was copied from a README."""
-    done = of_python("-m", old, "--help")
+    done = python("-m", old, "--help")
     assert done.returncode == 0 and "Usage: " in done.stdout
 
 
@@ -123,11 +114,7 @@ def prepared(root: Path) -> str:
 def test_what_a_file_system_cannot_do_is_a_warning(tmp_path, monkeypatch, module, name, codes):
     """Once for each place, which it names. Any other error ends the command."""
     for code in codes:
-
-        def fail(*_, code=code):
-            raise OSError(code, os.strerror(code))
-
-        monkeypatch.setattr(module, name, fail)
+        monkeypatch.setattr(module, name, mock.Mock(side_effect=OSError(code, os.strerror(code))))
         root = tmp_path / str(code)
         root.mkdir()
         said = prepared(root)

@@ -6,11 +6,10 @@ import re
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import train_gpt
-from tests.kit import data_kit, helpers, record_kit
+from tests.kit import data_kit, helpers
 
 FROZEN = re.compile(r"records/track_\w+/20\d\d-")  # a record's folder stays as it was sent
 
@@ -89,27 +88,3 @@ def test_commands_name_modules_scripts_and_options_that_exist(paper):
             named = help_of(module, *words, "--help")
             for option in re.findall(r"(?<!\S)--[a-z][\w-]*", rest):
                 assert option in named, line
-
-
-# --- the bigram -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_the_record_in_the_papers_scores_as_it_stands_there(tmp_path):
-    """The bigram of records/referee/README.md, by the referee and by counts of our own."""
-    script = re.search(r"```python\n(.*?)```", text_of("records/referee/README.md"), re.DOTALL)[1]
-    corpus = record_kit.make_data(tmp_path / "data")
-    record_kit.make_track(tmp_path / "track", corpus)
-    folder = record_kit.foreign(corpus, tmp_path / "mine")
-    (folder / "train_gpt.py").write_text(script)
-    places = {"track": "track", "data": "data", "second": "data/second.jsonl"}
-    options = [f"--{name}={tmp_path / path}" for name, path in places.items()]
-    options += ["--dataset=tiny_sp400", *record_kit.TRUST]
-    said = data_kit.call("records", "score", folder, *options)
-    score = float(re.search(r"val_bpb: (\S+)", said)[1])
-    counts = np.fromfile(folder / "model.bin", "<u2").reshape(400, 400) + 0.01
-    nats = -np.log(counts / counts.sum(1, keepdims=True))
-    streams = np.array_split(corpus.tokens["val"], 64)
-    within = sum(nats[stream[:-1], stream[1:]].sum() for stream in streams)
-    total = within + 63 * np.log(400)  # of the streams' first tokens, but for the text's own
-    assert score == pytest.approx(total / np.log(2) / corpus.val_bytes(), abs=1e-6)

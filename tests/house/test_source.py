@@ -9,6 +9,7 @@ import sys
 import tokenize
 from collections import Counter
 from graphlib import TopologicalSorter
+from unittest import mock
 
 import pytest
 
@@ -36,15 +37,14 @@ def tree_of(name: str) -> ast.Module:
 @pytest.mark.parametrize("command", ["check", "format --check"])
 def test_ruff_is_content(command):
     """To mend it: python -m ruff format . && python -m ruff check --fix ."""
-    ruff = [sys.executable, "-m", "ruff", *command.split(), "--no-cache", "."]
-    done = subprocess.run(ruff, cwd=helpers.ROOT, text=True, capture_output=True, timeout=60)
+    done = helpers.python("-m", "ruff", *command.split(), "--no-cache", ".", timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow
 def test_mypy_is_content():
     """CI runs the same command in a job of its own: the types are checked where nothing else can fail."""
-    done = subprocess.run([sys.executable, *MYPY.split()], cwd=helpers.ROOT, text=True, capture_output=True)
+    done = helpers.python(*MYPY.split())
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"- run: python {MYPY}\n" in WORKFLOW
 
@@ -143,8 +143,11 @@ def test_what_a_verdict_rests_on_imports_no_command():
 def test_commands_are_listed_without_what_they_work_with():
     code = "import sys, data.__main__, records.__main__\n"
     code += "assert data.__main__.main(['--help']) == records.__main__.main([]) == 0\n"
-    code += "assert not {'torch', 'numpy', 'huggingface_hub'} & sys.modules.keys()"
-    subprocess.run([sys.executable, "-c", code], cwd=helpers.ROOT, check=True, stdout=subprocess.DEVNULL)
+    code += "assert not {'torch', 'numpy', 'huggingface_hub'} & sys.modules.keys()\n"
+    code += "import records.board.commands, records.referee.commands, records.verify.commands\n"
+    code += "assert not {'huggingface_hub', 'ray'} & sys.modules.keys()"
+    done = helpers.python("-c", code)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
@@ -152,8 +155,7 @@ def test_importing_the_trainer_says_and_makes_nothing(tmp_path):
     """Even with settings that would stop a run."""
     env = {"PYTHONPATH": helpers.ROOT, "PYTHONDONTWRITEBYTECODE": 1, "ITERATION": "typo", "PRESET": "none"}
     env = helpers.clean_environment(**env)
-    command = [sys.executable, "-c", "import train_gpt"]
-    done = subprocess.run(command, cwd=tmp_path, env=env, text=True, capture_output=True, timeout=120)
+    done = helpers.python("-c", "import train_gpt", cwd=tmp_path, env=env, timeout=120)
     assert (done.stdout, done.stderr, done.returncode, [*tmp_path.iterdir()]) == ("", "", 0, [])
 
 
@@ -183,11 +185,7 @@ def test_exit_codes_are_the_same_everywhere(monkeypatch):
     codes = {0, 4}
     monkeypatch.setenv("PRESET", "smoke")
     for error in (train_gpt.SettingError, train_gpt.DataError, FloatingPointError, InterruptedError):
-
-        def fail(*_, error=error):
-            raise error("as raised")
-
-        codes.add(train_gpt.main(open_machine=fail))
+        codes.add(train_gpt.main(open_machine=mock.Mock(side_effect=error("as raised"))))
     text = re.search(r"## Exit codes\n(.*?)\n##", README, re.DOTALL)[1]
     assert {int(code) for code in re.findall(r"^\| (\d+) ", text, re.MULTILINE)} == codes
     text = re.search(r"Exit codes: (.*)", train_gpt.__doc__, re.DOTALL)[1]
@@ -209,8 +207,8 @@ def test_the_first_commands_of_the_readme_need_requirements_txt_alone():
     code += "import data.prepare, train_gpt\n"
     code += "from records.archive import tracks\nfrom records.referee import commands\n"
     code += "print(*commands.beside(tracks.load_track(tracks.RECORDS / 'track_floppy')))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=helpers.ROOT, check=True, capture_output=True)
-    assert re.fullmatch(rb"beside: zlib 1[.]7556, .*, zpaq 1[.]0994, 20\S+ 0[.]\d{4}\n", done.stdout)
+    done = helpers.python("-c", code, check=True)
+    assert re.fullmatch(r"beside: zlib 1[.]7556, .*, zpaq 1[.]0994, 20\S+ 0[.]\d{4}\n", done.stdout)
 
 
 @pytest.mark.slow
@@ -221,8 +219,7 @@ def test_all_tests_are_collected_and_those_of_the_sandbox_skipped_where_none_can
     """
     env = helpers.clean_environment(**record_kit.without_sandbox(tmp_path))
     words = ["-q", "-rs", "-p", "no:cacheprovider", "-m", "sandbox", "tests"]
-    command = [sys.executable, "-m", "pytest", *words]
-    done = subprocess.run(command, cwd=helpers.ROOT, env=env, text=True, capture_output=True, timeout=300)
+    done = helpers.python("-m", "pytest", *words, env=env, timeout=300)
     said = done.stdout
     assert done.returncode == 0, said + done.stderr
     ended = re.fullmatch(r"(\d+) skipped, \d+ deselected.*", said.splitlines()[-1])

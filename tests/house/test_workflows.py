@@ -100,8 +100,7 @@ class Forge:
     def step(self, name: str, **env: object) -> subprocess.CompletedProcess:
         files = {"GITHUB_STEP_SUMMARY": self.root / "summary", "GITHUB_OUTPUT": self.root / "output"}
         env = helpers.clean_environment(**env, **files, PYTHONPATH=".", GIT_CONFIG_GLOBAL=os.devnull)
-        command = [sys.executable, SCRIPT, name]
-        return subprocess.run(command, cwd=self.runner, env=env, text=True, capture_output=True, timeout=900)
+        return helpers.python(SCRIPT, name, cwd=self.runner, env=env, timeout=900)
 
     def read(self, name: str) -> str:
         path = self.root / name
@@ -231,15 +230,11 @@ def submodule(root):
 CHANGES = {
     "a file in a sandbox beside it": (also("records/sandbox/inside/worker.py"), "nothing else"),
     "two records": (lambda root: [add_record(root), add_record(root, NEW + "2")], "nothing else"),
-    "workflow": (also(".github/workflows/record.yml"), "nothing else"),
-    "a package in the way": (also("numpy.py"), "nothing else"),
     "verdicts": (also("records/track_floppy/verdicts.json", "{}"), "nothing else"),
     "old record changed": (lambda root: (root / OLD / "README.md").write_text("x"), "git says M 100644"),
     "old record grows": (also(f"{OLD}/more", record=""), "expected a new folder"),
     "old record gone": (lambda root: shutil.rmtree(root / OLD), "git says D 000000"),
-    "old record's mode": (lambda root: (root / OLD / "README.md").chmod(0o755), "git says M 100755"),
     "new and old": (also(f"{OLD}/README.md"), "git says M 100644"),
-    "old record renamed": (lambda root: (root / OLD).rename(root / NEW), "D 000000"),
     "link": (link, "git says A 120000"),
     "link in place of the folder": (lambda root: (root / NEW).symlink_to(OLD), "expected one new folder"),
     "track becomes a link": (track_becomes_a_link, "nothing else"),
@@ -248,7 +243,6 @@ CHANGES = {
     "no such track": (lambda root: add_record(root, "records/track_mine/2026-01-02_A"), "no such track"),
     "own track": (also("records/track_mine/2026-01-02_A/track.json"), "nothing else"),
     "spaces": (lambda root: add_record(root, NEW + " A"), "of the name <YYYY-MM-DD>_<Name>"),
-    "unicode": (lambda root: add_record(root, NEW + "é"), "of the name"),
     "newline": (lambda root: add_record(root, NEW + "\nfolder=data"), "of the name"),
     "no date": (lambda root: add_record(root, "records/track_floppy/New"), "of the name"),
     "in no track": (lambda root: add_record(root, "records/2026-01-02_New"), "expected one new folder"),

@@ -14,7 +14,6 @@ import struct
 import subprocess
 import threading
 import time
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +21,8 @@ import pytest
 
 from data import shards
 from data.files import NO_LOCK
-from tests.kit import data_kit
-from tests.kit.helpers import ROOT
+from tests.kit import data_kit, helpers
+from tests.kit.launch import contents
 
 pytestmark = pytest.mark.slow
 
@@ -38,9 +37,8 @@ SECOND = "GET .*train_000001"  # the content of the second training shard
 
 
 def shard(seed: int, tokens: int = 3000, extended: bool = False) -> bytes:
-    payload = np.random.default_rng(seed).integers(0, 1024, tokens, dtype=np.uint16).astype("<u2").tobytes()
-    header = shards.Header(tokens, vocab_size=1024, bos_id=1, max_id=1023, crc32=zlib.crc32(payload))
-    return shards.pack(header if extended else shards.Header(tokens, legacy=True)) + payload
+    payload = np.random.default_rng(seed).integers(0, 1024, tokens, dtype=np.uint16)
+    return helpers.header(payload, extended, vocabulary=1024) + payload.astype("<u2").tobytes()
 
 
 def manifest(tokenizer: dict | None = None, **dataset) -> bytes:
@@ -97,9 +95,8 @@ def check_whole(root: Path, train_shards: int = 2, files: dict | None = None) ->
     kept = re.compile(rf"datasets/({DATA}/.*(train_00000[0-{train_shards - 1}]|val_\d+)\.bin|tokenizers/.*)")
     published = (files or FILES).items()
     expected = {path.removeprefix("datasets/"): data for path, data in published if kept.fullmatch(path)}
-    there = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if path.is_file()}
     ours = {f"{DATA}/source.json", "datasets/.download.lock"}
-    assert {name: path.read_bytes() for name, path in there.items() if name not in ours} == expected
+    assert {name: data for name, data in contents(root).items() if name not in ours} == expected
 
 
 def check_goes_on(hub, root: Path, **variables: str) -> None:
@@ -123,11 +120,11 @@ def test_brings_what_was_published_and_names_the_command_that_trains(hub, tmp_pa
     out, err = call(hub, root)
     assert err == ""
     check_whole(root)
-    script = os.path.relpath(ROOT / "train_gpt.py")
+    script = os.path.relpath(helpers.ROOT / "train_gpt.py")
     words = shlex.split(out.splitlines()[-1], posix=True)
     assert words[0] == "VOCAB_SIZE=1024" and words[-1] == script
     assert hub.head[:12] in out
-    assert {r.path.split("/resolve/")[1][:40] for r in hub.requests if "/resolve/" in r.path} == {hub.head}
+    assert {r.split("/resolve/")[1][:40] for r in hub.requests if "/resolve/" in r} == {hub.head}
     assert len(hub.fetched()) == len(set(hub.fetched())) == 6  # each file once, and the manifest
 
 
@@ -358,7 +355,7 @@ def test_kill_at_any_moment(hub, tmp_path):
             assert path.read_bytes() == FILES[f"datasets/{path.relative_to(tmp_path)}"]
         val, train = shards.by_split(found)
         if (tmp_path / DATA).exists():
-            numbers = [shards.shard_number(path) for path in train]
+            numbers = [shards.parse_name(path)[2] for path in train]
             assert (len(val), numbers) == (2, list(range(max(1, len(train)))))
     hub.faults.clear()
     call(hub, tmp_path, "--train-shards", 4)

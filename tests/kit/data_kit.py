@@ -49,6 +49,10 @@ def prepare(root: Path, source: Path | list[str], *options: object, name: str = 
     return call("data", "prepare", "text", source, *given, code=code)
 
 
+def manifest_of(folder: Path) -> dict:
+    return json.loads((folder / "manifest.json").read_text())
+
+
 def write_jsonl(path: Path, texts: list[str]) -> Path:
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     return path

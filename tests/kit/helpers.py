@@ -109,6 +109,23 @@ def sha256(path: Path) -> bytes:
     return hashlib.sha256(path.read_bytes()).digest()
 
 
+def patch(path: Path, at: int, new: bytes) -> None:
+    """Overwrite bytes of a file; a negative place counts from the end."""
+    with open(path, "r+b") as file:
+        file.seek(at, os.SEEK_END if at < 0 else os.SEEK_SET)
+        file.write(new)
+
+
+def put(path: Path, place: int, value: int) -> None:
+    """Overwrite one int of a shard's header."""
+    patch(path, 4 * place, (value % 2**32).to_bytes(4, "little"))
+
+
+def flip(path: Path, at: int) -> None:
+    """Another bit in a byte of a file."""
+    patch(path, at, bytes([path.read_bytes()[at] ^ 1]))
+
+
 def pairs(text: str) -> dict[str, str]:
     """The NAME=value words of a text."""
     return dict(word.split("=") for word in text.split())
@@ -239,20 +256,20 @@ def command(
     return [sys.executable, *words, str(script)]
 
 
+def python(*words: object, **options) -> subprocess.CompletedProcess[str]:
+    """What Python does with these words, by default in the repository's folder."""
+    options = {"cwd": ROOT, "text": True, "capture_output": True} | options
+    return subprocess.run([sys.executable, *map(str, words)], **options)
+
+
 def run_script(
     cwd: Path, env: dict[str, str], ranks: int = 0, prefix: tuple[str, ...] = (), script: Path = SCRIPT
 ) -> ScriptRun:
     """Run the real train_gpt.py as a process of its own in `cwd`."""
     cwd.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(
-        [*prefix, *command(ranks, script)],
-        cwd=cwd,
-        env=clean_environment(**env),
-        timeout=900,  # compilers beside other tests take minutes
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-    )
+    words, env = [*prefix, *command(ranks, script)], clean_environment(**env)
+    options = {"timeout": 900, "capture_output": True, "encoding": "utf-8"}  # compilers take minutes
+    done = subprocess.run(words, cwd=cwd, env=env, **options)
     return ScriptRun(done.returncode, done.stdout, done.stderr, cwd)
 
 

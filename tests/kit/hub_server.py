@@ -10,8 +10,8 @@ It speaks repo info of a commit with git and LFS checksums, HEAD and GET of /res
 ETag, ranges, and the hub's error codes. Files that end in .bin, .model, .ptz or .parquet are in LFS. It sends
 their content itself, where the hub leads elsewhere, and speaks no Xet.
 
-For uploads it speaks the creation of a repo, preupload, LFS batch, PUT, and commits as NDJSON. The token
-hf_write may write in the namespace me.
+For uploads it speaks the creation of a repo, and commits as NDJSON with all files in them: sending to LFS is
+the client's own. The token hf_write may write in the namespace me.
 """
 
 import base64
@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -45,31 +44,26 @@ class Fault:
     stalls_after: int | None = None  # then send nothing more
 
 
-class Request(NamedTuple):
-    method: str
-    path: str
-
-
 class RefusalError(Exception):
     """A status, and the hub's word for why."""
 
 
-class HubServer:
+class HubServer(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
     def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
         self.lock = threading.Lock()
         self.reset()
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"hub": self}))
-        self.server.daemon_threads = True
-        self.server.block_on_close = False
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self.url = f"http://127.0.0.1:{self.server_port}"
 
     def reset(self) -> None:
         """Forget all repos, faults and requests."""
         self.repos: dict[str, dict] = {}  # kind/id -> refs {name: commit}, commits {commit: files}, token
-        self.blobs: dict[str, bytes] = {}  # sha256 -> what was uploaded
         self.home = Path()  # of the client
         self.faults: list[Fault] = []
-        self.requests: list[Request] = []
+        self.requests: list[str] = []  # METHOD /path
         self.closing = threading.Event()  # ends the answers that stall
 
     @contextlib.contextmanager
@@ -95,15 +89,6 @@ class HubServer:
         ours = {"HF_ENDPOINT": self.url, "HF_HOME": str(self.home), "HF_HUB_DISABLE_XET": "1"}
         return ours | {"HF_TOKEN": "", "NO_PROXY": "*"} | variables
 
-    def __enter__(self):
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
-        return self
-
-    def __exit__(self, *_):
-        self.closing.set()
-        self.server.shutdown()
-        self.server.server_close()
-
     def commit(
         self,
         repo_id: str,
@@ -128,8 +113,8 @@ class HubServer:
 
     def fetched(self, pattern: str = "", since: int = 0) -> list[str]:
         """Names of the files whose content was asked for, in order; `since` counts requests."""
-        asked = [one.path for one in self.requests[since:] if one.method == "GET" and "/resolve/" in one.path]
-        return [path.rpartition("/")[2] for path in asked if re.search(pattern, path)]
+        asked = [line for line in self.requests[since:] if re.match(f"GET .*/resolve/.*({pattern})", line)]
+        return [line.rpartition("/")[2] for line in asked]
 
     def fault(self, where: str, **how) -> None:
         self.faults.append(Fault(where, **how))
@@ -156,7 +141,6 @@ class Handler(BaseHTTPRequestHandler):
     """One connection. ROUTES, below, says what is understood."""
 
     protocol_version = "HTTP/1.1"
-    hub: HubServer
 
     def log_message(self, *_):  # the tests look at hub.requests
         return
@@ -164,11 +148,12 @@ class Handler(BaseHTTPRequestHandler):
     def serve(self) -> None:
         path = urlsplit(self.path).path
         self.token = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        self.hub.requests.append(Request(self.command, unquote(path)))
-        self.fault = self.hub.take_fault(f"{self.command} {unquote(path)}")
+        line = f"{self.command} {unquote(path)}"
+        self.server.requests.append(line)
+        self.fault = self.server.take_fault(line)
         try:
             self.fault.before()
-            self.sent = self.body() if self.command in ("POST", "PUT") else b""
+            self.sent = self.body() if self.command == "POST" else b""
             if self.fault.status:
                 self.answer(self.fault.status, {}, b"")
             else:
@@ -180,7 +165,7 @@ class Handler(BaseHTTPRequestHandler):
         except (ConnectionError, TimeoutError):
             self.close_connection = True  # the client went away, as some tests want it to
 
-    do_GET = do_HEAD = do_POST = do_PUT = serve
+    do_GET = do_HEAD = do_POST = serve
 
     def route(self, line: str) -> None:
         for pattern, work in ROUTES.items():
@@ -198,7 +183,7 @@ class Handler(BaseHTTPRequestHandler):
         """The commit and its files."""
         if self.command == "POST":
             self.check_writer(repo_id.partition("/")[0])
-        repo = self.hub.repos.get(f"{kind or 'models'}/{repo_id}")
+        repo = self.server.repos.get(f"{kind or 'models'}/{repo_id}")
         if not repo or repo["token"] not in ("", self.token):
             raise RefusalError(401, "RepoNotFound")
         commit = repo["refs"].get(revision, revision)
@@ -242,36 +227,21 @@ class Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return b"".join(parts)
 
-    def put(self, sha256: str) -> None:
-        self.hub.blobs[sha256] = self.sent
-        self.answer(200, {}, b"")
-
     def create(self) -> None:
         asked = json.loads(self.sent)
         repo_id = f"{asked['organization']}/{asked['name']}"
         kind = f"{asked['type'] or 'model'}s"
         self.check_writer(asked["organization"])
-        if f"{kind}/{repo_id}" in self.hub.repos:
+        if f"{kind}/{repo_id}" in self.server.repos:
             raise RefusalError(409, "")
-        self.hub.commit(repo_id, {".gitattributes": b"*.bin filter=lfs\n"}, kind=kind)
-        self.say({"url": f"{self.hub.url}/{repo_id if kind == 'models' else f'datasets/{repo_id}'}"})
+        self.server.commit(repo_id, {".gitattributes": b"*.bin filter=lfs\n"}, kind=kind)
+        self.say({"url": f"{self.server.url}/{repo_id if kind == 'models' else f'datasets/{repo_id}'}"})
 
     def preupload(self, kind: str, repo_id: str) -> None:
         self.open(kind, repo_id)
-        said = []
-        for file in json.loads(self.sent)["files"]:
-            mode = "lfs" if is_lfs(file["path"]) else "regular"
-            said.append({"path": file["path"], "uploadMode": mode, "shouldIgnore": False})
-        self.say({"files": said})
-
-    def batch(self, kind: str | None, repo_id: str) -> None:
-        """Where to put the blobs; those that are here already need no action."""
-        self.open(kind, repo_id)
-        objects = json.loads(self.sent)["objects"]
-        for one in objects:
-            if one["oid"] not in self.hub.blobs:
-                one["actions"] = {"upload": {"href": f"{self.hub.url}/blob/{one['oid']}"}}
-        self.say({"transfer": "basic", "objects": objects})
+        paths = [file["path"] for file in json.loads(self.sent)["files"]]
+        mode = {"uploadMode": "regular", "shouldIgnore": False}
+        self.say({"files": [{"path": path} | mode for path in paths]})
 
     def take(self, kind: str, repo_id: str) -> None:
         """A commit: a line for what it is, and one for each file."""
@@ -281,14 +251,10 @@ class Handler(BaseHTTPRequestHandler):
             raise RefusalError(412, "")
         after = dict(files)
         for line in lines:
-            value = line["value"]
-            if line["key"] == "file":
-                after[value["path"]] = base64.b64decode(value["content"])
-            else:
-                assert line["key"] == "lfsFile"
-                after[value["path"]] = self.hub.blobs[value["oid"]]
-        made = self.hub.commit(repo_id, after, kind=kind)
-        self.say({"commitUrl": f"{self.hub.url}/{repo_id}/commit/{made}", "commitOid": made})
+            assert line["key"] == "file"
+            after[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+        made = self.server.commit(repo_id, after, kind=kind)
+        self.say({"commitUrl": f"{self.server.url}/{repo_id}/commit/{made}", "commitOid": made})
 
     # --- answers ------------------------------------------------------------------------------------------
 
@@ -308,7 +274,7 @@ class Handler(BaseHTTPRequestHandler):
         stops = [n for n in (fault.dies_after, fault.stalls_after) if n is not None]
         self.wfile.write(body[: stops[0]] if stops else body)
         if fault.stalls_after is not None:
-            self.hub.closing.wait(60)
+            self.server.closing.wait(60)
         self.close_connection = self.close_connection or bool(stops)
 
 
@@ -317,10 +283,8 @@ OF_FILES = "/(?:(datasets)/)?([^/]+/[^/]+?)"
 ROUTES = {
     f"GET {ANY}(?:/revision/([^/]+))?": Handler.info,
     f"GET {OF_FILES}/resolve/([^/]+)/(.+)": Handler.resolve,
-    "PUT /blob/([0-9a-f]{64})": Handler.put,
     "POST /api/validate-yaml": lambda handler: handler.say({"errors": [], "warnings": []}),
     "POST /api/repos/create": Handler.create,
     f"POST {ANY}/preupload/main": Handler.preupload,
-    f"POST {OF_FILES}.git/info/lfs/objects/batch": Handler.batch,
     f"POST {ANY}/commit/main": Handler.take,
 }

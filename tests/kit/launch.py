@@ -14,7 +14,6 @@ from tests.kit import helpers
 
 FAULTS = helpers.ROOT / "tests/kit/faults.py"
 PATIENCE = 200.0  # seconds that any process gets: nothing here takes a tenth of it
-MARGIN = 10.0  # seconds beyond DIST_TIMEOUT in which a rank has ended: Python's exit on a busy machine
 FIRST_STEP = re.compile(r"^step:\d+/\d+ train_loss", re.M)
 
 
@@ -130,19 +129,6 @@ def all_ranks(run: Launch, world: int) -> dict[int, int]:
     found = run.ranks()
     assert len(found) == world, f"ranks {found}: {run.err[-1500:]}"
     return found
-
-
-def watch_the_others(lost: int, others: dict[int, int], timeout: float) -> None:
-    """When a process is lost, all other ranks end in time."""
-    end = time.monotonic() + PATIENCE
-    while not (ended(lost) or status(lost) == psutil.STATUS_STOPPED):
-        assert time.monotonic() < end, "the rank was never lost"
-        time.sleep(0.02)
-    began = time.monotonic()
-    while alive := [rank for rank, pid in others.items() if not ended(pid)]:
-        late = time.monotonic() - began > timeout + MARGIN
-        assert not late, f"ranks {alive} still run {timeout + MARGIN:.0f} s after the loss"
-        time.sleep(0.02)
 
 
 # --- what a run leaves ------------------------------------------------------------------------------------

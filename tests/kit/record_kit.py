@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -239,35 +240,17 @@ def passed_earlier(folder: Path, **more) -> None:
 
 # --- a foreign model --------------------------------------------------------------------------------------
 
-FOREIGN = '''"""A bigram model: nothing of bytegolf in it but the contract."""
-import numpy as np
-
-
-class Bigram:
-    def __init__(self, artifact, size):
-        counts = np.frombuffer(artifact.read_bytes(), "<u2").reshape(size, size).astype(np.float64) + 0.05
-        self.table = np.log(counts).astype(np.float32)  # the referee normalises
-        self.vocab_size = size
-        self.rows = 16
-
-    def start(self, rows):
-        return np.zeros((rows, self.vocab_size), np.float32)
-
-    def step(self, ids):
-        return self.table[ids]
-
-
-def load_predictor(artifact, device):
-    return Bigram(artifact, 400)
-'''
-
 
 def foreign(corpus: helpers.TinyCorpus, folder: Path, more: str = "") -> Path:
-    """A folder with the bigram model, its counts, and code that changes it."""
+    """A folder with the bigram model of the referee's page, its counts, and code that changes it."""
+    page = (helpers.ROOT / "records/referee/README.md").read_text()
+    script = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
+    script = replaced(script, ("rows = 64", "rows = 16"), ("0.01", "0.05"), ("path)", "path, *_)"))
+    script = replaced(script, ("self.logits", "self.table"), ("self.vocab_size, self.vocab_size", "400, 400"))
     counts = np.zeros((400, 400), "<u2")
     tokens = corpus.tokens["train"]
     np.add.at(counts, (tokens[:-1], tokens[1:]), 1)
     folder.mkdir(parents=True)
-    (folder / "train_gpt.py").write_text(FOREIGN + more)
+    (folder / "train_gpt.py").write_text(script + more)
     (folder / "model.bin").write_bytes(counts.tobytes())
     return folder

@@ -6,6 +6,7 @@ import math
 import os
 import random
 import zlib
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -60,11 +61,6 @@ def decode(blob: bytes) -> dict[str, np.ndarray] | None:
     except DataError as error:
         assert str(error).startswith("some/model.ptz is damaged or of another script: ")
         return None
-
-
-def assert_equal(found: dict[str, np.ndarray], reference: dict[str, np.ndarray]) -> None:
-    assert list(found) == list(reference)
-    assert all(np.array_equal(found[name], reference[name]) for name in reference)
 
 
 # --- the whole artifact -----------------------------------------------------------------------------------
@@ -140,7 +136,7 @@ def test_300_damaged_files_are_refused(small):
     found = [decode(helpers.damaged(small, rng)) for _ in range(300)]
     assert found.count(None) > 290
     for weights in filter(None, found):
-        assert_equal(weights, decode(small))
+        np.testing.assert_equal(weights, decode(small))
 
 
 def test_300_damaged_contents_are_refused_or_decoded_but_never_crash(small):
@@ -194,28 +190,15 @@ def test_a_whole_file_with_wrong_contents_is_refused(artifact):
 
 
 def test_what_is_no_artifact_is_refused():
-    array = {"a": np.zeros(3)}
-    blobs = [
-        b"",
-        b"\0",
-        b"x" * 1000,
-        zlib.compress(b""),
-        zlib.compress(b"\xff" * 8),
-        zlib.compress(bytes(8)),
-        zlib.compress((100_000).to_bytes(8, "little") + b"[" * 100_000),
-        zlib.compress(safetensors.numpy.save({})),
-        zlib.compress(safetensors.numpy.save(array, {"bytegolf": "{}"})),
-        zlib.compress(safetensors.numpy.save(array, {"bytegolf": "[" * 50_000})),
-        b"\x80\x04\x95\x01\x00",
-    ]
-    assert [blob for blob in blobs if decode(blob) is not None] == []
-
-
-def test_bytes_after_the_end_change_nothing(artifact):
-    """They count as bytes of the artifact; a reader never sees them."""
-    *_, blob = artifact
-    for longer in (blob + b"\0", blob * 2):
-        assert_equal(decode(longer), decode(blob))
+    """Nor what is nested deeper than Python can read."""
+    deep = "[" * 100_000
+    assert decode(b"") is None
+    for raw in (
+        len(deep).to_bytes(8, "little") + deep.encode(),
+        safetensors.numpy.save({}),
+        safetensors.numpy.save({"a": np.zeros(3)}, {"bytegolf": deep}),
+    ):
+        assert decode(zlib.compress(raw)) is None
 
 
 # --- files ------------------------------------------------------------------------------------------------
@@ -227,9 +210,7 @@ def test_write_whole_replaces_or_leaves_the_old_file(tmp_path, monkeypatch):
         train_gpt.write_whole(path, blob)
         assert path.read_bytes() == blob and list(tmp_path.iterdir()) == [path]
 
-    def fail(*_):
-        raise OSError(errno.ENOSPC, "no space")
-
+    fail = mock.Mock(side_effect=OSError(errno.ENOSPC, "no space"))
     for broken in ("replace", "fsync"):
         with monkeypatch.context() as patch:
             patch.setattr(os, broken, fail)

@@ -9,13 +9,13 @@ import signal
 import zlib
 from pathlib import Path
 
-import numpy as np
+import psutil
 import pytest
 import safetensors.numpy
 
 import train_gpt
 from tests.kit import helpers, launch
-from tests.kit.launch import Launch, all_ranks, contents, end_of, watch_the_others
+from tests.kit.launch import Launch, all_ranks, contents, end_of, ended
 
 ROWS = train_gpt.ROWS
 # What may differ on a resume: it changes no result, or (paths, device) is compared by what came of it.
@@ -24,6 +24,7 @@ FREE = """
     train_log_every warmup_steps ckpt_seconds max_skipped dist_timeout
 """
 FREE = set(FREE.split())
+MARGIN = 10.0  # seconds beyond DIST_TIMEOUT in which a rank has ended: Python's exit on a busy machine
 SMALL = {"BATCH_SLOTS": 2, "TRAIN_BATCH_TOKENS": 128}
 
 
@@ -37,7 +38,10 @@ def test_the_others_end_in_time_when_a_rank_is_lost(corpus, tmp_path, spec):
     env = corpus.env(RUN_ID="lost", ITERATIONS=10**5, TRAIN_LOG_EVERY=1, DIST_TIMEOUT=4)
     run = Launch(tmp_path, env, 2, spec)
     others = all_ranks(run, 2)
-    watch_the_others(others.pop(int(spec[-1])), others, 4.0)
+    lost = others.pop(int(spec[-1]))
+    run.wait(until=lambda: ended(lost) or launch.status(lost) == psutil.STATUS_STOPPED)
+    run.wait(4.0 + MARGIN, until=lambda: all(map(ended, others.values())))
+    assert all(map(ended, others.values())), run.err
     if spec.startswith("stop"):
         run.kill()  # torchrun would wait half a minute for the stopped one
     run.wait()
@@ -82,6 +86,8 @@ def test_a_run_that_was_killed_even_in_a_checkpoint_ends_with_the_bits_of_one_th
         assert (tmp_path / "logs/run/checkpoint/step_00000020.damaged").exists() == (spec == "kill@40")
     resumed = helpers.run_here(train_gpt.main, tmp_path, env)
     assert (resumed.code, resumed.final["steps"], resumed.final["resumes"]) == (0, "55", "3")
+    kept = sorted(path.name for path in resumed.folder.glob("checkpoint/*.ckpt"))
+    assert len(kept) == 2 and kept[-1] == "step_00000055.ckpt", "one at the end, and the one before it"
     log = (resumed.folder / "train.log").read_text(encoding="utf-8")
     assert "step_00000020.ckpt is damaged and put aside; the one before is taken" in log
     alone = helpers.run_here(train_gpt.main, tmp_path / "alone", env)
@@ -150,32 +156,11 @@ def reopen(folder: Path, environment: dict | None = None, **changes):
     return train_gpt.open_run(s, about, {})
 
 
-@pytest.mark.slow
-def test_the_same_command_goes_on(copy, env):
-    before = launch.without_seconds(copy, "step")
-    run = helpers.run_here(train_gpt.main, copy.parents[1], env)
-    assert run.code == 0, run.err
-    logged = end_of(copy)["logged"]
-    assert len(logged) == 60
-    assert logged[: len(before)] == before, "to the last digit"
-    assert run.final["resumes"] == "1"
-    assert f"resumed from {Path('logs', copy.name, 'checkpoint')}" in run.out
-    kept = sorted(path.name for path in copy.glob("checkpoint/*"))
-    assert len(kept) == 2 and kept[-1] == "step_00000060.ckpt", "one at the end, and the one before it"
-
-
 def test_a_checkpoint_is_safetensors_in_zlib(copy):
     """No pickle: other programs can read it by the public formats alone."""
-    paths = sorted(copy.glob("checkpoint/*"))
-    assert [path.suffix for path in paths] == [".ckpt"] * 2
-    blob = zlib.decompress(paths[-1].read_bytes())
-    arrays = safetensors.numpy.load(blob)
-    assert set(arrays) == {"weights", "momentum", "moment1", "moment2"}
-    assert all(array.dtype == np.float32 and np.isfinite(array).all() for array in arrays.values())
-    header = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
-    about = json.loads(header["__metadata__"]["bytegolf"])
-    assert about["counters"]["steps"] == int(paths[-1].stem[5:])
-    assert about["settings"]["iterations"] == 60
+    for path in copy.glob("checkpoint/*"):
+        arrays = safetensors.numpy.load(zlib.decompress(path.read_bytes()))
+        assert set(arrays) == {"weights", "momentum", "moment1", "moment2"}
 
 
 def test_a_damaged_checkpoint_is_put_aside(copy):
@@ -251,29 +236,33 @@ def test_a_run_that_is_open_is_refused_and_an_empty_folder_is_none(copy):
         reopen(copy)
 
 
-def test_metrics_that_were_lost_do_not_stop_a_resume(copy):
+@pytest.mark.parametrize("kept, more", [(100, b""), (None, b'{"event": "final", "val_loss": "2.')])
+def test_metrics_that_were_lost_or_half_of_a_final_event_do_not_stop_a_resume(copy, kept, more):
+    """A disk that was full in the middle of it: the run said that it goes on."""
     path = copy / "metrics.jsonl"
-    path.write_bytes(path.read_bytes()[:100])
+    path.write_bytes(path.read_bytes()[:kept] + more)
     assert reopen(copy)[2]["counters"]["steps"] >= 8
     assert b"\0" not in path.read_bytes()
 
 
-def test_half_of_a_final_event_is_no_end(copy):
-    """A disk that was full in the middle of it: the run said that it goes on."""
-    with open(copy / "metrics.jsonl", "ab") as file:
-        file.write(b'{"event": "final", "val_loss": "2.')
-    assert reopen(copy)[2]["counters"]["steps"] >= 8
-
-
 # --- full disks -------------------------------------------------------------------------------------------
+
+
+LIMITED = ["bash", "-c", 'ulimit -f 90; exec "$0" "$@"', *helpers.command()]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_for_which_there_is_no_room_is_a_warning(corpus, tmp_path):
+    run = Launch(tmp_path, corpus.env(RUN_ID="run"), command=LIMITED).need(0)
+    assert "\nwarning: no checkpoint: " in run.out and "File too large" in run.out
 
 
 @pytest.mark.slow
 def test_a_file_that_may_not_grow_stops_the_run_and_it_goes_on(corpus, tmp_path):
     small = SMALL | {"MODEL_DIM": 8, "NUM_HEADS": 2, "NUM_LAYERS": 1, "TRAIN_SEQ_LEN": 16}
     env = corpus.env(RUN_ID="run", ITERATIONS=700, TRAIN_LOG_EVERY=1, **small)
-    limited = ["bash", "-c", 'ulimit -f 90; exec "$0" "$@"', *helpers.command()]
-    run = Launch(tmp_path, env, command=limited).need(16)
-    assert "File too large" in run.err and "RUN_ID=run goes on" in run.err
-    done = helpers.run_here(train_gpt.main, tmp_path, env)
-    assert end_of(done.folder)["steps"] == 700
+    for _ in range(2):
+        run = Launch(tmp_path, env, command=LIMITED).need(16)
+        assert "File too large" in run.err and "RUN_ID=run goes on" in run.err
+    runs = [helpers.run_here(train_gpt.main, cwd, env) for cwd in (tmp_path, tmp_path / "alone")]
+    assert end_of(runs[0].folder) == end_of(runs[1].folder)

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import zlib
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -81,7 +82,7 @@ def test_the_log_has_the_promised_lines(base_run):
     scores = [found[1] for line in lines if (found := re.fullmatch(VAL_LINE, line))]
     assert scores == ["step:10/20", "step:20/20", "artifact"]
     assert "\r" not in base_run.out and "%|" not in base_run.out, "no progress bar in a file"
-    assert base_run.out.count("\n---\n") == 1
+    assert base_run.out.count("\n---\n") == 1 and "note:" not in base_run.out
     for words in ("device:cpu", "dtype:float32", "compile:0", "preset:smoke"):
         assert words in base_run.out
 
@@ -259,19 +260,12 @@ def test_bare_surroundings_do_not_stop_a_run(corpus, tmp_path):
     assert "val_bpb: " in log.split("\n---\n")[1], "the files have it all"
 
 
-def failing(error: Exception):
-    def fail(s):
-        raise error
-
-    return fail
-
-
 NO_MEMORY = {
     "torch": lambda s: torch.empty(2**60),
     "python": lambda s: bytes(2**60),
     "numpy": lambda s: np.empty(2**60, np.uint8),
-    "cuda": failing(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")),
-    "mlx": failing(RuntimeError("[malloc] Unable to allocate 68719476736 bytes.")),
+    "cuda": mock.Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")),
+    "mlx": mock.Mock(side_effect=RuntimeError("[malloc] Unable to allocate 68719476736 bytes.")),
 }
 
 
@@ -289,8 +283,9 @@ def test_any_library_that_has_no_memory_left_is_understood_on_any_rank(
 
 def test_memory_in_an_errors_text_is_no_lack_of_it(monkeypatch):
     monkeypatch.setenv("PRESET", "smoke")
+    error = RuntimeError("CUDA error: an illegal memory access")
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        train_gpt.main(open_machine=failing(RuntimeError("CUDA error: an illegal memory access")))
+        train_gpt.main(open_machine=mock.Mock(side_effect=error))
 
 
 # --- ranks ------------------------------------------------------------------------------------------------

@@ -3,8 +3,6 @@
 import contextlib
 import dataclasses
 import io
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -179,9 +177,7 @@ def test_a_dry_run_prints_the_golden_output(preset):
 @pytest.mark.slow
 def test_dry_run_needs_an_empty_folder_and_no_environment(tmp_path):
     """Without a preset, a machine without a GPU takes the floppy's."""
-    command = [sys.executable, helpers.SCRIPT]
-    env = {"DRY_RUN": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=env, text=True, capture_output=True, timeout=120)
+    done = helpers.python(helpers.SCRIPT, cwd=tmp_path, env={"DRY_RUN": "1"}, timeout=120)
     assert (done.returncode, done.stderr, list(tmp_path.iterdir())) == (0, "", [])
     preset = "10min_16mb" if torch.cuda.is_available() else "floppy"
     chosen, given = (f"PRESET={preset} ({origin})" for origin in ("preset", "environment"))
