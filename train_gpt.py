@@ -864,7 +864,7 @@ def load_predictor(artifact: Path, device: str = "cpu") -> Predictor:
 FIELDS = ["magic", "version", "tokens", "extension", "extension_version", "vocabulary", "bos"]
 FIELDS += ["documents", "highest_id", "bytes_low", "bytes_high", "crc32", "index", "shards", "split", "flags"]
 HEADER = np.dtype([(x, "<u4") for x in FIELDS] + [("tokenizer", "V32"), ("rest", "V928")])
-GET_DATA = "python -m data prepare demo makes the demo corpus, python -m data download fetches FineWeb"
+GET_DATA = "in this script's folder, python -m data prepare demo, prepare text FILE or download makes data"
 MEND = "make or fetch it again; python -m data verify says more"
 
 

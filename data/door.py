@@ -1,5 +1,6 @@
 """The door of a package: a table of commands, and what they share. Help, errors, exit codes and signals."""
 
+import difflib
 import errno
 import importlib
 import inspect
@@ -80,7 +81,8 @@ class Door(Commands):
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in self.table:
-            return None
+            near = difflib.get_close_matches(name, self.table, 1)
+            return ctx.fail(f"no command {name!r}; the nearest is {near[0]}") if near else None
         module, _, function = self.table[name][0].partition(":")
         return getattr(importlib.import_module(module), function)
 

@@ -342,10 +342,11 @@ def is_run(folder: Path) -> bool:
 
 def nearest_runs(path: Path) -> str:
     """What a message adds about a run that is not there: runs of a like name, or where commands are run."""
-    home = path if path.is_dir() else path.parent
-    runs = {each.parent.name for each in home.glob("*/metrics*.jsonl*")}  # a record's, too
+    homes = (Path("logs"), path if path.is_dir() else path.parent)
+    found = [each.parent for home in homes for each in home.glob("*/metrics*.jsonl*")]  # a record's, too
+    runs = {folder.name: folder for folder in found}
     if names := difflib.get_close_matches(path.name, runs, cutoff=0):
-        return f"; the nearest runs: {', '.join(str(home / name) for name in names)}"
+        return f"; the nearest runs: {', '.join(str(runs[name]) for name in names)}"
     if Path.cwd() != REPO and not path.is_absolute():
         return f"; commands are run from the repository's folder: {shell('cd', str(REPO))}"
     return ""

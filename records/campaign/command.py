@@ -163,9 +163,10 @@ def run_pair(pair: list[SeedRun], track: Track, args: SimpleNamespace, clock: Cl
 def try_script(args: SimpleNamespace) -> int:
     """Run both scripts, pair by pair, until the verdict is known. The exit code. Raises DataError."""
     track = track_of(args, args.track)
-    dataset = load_dataset(args.data / "datasets" / args.dataset, track)
+    folder = args.dataset if args.dataset.is_dir() else args.data / "datasets" / args.dataset
+    dataset = load_dataset(folder, track)
     share = args.budget or 0.03
-    home = args.logs / f"try/{args.dataset}_{args.preset}_{share:g}"
+    home = args.logs / f"try/{folder.name}_{args.preset}_{share:g}"
     variants = two_variants(args, dataset, home, round(share * track["train_flops"]))
     seeds = range(FIRST_SEED, FIRST_SEED + args.pairs)
     pairs = [[SeedRun(variant, seed) for variant in variants] for seed in seeds]  # the new one may fail
@@ -264,7 +265,9 @@ GPUS = "2 or more: torchrun, a process for each"
 @click.option("--pairs", type=click.IntRange(3), default=8, metavar="N", help="with --try: at most")
 @click.option("--preset", default="minute", help="with --try: of both scripts")
 @click.option("--track", default="track_floppy", help="with --try: the one with the operations")
-@click.option("--dataset", default="development_sp1024", help="with --try: never a validation text")
+@click.option(
+    "--dataset", type=Path, default="development_sp1024", help="with --try: your text, but no track's own"
+)
 @click.option("--json", "as_json", is_flag=True, help="with --try: the last line is one JSON object")
 @click.option("--report", is_flag=True, help="run nothing")
 @click.option("--scaling", "--law", is_flag=True, help="run nothing; fit lines, write FILE's .json")

@@ -14,7 +14,7 @@ from pathlib import Path
 import jsonschema
 
 from data import command, shards
-from data.command import REPO, DataError, UsageError
+from data.command import REPO, DataError, UsageError, nearest
 from data.files import growing_folder, read_bytes, read_json, sha256
 from records.archive.runs import SCRIPT
 from records.archive.tracks import Track
@@ -113,9 +113,8 @@ def load_dataset(folder: Path, track: Track) -> Dataset:
     manifest = shards.load_manifest(folder)
     mend = "python -m data prepare development makes development_sp1024"
     if manifest is None:
-        raise DataError(
-            f"{folder}: holds no manifest.json, expected a dataset of python -m data prepare; {mend}"
-        )
+        what = "holds no manifest.json, expected a dataset of python -m data prepare"
+        raise DataError(f"{folder}: {what}{nearest(folder) or f'; {mend}'}")
     if manifest["val_sha256"] == track["dataset"]["val_sha256"]:
         raise DataError(f"{folder}: holds the validation text of {track.name}, expected another one; {mend}")
     return Dataset(folder, manifest)

@@ -42,6 +42,10 @@ def test_bad_arguments_are_one_line(words):
     assert re.search(rf"; python -m {words.split()[0]} .*--help explains the arguments$", refused(said))
 
 
+def test_a_misspelt_command_gets_the_nearest_one():
+    assert "no command 'verfy'; the nearest is verify; " in refused(call("records", "verfy", code=2))
+
+
 HELPED = """
 import importlib
 import sys

@@ -391,6 +391,7 @@ def test_a_misspelt_run_gets_the_nearest_names(tmp_path, monkeypatch, capsys, wo
     monkeypatch.chdir(tmp_path)
     assert records([*words, "logs/frist"]) == 3
     assert capsys.readouterr().err.endswith("; the nearest runs: logs/first\n")
+    monkeypatch.chdir(tmp_path / "logs")
     assert records([*words, "lags/first"]) == 3
     assert f"; commands are run from the repository's folder: cd {ROOT}\n" in capsys.readouterr().err
 
