@@ -67,11 +67,11 @@ FLOPPY = (
 )
 MINUTE = FLOPPY | (
     dict(num_layers=2, model_dim=128, num_heads=2, short_window=0, qk_gain_init=1.5, matrix_lr=0.04)
-    | dict(train_seq_len=128, train_batch_tokens=1024, eval_seq_len=320, max_flops=3e12, compile=False)
-    | dict(warmup_steps=1, lr_warmup_steps=5, warmdown_iters=0.5, val_loss_every=0)
-    | dict(muon_momentum_warmup_steps=30, train_log_every=10)
+    | dict(train_seq_len=256, train_batch_tokens=2048, eval_seq_len=320, max_flops=3e12, compile=False)
+    | dict(lr_warmup_steps=5, warmdown_iters=0.5, muon_momentum_warmup_steps=30, val_loss_every=0)
 )
-SMOKE = MINUTE | dict(doc_tokens=0, eval_seq_len=0, iterations=60, max_flops=0.0, val_tokens_limit=65536)
+SMOKE = MINUTE | dict(train_seq_len=128, train_batch_tokens=1024, doc_tokens=0, eval_seq_len=0)
+SMOKE |= dict(iterations=60, max_flops=0.0, val_tokens_limit=65536)
 PRESETS: dict[str, Facts] = {"10min_16mb": {}, "floppy": FLOPPY, "minute": MINUTE, "smoke": SMOKE}
 LARGE = 1e300  # no limit; infinity is no value of a setting
 
