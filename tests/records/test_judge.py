@@ -9,6 +9,7 @@ import secrets
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -391,11 +392,7 @@ def test_an_unknown_seed_and_a_broken_text_are_the_verifier_s(bench, tmp_path):
 @trains
 def test_a_full_machine_is_no_verdict(bench, monkeypatch):
     before = (bench.track / "verdicts.json").read_bytes()
-
-    class Full:
-        available = 1 << 20
-
-    monkeypatch.setattr(limits.psutil, "virtual_memory", Full)
+    monkeypatch.setattr(limits.psutil, "virtual_memory", lambda: Mock(available=1 << 20))
     monkeypatch.setattr(limits, "LOOK_SECONDS", 0.001)  # so small a record may end before the first look
     for said in (bench.verify(bench.folder, code=2), call("records", "judge", *bench.words(), code=2)):
         assert "this machine is out of memory: make room, then do it again" in refused(said)
