@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from records.campaign import variants
-from tests.kit import helpers, record_kit
+from tests.kit import record_kit
 from tests.kit.data_kit import call, start
 
 # Ten steps in a folder as the real script makes it; its score is WIDTH + SEED / 1000.
@@ -68,7 +68,6 @@ if __name__ == "__main__":
     sys.exit(main())
 """
 NARROW = "settings = {WIDTH = 1}"
-SMEAR = f'patches = ["{helpers.ROOT / "tests/ideas/smear_gate.patch"}"]'
 
 
 def idea(gains: list[float]) -> str:
@@ -122,15 +121,6 @@ class Place:
         lines = ['track = "track_tiny"', 'dataset = "tiny_sp400"', f'base = "{base}"', f"seeds = {[*seeds]}"]
         lines += [head, *(f"[arms.{name}]\n{text}" for name, text in texts.items())]
         self.file.write_text("\n".join(lines))
-
-    def write_real(self, base: str, **texts: str) -> dict[str, str]:
-        """A campaign of the real script with one seed; the settings of all of its runs."""
-        shared = helpers.tiny_env(ITERATIONS=200, CKPT_SECONDS=0.05, TRAIN_LOG_EVERY=1)
-        shared = {name: value for name, value in shared.items() if name not in variants.OURS}
-        self.script = helpers.SCRIPT
-        lines = [f'{name} = "{value}"' for name, value in shared.items()]
-        self.write("\n".join(["[settings]", *lines]), base=base, seeds=[1], **texts)
-        return shared
 
     @property
     def places(self) -> list:

@@ -11,7 +11,7 @@ import numpy as np
 
 from records.archive.checks import Check
 from records.archive.runs import Record, read_metrics, read_runs
-from records.archive.verdicts import folder_sha256, read_verdicts
+from records.archive.verdicts import folder_sha256
 from records.sandbox import bubblewrap
 from records.verify import claims
 from tests.kit import helpers
@@ -147,15 +147,6 @@ class Author:
         options = claims.VerifyOptions(self.data, self.data / "second.jsonl", static=static)
         return list(claims.verify(folder, options))
 
-    def verify(self, *more: object, code: int = 0) -> str:
-        """What `records verify` says."""
-        return call("records", "verify", *more, "--data", self.data, *TRUST, code=code)
-
-    @property
-    def kept(self) -> dict:
-        """The verdict on the record."""
-        return read_verdicts(self.track)[self.folder.name]
-
 
 # --- changing a record ------------------------------------------------------------------------------------
 
@@ -227,14 +218,14 @@ def scale_scores(folder: Path, factor: float, only: tuple[int, ...] = SEEDS) -> 
     edit_json(folder / "submission.json", scale)
 
 
-def passed_earlier(folder: Path, **more) -> None:
+def passed_earlier(folder: Path) -> None:
     """A verdict as earlier referees wrote them, of a record of which they trained a seed again."""
     path = folder.parent / "verdicts.json"
     kept = json.loads(path.read_text()) if path.exists() else {}
     digest = folder_sha256(folder)
     again = {"what": "came back", "by": "Bob", "date": "2025-11-20", "processor": "x"}
-    kept[folder.name] = {"verdict": "pass", "date": "2025-11-20", "sha256": digest, "failed": []}
-    kept[folder.name] |= {"retrained": again, **more}
+    its = {"verdict": "pass", "date": "2025-11-20", "sha256": digest, "failed": []}
+    kept[folder.name] = its | {"retrained": again}
     path.write_text(json.dumps(kept))
 
 

@@ -1,6 +1,6 @@
 """`records sweep`: runs in processes of their own that are stopped, killed and resumed, and the statistics.
 
-Most tests run a stand-in for train_gpt.py, which takes milliseconds; the slow ones run the script itself.
+They run a stand-in for train_gpt.py, which takes milliseconds; test_cluster.py runs the script itself.
 """
 
 import json
@@ -15,8 +15,8 @@ import pytest
 import scipy.stats
 
 from records.campaign import command, report, runs, variants
-from tests.kit import helpers, record_kit
-from tests.kit.campaign_kit import NARROW, SMEAR, STAND_IN, Place, committed, idea, rows_of, wait_until
+from tests.kit import helpers
+from tests.kit.campaign_kit import NARROW, STAND_IN, Place, committed, idea, rows_of, wait_until
 from tests.kit.data_kit import refused
 
 
@@ -67,18 +67,22 @@ def test_a_patch_counts_and_a_changed_variant_is_refused(place):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_gently_and_the_same_command_goes_on(place, number):
+@pytest.mark.parametrize(
+    "kill, number, code",
+    [(os.kill, signal.SIGTERM, 16), (os.kill, signal.SIGINT, 16), (os.killpg, signal.SIGKILL, -9)],
+)
+def test_after_a_signal_or_a_kill_of_all_the_same_command_goes_on(place, kill, number, code):
     place.write(narrow="settings = {WIDTH = 1, PACE = 0.15}")
-    process = place.start("--cores", 2)
+    process = place.start("--cores", 2, start_new_session=True)
     metrics = [place.home / f"1/narrow/logs/{seed}/metrics.jsonl" for seed in (1, 2)]
     wait_until(lambda: all(path.exists() and path.read_text().count("\n") > 1 for path in metrics))
     assert "at work there already" in refused(place.run(code=2))
     while process.poll() is None:  # whoever is impatient changes nothing
-        process.send_signal(number)
+        kill(process.pid, number)
         time.sleep(0.01)
     _, said = process.communicate(timeout=30)
-    assert (process.returncode, said) == (16, "stopped; the same command goes on\n")
+    words = "stopped; the same command goes on\n" if code == 16 else ""
+    assert (process.returncode, said) == (code, words)
     before = metrics[0].read_text()
     assert "1.0015" in place.run()
     assert metrics[0].read_text().startswith(before)
@@ -243,27 +247,6 @@ def test_settings_grow_with_the_operations_and_the_fit_is_that_of_the_scores(pla
     assert written["arms"]["half"]["scores"]["0.01"] == {"1": round(5000 * 10**0.5) + 0.001}
     place.write(base="new", seeds=[1], new=NARROW)
     assert "a line takes runs at 3 budgets" in refused(place.run("--law", code=3))  # its name until --scaling
-
-
-# --- the script itself ------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_the_real_script_killed_with_its_campaign_ends_as_if_undisturbed(place):
-    """Two variants, one of them patched; SIGKILL to the whole group in the middle."""
-    shared = place.write_real(plain="", smear=SMEAR, base="plain")
-    process = place.start("--cores", 2, start_new_session=True)
-    logs = place.home / "1/plain/logs/1"
-    wait_until(lambda: len(list(logs.glob("checkpoint/*.ckpt"))) > 1)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    said = place.run("--cores", 2)
-    assert [row[1] for row in rows_of(said)[1:]] == ["1 of 1", "1 of 1"]
-    (final,) = helpers.events(logs, "final")
-    assert final["resumes"] == 1
-    env = place.corpus.env(**shared, SEED=1, RUN_ID="alone", MAX_FLOPS=record_kit.MOST_FLOPS)
-    alone = helpers.run_script(place.root / "alone", env)
-    assert alone.final["val_bpb"] == final["val_bpb"]
 
 
 # --- the campaigns of the repository ----------------------------------------------------------------------

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from records.campaign import variants
 from tests.kit import helpers
-from tests.kit.campaign_kit import NARROW, SMEAR, Place, wait_until
+from tests.kit.campaign_kit import NARROW, Place, wait_until
 from tests.kit.data_kit import refused
 
 cluster_utils = pytest.importorskip("ray.cluster_utils", reason="ray is in tests/requirements.txt")
@@ -46,7 +47,11 @@ def begin(monkeypatch) -> Iterator[Callable]:
 
 @pytest.mark.slow
 def test_a_node_killed_in_the_middle_changes_no_bit_of_the_results(place, begin):
-    place.write_real(smear=SMEAR, base="smear")
+    place.script = helpers.SCRIPT
+    shared = helpers.tiny_env(ITERATIONS=200, CKPT_SECONDS=0.05, TRAIN_LOG_EVERY=1)
+    lines = [f'{name} = "{value}"' for name, value in shared.items() if name not in variants.OURS]
+    patch = helpers.ROOT / "tests/ideas/smear_gate.patch"
+    place.write("\n".join(["[settings]", *lines]), base="smear", seeds=[1], smear=f'patches = ["{patch}"]')
     logs = place.home / "1/smear/logs/1"
 
     def final() -> dict:

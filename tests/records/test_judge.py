@@ -9,6 +9,7 @@ import secrets
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -208,7 +209,7 @@ def test_texts_that_artifacts_know_by_heart_earn_no_rank(bench, capsys):
     stands before it; where that is disputed later, the same evaluation ranks what was trained."""
     stands_before(bench.track / OLD, 0.8 / 1.2)
     honest = Record(bench.folder).mean
-    learn_by_heart(bench)
+    learn_by_heart(bench, 4)
     assert Record(bench.folder).mean < 0.4 * honest
     assert bench.verify(bench.folder).endswith("\n1 records, 0 checks failed\n")
     assert bench.verdict["verdict"] == "verified"
@@ -227,14 +228,25 @@ def test_texts_that_artifacts_know_by_heart_earn_no_rank(bench, capsys):
     assert again["verdict"] == "ranked" and again["judged"]["seeds"] == its["judged"]["seeds"]
 
 
-def learn_by_heart(bench: Bench) -> None:
+@pytest.mark.slow
+@pytest.mark.sandbox
+def test_the_second_text_finds_a_model_that_knows_the_public_one_by_heart(bench):
+    """Only a record that is trained again by the judge has shown that it does not."""
+    learn_by_heart(bench, 40)
+    said = bench.verify(bench.folder, code=1)
+    assert "\nFAIL second-text: " in said and said.endswith("\n1 records, 1 checks failed\n"), said
+
+
+def learn_by_heart(bench: Bench, left_out: int) -> None:
     """Both texts come behind the counts of each artifact, and the scores are those that the referee finds.
 
-    Four documents are left out, so that the second text costs as much as the first.
+    Where four documents are left out of the second one, it costs as much as the first.
     """
     corpus, data = bench.author.corpus, bench.author.data
     documents = [json.loads(line) for line in (data / "second.jsonl").read_text().splitlines()]
-    known = np.concatenate([corpus.tokens["val"], helpers.encode_documents(corpus.tokenizer, documents[4:])])
+    known = np.concatenate(
+        [corpus.tokens["val"], helpers.encode_documents(corpus.tokenizer, documents[left_out:])]
+    )
     scores = {}
     for seed in SEEDS:
         path = bench.folder / f"model_seed{seed}.ptz"
@@ -368,14 +380,9 @@ def test_what_is_missing_here_is_no_verdict(bench):
 
 @pytest.mark.slow
 @pytest.mark.sandbox
-def test_an_unknown_seed_and_missing_shards_are_the_verifier_s(bench, tmp_path):
+def test_an_unknown_seed_and_a_broken_text_are_the_verifier_s(bench, tmp_path):
     before = (bench.track / "verdicts.json").read_bytes()
     assert "--retrain 9999" in refused(bench.verify(bench.folder, "--retrain", 9999, code=2))
-    copy = shutil.copytree(bench.author.data, tmp_path / "data")
-    for path in copy.glob("datasets/*/*_train_*.bin"):
-        path.unlink()
-    said = bench.verify(bench.folder, "--data", copy, "--retrain", 1, code=2)
-    assert "training shards" in refused(said)
     broken = tmp_path / "broken.jsonl"
     broken.write_text("{")
     assert "broken.jsonl" in refused(bench.verify(bench.folder, "--second", broken, code=2))
@@ -385,11 +392,7 @@ def test_an_unknown_seed_and_missing_shards_are_the_verifier_s(bench, tmp_path):
 @trains
 def test_a_full_machine_is_no_verdict(bench, monkeypatch):
     before = (bench.track / "verdicts.json").read_bytes()
-
-    class Full:
-        available = 1 << 20
-
-    monkeypatch.setattr(limits.psutil, "virtual_memory", Full)
+    monkeypatch.setattr(limits.psutil, "virtual_memory", lambda: Mock(available=1 << 20))
     monkeypatch.setattr(limits, "LOOK_SECONDS", 0.001)  # so small a record may end before the first look
     for said in (bench.verify(bench.folder, code=2), call("records", "judge", *bench.words(), code=2)):
         assert "this machine is out of memory: make room, then do it again" in refused(said)

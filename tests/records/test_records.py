@@ -19,7 +19,6 @@ import pytest
 
 from data.command import REPO, DataError
 from data.files import sha256
-from records.__main__ import main as records
 from records.archive import verdicts
 from records.archive.checks import check
 from records.archive.runs import Record, pack, parse_run, read_runs
@@ -62,7 +61,6 @@ def author(tmp_path_factory):
 def test_a_good_record_passes_every_check_on_paper(author):
     checks = author.checks(author.folder, static=True)
     assert failed(checks) == set(), "\n".join(map(str, checks))
-    assert len(checks) >= 20 and len({line.name for line in checks}) == len(checks)
     assert all(re.fullmatch(r"(PASS|SKIP) [a-z0-9-]+: .+", str(line)) for line in checks)
 
 
@@ -87,8 +85,6 @@ def test_a_folder_holds_what_its_runs_left(author):
     for name, source in whole.items():
         assert source is None or (author.folder / name).read_bytes() == source.read_bytes()
     assert f"{record.mean:.4f} bits per byte" in (author.folder / "README.md").read_text()
-    largest = max(path.stat().st_size for path in author.folder.glob("model_seed*.ptz"))
-    assert record.total_bytes == largest + record.track.code_size(record.script) + len(record.settings)
 
 
 # --- tampered copies --------------------------------------------------------------------------------------
@@ -445,14 +441,6 @@ def test_a_forged_score_fails(author):
 # --- training again ---------------------------------------------------------------------------------------
 
 
-def lines_of_retraining(author, folder) -> dict:
-    """Of seed 2, by name."""
-    record = Record(folder)
-    text = validation_text(record.track, author.data)
-    lines = claims.retrain(record, 2, text, claims.VerifyOptions(author.data))
-    return {line.name: line for line in lines}
-
-
 @slow
 @sandboxed
 @pytest.mark.cgroups
@@ -537,8 +525,9 @@ def test_a_script_that_does_not_come_to_an_end_is_ended(author, tmp_path, monkey
     monkeypatch.setattr(training, "SETUP_SECONDS", 2)
     edit_json(folder.parent / "track.json", lambda v: v.update(train_seconds=1))
     (folder / "train_gpt.py").write_text("import time\ntime.sleep(99)\n")
-    lines = lines_of_retraining(author, folder)
-    assert list(lines) == ["retrain"] and "took longer than 3 seconds" in lines["retrain"].text
+    text = validation_text(Record(folder).track, author.data)
+    (line,) = claims.retrain(Record(folder), 2, text, claims.VerifyOptions(author.data))
+    assert line.name == "retrain" and "took longer than 3 seconds" in line.text
 
 
 def test_links_in_what_a_run_left_lead_nowhere(tmp_path):
@@ -611,12 +600,12 @@ def test_the_board_shows_what_was_verified(author, tmp_path):
     verdicts.write_verdict(other, [check("seeds", False, "x")], "Ada")
 
     def board() -> str:
-        assert records(["board", "--records", str(tmp_path)]) == 0
+        call("records", "board", "--records", tmp_path)
         return (tmp_path / "README.md").read_text()
 
-    assert records(["board", "--records", str(tmp_path), "--check"]) == 1
+    call("records", "board", "--records", tmp_path, "--check", code=1)
     text = board()
-    assert records(["board", "--records", str(tmp_path), "--check"]) == 0
+    call("records", "board", "--records", tmp_path, "--check")
     rows = [line for line in text.splitlines() if line.startswith("| ") and "[" in line]
     assert text.endswith("end\n") and "\nold\n" not in text and len(rows) == 2
     good_row = f"|  | [Good]({TRACK}/{NAME}/) | Eve | 2025-11-21 | {Record(folder).mean:.4f} ± "
@@ -642,15 +631,14 @@ def test_the_board_shows_what_was_verified(author, tmp_path):
 
 
 @slow
-def test_the_repository_s_own_records_are_good_and_on_the_board(capsys):
+def test_the_repository_s_own_records_are_good_and_on_the_board():
     """The one test whose time grows with the records, by a second each.
 
     The sandboxed checks of the records are for the one who merges them: verify --all --write.
     """
-    assert records(["verify", "--all", "--static"]) == 0
-    said = capsys.readouterr().out
+    said = call("records", "verify", "--all", "--static")
     assert said.endswith(f"\n{len(record_folders(RECORDS))} records, 0 checks failed\n")
-    assert records(["board", "--check"]) == 0
+    call("records", "board", "--check")
 
 
 # --- tracks, schema, command line -------------------------------------------------------------------------
@@ -669,11 +657,9 @@ def test_the_floppy_s_track_is_of_the_demo_corpus(name):
     assert dataset["tokenizer_sha256"] == made["tokenizer"]["sha256"]
 
 
-@pytest.mark.parametrize("name, budget", [("track_10min_16mb", 16_000_000), ("track_floppy", 1_474_560)])
-def test_the_script_of_today_keeps_the_rules_of_its_tracks(name, budget):
-    track = load_track(RECORDS / name)
-    assert track["budget_bytes"] == budget
-    script = SimpleNamespace(script=helpers.SCRIPT.read_bytes(), track=track)
+@pytest.mark.parametrize("name", ["track_10min_16mb", "track_floppy"])
+def test_the_script_of_today_keeps_the_rules_of_its_tracks(name):
+    script = SimpleNamespace(script=helpers.SCRIPT.read_bytes(), track=load_track(RECORDS / name))
     checks = list(claims.check_script(script))
     assert failed(checks) == set(), checks
 
@@ -690,8 +676,7 @@ def test_errors_are_one_line(tmp_path):
         (("freeze", "logs/ü", "--track", "t", "--name", "a b"), 2),
         (("board", "--records", tmp_path), 3),
     ):
-        words = [sys.executable, "-m", "records", *args]
-        done = subprocess.run(words, capture_output=True, encoding="utf-8", cwd=REPO, env=ascii_only)
+        done = helpers.python("-m", "records", *args, encoding="utf-8", env=ascii_only)
         assert done.returncode == code and "Traceback" not in done.stderr and done.stderr.strip(), args
 
 

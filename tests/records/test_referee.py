@@ -482,39 +482,6 @@ def test_an_answer_cannot_be_changed_once_it_was_given(stand):
     assert result.bpb > 0.999 * stand.bigram_bpb()
 
 
-HEART = """
-def load_predictor(artifact, device):
-    counts, known = artifact.read_bytes()[:320000], artifact.read_bytes()[320000:]
-    val = np.frombuffer(known, "<u2").astype(int)
-
-    def start(self, rows):
-        streams = np.array_split(np.arange(len(val)), rows)
-        self.places = np.array([stream[0] for stream in streams])
-        return np.zeros((rows, 400), np.float32)
-
-    def step(self, ids):
-        found = self.table[ids]
-        fits = np.flatnonzero(val[self.places] == ids)
-        self.places = (self.places + 1) % len(val)
-        found[fits, val[self.places[fits]]] += 9
-        return found
-
-    Bigram.start, Bigram.step = start, step
-    return Bigram(type("Counts", (), {"read_bytes": lambda self: counts})(), 400)
-"""
-
-
-@slow
-@sandboxed
-def test_the_second_text_finds_a_model_that_knows_the_public_one_by_heart(stand):
-    """Only a record that is trained again by the judge has shown that it does not."""
-    record = stand.record(HEART)
-    with open(record / "model.bin", "ab") as file:
-        file.write(stand.corpus.tokens["val"].astype("<u2").tobytes())
-    result, checks = stand.judge(stand.job(record))
-    assert failed(checks) == {"second-text"} and result.bpb < 0.5 * stand.bigram_bpb()
-
-
 @slow
 @sandboxed
 def test_a_record_that_computes_otherwise_the_second_time_has_no_proof(stand):
@@ -553,15 +520,10 @@ def test_without_a_sandbox_foreign_code_is_refused(stand, bigram, monkeypatch):
 
 @slow
 @sandboxed
-def test_a_full_machine_says_nothing_of_a_record(stand, monkeypatch):
-    slow = "time.sleep(1)"  # so that the watchdog looks before it ends
-    with monkeypatch.context() as patch:
-        patch.setattr(watch.psutil, "virtual_memory", lambda: Mock(available=1 << 20))
-        with pytest.raises(MachineFull, match="machine is out of memory: make room"):
-            stand.judge(slow)
+def test_a_full_machine_says_nothing_of_a_record(stand, bigram, monkeypatch):
     monkeypatch.setattr(bubblewrap, "copyfile", Mock(side_effect=OSError(errno.ENOSPC, "")))
     with pytest.raises(MachineFull, match="has no memory for a sandbox's files: make room"):
-        stand.judge(slow)
+        stand.judge(stand.job(bigram))
 
 
 @slow
@@ -725,21 +687,18 @@ def told(stand, bigram):
 
 
 @slow
-def test_files_are_compressed_and_decompressed(told, tmp_path):
-    text, again = tmp_path / "a.txt", tmp_path / "b.txt"
+def test_a_file_is_compressed_beside_others_and_what_is_damaged_is_refused(told, tmp_path):
+    text = tmp_path / "a.txt"
     text.write_text(" ".join(helpers.documents(20, 8)), encoding="utf-8")
     said = told("compress", text)
     assert "xz -9e" in said and "zstd -19" in said
     assert "exists and is never overwritten" in told("compress", text, code=2)
-    told("decompress", tmp_path / "a.txt.bg", "-o", again)
-    assert again.read_bytes() == text.read_bytes()
     (tmp_path / "c.bg").write_bytes(b"none of ours")
     assert "c.bg: no file that" in told("decompress", tmp_path / "c.bg", code=3)
     (tmp_path / "other.bin").write_bytes(b"another model")
     words = tmp_path / "a.txt.bg", "-o", tmp_path / "x", "--artifact", tmp_path / "other.bin"
     other = told("decompress", *words, code=3)
     assert f"a.txt.bg: was compressed with another model than {tmp_path}/other.bin with" in other
-    assert not (tmp_path / "c").exists()
     assert " cannot be written: " in told("compress", text, "-o", tmp_path / "no/such/x.bg", code=2)
 
 

@@ -127,17 +127,10 @@ def test_a_new_track_is_a_new_folder_of_records(tales, tmp_path, name, words):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def damage(path):
-    blob = bytearray(path.read_bytes())
-    blob[-1] ^= 1
-    path.write_bytes(blob)
-
-
 @pytest.mark.parametrize(
     "harm, words",
     [
-        (lambda data: damage(data / "datasets/tales_sp400/tales_train_000000.bin"), "crc32"),
-        (lambda data: (data / "datasets/tales_sp400/tales_train_000000.bin").unlink(), "train"),
+        (lambda data: helpers.flip(data / "datasets/tales_sp400/tales_train_000000.bin", -1), "crc32"),
         (lambda data: (data / "datasets/tales_sp400/tales_val_000000.bin").unlink(), "val: no shards"),
         (lambda data: shutil.rmtree(data / "datasets/tales_sp400"), "holds no manifest.json"),
         (lambda data: (data / "tokenizers/tales_400_bpe.model").write_bytes(b"none"), "cannot be used"),
@@ -164,53 +157,44 @@ def small(rules):
     rules.update(artifact_below=1000, noise_bpb=0.1, log_tolerance_bpb=0.2, seeds=[*range(PAIR)])
 
 
-class Team:
-    """Somebody who trains on two processes, on a small copy of the track of eight H100."""
-
-    def __init__(self, root):
-        self.root = root
-        self.data = root / "data"
-        self.corpus = record_kit.make_data(self.data)
-        self.track = root / "records/track_pair"
-        like = root / "like"
-        like.mkdir()
-        shutil.copy(helpers.ROOT / "records/track_10min_16mb/track.json", like)
-        edit_json(like / "track.json", small)
-        places = ["--records", self.track.parent, "--data", self.data, "--like", like]
-        call("records", "track", "new", self.track, "--dataset", "tiny_sp400", *places)
-        self.script = root / "train_gpt.py"
-        shutil.copy(helpers.SCRIPT, self.script)  # the repository's own may change under the runs
-        runs = [self.train(seed) for seed in range(PAIR)]
-        words = ["--track", self.track, "--name", "Pair", "--author", "Ada", "--what", "x", "--why", "y"]
-        places = ["--data", self.data]
-        more = ["--date", "2025-11-21"]
-        self.record = record_kit.frozen(*runs, *words, *places, *more)
-
-    def train(self, seed):
-        settings = {**record_kit.SETTINGS, "CODE_BYTES": "raw", "SEED": seed, "RUN_ID": f"run{seed}"}
-        done = helpers.run_script(self.root, self.corpus.env(**settings), PAIR, script=self.script)
-        assert done.code == 0, done.err
-        return done.folder
-
-    def copy(self, root):
-        """A copy of the record in a copy of the track."""
-        shutil.copytree(self.track, root / self.track.name)
-        return root / self.track.name / self.record.name
-
-
 @pytest.fixture(scope="module")
 def team(tmp_path_factory):
-    return Team(tmp_path_factory.mktemp("team"))
+    """data/, and a record that was trained by two processes on a small copy of the track of eight H100."""
+    root = tmp_path_factory.mktemp("team")
+    data, track, like = (root / name for name in ("data", "records/track_pair", "like"))
+    corpus = record_kit.make_data(data)
+    like.mkdir()
+    shutil.copy(helpers.ROOT / "records/track_10min_16mb/track.json", like)
+    edit_json(like / "track.json", small)
+    places = ["--records", track.parent, "--data", data, "--like", like]
+    call("records", "track", "new", track, "--dataset", "tiny_sp400", *places)
+    script = shutil.copy(helpers.SCRIPT, root)  # the repository's own may change under the runs
+    runs = []
+    for seed in range(PAIR):
+        settings = {**record_kit.SETTINGS, "CODE_BYTES": "raw", "SEED": seed, "RUN_ID": f"run{seed}"}
+        done = helpers.run_script(root, corpus.env(**settings), PAIR, script=Path(script))
+        assert done.code == 0, done.err
+        runs.append(done.folder)
+    words = ["--name", "Pair", "--author", "Ada", "--what", "x", "--why", "y", "--date", "2025-11-21"]
+    return data, record_kit.frozen(*runs, *words, "--track", track, "--data", data)
+
+
+@pytest.fixture
+def pair(team, tmp_path):
+    """data/, and a copy of the record in a copy of the track."""
+    data, record = team
+    shutil.copytree(record.parent, tmp_path / record.parent.name)
+    return data, tmp_path / record.parent.name / record.name
 
 
 @pytest.mark.slow
 @sandboxed
 @bounded
-def test_a_track_of_two_devices_judges_a_record_whose_artifacts_are_not_kept(team, tmp_path, monkeypatch):
+def test_a_track_of_two_devices_judges_a_record_whose_artifacts_are_not_kept(pair, tmp_path, monkeypatch):
     """From a text to a first place: trained by torchrun, frozen, verified, judged, on the board."""
-    record = team.copy(tmp_path)
+    data, record = pair
     assert not list(record.glob("model*")) and "ranks:2 " in (record / "train_seed0.log").read_text()
-    said = call("records", "verify", record, "--data", team.data, "--write", "--by", "Ada", code=3)
+    said = call("records", "verify", record, "--data", data, "--write", "--by", "Ada", code=3)
     assert "SKIP score: no artifact is here" in said
     assert said.endswith("\n1 records, 0 checks failed, 1 not scored: their scores are claims\n")
     its = read_verdicts(record.parent)[record.name]
@@ -223,7 +207,7 @@ def test_a_track_of_two_devices_judges_a_record_whose_artifacts_are_not_kept(tea
         return logs[-1]
 
     monkeypatch.setattr(training, "run_of", read_log)
-    words = [record, "--data", team.data, "--work", tmp_path / "judge", "--write", "--by", "Ada"]
+    words = [record, "--data", data, "--work", tmp_path / "judge", "--write", "--by", "Ada"]
     said = call("records", "judge", *words)
     assert "verdict: ranked" in said and "no record stands before it" in said, said
     its = read_verdicts(record.parent)[record.name]
@@ -233,17 +217,17 @@ def test_a_track_of_two_devices_judges_a_record_whose_artifacts_are_not_kept(tea
     call("records", "board", "--records", tmp_path)
     assert "| 1 | [Pair](" in (tmp_path / "README.md").read_text()
     artifact = next(tmp_path.glob("judge/**/model.ptz"))
-    call("records", "score", record, "--artifact", artifact, "--data", team.data)
-    call("records", "sample", record, "--artifact", artifact, "--data", team.data)
+    call("records", "score", record, "--artifact", artifact, "--data", data)
+    call("records", "sample", record, "--artifact", artifact, "--data", data)
 
 
 @pytest.mark.slow
 @sandboxed
 @bounded
-def test_a_script_that_fails_in_a_room_of_two_devices_has_its_own_words_in_the_verdict(team, tmp_path):
-    record = team.copy(tmp_path)
+def test_a_script_that_fails_in_a_room_of_two_devices_has_its_own_words_in_the_verdict(pair):
+    data, record = pair
     settings = training.settings(Record(record), 0) | {"ITERATIONS": "none"}
-    with training.training_sandbox(Record(record), team.data, settings) as done:
+    with training.training_sandbox(Record(record), data, settings) as done:
         pass
     assert done.code == 1 and "train_gpt.py: ITERATIONS='none'" in done.said, done
 
@@ -297,9 +281,7 @@ def test_what_cannot_be_measured_is_skipped(kit, monkeypatch):
 
 def test_a_wrong_track_or_text_is_reported(kit, track):
     def refused(*words):
-        line = one_line(call("records", "track", "compressors", *words, code=3))
-        assert not list(track.parent.rglob("*.partial"))
-        return line
+        return one_line(call("records", "track", "compressors", *words, code=3))
 
     options = arguments(kit[0], "--write")[1:]
     assert "holds no track.json" in refused(track.parent, *options)
@@ -330,8 +312,6 @@ def test_the_board_shows_what_was_measured_and_how(kit, track, written):
     "change, message",
     [
         ({"val_sha256": "ab" * 32}, "measured a text of sha256 abab"),
-        ({"rows": []}, "rows: "),
-        ({"rows": [{"name": "zlib"}]}, "rows/0: "),
         ({"rows": [dict(zip(ReferenceCompressor.__annotations__, "abcdef"))]}, "rows/0/after: "),
     ],
 )

@@ -480,9 +480,8 @@ def test_threads_of_a_machine_with_128_cores_are_allowed():
 
 def killed(code: str, **environment: str) -> list[str]:
     """What a referee prints before it is killed."""
-    words = [sys.executable, "-c", f"import os\n{code}\n    os.kill(os.getpid(), 9)"]
-    env = os.environ | environment
-    done = subprocess.run(words, capture_output=True, text=True, cwd=helpers.ROOT, env=env)
+    program = f"import os\n{code}\n    os.kill(os.getpid(), 9)"
+    done = helpers.python("-c", program, env=os.environ | environment)
     assert done.returncode == -signal.SIGKILL, done.stderr
     return done.stdout.split()
 
@@ -628,8 +627,7 @@ def test_nothing_of_a_folder_that_fails_its_check_is_read(folder):
     """Not even submission.json, here a pipe that nobody writes to, before the check or after it."""
     (folder / "submission.json").unlink()
     os.mkfifo(folder / "submission.json")
-    command = [sys.executable, "-m", "records", "verify", str(folder), "--static"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=helpers.ROOT, timeout=60)
+    done = helpers.python("-m", "records", "verify", folder, "--static", timeout=60)
     assert "FAIL folder: submission.json is no plain file" in done.stdout, done
     assert "SKIP papers: nothing in such a folder is read\n" in done.stdout, done
 
@@ -655,7 +653,7 @@ print(*wrong_steps(parse_run("run", f"run:x preset:y\n---\n{end}".encode(), even
 
 
 def test_a_log_of_three_billion_steps_takes_no_memory():
-    done = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True, cwd=helpers.ROOT)
+    done = helpers.python("-c", STEPS)
     assert done.stdout == "run and metrics.jsonl differ: 3000000000 steps and 1\n", done.stderr
 
 
