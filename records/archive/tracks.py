@@ -11,6 +11,7 @@ from data.files import read_json
 
 RECORDS = REPO / "records"
 DATA = REPO / "data"
+FLOPPY_BYTES = 1_200_000  # what the preset floppy needs; on tracks with less, minute is the one that fits
 
 
 @cache

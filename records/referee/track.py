@@ -18,7 +18,15 @@ from data import check, shards
 from data.command import DataError, UsageError, say, shell
 from data.door import Commands, Number
 from data.files import sha256, write_whole
-from records.archive.tracks import DATA, RECORDS, REFERENCE, ReferenceCompressor, Track, load_track
+from records.archive.tracks import (
+    DATA,
+    FLOPPY_BYTES,
+    RECORDS,
+    REFERENCE,
+    ReferenceCompressor,
+    Track,
+    load_track,
+)
 from records.referee.compressors import measure, training_text
 from records.referee.text import decode, validation_text
 
@@ -76,7 +84,6 @@ def read_dataset(data: Path, name: str, tokenizer_name: str) -> dict:
 
 # --- new --------------------------------------------------------------------------------------------------
 
-FLOPPY_BYTES = 1_200_000  # what the preset floppy needs
 NEXT = """Next: train each seed, make a record of them, judge it (this trains fresh seeds), measure
 compressors for the same text, show all:
   {train}

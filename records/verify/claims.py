@@ -485,8 +485,8 @@ def retrain(record: Record, seed: int, text: Text, options: VerifyOptions) -> It
     if seed not in record.runs:
         raise VerifierError(f"--retrain {seed}: the record has the seeds {sorted(record.runs)}")
     with scratch_folder() as folder:
-        factor = training.measure_factor(record, options.data)
-        found = training.train(record, seed, options.data, folder, factor)
+        reference = training.measure_reference(record, options.data)
+        found = training.train(record, seed, options.data, folder, reference)
         (ended,) = of_seed(seed, [training.check_ended("retrain", found)])
         yield ended
         if ended.verdict == "PASS":

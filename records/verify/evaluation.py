@@ -28,7 +28,7 @@ from records.verify.claims import check_papers
 SEEDS = 1 << 31  # numbers that a seed is drawn from
 KIND = ("processor", "gpu")  # of a machine, where seconds count
 KEPT = ("artifact_sha256", "artifact_bytes", "train_flops", "train_seconds")  # by a verdict, of a training
-KEPT += ("processor", "limits", "speeds", "factor")
+KEPT += ("processor", "limits", "speeds", "factor", "start")
 
 
 @dataclass(frozen=True)
@@ -183,22 +183,22 @@ def need_everything(record: Record, args: JudgeOptions) -> None:
         raise VerifierError(f"{record.path}: cannot be judged here, for want of {', '.join(missing)}")
 
 
-def factor_of(evaluation: Evaluation, data: Path) -> float | None:
+def reference_of(evaluation: Evaluation, data: Path) -> dict[str, float]:
     """How operations are charged: as for the seeds that this machine trained before, else measured now."""
     here = this_machine().items()
     for seed in evaluation.seeds:
         trained = evaluation.read(seed, "room") or {}
         if here <= trained.items():
-            return trained["factor"]
-    return training.measure_factor(evaluation.record, data)
+            return {name: trained[name] for name in ("factor", "start") if name in trained}
+    return training.measure_reference(evaluation.record, data)
 
 
 def train_seed(evaluation: Evaluation, seed: int, data: Path) -> dict:
     """Train a seed, without the documents that it draws; what came of it. Raises NoSandbox, VerifierError."""
     evaluation.check_unchanged()
     evaluation.place(seed).mkdir(exist_ok=True)
-    factor = factor_of(evaluation, data)
-    found = training.train(evaluation.record, seed, data, evaluation.place(seed), factor, lacking=seed)
+    reference = reference_of(evaluation, data)
+    found = training.train(evaluation.record, seed, data, evaluation.place(seed), reference, lacking=seed)
     evaluation.write(seed, "room", found)
     return found
 

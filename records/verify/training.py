@@ -5,8 +5,8 @@ write to. It holds no validation text, no artifact, no network and no other file
 out of it was made from the script and the training text alone.
 
 A training is charged operations for its processor seconds, whatever spent them: numpy, C or torch. What its
-log says of them is not believed. Of a processor second it is charged what the floppy preset makes of one on
-the same machine, which is measured there.
+log says of them is not believed. Of a processor second it is charged what a preset makes of one on the same
+machine, which is measured there, and as many seconds as the preset takes to start are free.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from data.shards import Tokenizer, without_some
 from records.archive import runs
 from records.archive.checks import Check, VerifierError, check, skip
 from records.archive.runs import ARTIFACT, SCRIPT, ClaimedRun, Record, cpuinfo, this_machine
-from records.archive.tracks import RECORDS, Track, tokenizer_path
+from records.archive.tracks import FLOPPY_BYTES, RECORDS, Track, tokenizer_path
 from records.sandbox.inside import training as program
 from records.sandbox.installation import Files
 from records.sandbox.jobs import processor_speed
@@ -39,9 +39,19 @@ RUN = Path("logs/room")  # the run's folder in the sandbox's /room/work
 SETUP_SECONDS = 600  # beside the track's: to start, compile and write the artifact
 REFERENCE = RECORDS / "track_floppy/2026-11-22_Preset" / SCRIPT  # frozen, so no fork changes the charge
 REFERENCE_STEPS = 40  # about 20 seconds
+SMALL = {  # the shape of the preset minute, which makes a third as much of a processor second
+    "NUM_LAYERS": "2",
+    "MODEL_DIM": "128",
+    "NUM_HEADS": "2",
+    "NUM_KV_HEADS": "1",
+    "BATCH_SLOTS": "8",
+    "TRAIN_SEQ_LEN": "256",
+    "TRAIN_BATCH_TOKENS": "2048",
+    "COMPILE": "0",
+}
 REFERENCE_IMPORTS = ("numpy", "safetensors", "sentencepiece", "torch", "tqdm")
 STEP = re.compile(rb"^step:(\d+)/.* train_flops:(\S+)\n", re.MULTILINE)  # a line of the reference's log
-SLACK = 1.5  # how much of the track's operations a training may be charged, its start included
+SLACK = 1.5  # how much of the track's operations a training may be charged
 ONE_CORE = 64  # size of products that no library shares among threads, whose waiting takes processor seconds
 SPEED_EVERY = 60  # seconds between two measurements of the machine; a tenth of them beside the reference
 MOST_LEFT = 1 << 30  # bytes that a run may leave in one file, and a quarter of those in all
@@ -207,30 +217,35 @@ def last_words(watchdog: Watchdog) -> str:
 
 
 def reference_settings(track: Track, data: Path) -> dict[str, str]:
-    """The preset, of any vocabulary and on any text, one thread, a line a step. Raises DataError."""
-    return PATHS | {
-        "PRESET": "floppy",
-        "VOCAB_SIZE": str(Tokenizer(tokenizer_path(track, data)).vocab_size),
-        "DTYPE": number_format(track),
-        "OMP_NUM_THREADS": "1",
-        "SEED": "0",
-        "DOC_TOKENS": "0",
-        "MAX_FLOPS": "0",
-        "ITERATIONS": str(REFERENCE_STEPS),
-        "TRAIN_LOG_EVERY": "1",
-    }
+    """The preset that fits the track, on its text, one thread, a line a step. Raises DataError."""
+    shape = SMALL if track["budget_bytes"] < FLOPPY_BYTES else {}
+    return (
+        shape
+        | PATHS
+        | {
+            "PRESET": "floppy",
+            "VOCAB_SIZE": str(Tokenizer(tokenizer_path(track, data)).vocab_size),
+            "DTYPE": number_format(track),
+            "OMP_NUM_THREADS": "1",
+            "SEED": "0",
+            "DOC_TOKENS": "0",
+            "MAX_FLOPS": "0",
+            "ITERATIONS": str(REFERENCE_STEPS),
+            "TRAIN_LOG_EVERY": "1",
+        }
+    )
 
 
-def measure_factor(record: Record, data: Path) -> float | None:
-    """Operations that the reference makes in a processor second, over the products that a core makes in one.
+def measure_reference(record: Record, data: Path) -> dict[str, float]:
+    """How a training is charged here, by what the preset makes of this machine on the track's training text.
 
-    The reference is the floppy preset on the track's training text. Nothing that a submission says changes
-    it. Its steps alone count, and no start, compilation or export. None where the track limits no
-    operations. Raises NoSandbox, VerifierError, DataError.
+    `factor`: operations that its steps make in a processor second, over the products of a core in one.
+    `start`: processor seconds before its first step. Nothing that a submission says changes them. Empty
+    where the track limits no operations. Raises NoSandbox, VerifierError, DataError.
     """
     track = record.track
     if not track.counts_flops:
-        return None
+        return {}
     files = sandbox_files(record, data, None) | {f"/room/{SCRIPT}": REFERENCE}
     given = reference_settings(track, data)
     speeds: list[float] = []
@@ -249,7 +264,8 @@ def measure_factor(record: Record, data: Path) -> float | None:
             why = f"the reference ended after step {step} of {REFERENCE_STEPS}: {last_words(watchdog)}"
             raise VerifierError(f"{REFERENCE}: no operations can be charged here, {why}")
     (first, began), (last, ended) = points[0], points[-1]
-    return (last - first) / (ended - began) / statistics.fmean(speeds)
+    factor = (last - first) / (ended - began) / statistics.fmean(speeds)
+    return {"factor": factor, "start": round(began, 1)}
 
 
 # --- what it left -----------------------------------------------------------------------------------------
@@ -273,12 +289,17 @@ def run_of(work: Path) -> ClaimedRun:
 
 
 def train(
-    record: Record, seed: int, data: Path, folder: Path, factor: float | None, lacking: int | None = None
+    record: Record,
+    seed: int,
+    data: Path,
+    folder: Path,
+    reference: dict[str, float],
+    lacking: int | None = None,
 ) -> dict:
     """Train a seed; what came of it, its artifact in `folder`. Raises NoSandbox, VerifierError."""
     track = record.track
     with training_sandbox(record, data, settings(record, seed), lacking) as ended:
-        found = asdict(ended) | {"wrong": "", "factor": factor} | this_machine()
+        found = asdict(ended) | {"wrong": ""} | reference | this_machine()
         del found["work"]
         if ended.code:
             return found
@@ -325,15 +346,15 @@ def check_work(track: Track, found: dict) -> Iterator[Check]:
     if not track.counts_flops:
         return
     yield check_flops(track, found["train_flops"])
-    processor = found["processor_seconds"]
+    processor = max(0.0, found["processor_seconds"] - found["start"])
     factor = found["factor"]
     limit = SLACK * track["train_flops"]
     low, mean, high = found["speeds"]
     charged = factor * mean * processor
     text = (
-        f"{charged:.4g} operations are charged for {processor:.1f} processor seconds, expected {limit:.4g} "
-        f"at most: this machine makes {low / 1e9:.1f} to {high / 1e9:.1f} GFLOP of products in one, and the "
-        f"preset {factor:.2f} times as many"
+        f"{charged:.4g} operations are charged for {processor:.1f} processor seconds, after "
+        f"{found['start']:.1f} to start, expected {limit:.4g} at most: this machine makes {low / 1e9:.1f} to "
+        f"{high / 1e9:.1f} GFLOP of products in one, and the preset {factor:.2f} times as many"
     )
     if charged > limit >= factor * low * processor:
         yield skip("work", f"{text}; the machine's speed varies too much to tell: again, when it is quiet")

@@ -6,6 +6,6 @@ from records.verify import training
 
 
 @pytest.fixture(autouse=True)
-def known_factor(monkeypatch):
+def known_charge(monkeypatch):
     """What the preset makes of a processor second is known; to measure it takes a minute."""
-    monkeypatch.setattr(training, "measure_factor", lambda record, data: 0.84)
+    monkeypatch.setattr(training, "measure_reference", lambda record, data: {"factor": 0.84, "start": 0.0})
