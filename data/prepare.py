@@ -190,6 +190,11 @@ FEW_BYTES = 100_000
 LARGE = 0.05  # of the bytes: one document that a model does well or badly on moves the score by hundredths
 
 
+def large(documents: int) -> float:
+    """The share of the bytes above which a document is large: twice the mean, where they are few."""
+    return max(LARGE, 2 / documents)
+
+
 def weakness(val: Counter[str], train: Counter[str], largest: float) -> str:
     """Why the validation text says little about other texts; nothing where it says enough."""
     documents, size = val["documents"], val["bytes"]
@@ -198,8 +203,9 @@ def weakness(val: Counter[str], train: Counter[str], largest: float) -> str:
     if documents < FEW_DOCUMENTS or size < FEW_BYTES:
         least = f"below {FEW_DOCUMENTS} documents or {FEW_BYTES:,} bytes a score depends on chance"
         return f"the validation text is small (documents: {documents}, bytes: {size}); {least}"
-    if largest > LARGE:
-        return f"a score depends on one document, which has more than {LARGE:.0%} of the validation text"
+    if largest > large(documents):
+        share = f"{large(documents):.0%} of the validation text"
+        return f"a score depends on one document, which has more than {share}"
     return ""
 
 
@@ -213,9 +219,10 @@ def remedy(val: Counter[str], train: Counter[str], largest: float, more: str) ->
     count = min(enough, total // 5)
     if documents < count or (count < documents and size > train["bytes"]):
         return f"take --val-docs {count}" + (f", and {more}" if count < enough else "")
-    usual = max(LARGE, 2 / documents)  # twice the mean, where the documents are few
-    if largest > usual and size >= FEW_BYTES:
-        return f"take --val-max-bytes {int(size * usual)}, which leaves larger documents to training"
+    if largest > large(documents) and size >= FEW_BYTES:
+        return (
+            f"take --val-max-bytes {int(size * large(documents))}, which leaves larger documents to training"
+        )
     return more
 
 

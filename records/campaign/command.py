@@ -226,8 +226,8 @@ def scaling_of(campaign: Campaign, args: SimpleNamespace) -> str:
 
 def work(args: SimpleNamespace) -> int:
     """Do what the arguments ask for; the exit code."""
-    if bool(args.file) == args.trying:
-        raise UsageError("expected FILE, or --try without one")
+    if bool(args.file) == args.trying or (args.trying and (args.report or args.scaling)):
+        raise UsageError("expected FILE, or --try without FILE, --report and --scaling")
     if args.trying:
         return try_script(args)
     budget = args.budget or 1.0

@@ -328,7 +328,8 @@ def check_submission(record: Record) -> Iterator[Check]:
     worst = max(above, key=above.get)
     most = record.track["log_tolerance_bpb"]
     text = f"the score in submission.json is {above[worst]:+.4f} from val_bpb in {record.runs[worst].name}"
-    yield check("log-agrees", above[worst] <= most, f"{text}, expected {most:+g} at most")
+    expected = f"expected {most:+g} at most, the track's log_tolerance_bpb"
+    yield check("log-agrees", above[worst] <= most, f"{text}, {expected}")
 
 
 def check_lineage(record: Record) -> Iterator[Check]:

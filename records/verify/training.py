@@ -52,6 +52,7 @@ SMALL = {  # the shape of the preset minute, which makes a third as much of a pr
 REFERENCE_IMPORTS = ("numpy", "safetensors", "sentencepiece", "torch", "tqdm")
 STEP = re.compile(rb"^step:(\d+)/.* train_flops:(\S+)\n", re.MULTILINE)  # a line of the reference's log
 SLACK = 1.5  # how much of the track's operations a training may be charged
+SMALL_SLACK = 2.0  # where products are small, so that threads wait for each other
 ONE_CORE = 64  # size of products that no library shares among threads, whose waiting takes processor seconds
 SPEED_EVERY = 60  # seconds between two measurements of the machine; a tenth of them beside the reference
 MOST_LEFT = 1 << 30  # bytes that a run may leave in one file, and a quarter of those in all
@@ -216,9 +217,14 @@ def last_words(watchdog: Watchdog) -> str:
 # --- the charge -------------------------------------------------------------------------------------------
 
 
+def is_small(track: Track) -> bool:
+    """Whether the preset minute fits the track, and floppy does not."""
+    return track["budget_bytes"] < FLOPPY_BYTES
+
+
 def reference_settings(track: Track, data: Path) -> dict[str, str]:
     """The preset that fits the track, on its text, one thread, a line a step. Raises DataError."""
-    shape = SMALL if track["budget_bytes"] < FLOPPY_BYTES else {}
+    shape = SMALL if is_small(track) else {}
     return (
         shape
         | PATHS
@@ -348,7 +354,7 @@ def check_work(track: Track, found: dict) -> Iterator[Check]:
     yield check_flops(track, found["train_flops"])
     processor = max(0.0, found["processor_seconds"] - found["start"])
     factor = found["factor"]
-    limit = SLACK * track["train_flops"]
+    limit = (SMALL_SLACK if is_small(track) else SLACK) * track["train_flops"]
     low, mean, high = found["speeds"]
     charged = factor * mean * processor
     text = (

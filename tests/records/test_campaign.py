@@ -210,6 +210,7 @@ def test_a_try_without_a_verdict_is_refused_in_a_line(place, monkeypatch):
     said = place.try_idea(helpers.SCRIPT.read_text(), "--preset", "minut", code=2)
     assert "before any run: train_gpt.py: PRESET='minut': takes one of 10min_16mb, " in refused(said)
     assert "expected FILE, or --try" in refused(place.run("--try", code=2))
+    assert "expected FILE, or --try" in refused(place.try_idea(idea(GAINS), "--report", code=2))
     monkeypatch.setattr(command, "judge", None)
     assert "TypeError: 'NoneType'" in place.try_idea(idea(GAINS), code=3), "1 would be discard"
 
