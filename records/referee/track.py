@@ -167,7 +167,7 @@ def new(
         "dataset": facts | {"second": model["dataset"]["second"] if same_text else None},
     }
     if not same_text:  # in streams of a few tokens a short text costs more than in windows
-        rules["log_tolerance_bpb"] = OTHER_TOLERANCE
+        rules["log_tolerance_bpb"] = max(OTHER_TOLERANCE, model["log_tolerance_bpb"])
     if operations:
         rules["train_flops"] = int(operations)
     folder.mkdir(parents=True, exist_ok=True)
