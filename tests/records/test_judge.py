@@ -291,7 +291,7 @@ def hide():
     for _ in range(6):
         read, write = os.pipe()
         if os.fork() == 0:
-            while time.process_time() < 0.6:
+            while time.process_time() < 1.2:
                 matrix @ matrix
             os._exit(0)
         os.close(write)
