@@ -220,9 +220,8 @@ def remedy(val: Counter[str], train: Counter[str], largest: float, more: str) ->
     if documents < count or (count < documents and size > train["bytes"]):
         return f"take --val-docs {count}" + (f", and {more}" if count < enough else "")
     if largest > large(documents) and size >= FEW_BYTES:
-        return (
-            f"take --val-max-bytes {int(size * large(documents))}, which leaves larger documents to training"
-        )
+        most = int(size * large(documents))
+        return f"take --val-max-bytes {most}, which leaves larger documents to training"
     return more
 
 

@@ -23,6 +23,19 @@ def logged(name: str) -> Callable[[Metrics], float | None]:
     return lambda run: run.logged(name)
 
 
+def over(amount: float | None, seconds: float | None) -> float | None:
+    return amount / seconds if amount and seconds else None
+
+
+def of_all_steps(amount: float | None, run: Metrics) -> float | None:
+    return amount and amount * run.steps
+
+
+def is_partial(run: Metrics) -> bool:
+    """Whether a part of the text was scored, by VAL_TOKENS_LIMIT."""
+    return "partial" in str(run.final.get("val_bpb"))
+
+
 def val_loss(run: Metrics) -> float | None:
     """Nats a token, after the export; else of the last validation."""
     last = run.vals[-1]["val_loss"] if run.final and run.vals else None
@@ -33,7 +46,7 @@ def measures(runs: list[Metrics]) -> list[Measure]:
     """The lines of the table. `runs`: all of both sides."""
     loss = {"unit": "nats", "form": ".4f", "good": -1, "judged": False}
     text = ("val_bytes", "tokenizer_sha256")
-    partial = ", partial" if any("partial" in str(run.final.get("val_bpb")) for run in runs) else ""
+    partial = ", partial" if any(map(is_partial, runs)) else ""
     noise = find_noise(runs)
     bits = {"form": ".4f", "good": -1, "noise": noise}
     bits["needs"] = ("val_bytes",)
@@ -50,9 +63,9 @@ def measures(runs: list[Metrics]) -> list[Measure]:
     score = Measure("stream_bpb", "bits per byte by the referee", lambda run: run.score, **bits)
     ended_loss = lambda run: float(run.last_losses.mean()) if run.final else None
     step_ms = lambda run: run.step_seconds and 1e3 * run.step_seconds
-    tokens = lambda run: run.tokens_per_step and run.tokens_per_step * run.steps
-    flops = lambda run: run.flops_per_step and run.flops_per_step * run.steps
-    rate = lambda run: run.tokens_per_step and run.step_seconds and run.tokens_per_step / run.step_seconds
+    tokens = lambda run: of_all_steps(run.tokens_per_step, run)
+    flops = lambda run: of_all_steps(run.flops_per_step, run)
+    rate = lambda run: over(run.tokens_per_step, run.step_seconds)
     training = lambda run: float(run.table["train_seconds"][-1])  # stalls and all
     return [
         Measure("params", "parameters", logged("params"), exact=True),

@@ -224,22 +224,18 @@ def is_small(track: Track) -> bool:
 
 def reference_settings(track: Track, data: Path) -> dict[str, str]:
     """The preset that fits the track, on its text, one thread, a line a step. Raises DataError."""
-    shape = SMALL if is_small(track) else {}
-    return (
-        shape
-        | PATHS
-        | {
-            "PRESET": "floppy",
-            "VOCAB_SIZE": str(Tokenizer(tokenizer_path(track, data)).vocab_size),
-            "DTYPE": number_format(track),
-            "OMP_NUM_THREADS": "1",
-            "SEED": "0",
-            "DOC_TOKENS": "0",
-            "MAX_FLOPS": "0",
-            "ITERATIONS": str(REFERENCE_STEPS),
-            "TRAIN_LOG_EVERY": "1",
-        }
-    )
+    preset = {
+        "PRESET": "floppy",
+        "VOCAB_SIZE": str(Tokenizer(tokenizer_path(track, data)).vocab_size),
+        "DTYPE": number_format(track),
+        "OMP_NUM_THREADS": "1",
+        "SEED": "0",
+        "DOC_TOKENS": "0",
+        "MAX_FLOPS": "0",
+        "ITERATIONS": str(REFERENCE_STEPS),
+        "TRAIN_LOG_EVERY": "1",
+    }
+    return PATHS | preset | (SMALL if is_small(track) else {})
 
 
 def measure_reference(record: Record, data: Path) -> dict[str, float]:
