@@ -72,7 +72,13 @@ MINUTE = FLOPPY | (
 )
 SMOKE = MINUTE | dict(train_seq_len=128, train_batch_tokens=1024, doc_tokens=0, eval_seq_len=0)
 SMOKE |= dict(iterations=60, max_flops=0.0, val_tokens_limit=65536)
-PRESETS: dict[str, Facts] = {"10min_16mb": {}, "floppy": FLOPPY, "minute": MINUTE, "smoke": SMOKE}
+INT6 = (
+    dict(num_layers=10, mlp_mult=3, qk_gain_init=4.0, matrix_lr=0.03, warmdown_iters=0.5)
+    | dict(key_shift=1.0, short_window=256, exclusive_attention=True, mlp_leak=0.5)
+    | dict(start_seq_len=1024, weight_decay=0.04, matrix_levels=27)
+)
+PRESETS: dict[str, Facts] = {"10min_16mb": {}, "10min_16mb_int6": INT6}
+PRESETS |= {"floppy": FLOPPY, "minute": MINUTE, "smoke": SMOKE}
 LARGE = 1e300  # no limit; infinity is no value of a setting
 
 
@@ -115,6 +121,7 @@ class Settings:
     lr_warmup_steps: int = var(10, "steps over which the learning rate rises linearly", 0)
     train_batch_tokens: int = var(393216, "tokens of one optimizer step over all ranks", 1)
     train_seq_len: int = var(4096, "tokens of one training sequence", 1, 262144)
+    start_seq_len: int = var(0, "the same in the first two thirds of a run; 0: no other", 0)
     batch_slots: int = var(8, "parts of a step's batch; the number of ranks must divide it", 1)
     vocab_size: int = var(1024, "pieces of the tokenizer", 2, 65536)
     num_layers: int = var(9, "blocks", 1, 1024)
@@ -135,11 +142,13 @@ class Settings:
     scalar_lr: float = var(0.02, "Adam rate of vectors and scalars", 0)
     muon_momentum: float = var(0.99, "momentum of Muon", 0, 0.99999)
     muon_backend_steps: int = var(5, "Newton-Schulz steps", 1)
+    weight_decay: float = var(0.0, "share of a matrix that a step at rate 1 takes away", 0)
     muon_momentum_warmup_start: float = var(0.92, "momentum of Muon at step 0", 0, 0.99999)
     muon_momentum_warmup_steps: int = var(1500, "steps over which it rises linearly", 0)
     beta1: float = var(0.9, "Adam, first moment", 0, 0.99999)
     beta2: float = var(0.95, "Adam, second moment", 0, 0.99999)
     adam_eps: float = var(1e-8, "Adam, added to the root of the second moment", 0)
+    matrix_levels: int = var(127, "a matrix is rounded to so many steps; 31: six bits", 1, 127)
     budget_bytes: int = var(16000000, "most bytes of artifact and code together", 1)
     code_bytes: str = var("raw", "how code counts: raw, or as zlib", choices=("raw", "zlib"))
 
@@ -215,6 +224,7 @@ def check_settings(s: Settings) -> None:
         ("num_heads", s.model_dim % (2 * s.num_heads) == 0, f"a divisor of half of MODEL_DIM={s.model_dim}"),
         ("num_kv_heads", s.num_heads % s.num_kv_heads == 0, f"a divisor of NUM_HEADS={s.num_heads}"),
         ("train_batch_tokens", s.train_batch_tokens % unit == 0, f"a multiple of {unit}, a sequence a slot"),
+        ("start_seq_len", s.train_seq_len % (s.start_seq_len or 1) == 0, "a divisor of TRAIN_SEQ_LEN"),
         ("run_id", re.fullmatch(r"([\w-][\w.-]{0,99})?", s.run_id), "up to 100 letters, digits, . _ -"),
         ("val_tokens_limit", s.val_tokens_limit != 1, "0 or at least 2 tokens"),
         ("max_flops", not 0 < s.max_flops < step, f"0 or at least those of a step, {step}"),
@@ -290,6 +300,7 @@ def draw(param: Param, seed: int) -> np.ndarray:
 
 class Step(NamedTuple):  # what differs from one optimizer step to the next
     number: int  # from 0
+    seq_len: int
     lr_mul: float  # times the rate of each parameter
     momentum: float  # Muon's
 
@@ -313,7 +324,9 @@ class Plan:
         fall = min(1.0, max(0.0, 1.0 - progress) / part) if part else 1.0
         risen = min(1.0, number / s.muon_momentum_warmup_steps) if s.muon_momentum_warmup_steps else 1.0
         momentum = (1 - risen) * s.muon_momentum_warmup_start + risen * s.muon_momentum
-        return Step(number, rise * fall, momentum)
+        # Train short, then long (Li et al. 2022, arXiv:2108.06084): attention costs less.
+        seq_len = s.train_seq_len if progress >= 2 / 3 else s.start_seq_len or s.train_seq_len
+        return Step(number, seq_len, rise * fall, momentum)
 
 
 def step_flops(s: Settings) -> int:
@@ -607,8 +620,9 @@ class Optimizer:
         self.state |= {"moment1": rest, "moment2": rest.clone()}
         rates = torch.tensor([param.lr for param in model.table])
         self.rates = rates.repeat_interleave(torch.tensor(model.sizes)).to(machine.device)
+        self.orthogonalize = machine.recorded(self.orthogonalized)
 
-    def orthogonalize(self, flat: Tensor) -> list[Tensor]:
+    def orthogonalized(self, flat: Tensor) -> list[Tensor]:
         """Newton-Schulz on each matrix of a flat tensor, times sqrt(max(1, out / in))."""
         updates = []
         for param, part in zip(self.matrices, torch.split(flat, self.matrix_sizes)):
@@ -639,6 +653,9 @@ class Optimizer:
         direction = self.orthogonalize(matrix_grad.add(momentum, alpha=step.momentum))
         adam_update, moment1, moment2 = self.adam(rest_grad, step.number + 1)
         update = torch.cat([*direction, adam_update])
+        # Decoupled from the gradient (Loshchilov and Hutter 2019, arXiv:1711.05101).
+        matrices = self.state["weights"][: self.num_matrix]
+        update[: self.num_matrix].add_(matrices, alpha=self.s.weight_decay)
         weights = self.state["weights"].addcmul(self.rates, update, value=-step.lr_mul)
         new_state = weights, momentum, moment1, moment2
         for old, new in zip(self.state.values(), new_state):
@@ -654,6 +671,7 @@ class Trainer:
     def __init__(self, s: Settings, machine: Machine) -> None:
         self.s, self.machine = s, machine
         self.model: Any = GPT(s, machine)
+        self.gradient = machine.recorded(self.loss_and_gradient)
         self.reset()
 
     def reset(self) -> None:
@@ -669,14 +687,14 @@ class Trainer:
         for name, tensor in self.optimizer.state.items():
             tensor.copy_(torch.from_numpy(arrays[name]))
 
-    def loss_and_gradient(self, batch: Tensor) -> tuple[Tensor, Tensor]:
+    def loss_and_gradient(self, batch: Tensor, seq_len: int) -> tuple[Tensor, Tensor]:
         """This rank's share of the mean loss of int64[n, slot_tokens + 1]; its gradient."""
         loss = torch.zeros((), device=self.machine.device)
         gradient = torch.zeros_like(self.model.flat)
         together = math.gcd(len(batch), max(1, MICRO_TOKENS // self.s.slot_tokens))
         for slots in torch.split(batch.to(self.machine.device), together):
-            ids = slots[:, :-1].reshape(-1, self.s.train_seq_len)
-            targets = slots[:, 1:].reshape(-1, self.s.train_seq_len)
+            ids = slots[:, :-1].reshape(-1, seq_len)
+            targets = slots[:, 1:].reshape(-1, seq_len)
             share = len(slots) / (len(batch) * self.machine.world)
             part = self.model.token_nll(ids, targets, self.machine.dtype).mean() * share
             gradient += torch.autograd.grad(part, self.model.flat)[0]
@@ -685,7 +703,7 @@ class Trainer:
 
     def step(self, batch: Any, step: Step) -> tuple[Any, Any, Any]:
         """One step, of int64[n, slot_tokens + 1], this rank's: loss, gradient norm, finite."""
-        loss, grad = self.loss_and_gradient(batch)
+        loss, grad = self.gradient(batch, step.seq_len)
         for part in (loss, grad):
             self.machine.collective(dist.all_reduce, part, group=self.machine.reducers)
         grad_norm = grad.norm()
@@ -698,7 +716,8 @@ class Trainer:
         s, slots = self.s, self.s.batch_slots // self.machine.world
         self.model.nll(np.zeros((s.eval_rows, s.eval_window + 1), np.int64))
         batch = self.machine.tensor(np.zeros((slots, s.slot_tokens + 1), np.int64))
-        self.loss_and_gradient(batch)
+        for step in (plan.step(0), plan.step(plan.num_steps)):
+            self.gradient(batch, step.seq_len)
         self.machine.collective(dist.barrier, group=self.machine.patient)  # compilers are slow
         for _ in range(s.warmup_steps):
             self.step(batch, plan.step(0))
@@ -770,14 +789,14 @@ INT8_ABOVE = 65536  # elements: smaller tensors are not worth a scale for each r
 SCHEMES = {"int8 rows": {"": 1, ".scale": 0}, "float16": {"": 2}, "float32": {"": 4}}
 
 
-def quantize_rows(matrix: np.ndarray) -> Arrays:
+def quantize_rows(matrix: np.ndarray, levels: int) -> Arrays:
     """int8[..., rows, columns] and a scale for each row, float16 if all are normal in it."""
-    scale = np.abs(matrix).max(axis=-1) / np.float32(127)
+    scale = np.abs(matrix).max(axis=-1) / np.float32(levels)
     half = np.finfo(np.float16)
     if np.all((scale == 0) | ((scale >= half.tiny) & (scale <= half.max))):
         scale = scale.astype(np.float16)
     rounded = np.rint(matrix / np.where(scale > 0, scale, 1).astype(np.float32)[..., None])
-    return {"": np.clip(rounded, -127, 127).astype(np.int8), ".scale": scale}
+    return {"": np.clip(rounded, -levels, levels).astype(np.int8), ".scale": scale}
 
 
 def scheme_of(param: Param) -> str:
@@ -791,9 +810,10 @@ def encode_artifact(s: Settings, weights: Arrays, tokenizer_sha256: str) -> byte
     """float32 weights by name -> the artifact's bytes. Raises FloatingPointError."""
     schemes = {param.name: scheme_of(param) for param in parameter_table(s)}
     tensors: Arrays = {}
-    for name, scheme in schemes.items():
-        x = weights[name]
-        parts = quantize_rows(x) if scheme == "int8 rows" else {"": x.astype(scheme)}
+    for param in parameter_table(s):
+        name, x, scheme = param.name, weights[param.name], schemes[param.name]
+        levels = s.matrix_levels if param.group == "matrix" else 127
+        parts = quantize_rows(x, levels) if scheme == "int8 rows" else {"": x.astype(scheme)}
         if not all(np.isfinite(array).all() for array in parts.values()):
             raise FloatingPointError(f"{name} is not finite, or too large for {scheme}: nothing was exported")
         tensors |= {name + part: array for part, array in parts.items()}
@@ -1024,7 +1044,8 @@ def pack_tensors(tensors: Arrays, about: Facts, level: int) -> bytes:
     """zlib over a safetensors file. One metadata key: it writes several in no fixed order."""
     plain = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
     blob = safetensors.numpy.save(plain, {"bytegolf": json.dumps(about, sort_keys=True)})
-    return zlib.compress(blob, level)
+    packer = zlib.compressobj(level, strategy=zlib.Z_FILTERED)  # weights repeat nothing
+    return packer.compress(blob) + packer.flush()
 
 
 def unpack_tensors(blob: bytes) -> tuple[Arrays, Facts]:
@@ -1222,6 +1243,18 @@ class Machine:
 
     def compiled(self, function: Function) -> Function:
         return torch.compile(function, dynamic=False) if self.compile else function
+
+    def recorded(self, function: Function) -> Function:
+        """On a GPU one CUDA graph a shape: its kernels start at once. A call overwrites the last."""
+        if self.device.type != "cuda" or not self.compile:
+            return function
+
+        @functools.cache
+        def graph(shape: torch.Size, dtype: torch.dtype, *more: int) -> Function:
+            example = torch.zeros(shape, dtype=dtype, device=self.device)
+            return torch.cuda.make_graphed_callables(lambda x: function(x, *more), (example,))
+
+        return lambda x, *more: graph(x.shape, x.dtype, *more)(x.to(self.device))
 
     def choose_dtype(self, wanted: str) -> str:
         """Set dtype, by a rule: a timing may differ next time, and peak_flops; its name."""

@@ -299,7 +299,10 @@ class Optimizer:
         unbias = mx.array([1 - beta ** (step.number + 1) for beta in (self.s.beta1, self.s.beta2)])
         moments = self.moments["moment1"], self.moments["moment2"]
         adam_update, moment1, moment2 = self.compiled_adam(rest_grad, *moments, unbias)
-        update = mx.concatenate([*direction, adam_update])
+        # Decoupled from the gradient (Loshchilov and Hutter 2019, arXiv:1711.05101).
+        matrices, _ = self.split(self.model.flat)
+        decayed = mx.concatenate(direction) + self.s.weight_decay * matrices
+        update = mx.concatenate([decayed, adam_update])
         new = {"weights": self.model.flat - step.lr_mul * self.rates * update}
         new |= {"momentum": momentum, "moment1": moment1, "moment2": moment2}
         kept = {name: mx.where(finite, new[name], old) for name, old in self.state.items()}
@@ -320,6 +323,7 @@ class Trainer(train_gpt.Trainer):
         self.machine = machine
         self.model = GPT(s, machine)
         self.loss_and_slope = machine.compiled(mx.value_and_grad(self.model.loss))
+        self.gradient = self.loss_and_gradient
         self.reset()
 
     def reset(self) -> None:
@@ -332,12 +336,12 @@ class Trainer(train_gpt.Trainer):
         flat = np.concatenate([weights[param.name].ravel() for param in self.model.table])
         self.model.flat = mx.array(flat)
 
-    def loss_and_gradient(self, batch: Any) -> tuple[Any, Any]:
+    def loss_and_gradient(self, batch: Any, seq_len: int) -> tuple[Any, Any]:
         """This rank's share of the mean loss of int64[n, slot_tokens + 1]; its gradient."""
         loss = mx.zeros(())
         gradient = mx.zeros_like(self.model.flat)
-        ids = batch[:, :-1].reshape(-1, self.s.train_seq_len)
-        targets = batch[:, 1:].reshape(-1, self.s.train_seq_len)
+        ids = batch[:, :-1].reshape(-1, seq_len)
+        targets = batch[:, 1:].reshape(-1, seq_len)
         for part, wanted in zip(in_passes(ids), in_passes(targets)):
             nats, slope = self.loss_and_slope(self.model.flat, part, wanted)
             share = part.size / (ids.size * self.machine.world)
@@ -348,7 +352,7 @@ class Trainer(train_gpt.Trainer):
 
     def step(self, batch: Any, step: Step) -> tuple[Any, Any, Any]:
         """One optimizer step on this rank's slots, int64[n, slot_tokens + 1]."""
-        loss, grad = self.loss_and_gradient(batch)
+        loss, grad = self.gradient(batch, step.seq_len)
         loss, grad = self.machine.all_sum(loss), self.machine.all_sum(grad)
         grad_norm = mx.linalg.norm(grad)
         finite = mx.isfinite(loss + grad_norm)  # if not on one rank, not in the sum

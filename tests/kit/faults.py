@@ -82,17 +82,17 @@ def step(trainer: train_gpt.Trainer, batch: torch.Tensor, its: train_gpt.Step) -
 def init(trainer: train_gpt.Trainer, *args: Any) -> None:
     """Trainer.__init__, and bad numbers around its gradient."""
     real_init(trainer, *args)
-    real_gradient = trainer.loss_and_gradient
+    real_gradient = trainer.gradient
 
-    def gradient(batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def gradient(batch: torch.Tensor, seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
         sleep("gradient")
-        loss, grad = real_gradient(batch)
+        loss, grad = real_gradient(batch, seq_len)
         for fault in due(*NUMBERS):
             spoilt = trainer.model.views(grad)[fault["part"]] if "part" in fault else loss
             spoilt.view(-1)[-1] = NUMBERS[fault["kind"]]
         return loss, grad
 
-    trainer.loss_and_gradient = gradient
+    trainer.gradient = gradient
 
 
 def nll(model: train_gpt.GPT, ids: np.ndarray) -> np.ndarray:

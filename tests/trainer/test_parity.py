@@ -69,7 +69,7 @@ class Adapter:
 
     def gradient(self, slots: np.ndarray) -> tuple[float, dict[str, np.ndarray]]:
         """Loss and gradient by name."""
-        loss, flat = self.trainer.loss_and_gradient(self.batch(slots))
+        loss, flat = self.trainer.gradient(self.batch(slots), self.s.train_seq_len)
         views = self.trainer.model.views(flat)
         return float(loss), {name: self.trainer.machine.numpy(view) for name, view in views.items()}
 
@@ -179,12 +179,12 @@ def test_a_step_without_finite_numbers_changes_nothing(script, place, value, mon
     first, second, third, *_ = case["tokens"]
     adapter.step(first, 0)
     before = adapter.state()
-    loss, gradient = adapter.trainer.loss_and_gradient(adapter.batch(second))
+    loss, gradient = adapter.trainer.gradient(adapter.batch(second), adapter.s.train_seq_len)
     if place is None:
         loss = loss * value
     else:
         gradient[place] = value
-    monkeypatch.setattr(adapter.trainer, "loss_and_gradient", lambda *_: (loss, gradient))
+    monkeypatch.setattr(adapter.trainer, "gradient", lambda *_: (loss, gradient))
     found, norm, finite = adapter.step(second, 1)
     assert (np.isfinite(found), np.isfinite(norm), finite) == (place is not None, place is None, 0.0)
     assert adapter.state() == before
