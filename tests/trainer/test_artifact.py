@@ -1,5 +1,6 @@
 """The artifact codec: what comes back, what is refused, and that other programs can read it."""
 
+import dataclasses
 import errno
 import json
 import math
@@ -91,6 +92,18 @@ def test_each_tensor_comes_back_as_its_scheme_promises(seed, scale, layers):
             assert (np.abs(found - want) <= 0.502 * step + 1e-42).all()
         else:
             assert np.array_equal(found, want.astype(np.float16).astype(np.float32))
+
+
+def test_matrices_of_six_bits_take_less_and_the_embedding_stays():
+    env = helpers.tiny_env(VOCAB_SIZE=800, MODEL_DIM=96, NUM_LAYERS=4, MATRIX_LEVELS=31)
+    s = train_gpt.load_settings(env, "smoke")[0]
+    weights = random_weights(s, 0)
+    blob = encode(s, weights)
+    (stored, _), decoded = contents(blob), decode(blob)
+    assert [np.abs(stored[name]).max() for name in ("qkv", "mlp_down", "tok_emb")] == [31, 31, 127]
+    step = np.abs(weights["qkv"]).max(-1, keepdims=True) / 31
+    assert (np.abs(decoded["qkv"] - weights["qkv"]) <= 0.502 * step).all()
+    assert len(blob) < 0.86 * len(encode(dataclasses.replace(s, matrix_levels=127), weights))
 
 
 @pytest.mark.parametrize(
