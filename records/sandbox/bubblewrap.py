@@ -238,13 +238,18 @@ def check_given(given: Files, hidden: Iterable[Path]) -> None:
 COUNTERS = ("stat", "vmstat", "zoneinfo", "interrupts", "softirqs", "diskstats")
 
 
+def gpus(device: str) -> list[Path]:
+    """The files of the GPUs' driver; of the device `cpu` none."""
+    return sorted(Path("/dev").glob("nvidia*")) if device == "cuda" else []
+
+
 def command(given: Files, device: str) -> list[str]:
     """The command line that runs what follows it with the own files of the folder in which it starts."""
     rights = ["--cap-drop", "ALL"]
     if os.geteuid() == 0:  # root needs no user namespace; setpriv becomes another user at once
         rights += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     seen = ["--ro-bind", "files", "/", "--proc", "/proc", "--dev", "/dev"]
-    for path in sorted(Path("/dev").glob("nvidia*")) if device == "cuda" else ():
+    for path in gpus(device):
         seen += ["--dev-bind", str(path), str(path)]
     for name, place in WRITABLE.items():
         seen += ["--bind", f"space/{name}", place]

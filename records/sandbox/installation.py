@@ -27,6 +27,8 @@ from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 from data.corpus import DEMO_PACKAGES, NOT_IMPORTED
 
 CORPUS = {re.sub(r"[-_.]+", "-", name).lower() for name in DEMO_PACKAGES}
@@ -46,6 +48,15 @@ LIBRARIES = ("/usr/lib/*-linux-gnu", "/usr/lib64", "/usr/lib")
 LOADED = ("libgcc_s.so*", "libstdc++.so*", "libgomp.so*", "libnss_[fd]*.so*", "libatomic.so*")
 LOADED += ("*crt?.o", "libc.so*", "libc_nonshared.a", "libm.*", "libmvec.so*", "libpthread*", "libdl*")
 OF_GPUS = ("libcuda.so*", "libnvidia-*.so*")
+# Prints where the loader finds a GPU's driver, whose first use makes the files /dev/nvidia* that are missing.
+DRIVER = """
+import ctypes
+driver = ctypes.CDLL("libcuda.so.1")
+driver.cuInit(0)
+link = ctypes.POINTER(ctypes.c_char_p)()
+ctypes.CDLL(None).dlinfo(ctypes.c_void_p(driver._handle), 2, ctypes.byref(link))
+print(link[1].decode())
+"""
 INCLUDES = ("/usr/include", "/usr/include/*-linux-gnu")
 HEADERS = ("asm", "asm-generic", "bits", "c++", "gnu", "linux", "net", "netinet", "sys", "arpa", "rpc")
 PROCESSORS = ("online", "possible", "present", "kernel_max", "cpulist", "cpumap", "cache/*/*", "topology/*")
@@ -179,20 +190,27 @@ def python() -> Files:
 
 @functools.cache
 def distributions(roots: tuple[str, ...]) -> dict[str, importlib.metadata.Distribution]:
-    """The installed distributions by name that `roots` need, themselves included."""
+    """The installed distributions by name that `roots` need, themselves included.
+
+    Extras count: torch needs CUDA's libraries as those of a package that is empty.
+    """
     found = {}
-    todo = list(roots)
+    seen = set()
+    todo = [*map(Requirement, roots)]
     while todo:
-        name = re.sub(r"[-_.]+", "-", todo.pop()).lower()
-        if name in found:
+        wanted = todo.pop()
+        name = re.sub(r"[-_.]+", "-", wanted.name).lower()
+        extras = frozenset(wanted.extras or [""])
+        if (name, extras) in seen:
             continue
+        seen.add((name, extras))
         try:
             found[name] = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
             continue  # of another platform, or optional
-        for line in found[name].requires or ():
-            if "extra ==" not in line:
-                todo.append(re.match(r"[\w.-]+", line)[0])
+        for need in map(Requirement, found[name].requires or ()):
+            if need.marker is None or any(need.marker.evaluate({"extra": extra}) for extra in extras):
+                todo.append(need)
     return found
 
 
@@ -208,8 +226,10 @@ def package(name: str, device: str) -> Files:
     text = name in CORPUS | VENDORS
     hidden = NOT_IMPORTED if text else ()
     for file in its.files or ():
-        if not NOT_OF_PACKAGES.match(str(file)) and not set(hidden) & set(file.parts):
-            found[f"{site}/{file}"] = Path(f"{site}/{file}")
+        path = Path(f"{site}/{file}")
+        unneeded = NOT_OF_PACKAGES.match(str(file)) or set(hidden) & set(file.parts)
+        if not unneeded and path.is_file():  # whoever makes a small image removes some
+            found[str(path)] = path
     if device == "cuda" and not text:
         return found
     torch = name == "torch"
@@ -217,6 +237,13 @@ def package(name: str, device: str) -> Files:
 
 
 # --- the system -------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def driver() -> tuple[str, ...]:
+    """The folder where the loader finds a GPU's driver, which may be any; none where there is no driver."""
+    said = subprocess.run([sys.executable, "-I", "-S", "-c", DRIVER], capture_output=True, text=True).stdout
+    return tuple(os.path.dirname(path) for path in said.split())
 
 
 def system(device: str) -> Files:
@@ -231,8 +258,8 @@ def system(device: str) -> Files:
         add_folder(found, folder, NOT_OF_COMPILERS)
     for folder in matching(INCLUDES, HEADERS):
         add_folder(found, folder)
-    names = LOADED + (OF_GPUS if device == "cuda" else ())
-    for path in matching(LIBRARIES, names) + matching(INCLUDES, ["*.h"]):
+    drivers = matching((*LIBRARIES, *driver()), OF_GPUS) if device == "cuda" else []
+    for path in matching(LIBRARIES, LOADED) + matching(INCLUDES, ["*.h"]) + drivers:
         add(found, path)
     add(found, Path("/etc/ld.so.cache"))
     return found
@@ -260,8 +287,12 @@ def installation(imports: tuple[str, ...], device: str, scores: bool = False) ->
     if scores:  # what the track's other imports need stays
         others = distributions(tuple(name for name in imports if name != "torch"))
         names -= NOT_TO_SCORE - {*others}
+    sites = set()
     for name in sorted(names):
         found |= package(name, device)
+        sites.add(str(importlib.metadata.distribution(name).locate_file("")))
+    site = add(found, Path(sysconfig.get_path("purelib")))
+    found[f"{site}/sandbox.pth"] = "\n".join(sorted(sites)).encode()  # PYTHONPATH may have named some
     loading = [str(path) for path in found.values() if isinstance(path, Path) and loads(path)]
     said = subprocess.run(["ldd", *loading], capture_output=True, text=True).stdout
     needed = re.findall(r"(?:=>|^)\s*(/\S+) \(0x", said, re.MULTILINE)  # by the loader's own answer

@@ -49,7 +49,7 @@ def main() -> None:
             os.chdir(place)
             os.mkdir("files")
             os.mkdir("space")
-            files = mount("files", "mode=0755")
+            files = mount("files", "mode=0755,size=100%")
             space = mount("space", f"mode=0755,size={size},nr_inodes={inodes}")
         except OSError as error:
             sys.exit(referee.send(str(error).encode()))

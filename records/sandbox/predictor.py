@@ -49,8 +49,8 @@ ALONE = {
 
 
 def environment(mode: Mode) -> dict[str, str]:
-    """The process's environment: nothing of the caller's but the number of threads and the choice of GPUs."""
-    callers = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+    """The process's environment: of the caller's the number of threads, the choice of GPUs, and libraries."""
+    callers = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
     return {
         "PATH": "/usr/bin:/bin",
         "HOME": "/tmp",
@@ -82,7 +82,9 @@ def lowered(mode: Mode, limits: Limits) -> list[str]:
         hard = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[1]
         words.append(f"--{name.lower()}={value if hard == resource.RLIM_INFINITY else min(value, hard)}")
     user = sandbox_user()
-    return ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *words] if user else words
+    groups = {path.stat().st_gid for path in bubblewrap.gpus(mode.device)} - {0}  # some systems ask for video
+    kept = f"--groups={','.join(map(str, groups))}" if groups else "--clear-groups"
+    return ["setpriv", f"--reuid={user}", f"--regid={user}", kept, *words] if user else words
 
 
 def memory_file() -> BinaryIO:

@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 import venv
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,11 +62,12 @@ def ended(
     limits: Limits = SMALL,
     given: Files | None = None,
     device: str = "cpu",
+    imports: Iterable[str] = ("numpy",),
 ) -> Iterator[Watchdog]:
     """What watched a Python program in a sandbox, once it has ended."""
     python = [os.path.abspath(sys.executable), "-I", "-B", "-c", code, *words]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with watched(python, given or {}, ["numpy"], Mode(device), limits, **pipes) as watchdog:
+    with watched(python, given or {}, imports, Mode(device), limits, **pipes) as watchdog:
         while watchdog.is_alive() and watchdog.process.poll() is None:
             time.sleep(0.02)
         time.sleep(0.3)  # a last look, as a predictor's end has it
@@ -348,15 +349,74 @@ def test_data_that_only_their_owner_can_read_are_read(tmp_path):
 @sandboxed
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone makes devices")
 def test_the_devices_of_a_gpu_can_be_read_and_written():
-    """A device that gives zeros stands for them."""
+    """A device that gives zeros stands for them, and belongs to a group, as some systems have it."""
     path = Path("/dev/nvidia-zeros")
     os.mknod(path, stat.S_IFCHR, os.makedev(1, 5))
-    path.chmod(0o666)
+    os.chown(path, 0, 44)
+    path.chmod(0o660)
     try:
         code = f"with open('{path}', 'r+b', 0) as file: print(file.read(9), file.write(b'x'))"
         assert run(code, device="cuda") == f"{bytes(9)} 1"
     finally:
         path.unlink()
+
+
+@pytest.fixture
+def anew(monkeypatch):
+    """What is installed is looked for anew, not taken from a test before."""
+    monkeypatch.setattr(predictor, "installation", installation.installation.__wrapped__)
+    for name in ("driver", "distributions", "package"):
+        monkeypatch.setattr(installation, name, getattr(installation, name).__wrapped__)
+
+
+@sandboxed
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler makes the libraries")
+def test_a_gpu_s_driver_is_found_where_the_loader_finds_it(tmp_path, monkeypatch, anew):
+    """Behind a link in a folder of LD_LIBRARY_PATH, with what it loads itself. The caller uses it first."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "lib").mkdir()
+    for name in ("libcuda", "libnvidia-compiler"):
+        real = tmp_path / f"real/{name}.so.1.2"
+        code = f'#include <stdio.h>\nint cuInit(int x) {{ fopen("{tmp_path}/used", "w"); return 7; }}'
+        words = ["cc", "-shared", "-fPIC", "-xc", "-", "-o", real, f"-Wl,-soname,{name}.so.1"]
+        subprocess.run(words, input=code.encode(), check=True)
+        (tmp_path / f"lib/{name}.so.1").symlink_to(real)
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"/nonexistent:{tmp_path}/lib")
+    code = "import ctypes\nfor name in ('cuda', 'nvidia-compiler'):\n"
+    code += "    print(ctypes.CDLL(f'lib{name}.so.1').cuInit(0), end=' ')"
+    assert run(code, device="cuda") == "7 7"
+    assert (tmp_path / "used").exists()
+    assert "cannot open shared object file" in run(code)  # on a CPU
+
+
+def write_distribution(site: Path, name: str, *lines: str) -> None:
+    """An installed module of that name; `lines` of what it requires."""
+    about = site / f"{name}-1.dist-info"
+    about.mkdir(parents=True)
+    required = "".join(f"Requires-Dist: {line}\n" for line in lines)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n{required}")
+    (about / "RECORD").write_text(f"{name}.py,,\n{name}_removed.so,,\n{about.name}/RECORD,,\n")
+    (site / f"{name}.py").write_text("number = 7")
+
+
+def test_a_package_s_extras_are_installed_too(tmp_path, monkeypatch, anew):
+    """So torch names CUDA's libraries."""
+    write_distribution(tmp_path, "top", 'toolkit[blas,dnn]==1; platform_system != ""', 'odd; extra == "all"')
+    write_distribution(tmp_path, "toolkit", 'blas==1; extra == "blas"', 'dnn; extra == "dnn"', "core", "top")
+    for name in ("blas", "dnn", "core", "odd"):
+        write_distribution(tmp_path, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert {*installation.distributions(("Top",))} == {"top", "toolkit", "blas", "dnn", "core"}
+
+
+@sandboxed
+def test_packages_of_any_folder_are_seen_and_files_that_an_image_lacks_are_not_missed(
+    tmp_path, monkeypatch, anew
+):
+    """As PYTHONPATH names it, or pip install --user."""
+    write_distribution(tmp_path, "anywhere")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert run("import anywhere\nprint(anywhere.number)", imports=["anywhere"]) == "7"
 
 
 @pytest.mark.slow
