@@ -299,7 +299,7 @@ class Optimizer:
         unbias = mx.array([1 - beta ** (step.number + 1) for beta in (self.s.beta1, self.s.beta2)])
         moments = self.moments["moment1"], self.moments["moment2"]
         adam_update, moment1, moment2 = self.compiled_adam(rest_grad, *moments, unbias)
-        # Decoupled from the gradient (Loshchilov and Hutter 2019, arXiv:1711.05101).
+        # Decoupled from the gradient (Loshchilov and Hutter 2019).
         matrices, _ = self.split(self.model.flat)
         decayed = mx.concatenate(direction) + self.s.weight_decay * matrices
         update = mx.concatenate([decayed, adam_update])
@@ -336,12 +336,12 @@ class Trainer(train_gpt.Trainer):
         flat = np.concatenate([weights[param.name].ravel() for param in self.model.table])
         self.model.flat = mx.array(flat)
 
-    def loss_and_gradient(self, batch: Any, seq_len: int) -> tuple[Any, Any]:
+    def loss_and_gradient(self, batch: Any) -> tuple[Any, Any]:
         """This rank's share of the mean loss of int64[n, slot_tokens + 1]; its gradient."""
         loss = mx.zeros(())
         gradient = mx.zeros_like(self.model.flat)
-        ids = batch[:, :-1].reshape(-1, seq_len)
-        targets = batch[:, 1:].reshape(-1, seq_len)
+        ids = batch[:, :-1].reshape(-1, self.s.train_seq_len)
+        targets = batch[:, 1:].reshape(-1, self.s.train_seq_len)
         for part, wanted in zip(in_passes(ids), in_passes(targets)):
             nats, slope = self.loss_and_slope(self.model.flat, part, wanted)
             share = part.size / (ids.size * self.machine.world)
@@ -352,7 +352,7 @@ class Trainer(train_gpt.Trainer):
 
     def step(self, batch: Any, step: Step) -> tuple[Any, Any, Any]:
         """One optimizer step on this rank's slots, int64[n, slot_tokens + 1]."""
-        loss, grad = self.gradient(batch, step.seq_len)
+        loss, grad = self.gradient(batch)
         loss, grad = self.machine.all_sum(loss), self.machine.all_sum(grad)
         grad_norm = mx.linalg.norm(grad)
         finite = mx.isfinite(loss + grad_norm)  # if not on one rank, not in the sum

@@ -138,11 +138,11 @@ def logits_and_gradient(s: Any, w: Arrays, ids: Array, targets: Array) -> tuple[
     return logits.detach().numpy(), loss.item(), by_name
 
 
-def sequences(slots: Array, length: int) -> tuple[Array, Array]:
-    """Tokens [slots, slot tokens + 1] -> ids and targets [sequences, length]."""
+def sequences(s: Any, slots: Array) -> tuple[Array, Array]:
+    """Tokens [slots, slot tokens + 1] -> ids and targets [sequences, T]."""
     slots = slots.astype(np.int64)
     ids, targets = slots[:, :-1], slots[:, 1:]
-    return ids.reshape(-1, length), targets.reshape(-1, length)
+    return ids.reshape(-1, s.train_seq_len), targets.reshape(-1, s.train_seq_len)
 
 
 # --- schedules and optimizer ------------------------------------------------------------------------------
@@ -154,12 +154,6 @@ def lr_multiplier(s: Any, step: int) -> float:
     rise = (step + 1) / s.lr_warmup_steps if s.lr_warmup_steps else 1.0
     left = (s.iterations - step) / fall if fall else 1.0
     return min(1.0, rise) * min(1.0, left)
-
-
-def seq_len(s: Any, step: int) -> int:
-    """Short sequences for two thirds of the steps, if START_SEQ_LEN is not zero."""
-    short = s.start_seq_len and 3 * step < 2 * s.iterations
-    return s.start_seq_len if short else s.train_seq_len
 
 
 def muon_momentum(s: Any, step: int) -> float:
@@ -233,7 +227,7 @@ SHAPE = """
 """
 # Every schedule is in motion within the ten steps.
 TRAINING = """
-    ITERATIONS=10 START_SEQ_LEN=6 WEIGHT_DECAY=0.3 WARMDOWN_ITERS=0.4 LR_WARMUP_STEPS=3 TIED_EMBED_LR=0.02
+    ITERATIONS=10 WEIGHT_DECAY=0.3 WARMDOWN_ITERS=0.4 LR_WARMUP_STEPS=3 TIED_EMBED_LR=0.02
     MATRIX_LR=0.02 SCALAR_LR=0.03 MUON_MOMENTUM=0.95 MUON_MOMENTUM_WARMUP_START=0.8
     MUON_MOMENTUM_WARMUP_STEPS=6 MUON_BACKEND_STEPS=5 BETA1=0.85 BETA2=0.96 ADAM_EPS=1e-8
 """
@@ -241,7 +235,7 @@ PLAIN = """
     NUM_LAYERS=4 MODEL_DIM=12 NUM_HEADS=6 NUM_KV_HEADS=1 KEY_SHIFT=0 MLP_MULT=3 VOCAB_SIZE=33
     SHORT_WINDOW=0 EXCLUSIVE_ATTENTION=0 MLP_LEAK=0
     MATRIX_LR=0.01 TIED_EMBED_LR=0.01 MUON_BACKEND_STEPS=3 ADAM_EPS=1e-4 WARMDOWN_ITERS=5
-    ROPE_BASE=10000 LOGIT_SOFTCAP=30 START_SEQ_LEN=0 WEIGHT_DECAY=0
+    ROPE_BASE=10000 LOGIT_SOFTCAP=30 WEIGHT_DECAY=0
 """
 FRESH = "NUM_LAYERS=2 MODEL_DIM=8 NUM_HEADS=2 NUM_KV_HEADS=2 LOGIT_SOFTCAP=30"
 # A later word counts. In `fresh` the weights are as at a run's start: zero or one where they begin so.
@@ -295,10 +289,10 @@ def results(s: Any, start: Arrays, tokens: Array) -> Arrays:
     """What the golden file says of a model that begins with these weights and trains on these tokens."""
     w = {name: value.astype(np.float64) for name, value in start.items()}
     optimizer, steps = Optimizer(s, w), []
-    logits, _, grads = logits_and_gradient(s, w, *sequences(tokens[0], seq_len(s, 0)))
+    logits, _, grads = logits_and_gradient(s, w, *sequences(s, tokens[0]))
     named = {f"grad/{name}": grad for name, grad in grads.items()}
     for step, slots in enumerate(tokens):
-        _, loss, grads = logits_and_gradient(s, w, *sequences(slots, seq_len(s, step)))
+        _, loss, grads = logits_and_gradient(s, w, *sequences(s, slots))
         multiplier = lr_multiplier(s, step)
         steps.append((loss, optimizer.step(grads, step, multiplier), multiplier, muon_momentum(s, step)))
     rows = dict(zip(("losses", "grad_norms", "lr_muls", "momenta"), np.array(steps).T))

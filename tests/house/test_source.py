@@ -53,7 +53,7 @@ def test_mypy_is_content():
 def test_a_script_stays_short_and_is_not_packed(name):
     """At most 13.5 tokens a code line; docstrings do not count."""
     text = (helpers.ROOT / name).read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 1490
+    assert len(text.splitlines()) < 1500
     tokens = Counter()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         docstring = token.line.lstrip().startswith('"""')

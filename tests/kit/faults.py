@@ -84,9 +84,9 @@ def init(trainer: train_gpt.Trainer, *args: Any) -> None:
     real_init(trainer, *args)
     real_gradient = trainer.gradient
 
-    def gradient(batch: torch.Tensor, seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def gradient(batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         sleep("gradient")
-        loss, grad = real_gradient(batch, seq_len)
+        loss, grad = real_gradient(batch)
         for fault in due(*NUMBERS):
             spoilt = trainer.model.views(grad)[fault["part"]] if "part" in fault else loss
             spoilt.view(-1)[-1] = NUMBERS[fault["kind"]]

@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import torch
 
+import train_gpt
 from tests.kit import helpers
 from tests.kit.launch import Launch
 from tests.trainer.test_model import assert_attention, attention_case
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
 COMPILED = {"DEVICE": "cuda", "DTYPE": "bfloat16", "COMPILE": 1, "WARMUP_STEPS": 2}
+SHAPE = {"MODEL_DIM": 64, "NUM_HEADS": 4, "NUM_KV_HEADS": 2, "SHORT_WINDOW": 20}  # kernels want heads of 16
 KINDS = {
     "cpu": {"DEVICE": "cpu"},
     "cuda": {"DEVICE": "cuda"},
@@ -28,7 +30,7 @@ def runs(tmp_path_factory, corpus) -> dict[str, helpers.ScriptRun]:
     cwd = tmp_path_factory.mktemp("cuda")
     done = {}
     for name, more in KINDS.items():
-        env = corpus.env(RUN_ID=name, ITERATIONS=20, VAL_LOSS_EVERY=10, **more)
+        env = corpus.env(RUN_ID=name, ITERATIONS=20, VAL_LOSS_EVERY=10, **SHAPE, **more)
         done[name] = helpers.run_script(cwd, env)
         assert done[name].code == 0, done[name].err
     return done
@@ -57,10 +59,13 @@ def test_the_gpu_gives_the_same_losses_twice(runs):
     np.testing.assert_allclose(runs["again"].losses(), runs["cuda"].losses(), rtol=1e-5)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("dtype, error", [(torch.float32, 4e-3), (torch.bfloat16, 0.04)])
-@pytest.mark.parametrize("case", [(2, 256, 4, 2, 16), (2, 130, 4, 4, 64), (1, 1000, 8, 2, 64)], ids=str)
+@pytest.mark.parametrize("case", [(2, 256, 4, 2, 16), (2, 130, 4, 4, 64), (1, 1000, 8, 2, 128)], ids=str)
 @pytest.mark.parametrize("window", [math.inf, 60])
-def test_attention_on_the_gpu_is_pytorchs_in_float64(case, dtype, error, window):
+def test_attention_on_the_gpu_is_pytorchs_in_float64(monkeypatch, case, dtype, error, window, compiled):
+    if compiled:
+        monkeypatch.setattr(train_gpt, "attention", torch.compile(train_gpt.attention, dynamic=False))
     assert_attention(attention_case(*case, dtype, gain=1.5, device="cuda"), window, error)
 
 
@@ -92,4 +97,4 @@ def test_a_killed_run_goes_on_where_it_was(corpus, tmp_path):
     resumed = Launch(tmp_path, env).need(0)
     assert "resumed from" in resumed.out
     assert len(resumed.losses()) == len(whole.losses()) == 40
-    np.testing.assert_allclose(resumed.losses(), whole.losses(), rtol=0.01)
+    np.testing.assert_allclose(resumed.losses(), whole.losses(), rtol=0.03)  # sums have no fixed order

@@ -69,7 +69,7 @@ class Adapter:
 
     def gradient(self, slots: np.ndarray) -> tuple[float, dict[str, np.ndarray]]:
         """Loss and gradient by name."""
-        loss, flat = self.trainer.gradient(self.batch(slots), self.steps[0].seq_len)
+        loss, flat = self.trainer.gradient(self.batch(slots))
         views = self.trainer.model.views(flat)
         return float(loss), {name: self.trainer.machine.numpy(view) for name, view in views.items()}
 
@@ -137,7 +137,7 @@ def test_the_golden_file_is_what_parity_py_makes():
 @cases
 def test_logits_loss_and_gradients_are_the_golden_ones(script, case):
     adapter = case.adapted(script)
-    ids, _ = parity.sequences(case["tokens"][0, :1], adapter.steps[0].seq_len)
+    ids, _ = parity.sequences(adapter.s, case["tokens"][0, :1])
     assert largest(adapter.logits(ids) - case["logits"]) < LOGITS * largest(case["logits"])
     loss, found = adapter.gradient(case["tokens"][0])
     assert loss == pytest.approx(case["losses"][0], rel=LOSS)
@@ -179,7 +179,7 @@ def test_a_step_without_finite_numbers_changes_nothing(script, place, value, mon
     first, second, third, *_ = case["tokens"]
     adapter.step(first, 0)
     before = adapter.state()
-    loss, gradient = adapter.trainer.gradient(adapter.batch(second), adapter.steps[1].seq_len)
+    loss, gradient = adapter.trainer.gradient(adapter.batch(second))
     if place is None:
         loss = loss * value
     else:
@@ -238,7 +238,7 @@ def test_logits_and_gradients_of_any_shape_are_those_of_the_reference(script, te
     start = parity.start_weights(s, rng)
     adapter = Adapter(script, text, start)
     slots = adapter.random_slots(seed)
-    ids, targets = parity.sequences(slots, s.train_seq_len)
+    ids, targets = parity.sequences(s, slots)
     exact = {name: value.astype(np.float64) for name, value in start.items()}
     logits, loss, reference = parity.logits_and_gradient(s, exact, ids, targets)
     assert largest(adapter.logits(ids) - logits) < LOGITS * largest(logits)
