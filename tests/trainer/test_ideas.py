@@ -128,8 +128,8 @@ def test_a_run_of_a_fork_is_not_resumed_without_its_patch(forks, tmp_path, name,
 
 # --- each is in effect ------------------------------------------------------------------------------------
 
-SAME_LOSSES = {"cooldown_average", "cuda_graphs", "learn_while_scored"}
-SAME_ARTIFACT = {"cuda_graphs", "learn_while_scored"}
+SAME_LOSSES = {"cooldown_average", "learn_while_scored"}
+SAME_ARTIFACT = {"learn_while_scored"}
 
 
 @pytest.mark.slow
