@@ -141,7 +141,7 @@ class Settings:
     scalar_lr: float = var(0.02, "Adam rate of vectors and scalars", 0)
     muon_momentum: float = var(0.99, "momentum of Muon", 0, 0.99999)
     muon_backend_steps: int = var(5, "Newton-Schulz steps", 1)
-    weight_decay: float = var(0.0, "share of a matrix that a step at rate 1 takes away", 0)
+    weight_decay: float = var(0.0, "of the matrices, decoupled (Loshchilov, Hutter 2019)", 0)
     muon_momentum_warmup_start: float = var(0.92, "momentum of Muon at step 0", 0, 0.99999)
     muon_momentum_warmup_steps: int = var(1500, "steps over which it rises linearly", 0)
     beta1: float = var(0.9, "Adam, first moment", 0, 0.99999)
@@ -641,7 +641,6 @@ class Optimizer:
         root = (moment2 / (1 - s.beta2**number)).sqrt()
         adam = moment1 / (1 - s.beta1**number) / (root + s.adam_eps)
         update = torch.cat([*direction, adam])
-        # Decoupled from the gradient (Loshchilov and Hutter 2019).
         update[: self.num_matrix] += s.weight_decay * state["weights"][: self.num_matrix]
         weights = state["weights"].addcmul(self.rates, update, value=-step.lr_mul)
         new_state = weights, momentum, moment1, moment2
@@ -1400,7 +1399,8 @@ def run_all(s: Settings, about: Facts, scripts: Facts, machine: Machine, make: F
     run.line(" ".join(f"{name}:{value}" for name, value in environment.items()))
     speed = f"{s.dtype}:{machine.peak_flops / 1e9:.0f}GFLOP/s"
     run.line(f"device:{machine.device} dtype:{s.dtype} compile:{machine.compile:d} {speed}")
-    run.line(f"train_tokens:{corpus.train.total} val_tokens:{len(corpus.val_tokens)}")
+    epochs = plan.num_steps * s.batch_slots / len(reader.order)
+    run.line(f"train_tokens:{corpus.train.total} val_tokens:{len(corpus.val_tokens)} epochs:{epochs:.1f}")
     run.line("\n".join([*dict.fromkeys(corpus.notes + notes), f"warming up: {s.warmup_steps} untimed steps"]))
     try:
         trainer.warm_up(plan)
