@@ -341,8 +341,7 @@ def step_flops(s: Settings) -> int:
     sizes = np.diff(starts, append=s.train_seq_len)
     pairs = sum(int(sizes @ (sizes + np.minimum(starts, window))) for window in s.windows)
     sequence = 6 * weights * s.train_seq_len + 12 * s.model_dim * pairs
-    sequences = s.train_batch_tokens // s.train_seq_len
-    return int(sequences * sequence + s.muon_backend_steps * newton_schulz)
+    return int(s.train_batch_tokens // s.train_seq_len * sequence + s.muon_backend_steps * newton_schulz)
 
 
 # --- model: B batch, T tokens, D width, H heads, G kv heads, R = H / G, K head width, V vocab
@@ -635,8 +634,7 @@ class Optimizer:
         # Muon goes along Nesterov's momentum, orthogonalized (Jordan et al. 2024).
         momentum = matrix_grad.add(state["momentum"], alpha=step.momentum)
         direction = self.orthogonalize(matrix_grad.add(momentum, alpha=step.momentum))
-        # Adam (Kingma and Ba 2015) for everything else.
-        moment1 = state["moment1"].lerp(rest_grad, 1 - s.beta1)
+        moment1 = state["moment1"].lerp(rest_grad, 1 - s.beta1)  # Adam (Kingma and Ba 2015)
         moment2 = state["moment2"].lerp(rest_grad.square(), 1 - s.beta2)
         root = (moment2 / (1 - s.beta2**number)).sqrt()
         adam = moment1 / (1 - s.beta1**number) / (root + s.adam_eps)
@@ -1095,6 +1093,9 @@ def open_run(s: Settings, about: Facts, scripts: Facts) -> tuple[Path, Arrays, F
             begun = " ".join(f"{key.upper()}={facts['settings'][key]}" for key in ("preset", "data_path"))
             text = f"{found}, by {begun}: give that again, or a new RUN_ID"
             raise DataError(text) if kind == "sha256" else SettingError(text)
+    was, now = facts.get("environment", {}), about["environment"]
+    if changed := ", ".join(name for name in was if was[name] != now.get(name)):
+        notes.append(f"note: {changed}: not as {folder} began, so other bits may follow")
     os.truncate(metrics, min(facts.get("metrics_bytes", 0), len(events)))  # steps again
     for name, blob in (scripts | {"config.json": json.dumps(about, indent=1).encode()}).items():
         write_whole(folder / name, blob)
@@ -1397,8 +1398,7 @@ def run_all(s: Settings, about: Facts, scripts: Facts, machine: Machine, make: F
     given = [f"{name.upper()}={format_value(settings[name])}" for name in ROWS if origins[name] != "preset"]
     run.line(f"run:{folder} preset:{s.preset} {' '.join(given)}")
     run.line(" ".join(f"{name}:{value}" for name, value in environment.items()))
-    speed = f"{s.dtype}:{machine.peak_flops / 1e9:.0f}GFLOP/s"
-    run.line(f"device:{machine.device} dtype:{s.dtype} compile:{machine.compile:d} {speed}")
+    run.line(f"device:{machine.device} compile:{machine.compile:d} {machine.peak_flops / 1e9:.0f}GFLOP/s")
     epochs = plan.num_steps * s.batch_slots / len(reader.order)
     run.line(f"train_tokens:{corpus.train.total} val_tokens:{len(corpus.val_tokens)} epochs:{epochs:.1f}")
     run.line("\n".join([*dict.fromkeys(corpus.notes + notes), f"warming up: {s.warmup_steps} untimed steps"]))

@@ -201,14 +201,15 @@ def test_a_setting_that_changes_the_result_is_refused_by_name(copy, monkeypatch)
     assert contents(copy) == before
 
 
-def test_all_others_may_differ(copy):
+def test_all_others_may_differ_and_another_number_of_threads_is_noted(copy):
     values = config_of(copy)["settings"]
     names = FREE - {"preset", "run_id"}
     changes = {name: other(name, values[name]) for name in names}
     folder, _, facts, notes = reopen(copy, {"threads": 7}, **changes)
     assert folder == Path("logs", copy.name) and facts["counters"]["steps"] >= 8
-    (resumed,) = notes
+    resumed, threads = notes
     assert resumed.startswith("resumed from ")
+    assert threads == f"note: threads: not as {folder} began, so other bits may follow"
 
 
 @pytest.mark.slow
