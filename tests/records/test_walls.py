@@ -371,6 +371,7 @@ def anew(monkeypatch):
 
 @sandboxed
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler makes the libraries")
+@pytest.mark.slow
 def test_a_gpu_s_driver_is_found_where_the_loader_finds_it(tmp_path, monkeypatch, anew):
     """Behind a link in a folder of LD_LIBRARY_PATH, with what it loads itself. The caller uses it first."""
     (tmp_path / "real").mkdir()
@@ -410,6 +411,7 @@ def test_a_package_s_extras_are_installed_too(tmp_path, monkeypatch, anew):
 
 
 @sandboxed
+@pytest.mark.slow
 def test_packages_of_any_folder_are_seen_and_files_that_an_image_lacks_are_not_missed(
     tmp_path, monkeypatch, anew
 ):
