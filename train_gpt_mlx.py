@@ -324,12 +324,8 @@ class Trainer(train_gpt.Trainer):
         self.model = GPT(s, machine)
         self.loss_and_slope = machine.compiled(mx.value_and_grad(self.model.loss))
         self.gradient = self.loss_and_gradient
-        self.reset()
-
-    def reset(self) -> None:
-        """Start weights, and an optimizer that has seen nothing."""
-        self.load({param.name: train_gpt.draw(param, self.s.seed) for param in self.model.table})
-        self.optimizer = Optimizer(self.s, self.model, self.machine)
+        self.load({param.name: train_gpt.draw(param, s.seed) for param in self.model.table})
+        self.optimizer = Optimizer(s, self.model, machine)
 
     def load(self, weights: Arrays) -> None:
         """Take over float32 weights by name."""

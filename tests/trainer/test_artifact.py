@@ -23,8 +23,7 @@ TOKENIZER = bytes(range(32)).hex()  # its sha256
 ODD_SIZES = [0.0, 1e-45, 1e-40, 1e-6, 65504.0, 1e30, 1e38]
 
 
-def settings_of(vocabulary: int = 8200, layers: int = 2):
-    """A model whose embedding is just large enough for int8: over 65,536 elements."""
+def settings_of(vocabulary: int = 200, layers: int = 2):
     env = helpers.tiny_env(VOCAB_SIZE=vocabulary, MODEL_DIM=8, NUM_HEADS=2, NUM_KV_HEADS=1, NUM_LAYERS=layers)
     return train_gpt.load_settings(env, "smoke")[0]
 
@@ -87,11 +86,9 @@ def test_each_tensor_comes_back_as_its_scheme_promises(seed, scale, layers):
         assert (found.dtype, found.shape) == (np.float32, want.shape)
         if param.group == "vector":
             assert np.array_equal(found, want)
-        elif want.size > 65536:
+        else:
             step = np.abs(want).max(-1, keepdims=True) / 127
             assert (np.abs(found - want) <= 0.502 * step + 1e-42).all()
-        else:
-            assert np.array_equal(found, want.astype(np.float16).astype(np.float32))
 
 
 def test_matrices_of_six_bits_take_less_and_the_embedding_stays():
@@ -106,10 +103,8 @@ def test_matrices_of_six_bits_take_less_and_the_embedding_stays():
     assert len(blob) < 0.86 * len(encode(dataclasses.replace(s, matrix_levels=127), weights))
 
 
-@pytest.mark.parametrize(
-    "name, bad", [("tok_emb", math.nan), ("qkv", math.inf), ("qkv", 1e5), ("q_gain", math.nan)]
-)
-def test_what_its_scheme_cannot_hold_is_not_exported(artifact, name, bad):
+@pytest.mark.parametrize("name, bad", [("tok_emb", math.nan), ("qkv", math.inf), ("q_gain", math.nan)])
+def test_what_is_not_finite_is_not_exported(artifact, name, bad):
     s, weights, _ = artifact
     damaged = weights | {name: weights[name].copy()}
     damaged[name].flat[-1] = bad
@@ -126,7 +121,7 @@ def test_another_program_can_read_it(artifact):
     assert encode(s, {name: np.asfortranarray(weights[name]) for name in reversed(weights)}) == blob
     (stored, about), decoded = contents(blob), decode(blob)
     assert set(about["schemes"]) == set(weights) == {name for name in stored if not name.endswith(".scale")}
-    dtypes = {"int8 rows": np.int8, "float16": np.float16, "float32": np.float32}
+    dtypes = {"int8 rows": np.int8, "float32": np.float32}
     assert set(about["schemes"].values()) == set(dtypes)
     for name, scheme in about["schemes"].items():
         assert stored[name].dtype == dtypes[scheme]
@@ -165,8 +160,8 @@ FORGED = [  # what is changed, and to what
     ("about", "settings", [1]),
     ("about", "settings", {}),
     ("schemes", "qkv", "int4"),
-    ("schemes", "qkv", "int8 rows"),  # of which there are no scales
-    ("schemes", "tok_emb", "float16"),  # then its scales have no place
+    ("schemes", "q_gain", "int8 rows"),  # of which there are no scales
+    ("schemes", "tok_emb", "float32"),  # then its scales have no place
     ("settings", "num_layers", 3),
     ("settings", "num_layers", 10**30),
     ("settings", "num_layers", "two"),
@@ -177,7 +172,7 @@ FORGED = [  # what is changed, and to what
     ("tensors", "more", np.zeros(3, np.float32)),
     ("tensors", "qkv", np.zeros((2, 3), np.float16)),
     ("tensors", "q_gain", np.full((2, 2), np.nan, np.float32)),
-    ("tensors", "tok_emb.scale", np.full(8200, np.inf, np.float16)),
+    ("tensors", "tok_emb.scale", np.full(200, np.inf, np.float16)),
     ("tensors", "tok_emb.scale", np.ones(3, np.float16)),
     ("tensors", "tok_emb.scale", GONE),
     ("tensors", "mlp_up", GONE),

@@ -154,7 +154,7 @@ def test_legacy_shards_are_taken_whatever_their_first_number_and_the_log_says_so
     assert np.array_equal(found.val_tokens, made.tokens["val"])
     assert np.array_equal(found.train.read(0, found.train.total), made.tokens["train"])
     assert found.bytes_per_token.sum() == made.val_bytes()
-    assert "scored as made by" in " ".join(found.notes)
+    assert "legacy shards" in " ".join(found.notes)
 
 
 # --- through the script -----------------------------------------------------------------------------------

@@ -181,13 +181,15 @@ def test_a_mount_without_locks_is_noted_and_one_without_fsync_is_written(tmp_pat
 
 LIMITS = [("cpu.max", "100000 100000", 1), ("cpu.max", "250000 100000", 2), ("cpu.max", "max 100000", 4)]
 LIMITS += [("cpu/cpu.cfs_quota_us", "50000", 1), ("cpu/cpu.cfs_quota_us", "-1", 4), ("cpu.max", "", 4)]
+LIMITS += [("job/cpu.max", "200000 100000", 2), ("cpu/job/cpu.cfs_quota_us", "300000", 3)]
 
 
 @pytest.mark.parametrize(("name", "text", "threads"), LIMITS)
 def test_a_containers_limit_bounds_the_threads(tmp_path, monkeypatch, name, text, threads):
-    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text(text)
-    monkeypatch.setattr(train_gpt, "Path", lambda _, path: tmp_path / path)
+    monkeypatch.setattr(train_gpt, "CGROUPS", "4:cpu:/job\n0::/job\n")
+    monkeypatch.setattr(train_gpt, "Path", lambda path: tmp_path / path.removeprefix("/sys/fs/cgroup/"))
     before = torch.get_num_threads()
     torch.set_num_threads(4)
     try:

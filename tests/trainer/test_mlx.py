@@ -116,11 +116,11 @@ def test_mistakes_about_the_machine_end_with_2(more, message, tmp_path):
 
 
 def test_equal_weights_give_equal_artifacts():
-    """The start weights, of a shape with all three schemes."""
-    shape = "MODEL_DIM=128 NUM_LAYERS=3 VOCAB_SIZE=500 SEED=5"
-    one, other = (Adapter(script, shape).trainer for script in (train_gpt, twin))
+    """The start weights."""
+    one, other = (
+        Adapter(script, "NUM_LAYERS=3 VOCAB_SIZE=500 SEED=5").trainer for script in (train_gpt, twin)
+    )
     assert one.export("") == other.export("")
-    assert {train_gpt.scheme_of(param) for param in other.model.table} == set(train_gpt.SCHEMES)
 
 
 @pytest.mark.slow

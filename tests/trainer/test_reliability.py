@@ -21,7 +21,7 @@ ROWS = train_gpt.ROWS
 # What may differ on a resume: it changes no result, or (paths, device) is compared by what came of it.
 FREE = """
     preset dry_run data_path tokenizer_path run_id device compile eval_only val_batch_size val_loss_every
-    train_log_every warmup_steps ckpt_seconds max_skipped dist_timeout
+    train_log_every warmup_steps ckpt_seconds dist_timeout
 """
 FREE = set(FREE.split())
 MARGIN = 10.0  # seconds beyond DIST_TIMEOUT in which a rank has ended: Python's exit on a busy machine

@@ -75,7 +75,7 @@ IMPOSSIBLE = {
     "TRAIN_SEQ_LEN=5000": "TRAIN_BATCH_TOKENS=393216: takes a multiple of ",
     "BATCH_SLOTS=7": "TRAIN_BATCH_TOKENS=393216: takes a multiple of ",
     "VAL_TOKENS_LIMIT=1": "VAL_TOKENS_LIMIT=1: takes 0 or at least 2",
-    "MAX_FLOPS=1e12": "MAX_FLOPS=1000000000000: takes 0 or at least those of a step, ",
+    "MAX_FLOPS=1e12": "MAX_FLOPS=1000000000000: takes 0 or at least a step's ",
 }
 
 
