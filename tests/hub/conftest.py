@@ -1,7 +1,5 @@
 """The local server that speaks the hub's protocol."""
 
-import threading
-
 import pytest
 
 from tests.kit.hub_server import HubServer
@@ -10,9 +8,7 @@ from tests.kit.hub_server import HubServer
 @pytest.fixture(scope="module")
 def server():
     with HubServer() as server:
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield server
-        server.shutdown()
 
 
 @pytest.fixture

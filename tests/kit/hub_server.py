@@ -58,6 +58,14 @@ class HubServer(ThreadingHTTPServer):
         self.reset()
         self.url = f"http://127.0.0.1:{self.server_port}"
 
+    def __enter__(self):
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.shutdown()
+        self.server_close()
+
     def reset(self) -> None:
         """Forget all repos, faults and requests."""
         self.repos: dict[str, dict] = {}  # kind/id -> refs {name: commit}, commits {commit: files}, token
