@@ -151,6 +151,46 @@ def test_the_operations_of_a_step_are_those_that_torch_counts(shape):
     assert_operations(train_gpt, tiny(**helpers.pairs(shape.replace(",", " "))))
 
 
+# --- CUDA graphs, without a GPU ---------------------------------------------------------------------------
+
+
+class Replaying(Machine):
+    """Its recorded functions give every answer in the place of the first, as a CUDA graph does."""
+
+    def recorded(self, function):
+        places: list[torch.Tensor] = []
+
+        def replay(x):
+            answers = function(x.clone())
+            places.extend(answers[len(places) :])
+            for place, answer in zip(places, answers):
+                place.copy_(answer)
+            return tuple(places)
+
+        return replay
+
+
+def test_steps_are_the_same_when_graphs_overwrite_their_answers():
+    """And the weights stay where a graph looks for them: through warm-up, steps, a resume and a load."""
+    s = tiny(WARMUP_STEPS=2)
+    batches = torch.from_numpy(random_ids(s, 4 * s.batch_slots, s.slot_tokens + 1)).split(s.batch_slots)
+    plan = train_gpt.Plan(s)
+    done = []
+    for machine in (CPU, Replaying(torch.device("cpu"))):
+        trainer = Trainer(s, machine)
+        place = trainer.model.flat.data_ptr()
+        trainer.warm_up(plan)
+        losses = [float(trainer.step(batch, plan.step(i))[0]) for i, batch in enumerate(batches)]
+        done.append((losses, trainer.sha256(*trainer.optimizer.state)))
+        trainer.restore({name: x.numpy().copy() for name, x in trainer.optimizer.state.items()})
+        trainer.load(
+            {name: x.numpy() for name, x in trainer.model.views(trainer.model.flat.detach()).items()}
+        )
+        assert trainer.model.flat.data_ptr() == trainer.optimizer.state["weights"].data_ptr() == place
+        assert trainer.sha256(*trainer.optimizer.state) == done[-1][1]
+    assert done[0] == done[1]
+
+
 # --- start weights ----------------------------------------------------------------------------------------
 
 
