@@ -132,6 +132,13 @@ def open_machine(**env) -> train_gpt.Machine:
     return train_gpt.open_machine(load_settings(helpers.tiny_env(DEVICE="cpu", **env), "smoke")[0])
 
 
+def test_without_asserts_nothing_is_compiled():
+    """torch would make wrong code, and keep it for later runs with asserts."""
+    s = "train_gpt.load_settings({'DEVICE': 'cpu'}, 'floppy')[0]"
+    done = helpers.python("-O", "-c", f"import train_gpt; print(train_gpt.open_machine({s}).compile)")
+    assert done.stdout == "False\n"
+
+
 LEFT_OVER = "RANK=1 WORLD_SIZE=2 WORLD_SIZE= WORLD_SIZE=x WORLD_SIZE=-2 RANK=x LOCAL_RANK=-1 LOCAL_RANK=7"
 WRONG = dict.fromkeys(("MASTER_PORT=x", "MASTER_PORT=70000"), "MASTER_PORT")
 WRONG |= {"RANK=x": "RANK", "WORLD_SIZE=x": "WORLD_SIZE", "WORLD_SIZE=0": "WORLD_SIZE"}
@@ -182,18 +189,22 @@ def test_a_mount_without_locks_is_noted_and_one_without_fsync_is_written(tmp_pat
 LIMITS = [("cpu.max", "100000 100000", 1), ("cpu.max", "250000 100000", 2), ("cpu.max", "max 100000", 4)]
 LIMITS += [("cpu/cpu.cfs_quota_us", "50000", 1), ("cpu/cpu.cfs_quota_us", "-1", 4), ("cpu.max", "", 4)]
 LIMITS += [("job/cpu.max", "200000 100000", 2), ("cpu/job/cpu.cfs_quota_us", "300000", 3)]
+LIMITS += [("cpu/x/cpu.cfs_quota_us", "100000", 4), ("job/cpu.max", "800000 100000", 4)]
 
 
 @pytest.mark.parametrize(("name", "text", "threads"), LIMITS)
-def test_a_containers_limit_bounds_the_threads(tmp_path, monkeypatch, name, text, threads):
+def test_a_containers_limit_bounds_the_threads(tmp_path, monkeypatch, capsys, name, text, threads):
+    """Or that of the process's own group; a line says so."""
+    groups = "0::/job\n9:memory:/x\n4:cpu,cpuacct:/job\n1:name=systemd:/\n"
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text(text)
-    monkeypatch.setattr(train_gpt, "CGROUPS", "4:cpu:/job\n0::/job\n")
+    monkeypatch.setattr(train_gpt, "read_proc", lambda _: groups)
     monkeypatch.setattr(train_gpt, "Path", lambda path: tmp_path / path.removeprefix("/sys/fs/cgroup/"))
     before = torch.get_num_threads()
     torch.set_num_threads(4)
     try:
         open_machine()
         assert torch.get_num_threads() == threads
+        assert capsys.readouterr().out.count(f"{name} limits the threads") == (threads < 4)
     finally:
         torch.set_num_threads(before)
