@@ -81,14 +81,12 @@ INT6 = (
 )
 PRESETS: Facts = {"10min_16mb": {}, "int6": INT6, "floppy": FLOPPY, "minute": MINUTE, "smoke": SMOKE}
 LARGE = 1e38  # no limit; infinity is no value of a setting
+free: Function = lambda *row, **flags: var(*row, free=True, **flags)
 
 
 def var(value: Any, doc: str, low: float = -LARGE, high: float = LARGE, **flags: Any) -> Any:
     """A row of the settings. choices: what it takes; free: a resumed run may change it."""
     return dataclasses.field(default=value, metadata=dict(flags, doc=doc, low=low, high=high))
-
-
-free = functools.partial(var, free=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,10 +103,10 @@ class Settings:
     device: str = free("auto", "where to compute", choices=("auto", "cuda", "cpu"))
     dtype: str = var("auto", "of products", choices=("auto", "bfloat16", "float32"))
     compile: bool = free(True, "compile the model where that works")
-    val_batch_size: int = free(524288, "validation tokens of a forward pass, all slots", 1)
+    val_batch_size: int = free(524288, "validation tokens of a pass, all slots", 1, 1e12)
     val_loss_every: int = free(1000, "steps between validations on as many; 0: at the end", 0)
     val_tokens_limit: int = var(0, "score only so many tokens, a partial score; 0: all", 0)
-    eval_seq_len: int = var(0, "window of the evaluation in tokens; 0: TRAIN_SEQ_LEN", 0)
+    eval_seq_len: int = var(0, "tokens of the evaluation's window; 0: TRAIN_SEQ_LEN", 0, 262144)
     eval_only: str = free("", "path of an artifact to score; nothing is trained or written")
     train_log_every: int = free(200, "steps between log lines; the first ten are logged", 1)
     ckpt_seconds: float = free(60.0, "seconds between checkpoints; 0: at the end", 0)
@@ -119,18 +117,18 @@ class Settings:
     warmdown_iters: float = var(3000.0, "last steps, as the rate falls; below 1: a part", 0)
     warmup_steps: int = free(20, "untimed steps on dummy tokens, then forgotten", 0)
     lr_warmup_steps: int = var(10, "steps over which the learning rate rises linearly", 0)
-    train_batch_tokens: int = var(393216, "tokens of one optimizer step over all ranks", 1)
+    train_batch_tokens: int = var(393216, "tokens of a step over all ranks", 1, 1e12)
     train_seq_len: int = var(4096, "tokens of one training sequence", 1, 262144)
     batch_slots: int = var(8, "parts of a step's batch; the number of ranks must divide it", 1)
     vocab_size: int = var(1024, "pieces of the tokenizer", 2, 65536)
     num_layers: int = var(9, "blocks", 1, 1024)
-    model_dim: int = var(512, "width of the residual stream", 1)
+    model_dim: int = var(512, "width of the residual stream", 1, 65536)
     num_heads: int = var(8, "query heads", 1)
     num_kv_heads: int = var(4, "key and value heads", 1)
     key_shift: float = var(0.0, "start of the last keys' share of the token before", 0, 1)
     short_window: int = var(0, "tokens that layers but the last see; 0: all", 0, 262144)
     exclusive_attention: bool = var(False, "leave out what a token's own value says")
-    mlp_mult: int = var(2, "hidden width of the MLP in model widths", 1)
+    mlp_mult: int = var(2, "hidden width of the MLP in model widths", 1, 1024)
     mlp_leak: float = var(0.0, "slope of the MLP's units below zero, before the square", 0, 1)
     rope_base: float = var(10000.0, "longest wavelength of the rotary positions over 2 pi", 1)
     logit_softcap: float = var(30.0, "c in c tanh(z / c)", 1e-3)
@@ -140,13 +138,13 @@ class Settings:
     matrix_lr: float = var(0.02, "Muon rate of the blocks' matrices", 0)
     scalar_lr: float = var(0.02, "Adam rate of vectors and scalars", 0)
     muon_momentum: float = var(0.99, "momentum of Muon", 0, 0.99999)
-    muon_backend_steps: int = var(5, "Newton-Schulz steps", 1)
+    muon_backend_steps: int = var(5, "Newton-Schulz steps", 1, 1024)
     weight_decay: float = var(0.0, "of the matrices, decoupled (Loshchilov, Hutter 2019)", 0)
     muon_momentum_warmup_start: float = var(0.92, "momentum of Muon at step 0", 0, 0.99999)
     muon_momentum_warmup_steps: int = var(1500, "steps over which it rises linearly", 0)
     beta1: float = var(0.9, "Adam, first moment", 0, 0.99999)
     beta2: float = var(0.95, "Adam, second moment", 0, 0.99999)
-    adam_eps: float = var(1e-8, "Adam, added to the root of the second moment", 0)
+    adam_eps: float = var(1e-8, "Adam, added to the root of the second moment", 1e-30)
     matrix_levels: int = var(127, "rounding steps each side of 0; 31: six bits", 1, 127)
     budget_bytes: int = var(16000000, "most bytes of artifact and code together", 1)
     code_bytes: str = var("raw", "how code counts: raw, or as zlib", choices=("raw", "zlib"))
@@ -343,6 +341,7 @@ def step_flops(s: Settings) -> int:
 # --- model: B batch, T tokens, D width, H heads, G kv heads, R = H / G, K head width, V vocab
 
 NORM_EPS = 1e-6  # written down: the default of rms_norm differs between torch versions
+MICRO_TOKENS = 8192  # slots below it share a pass: fewer calls, still in a CPU's cache
 # Queries that attention multiplies at once: with their heads, 256 rows fill the tiles.
 query_block: Function = lambda heads_per_key: max(128, 256 // max(heads_per_key, 1))
 Weights = dict[str, Tensor]  # by parameter name
@@ -635,9 +634,6 @@ class Optimizer:
         new_state = weights, momentum, moment1, moment2
         for old, new in zip(state.values(), new_state):
             torch.where(finite, new, old, out=old)
-
-
-MICRO_TOKENS = 8192  # slots below it share a pass: fewer calls, still in a CPU's cache
 
 
 class Trainer:
@@ -979,7 +975,7 @@ def load_corpus(s: Settings, with_train: bool = True) -> Corpus:
     need(s.tokenizer_path, "vocabulary", tokenizer.vocab_size(), s.vocab_size, "see DATA_PATH, VOCAB_SIZE")
     notes: list[str] = []
     train = TokenStream(s, "train", sha256(blob), tokenizer.bos_id(), notes) if with_train else None
-    hashes = {"train_sha256": sha256(train.headers if train else b""), "tokenizer_sha256": sha256(blob)}
+    hashes = {"tokenizer_sha256": sha256(blob)} | ({"train_sha256": sha256(train.headers)} if train else {})
     if train and not any(Path(s.data_path).glob("[!.]*_val_*.bin")):  # as in a retraining
         none = np.zeros(0, np.uint16)
         return Corpus(train, none, none, [*notes, "note: no validation text or score"], hashes)
@@ -1076,7 +1072,7 @@ def open_run(s: Settings, about: Facts, code: Facts) -> tuple[Path, Arrays, Fact
         if now == was or "free" in ROWS.get(name, ROWS["seed"]).metadata:
             continue
         found = f"{name.upper()}={format_value(now)}: {folder} began with {format_value(was)}"
-        by = f"PRESET={begun['preset']} DATA_PATH={begun['data_path']}"
+        by = f"PRESET={begun['preset']} DATA_PATH={begun['data_path']} {folder}/train_gpt.py"
         kind = DataError if name in facts["sha256"] else SettingError
         raise kind(f"{found}, by {by}: give that again, or a new RUN_ID")
     began, here = facts.get("environment", {}), about["environment"]
@@ -1088,16 +1084,15 @@ def open_run(s: Settings, about: Facts, code: Facts) -> tuple[Path, Arrays, Fact
     return folder, arrays, facts, notes
 
 
-COUNTERS = "train_seconds eval_seconds steps tokens_seen train_flops skipped_steps skipped_in_a_row resumes"
-
-
 class Run:
     """What a run says and keeps: train.log for people, metrics.jsonl for programs."""
 
     def __init__(self, machine: Machine, s: Settings, folder: Any = None, about: Any = None) -> None:
         self.machine, self.s = machine, s
         self.folder, self.about = folder, about  # without a folder nothing is written
-        self.counters = types.SimpleNamespace(**dict.fromkeys(COUNTERS.split(), 0))
+        names = "train_seconds eval_seconds steps tokens_seen train_flops resumes"
+        names += " skipped_steps skipped_in_a_row"
+        self.counters = types.SimpleNamespace(**dict.fromkeys(names.split(), 0))
         self.plan = Plan(s)
         self.spoke = 0.0
 
@@ -1253,7 +1248,9 @@ def open_machine(s: Settings) -> Machine:
     if cuda and local >= torch.cuda.device_count():
         raise SettingError(f"DEVICE={s.device}: torch finds no GPU LOCAL_RANK={local}")
     device = torch.device(f"cuda:{local}" if cuda else "cpu")
-    machine = Machine(device, rank, world, compile=s.compile and __debug__)  # -O: wrong code
+    machine = Machine(device, rank, world, compile=s.compile and __debug__)
+    if s.compile and not __debug__:
+        print("compile:0 (under python -O torch compiles wrong code)")
     if " " in os.environ.get("TMPDIR", "") + os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""):  # not quoted
         os.environ |= {"TMPDIR": "/tmp", "TORCHINDUCTOR_CACHE_DIR": f"/tmp/torchinductor_{os.getuid()}"}
     try:
@@ -1263,13 +1260,15 @@ def open_machine(s: Settings) -> Machine:
         print("compile:0 (torch.compile fails, so eager):", *str(error).rpartition("Output:")[2].split()[:30])
     torch._dynamo.config.suppress_errors = True  # a damaged cache: eager, and a warning
     keep_freed_memory()
-    for group in {"", *re.findall(r"(?:^0:|\bcpu\b.*):(/.+)", read_proc("/proc/self/cgroup"))}:
-        for path in (f"{group}/cpu.max", f"/cpu{group}/cpu.cfs_quota_us"):  # versions 2 and 1
-            with contextlib.suppress(OSError, *DAMAGED):
-                cores = int(Path(f"/sys/fs/cgroup{path}").read_text().split()[0]) // 100_000
-                if 0 <= cores <= torch.get_num_threads():  # -1 and max: no limit
-                    torch.set_num_threads(max(1, cores))
-                    print(f"note: /sys/fs/cgroup{path} limits the threads")
+    own = re.findall(r"(?:^0:|\bcpu\b.*):(.*[^/\n])?", read_proc("/proc/self/cgroup"))
+    for group in {path[: end.start()] for path in own for end in re.finditer("/|$", path)}:
+        for files in ([f"{group}/cpu.max"], [f"/cpu{group}/cpu.cfs_{x}_us" for x in ("quota", "period")]):
+            with contextlib.suppress(OSError, *DAMAGED):  # no limit is max, or -1
+                text = " ".join(Path(f"/sys/fs/cgroup{name}").read_text() for name in files)
+                quota, period = map(int, text.split())
+                if 0 <= quota // period <= torch.get_num_threads():
+                    torch.set_num_threads(max(1, quota // period))
+                    print(f"note: /sys/fs/cgroup{files[0]} limits the threads")
     if world > 1:  # small decisions travel as CPU tensors over gloo: no GPU waits for them
         timeout = datetime.timedelta(seconds=s.dist_timeout)
         store, *_ = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore
@@ -1348,7 +1347,7 @@ def score_artifact(trainer: Trainer, blob: bytes, path: Any, corpus: Corpus, run
     """The result: what an artifact scores. Raises FloatingPointError if that is no number."""
     _, weights, tokenizer_sha256 = decode_artifact(blob, path)
     own = corpus.sha256["tokenizer_sha256"]
-    need(path, "sha256 of the tokenizer", tokenizer_sha256, own, "see DATA_PATH and TOKENIZER_PATH")
+    need(path, "sha256 of the tokenizer", tokenizer_sha256, own, "see DATA_PATH")
     trainer.load(weights)
     score = validate(trainer, corpus, run, trainer.s.val_tokens_limit, "artifact")
     if re.match("nan|inf", score.get("val_loss", "")):
@@ -1404,7 +1403,8 @@ def run_all(s: Settings, about: Facts, code: Facts, machine: Machine, make: Func
     except (OSError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not machine.signals:  # compilers get them
             raise
-        raise InterruptedError(f"{error}; the same command with RUN_ID={folder.name} goes on") from error
+        ends = "goes on" if any(folder.glob("checkpoint/step_*.ckpt")) else "begins anew"
+        raise InterruptedError(f"{error}; the same command with RUN_ID={folder.name} {ends}") from error
 
 
 def score_only(s: Settings, origins: dict[str, str], machine: Machine, make: Function) -> int:
@@ -1430,7 +1430,7 @@ def dry_run(s: Settings, origins: dict[str, str], code_bytes: int) -> int:
         print(f"{p.name} {p.shape} float32 init {p.init} {p.scale:.6g} {p.group} lr {p.lr:g}")
         params, planned = params + p.size, planned + int(p.size * bits / 8)
     print(f"params: {params}\nplanned_artifact_bytes: {planned} (about, after zlib)")
-    print(f"code_bytes: {code_bytes}\nsteps: {Plan(s).num_steps}")
+    print(f"code_bytes: {code_bytes} (in all {planned + code_bytes})\nsteps: {Plan(s).num_steps}")
     return 0
 
 

@@ -14,7 +14,7 @@ from types import FrameType
 
 import click
 
-from data.command import DataError, UsageError, open_streams, printable
+from data.command import REPO, DataError, UsageError, open_streams, printable, shell
 
 OUTPUT_CLOSED = 141  # as a shell reports a program whose reader went away (128 + SIGPIPE)
 INTERRUPTED = 130  # as a shell reports a program that Ctrl-C ended (128 + SIGINT)
@@ -151,6 +151,10 @@ def run(work: Callable[[], int]) -> int:
     except (DataError, UsageError) as error:
         print(f"error: {printable(error)}", file=sys.stderr)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        mend = shell(sys.executable, "-m", "pip", "install", "-r", REPO / "tests/requirements.txt")
+        print(f"error: {error.name} is not installed: {mend}", file=sys.stderr)
+        return UsageError.exit_code
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return INTERRUPTED

@@ -16,6 +16,7 @@ known, and no verdict with the others.
 
 import contextlib
 import functools
+import importlib
 import json
 import os
 import re
@@ -228,6 +229,7 @@ def work(args: SimpleNamespace) -> int:
     """Do what the arguments ask for; the exit code."""
     if bool(args.file) == args.trying or (args.trying and (args.report or args.scaling)):
         raise UsageError("expected FILE, or --try without FILE, --report and --scaling")
+    importlib.import_module("scipy")  # which judges the runs: before any is trained
     if args.trying:
         return try_script(args)
     budget = args.budget or 1.0
