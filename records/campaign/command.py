@@ -284,7 +284,7 @@ def main(**options: Any) -> int:
         print("stopped; the same command goes on", file=sys.stderr)
         return STOPPED
     except Exception as error:
-        if not options["trying"] or isinstance(error, DataError | UsageError | OSError):
+        if not options["trying"] or isinstance(error, DataError | UsageError | OSError | ModuleNotFoundError):
             raise
         traceback.print_exc()  # Python's own exit code would be that of discard
         return DataError.exit_code

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 
 import numpy as np
@@ -213,6 +214,9 @@ def test_a_try_without_a_verdict_is_refused_in_a_line(place, monkeypatch):
     assert "expected FILE, or --try" in refused(place.try_idea(idea(GAINS), "--report", code=2))
     monkeypatch.setattr(command, "judge", None)
     assert "TypeError: 'NoneType'" in place.try_idea(idea(GAINS), code=3), "1 would be discard"
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    said = place.try_idea(idea(GAINS), code=2)
+    assert "scipy is not installed: " in refused(said) and " 1337: " not in said
 
 
 # --- scores and statistics --------------------------------------------------------------------------------
