@@ -1403,8 +1403,8 @@ def run_all(s: Settings, about: Facts, code: Facts, machine: Machine, make: Func
     except (OSError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not machine.signals:  # compilers get them
             raise
-        ends = "goes on" if any(folder.glob("checkpoint/step_*.ckpt")) else "begins anew"
-        raise InterruptedError(f"{error}; the same command with RUN_ID={folder.name} {ends}") from error
+        how = f"the same command with RUN_ID={folder.name} goes on from the last checkpoint, if any"
+        raise InterruptedError(f"{error}; {how}") from error
 
 
 def score_only(s: Settings, origins: dict[str, str], machine: Machine, make: Function) -> int:
