@@ -6,7 +6,7 @@
     DRY_RUN=1 python train_gpt.py                          settings, parameters and size
 
 Exit codes: 0 done, 2 bad setting, 3 bad data, 4 artifact over its byte budget, 16 stopped by a
-signal, a lost rank or a full disk (the same command goes on), 17 numerical failure.
+signal, a lost rank, a failed GPU or a full disk (the same command goes on), 17 bad numbers.
 """
 
 from __future__ import annotations
@@ -815,7 +815,7 @@ class Predictor:  # a model that is given one token after the other, in many str
     def __init__(self, model: GPT) -> None:
         self.model, self.s = model, model.s
         self.vocab_size = model.s.vocab_size
-        self.rows = 256 if model.machine.device.type == "cpu" else 1024  # streams
+        self.rows = 256 if model.machine.device.type == "cpu" else 2048  # streams
 
     def start(self, rows: int) -> np.ndarray:
         """float32[rows, V]: logits of the first token of every stream: nothing is known."""
@@ -944,9 +944,7 @@ class BatchReader:
             document = np.searchsorted(stream.documents, middles, "right") - 1
             short = sizes[document] <= s.doc_tokens
             windows = windows[short] if short.mean() >= 0.1 else windows
-            notes.append(
-                f"note: {short.mean():.0%} is in short documents (DOC_TOKENS), read alone from 10% on"
-            )
+            notes.append(f"note: DOC_TOKENS: {short.mean():.0%} in short documents; below 10% all is read")
         self.order = np.random.Generator(np.random.Philox(key=s.seed)).permutation(windows)
 
     def read(self, step: int) -> Any:
@@ -1121,11 +1119,11 @@ class Run:
         self.line("\n".join(["---", *(f"{key}: {value}" for key, value in rows.items())]))
         self.event("final", **rows)
 
-    def log_step(self, stats: tuple[Any, Any, Any], lr_mul: float) -> None:
+    def log_step(self, stats: list[float], lr_mul: float) -> None:
         """An event, and some lines. Raises FloatingPointError at the tenth skipped."""
         s, counters, step = self.s, self.counters, self.counters.steps
         seconds, flops = counters.train_seconds, counters.train_flops
-        loss, grad_norm, finite = map(float, stats)
+        loss, grad_norm, finite = stats
         facts = {"step": step, "train_loss": loss, "grad_norm": grad_norm, "lr_mul": lr_mul}
         self.event("step", **facts, train_seconds=seconds, train_flops=flops)
         counters.skipped_in_a_row = 0 if finite else counters.skipped_in_a_row + 1
@@ -1174,6 +1172,7 @@ class Machine:
     dtype: torch.dtype = torch.float32  # of products
     peak_flops: float = math.inf  # per second, measured, of one process in dtype
     compile: bool = False
+    timeout: float = math.inf  # seconds that the other ranks may be silent
     patient: Any = None  # process group that waits for compilers and slow disks
     reducers: Any = None  # the process group that sums gradients
     signals: list[int] = dataclasses.field(default_factory=list)  # those to stop that came
@@ -1181,9 +1180,15 @@ class Machine:
     def collective(self, operation: Function, *args: Any, **named: Any) -> None:
         """What all ranks do together. Raises InterruptedError if one is dead or silent."""
         if self.world > 1:
+            if self.reducers:
+                torch.cuda.synchronize()  # own work may take its time
             try:
                 operation(*args, **named)
-            except RuntimeError as error:
+                end = time.monotonic() + self.timeout
+                while self.reducers and not torch.cuda.current_stream().query():
+                    if time.monotonic() > end:  # NCCL's kernels wait for a dead rank for ever
+                        raise TimeoutError
+            except (RuntimeError, TimeoutError) as error:
                 raise InterruptedError("lost a rank: dead, or silent for DIST_TIMEOUT") from error
 
     def all_gather(self, *numbers: float) -> np.ndarray:
@@ -1248,7 +1253,7 @@ def open_machine(s: Settings) -> Machine:
     if cuda and local >= torch.cuda.device_count():
         raise SettingError(f"DEVICE={s.device}: torch finds no GPU LOCAL_RANK={local}")
     device = torch.device(f"cuda:{local}" if cuda else "cpu")
-    machine = Machine(device, rank, world, compile=s.compile and __debug__)
+    machine = Machine(device, rank, world, compile=s.compile and __debug__, timeout=s.dist_timeout)
     if s.compile and not __debug__:
         print("compile:0 (under python -O torch compiles wrong code)")
     if " " in os.environ.get("TMPDIR", "") + os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""):  # not quoted
@@ -1275,7 +1280,7 @@ def open_machine(s: Settings) -> Machine:
         store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)  # type: ignore
         dist.init_process_group("gloo", timeout=timeout, store=store, rank=rank, world_size=world)
         machine.patient = dist.new_group(timeout=datetime.timedelta(hours=1))
-        if cuda:  # NCCL's watchdog kills the process: gloo has to notice before
+        if cuda:  # NCCL's watchdog kills the process: `collective` has to notice before
             torch.cuda.set_device(local)
             machine.reducers = dist.new_group(backend="nccl", timeout=10 * timeout)
     return machine
@@ -1313,7 +1318,7 @@ def train(trainer: Trainer, corpus: Corpus, reader: BatchReader, run: Run) -> No
             saved = time.perf_counter()
             began += saved - now  # the clock stood still
         step = plan.step(number, elapsed)
-        stats = trainer.step(reader.read(number), step)
+        stats = [*map(float, trainer.step(reader.read(number), step))]  # waits for the GPU
         counters.steps += 1
         counters.tokens_seen += s.train_batch_tokens
         counters.train_flops += plan.flops
@@ -1401,10 +1406,11 @@ def run_all(s: Settings, about: Facts, code: Facts, machine: Machine, make: Func
         train(trainer, corpus, reader, run)
         return finish(trainer, corpus, run)
     except (OSError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not machine.signals:  # compilers get them
+        stops = (OSError, torch.AcceleratorError)  # the second: of a GPU, in several lines
+        if not isinstance(error, stops) and not machine.signals:  # compilers get them
             raise
         how = f"the same command with RUN_ID={folder.name} goes on from the last checkpoint, if any"
-        raise InterruptedError(f"{error}; {how}") from error
+        raise InterruptedError(f"{[*str(error).splitlines(), ''][0]}; {how}") from error
 
 
 def score_only(s: Settings, origins: dict[str, str], machine: Machine, make: Function) -> int:

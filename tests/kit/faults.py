@@ -9,6 +9,7 @@ PROVOKE holds faults with commas between them, each KIND@STEP and what it needs.
     sleep       so many seconds= before the step; with in=, before each gradient (those of step 0 are the
                 warm-up's), pass of an evaluation behind the step, or fsync behind it
     kill, stop  SIGKILL or SIGSTOP to itself before the step
+    gpu         the error of a broken GPU before the step
     drift       the rank's weights change before the step
     hash        print the sha256 of weights and optimizer before the step
     cut         SIGKILL half way through the checkpoint of the step, or of the first after it
@@ -74,6 +75,8 @@ def step(trainer: train_gpt.Trainer, batch: torch.Tensor, its: train_gpt.Step) -
         sys.stdout.flush()
     for _ in due("kill"):
         os.kill(os.getpid(), signal.SIGKILL)
+    for _ in due("gpu"):
+        raise torch.AcceleratorError("CUDA error: unspecified launch failure\nSearch for it in the manual.")
     for _ in due("stop"):
         os.kill(os.getpid(), signal.SIGSTOP)
     return real_step(trainer, batch, its)

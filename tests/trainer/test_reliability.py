@@ -6,12 +6,14 @@ import os
 import re
 import shutil
 import signal
+import types
 import zlib
 from pathlib import Path
 
 import psutil
 import pytest
 import safetensors.numpy
+import torch
 
 import train_gpt
 from tests.kit import helpers, launch
@@ -49,6 +51,18 @@ def test_the_others_end_in_time_when_a_rank_is_lost(corpus, tmp_path, spec):
     assert spec.startswith("stop") or re.search(r"rank +: 0 .*\n +exitcode +: -9 ", run.err), run.err
 
 
+def test_a_gpu_that_waits_for_a_lost_rank_is_given_up(monkeypatch):
+    """NCCL's kernels never end then. What a GPU says is played here: test_cuda.py has one card only."""
+    said = [True, False]
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    stream = types.SimpleNamespace(query=lambda: bool(said) and said.pop())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    machine = train_gpt.Machine(torch.device("cuda"), world=2, timeout=0.1, reducers="nccl")
+    machine.collective(lambda: None)
+    with pytest.raises(InterruptedError, match="lost a rank"):
+        machine.collective(lambda: None)
+
+
 @pytest.mark.slow
 def test_torchrun_starts_the_ranks_again_when_one_was_killed(corpus, tmp_path):
     """--max-restarts: the run goes on from its checkpoint by itself."""
@@ -84,8 +98,10 @@ def test_a_run_that_was_killed_even_in_a_checkpoint_ends_with_the_bits_of_one_th
     for spec in ("sleep@5:seconds=0.5,cut@10", "torn@20", "kill@40"):
         Launch(tmp_path, env, provoke=spec).need(-signal.SIGKILL)
         assert (tmp_path / "logs/run/checkpoint/step_00000020.damaged").exists() == (spec == "kill@40")
+    broken = Launch(tmp_path, env, provoke="gpu@45").need(16)
+    assert "CUDA error: unspecified launch failure; the same command with RUN_ID=run goes on" in broken.err
     resumed = helpers.run_here(train_gpt.main, tmp_path, env)
-    assert (resumed.code, resumed.final["steps"], resumed.final["resumes"]) == (0, "55", "3")
+    assert (resumed.code, resumed.final["steps"], resumed.final["resumes"]) == (0, "55", "4")
     kept = sorted(path.name for path in resumed.folder.glob("checkpoint/*.ckpt"))
     assert len(kept) == 2 and kept[-1] == "step_00000055.ckpt", "one at the end, and the one before it"
     log = (resumed.folder / "train.log").read_text(encoding="utf-8")
