@@ -944,7 +944,7 @@ class BatchReader:
             document = np.searchsorted(stream.documents, middles, "right") - 1
             short = sizes[document] <= s.doc_tokens
             windows = windows[short] if short.mean() >= 0.1 else windows
-            notes.append(f"note: DOC_TOKENS: {short.mean():.0%} in short documents; below 10% all is read")
+            notes.append(f"note: {short.mean():.0%} in short documents (DOC_TOKENS); below 10% all is read")
         self.order = np.random.Generator(np.random.Philox(key=s.seed)).permutation(windows)
 
     def read(self, step: int) -> Any:
