@@ -1375,7 +1375,9 @@ def finish(trainer: Trainer, corpus: Corpus, run: Run) -> int:
     rows |= {"params": sum(trainer.model.sizes)} | ({"peak_memory_mib": memory} if memory else {})
     rows |= {"preset": s.preset, "seed": s.seed, "run_id": run.folder.name} | vars(run.counters)
     rows |= {"total_bytes": total, "budget_bytes": s.budget_bytes, "budget": "ok" if fits else "over"}
-    run.final(rows | score | {"next": f"{os.path.relpath(sys.executable)} -m records sample {run.folder}"})
+    smaller = "DRY_RUN=1 with smaller NUM_LAYERS, MODEL_DIM or MATRIX_LEVELS plans what fits"
+    sample = f"{os.path.relpath(sys.executable)} -m records sample {run.folder}"
+    run.final(rows | score | {"next": sample if fits else smaller})
     return 0 if fits else 4
 
 

@@ -8,7 +8,6 @@ time, and given again. A training never waits for it.
 """
 
 import contextlib
-import importlib.util
 import itertools
 import sys
 import time
@@ -18,7 +17,7 @@ from typing import Any
 
 import click
 
-from data.command import DataError, UsageError, printable, say, shell
+from data.command import DataError, UsageError, printable, say
 from data.door import Command
 from data.files import locked, parse_json
 from records.archive.runs import METRICS, configuration, nearest_runs
@@ -182,9 +181,6 @@ def follow_all(folders: tuple[Path, ...], patience: int) -> int:
 @click.option("--patience", type=click.IntRange(0), default=600, metavar="S", help="a run so silent is dead")
 def main(folders: tuple[Path, ...], to: str, patience: int) -> int:
     """Follow all until they have ended; the exit code."""
-    if importlib.util.find_spec(to) is None:
-        install = shell(sys.executable, "-m", "pip", "install", to)
-        raise UsageError(f"--to {to}: the package is not installed: {install}")
     for path in folders:
         if not run_folders(path):
             wrong = f"holds no {METRICS}" if path.is_dir() else "is no folder"
