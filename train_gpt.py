@@ -6,7 +6,7 @@
     DRY_RUN=1 python train_gpt.py                          settings, parameters and size
 
 Exit codes: 0 done, 2 bad setting, 3 bad data, 4 artifact over its byte budget, 16 stopped by a
-signal, a lost rank, a failed GPU or a full disk (the same command goes on), 17 bad numbers.
+signal, a lost rank or a full disk (the same command goes on), 17 numerical failure.
 """
 
 from __future__ import annotations
@@ -963,7 +963,7 @@ class Corpus(NamedTuple):  # what a run reads, and what the log says of it
     sha256: dict[str, str]  # of training headers, validation tokens, tokenizer
 
 
-def load_corpus(s: Settings, with_train: bool = True) -> Corpus:
+def load_corpus(s: Settings, machine: Machine, with_train: bool = True) -> Corpus:
     """The tokenizer and the shards, which must belong together. Raises DataError."""
     blob = read_file(s.tokenizer_path, "TOKENIZER_PATH=")
     try:
@@ -992,7 +992,9 @@ def load_corpus(s: Settings, with_train: bool = True) -> Corpus:
         notes.append(f"note: lossy tokenizer: {total} bytes decoded of {stated}")
     else:
         need(s.data_path, "byte count of the validation tokens", total, stated)
-    return Corpus(train, tokens, sizes, notes, hashes | {"val_sha256": sha256(tokens)})
+    hashes["val_sha256"] = sha256(tokens)
+    need(s.data_path, "text", hashes, machine.on_rank_0(lambda: hashes), "rank 0's differs")
+    return Corpus(train, tokens, sizes, notes, hashes)
 
 
 # --- run: its folder, log, metrics and checkpoints ----------------------------------------
@@ -1171,7 +1173,7 @@ class Machine:
     world: int = 1
     dtype: torch.dtype = torch.float32  # of products
     peak_flops: float = math.inf  # per second, measured, of one process in dtype
-    compile: bool = False
+    compile: bool = False  # not under python -O: torch makes wrong code there
     timeout: float = math.inf  # seconds that the other ranks may be silent
     patient: Any = None  # process group that waits for compilers and slow disks
     reducers: Any = None  # the process group that sums gradients
@@ -1187,9 +1189,9 @@ class Machine:
                 end = time.monotonic() + self.timeout
                 while self.reducers and not torch.cuda.current_stream().query():
                     if time.monotonic() > end:  # NCCL's kernels wait for a dead rank for ever
-                        raise TimeoutError
+                        raise TimeoutError("NCCL waits")
             except (RuntimeError, TimeoutError) as error:
-                raise InterruptedError("lost a rank: dead, or silent for DIST_TIMEOUT") from error
+                raise InterruptedError(f"lost a rank: dead or silent (DIST_TIMEOUT): {error}") from error
 
     def all_gather(self, *numbers: float) -> np.ndarray:
         """float64[world, n]: these numbers of every rank."""
@@ -1254,8 +1256,16 @@ def open_machine(s: Settings) -> Machine:
         raise SettingError(f"DEVICE={s.device}: torch finds no GPU LOCAL_RANK={local}")
     device = torch.device(f"cuda:{local}" if cuda else "cpu")
     machine = Machine(device, rank, world, compile=s.compile and __debug__, timeout=s.dist_timeout)
-    if s.compile and not __debug__:
-        print("compile:0 (under python -O torch compiles wrong code)")
+    if world > 1:  # small decisions travel as CPU tensors over gloo: no GPU waits for them
+        timeout = datetime.timedelta(seconds=s.dist_timeout)
+        store, *_ = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore
+        store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)  # type: ignore
+        dist.init_process_group("gloo", timeout=timeout, store=store, rank=rank, world_size=world)
+        dist.barrier()  # else the next line waits an hour for a rank that is gone
+        machine.patient = dist.new_group(timeout=datetime.timedelta(hours=1))
+        if cuda:  # NCCL's watchdog kills the process: `collective` has to notice before
+            torch.cuda.set_device(local)
+            machine.reducers = dist.new_group(backend="nccl", timeout=10 * timeout)
     if " " in os.environ.get("TMPDIR", "") + os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""):  # not quoted
         os.environ |= {"TMPDIR": "/tmp", "TORCHINDUCTOR_CACHE_DIR": f"/tmp/torchinductor_{os.getuid()}"}
     try:
@@ -1274,23 +1284,13 @@ def open_machine(s: Settings) -> Machine:
                 if 0 <= quota // period <= torch.get_num_threads():
                     torch.set_num_threads(max(1, quota // period))
                     print(f"note: /sys/fs/cgroup{files[0]} limits the threads")
-    if world > 1:  # small decisions travel as CPU tensors over gloo: no GPU waits for them
-        timeout = datetime.timedelta(seconds=s.dist_timeout)
-        store, *_ = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore
-        store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)  # type: ignore
-        dist.init_process_group("gloo", timeout=timeout, store=store, rank=rank, world_size=world)
-        machine.patient = dist.new_group(timeout=datetime.timedelta(hours=1))
-        if cuda:  # NCCL's watchdog kills the process: `collective` has to notice before
-            torch.cuda.set_device(local)
-            machine.reducers = dist.new_group(backend="nccl", timeout=10 * timeout)
     return machine
 
 
 def keep_freed_memory() -> None:
     """Let glibc keep freed memory: its page faults make a step 1.4 times as long."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", min)  # elsewhere nothing happens
     for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 2**26)):  # mmap, trim, top pad
-        mallopt(option, value)
+        getattr(ctypes.CDLL(None), "mallopt", min)(option, value)  # elsewhere nothing happens
 
 
 # --- main: a whole run, or an evaluation alone --------------------------------------------
@@ -1375,16 +1375,14 @@ def finish(trainer: Trainer, corpus: Corpus, run: Run) -> int:
     rows |= {"params": sum(trainer.model.sizes)} | ({"peak_memory_mib": memory} if memory else {})
     rows |= {"preset": s.preset, "seed": s.seed, "run_id": run.folder.name} | vars(run.counters)
     rows |= {"total_bytes": total, "budget_bytes": s.budget_bytes, "budget": "ok" if fits else "over"}
-    smaller = "DRY_RUN=1 with smaller NUM_LAYERS, MODEL_DIM or MATRIX_LEVELS plans what fits"
-    sample = f"{os.path.relpath(sys.executable)} -m records sample {run.folder}"
-    run.final(rows | score | {"next": sample if fits else smaller})
+    run.final(rows | score | {"next": f"{os.path.relpath(sys.executable)} -m records sample {run.folder}"})
     return 0 if fits else 4
 
 
 def run_all(s: Settings, about: Facts, code: Facts, machine: Machine, make: Function) -> int:
     """A whole run on this rank. Returns the exit code."""
     s = dataclasses.replace(s, dtype=machine.choose_dtype(s.dtype))
-    corpus, settings, origins = load_corpus(s), dataclasses.asdict(s), about["origins"]
+    corpus, settings, origins = load_corpus(s, machine), dataclasses.asdict(s), about["origins"]
     environment = machine.facts() | {"dtype": s.dtype} | about["environment"]
     size = {"params": sum(param.size for param in parameter_table(s))}  # forks differ
     about |= {"settings": settings, "sha256": corpus.sha256 | size, "environment": environment}
@@ -1408,11 +1406,11 @@ def run_all(s: Settings, about: Facts, code: Facts, machine: Machine, make: Func
         train(trainer, corpus, reader, run)
         return finish(trainer, corpus, run)
     except (OSError, RuntimeError) as error:
-        stops = (OSError, torch.AcceleratorError)  # the second: of a GPU, in several lines
-        if not isinstance(error, stops) and not machine.signals:  # compilers get them
-            raise
         how = f"the same command with RUN_ID={folder.name} goes on from the last checkpoint, if any"
-        raise InterruptedError(f"{[*str(error).splitlines(), ''][0]}; {how}") from error
+        if isinstance(error, RuntimeError) and not machine.signals:  # compilers get them
+            error.add_note(how)  # below the traceback of a broken GPU, or fork
+            raise
+        raise InterruptedError(f"{error}; {how}") from error
 
 
 def score_only(s: Settings, origins: dict[str, str], machine: Machine, make: Function) -> int:
@@ -1421,7 +1419,7 @@ def score_only(s: Settings, origins: dict[str, str], machine: Machine, make: Fun
     own = [k for k in carried if re.match("eval_|val_|dtype", k) and origins[k] != "preset"]
     s = dataclasses.replace(s, **(carried | {name: getattr(s, name) for name in own}))
     machine.choose_dtype(s.dtype)
-    corpus, run = load_corpus(s, with_train=False), Run(machine, s)
+    corpus, run = load_corpus(s, machine, with_train=False), Run(machine, s)
     run.line("\n".join([f"scoring {s.eval_only} on {s.data_path}", *corpus.notes]))
     run.final(score_artifact(make(s, machine), blob, s.eval_only, corpus, run))
     return 0
@@ -1462,9 +1460,12 @@ def run_script(open_machine: Function, make: Function, file: str, *arguments: st
     try:
         machine = open_machine(s)
     except (ValueError, RuntimeError) as error:
-        if isinstance(error, SettingError | dist.DistError) or "MASTER_ADDR" not in os.environ:
-            raise  # as it is; the second: a rank came too late
-        raise SettingError(f"{error}; see WORLD_SIZE, RANK, MASTER_PORT, GLOO_SOCKET_IFNAME") from None
+        if isinstance(error, SettingError) or "MASTER_ADDR" not in os.environ:
+            raise
+        kind = dist.DistError if isinstance(error, dist.DistError) else SettingError
+        found = str(error).splitlines()[0]  # without torch's stack
+        raise kind(f"{found}; see RANK, WORLD_SIZE, MASTER_PORT, GLOO_SOCKET_IFNAME") from None
+    s = machine.on_rank_0(lambda: s)  # on another node the environment may differ
     for name in ("TERM", "INT", "HUP", "USR1", "USR2", "XCPU"):  # the last three: of clusters
         number = getattr(signal, f"SIG{name}")
         with contextlib.suppress(ValueError):  # a thread gets none

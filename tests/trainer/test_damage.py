@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import train_gpt
 from tests.kit import helpers
@@ -84,7 +85,8 @@ SHARDS = {
 
 
 def loaded(corpus: TinyCorpus, **env) -> train_gpt.Corpus:
-    return train_gpt.load_corpus(train_gpt.load_settings(corpus.env(**env), "smoke")[0])
+    s = train_gpt.load_settings(corpus.env(**env), "smoke")[0]
+    return train_gpt.load_corpus(s, train_gpt.Machine(torch.device("cpu")))
 
 
 def refusal(broken: TinyCorpus, **env) -> str:

@@ -198,14 +198,14 @@ def test_a_lost_rank_ends_the_other(corpus, tmp_path, number):
     second.process.send_signal(number)
     done = first.need(16)
     second.kill()
-    assert "train_gpt_mlx.py: lost a rank: dead, or silent for DIST_TIMEOUT" in done.err
+    assert "train_gpt_mlx.py: lost a rank: dead or silent (DIST_TIMEOUT): " in done.err
 
 
 @pytest.mark.slow
 def test_a_rank_that_never_comes_is_named(corpus, tmp_path):
     (tmp_path / "ring.json").write_text(json.dumps(ring(2)))
     env = corpus.env(MLX_HOSTFILE="ring.json", MLX_RANK=0, DIST_TIMEOUT=1)
-    assert "1/2 clients joined" in start(tmp_path, env).need(16).err
+    assert re.search("1/2 clients joined.*; see RANK, WORLD_SIZE", start(tmp_path, env).need(16).err)
 
 
 # --- trouble ----------------------------------------------------------------------------------------------
