@@ -909,7 +909,8 @@ class TokenStream:
                 need(path, "index and split", header[["index", "split"]].item(), (index, split == "train"))
                 if split == "val":  # of training text a part will do
                     need(path, "number of shards", len(self.paths), header["shards"])
-                need(path, "sha256 of the tokenizer", header["tokenizer"].item().hex(), tokenizer_sha256)
+                own = header["tokenizer"].item().hex()
+                need(path, "sha256 of the tokenizer", own, tokenizer_sha256, "see TOKENIZER_PATH")
                 need(path, "crc32 of the tokens", crc32, header["crc32"])
             header["crc32"] = crc32  # so a resume knows the text of legacy shards, too
             begins.append(start + np.flatnonzero(tokens == bos))
@@ -965,6 +966,7 @@ class Corpus(NamedTuple):  # what a run reads, and what the log says of it
 
 def load_corpus(s: Settings, machine: Machine, with_train: bool = True) -> Corpus:
     """The tokenizer and the shards, which must belong together. Raises DataError."""
+    find_shards(s.data_path, "train" if with_train else "val", [])  # misspelt: says so
     blob = read_file(s.tokenizer_path, "TOKENIZER_PATH=")
     try:
         tokenizer = sentencepiece.SentencePieceProcessor(model_proto=blob)
@@ -1182,8 +1184,6 @@ class Machine:
     def collective(self, operation: Function, *args: Any, **named: Any) -> None:
         """What all ranks do together. Raises InterruptedError if one is dead or silent."""
         if self.world > 1:
-            if self.reducers:
-                torch.cuda.synchronize()  # own work may take its time
             try:
                 operation(*args, **named)
                 end = time.monotonic() + self.timeout

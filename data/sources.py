@@ -152,8 +152,7 @@ def read_text(path: Path, source: Source) -> Iterator[Read]:
         if source.separator is not None:
             yield from read_separated(file, path, source)
         elif source.few:
-            size = len(source.paths) * path.stat().st_size  # of the whole text, if its files are alike
-            yield from read_pieces(file, path, min(PIECE, max(64, size // 32)))
+            yield from read_pieces(file, path, len(source.paths))
         else:
             yield str(path), checked(file.read(MAX_DOCUMENT + 1), str(path))
 
@@ -184,10 +183,11 @@ def read_separated(file: BinaryIO, path: Path, source: Source) -> Iterator[Read]
         source.unseparated.append(str(path))
 
 
-def read_pieces(file: BinaryIO, path: Path, least: int) -> Iterator[Read]:
+def read_pieces(file: BinaryIO, path: Path, files: int) -> Iterator[Read]:
     """All of a file in pieces: each ends at an empty line, else a line's end, else a space (`piece_end`)."""
     first = 1  # number of its first line
     rest = file.read(1 << 16)
+    least = min(PIECE, max(64, files * len(rest) // 32))  # shorter in a small text, if its files are alike
     while rest:
         if len(rest) < 4 * least:
             rest += file.read(1 << 16)

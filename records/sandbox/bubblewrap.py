@@ -96,6 +96,7 @@ def own_files(
             python = [sys.executable, "-I", "-S", "-B", mounts.__file__]
             line = [*before, *python, *map(str, (theirs.fileno(), place, size, INODES)), *words]
             fds = (*pass_fds, theirs.fileno())
+            options["start_new_session"] = True  # `kill` ends its group
             process = stack.enter_context(subprocess.Popen(line, pass_fds=fds, cwd="/", **options))
         stack.callback(kill, process)
         said, folders, *_ = socket.recv_fds(ours, 1 << 10, 2)

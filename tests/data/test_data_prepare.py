@@ -17,6 +17,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from unittest import mock
@@ -178,6 +179,19 @@ def test_formats_compressions_order_and_duplicates_do_not_matter(corpus, tmp_pat
     manifests = [json.loads(found.pop("data/datasets/t_sp400/manifest.json")) for found in (one, two)]
     assert one == two
     assert manifests[0] | {"dropped": 0} == manifests[1] | {"dropped": 0}
+
+
+def test_a_text_is_cut_alike_packed_or_from_a_pipe(tmp_path):
+    """By the size of the text: a pipe's file has none."""
+    text = "".join(f"Der {number}. Satz.\n\n" for number in range(3000)).encode()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "a.txt").write_bytes(text)
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(text))
+    threading.Thread(target=(tmp_path / "pipe").write_bytes, args=[text]).start()
+    paths = [tmp_path / name for name in ("a.txt", "b.txt.gz", "pipe")]
+    one, *others = ([read for _, read in sources.Source((path,)).documents()] for path in paths)
+    assert b"".join(one) == text and 20 < len(one) < 40
+    assert others == [one, one]
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
@@ -477,6 +478,13 @@ def test_the_numbers_of_calls_are_those_of_this_machine_s_headers():
     names = dict(re.findall(r"#define __NR_(\w+) (\d+)", header.read_text()))
     here = bubblewrap.REFUSED | {"clone": bubblewrap.CLONE, "clone3": (bubblewrap.CLONE3,)}
     assert {name: int(names[name]) for name in here if name in names} == {n: v[0] for n, v in here.items()}
+
+
+def test_ctrl_c_while_a_sandbox_is_tried_is_no_complaint_and_ends_it(monkeypatch):
+    """It was taken for one, and what runs then was run without a sandbox; or it waited for ever."""
+    monkeypatch.setattr(bubblewrap.socket, "recv_fds", mock.Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        bubblewrap.complaint("bwrap")
 
 
 def test_the_machines_bwrap_is_taken_where_it_works_and_else_the_wheels(tmp_path, monkeypatch):
