@@ -112,7 +112,7 @@ SECOND = click.Option(["--second"], type=Path, help="second text: a JSON string 
 def score(**place: Any) -> int:
     """Score the track's validation text and a second text. Exit code 1 if a check fails.
 
-    The last line is what compressors and the best judged record need for the same text.
+    The last line is what compressors and the best judged record need, where the track has them.
     """
     with job_of(**place) as job:
         text = validation_text(job.track, place["data"])

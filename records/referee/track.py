@@ -93,7 +93,7 @@ compressors for the same text, show all:
   python -m records judge {folder}/*_First --write
   python -m records track compressors {folder} --write
   python -m records board
-The preset floppy needs 1,200,000 bytes, minute 600,000. For fewer, lower MODEL_DIM.
+The preset floppy needs 1,200,000 bytes, minute 400,000. For fewer, lower MODEL_DIM.
 Then commit records/, or open a pull request with {folder}/track.json, and then one with the record.
 So that others get the text:
   {share}"""
