@@ -1189,8 +1189,8 @@ class Machine:
                 end = time.monotonic() + self.timeout
                 while self.reducers and not torch.cuda.current_stream().query():
                     if time.monotonic() > end:  # NCCL's kernels wait for a dead rank for ever
-                        raise TimeoutError("NCCL waits")
-            except (RuntimeError, TimeoutError) as error:
+                        raise RuntimeError("NCCL waits")
+            except RuntimeError as error:
                 raise InterruptedError(f"lost a rank: dead or silent (DIST_TIMEOUT): {error}") from error
 
     def all_gather(self, *numbers: float) -> np.ndarray:
