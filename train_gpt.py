@@ -910,7 +910,7 @@ class TokenStream:
                 if split == "val":  # of training text a part will do
                     need(path, "number of shards", len(self.paths), header["shards"])
                 own = header["tokenizer"].item().hex()
-                need(path, "sha256 of the tokenizer", own, tokenizer_sha256, "see TOKENIZER_PATH")
+                need(path, "sha256 of the tokenizer", own, tokenizer_sha256, "see DATA_PATH, TOKENIZER_PATH")
                 need(path, "crc32 of the tokens", crc32, header["crc32"])
             header["crc32"] = crc32  # so a resume knows the text of legacy shards, too
             begins.append(start + np.flatnonzero(tokens == bos))

@@ -99,7 +99,7 @@ def refusal(broken: TinyCorpus, **env) -> str:
 
 
 # Each line says how to go on: a command, settings, or, where only their origin can help, what to do.
-HELP = r"python -m data (verify|prepare|download)|see VOCAB_SIZE|(make|move) or fetch|there are"
+HELP = r"python -m data (verify|prepare|download)|see (VOCAB_SIZE|DATA_PATH)|(make|move) or fetch|there are"
 
 
 @pytest.mark.parametrize("kind", SHARDS)
