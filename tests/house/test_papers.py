@@ -35,11 +35,19 @@ def commands_of(paper: str) -> list[str]:
     return [line for block in blocks for line in block.replace("\\\n", "").splitlines()]
 
 
+TOP = "LICENSE README.md data records requirements.txt tests train_gpt.py train_gpt_mlx.py"
 FILES = tracked()
 PAPERS = [name for name in FILES if name.endswith(".md")]
 
 
 # --- what the papers name ---------------------------------------------------------------------------------
+
+
+def test_nothing_else_stands_at_the_top():
+    """A package that was fetched for a look was committed once."""
+    command = ["git", "ls-tree", "--name-only", "HEAD"]
+    names = subprocess.run(command, cwd=helpers.ROOT, text=True, capture_output=True).stdout.split()
+    assert {name for name in names if name[0] != "."} <= {*TOP.split()}
 
 
 @pytest.mark.parametrize("paper", PAPERS)
