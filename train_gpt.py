@@ -966,7 +966,7 @@ class Corpus(NamedTuple):  # what a run reads, and what the log says of it
 
 def load_corpus(s: Settings, machine: Machine, with_train: bool = True) -> Corpus:
     """The tokenizer and the shards, which must belong together. Raises DataError."""
-    find_shards(s.data_path, "train" if with_train else "val", [])  # misspelt: says so
+    find_shards(s.data_path, "train" if with_train else "val", [])  # error names near ones
     blob = read_file(s.tokenizer_path, "TOKENIZER_PATH=")
     try:
         tokenizer = sentencepiece.SentencePieceProcessor(model_proto=blob)

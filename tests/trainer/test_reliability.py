@@ -53,7 +53,7 @@ def test_the_others_end_in_time_when_a_rank_is_lost(corpus, tmp_path, spec):
 
 
 def test_a_gpu_that_waits_for_a_lost_rank_is_given_up(monkeypatch):
-    """NCCL's kernels never end then. What a GPU says is played here: test_cuda.py has one card only."""
+    """NCCL's kernels never end then. The GPU's answers are simulated: test_cuda.py has one card only."""
     said = [True, False]
     stream = types.SimpleNamespace(query=lambda: bool(said) and said.pop())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
